@@ -1,0 +1,108 @@
+"""Timing several ways of doing one thing against each other: interleaved, in one run, as medians."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a benchmark table: what ran, how long it took, and its ratio to the baseline of the same case."""
+
+    case: str
+    method: str
+    milliseconds: float
+    baseline: str
+    ratio: float
+    goal: str = ""
+    met: bool | None = None
+    note: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The row as plain values for JSON."""
+        return asdict(self)
+
+
+def synchronize(device: torch.device | str) -> None:
+    """Wait for queued work of a CUDA device; nothing to do elsewhere."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def compare(
+    ways: Mapping[str, Callable[[], object]],
+    *,
+    device: torch.device | str = "cpu",
+    seconds: float = 2.0,
+    warm_up: int = 2,
+    least: int = 3,
+    calls: int = 1,
+) -> dict[str, float]:
+    """Median seconds per call of each way, measured in alternation so that drift hits all of them alike.
+
+    Args:
+        ways: name → function without arguments.
+        device: where the functions run; CUDA is synchronised around each measurement.
+        seconds: time to spend on all ways together after warm-up.
+        warm_up: untimed calls of each way.
+        least: rounds at least, also when they take longer than ``seconds``.
+        calls: calls within one timed measurement (raise it for microsecond functions).
+    """
+    for way in ways.values():
+        for _ in range(warm_up):
+            way()
+    synchronize(device)
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    end = time.perf_counter() + seconds
+    rounds = 0
+    while rounds < least or time.perf_counter() < end:
+        for name, way in ways.items():
+            start = time.perf_counter()
+            for _ in range(calls):
+                way()
+            synchronize(device)
+            times[name].append((time.perf_counter() - start) / calls)
+        rounds += 1
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def peak_extra_bytes(work: Callable[[], object], device: torch.device | str = "cpu") -> int:
+    """Largest memory in use during ``work`` above what was in use before it (resident set on the CPU, sampled)."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        work()
+        torch.cuda.synchronize(device)
+        return int(torch.cuda.max_memory_allocated(device) - before)
+    before = peak = _resident_bytes()
+    done = threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not done.is_set():
+            peak = max(peak, _resident_bytes())
+            done.wait(0.001)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        work()
+    finally:
+        peak = max(peak, _resident_bytes())
+        done.set()
+        watcher.join()
+    return peak - before
+
+
+def _resident_bytes() -> int:
+    """Resident set size of this process; Linux only, like the figures this is used for."""
+    with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 - read a thousand times a second
+        return int(file.read().split()[1]) * 4096

@@ -1,0 +1,1 @@
+"""Data sets: shipped, generated and downloaded."""

@@ -1,0 +1,35 @@
+"""The errors and warnings gramscope raises, all of them naming the object, its value and the way out."""
+
+from __future__ import annotations
+
+
+class GramscopeError(Exception):
+    """Base of every error raised on purpose by gramscope."""
+
+
+class InputError(GramscopeError, ValueError):
+    """An argument or the data cannot be used as given."""
+
+
+class LayerError(GramscopeError, ValueError):
+    """A layer was not found, not reached, or is not of a supported kind."""
+
+
+class NumericalError(GramscopeError, ArithmeticError):
+    """A computation produced NaN or infinity, or did not converge."""
+
+
+class MissingExtraError(GramscopeError, ImportError):
+    """An optional dependency is needed; the message names the extra that installs it."""
+
+
+class GramscopeWarning(UserWarning):
+    """Base of every warning issued by gramscope."""
+
+
+class RescueWarning(GramscopeWarning):
+    """A numerical rescue took place (a clamp, a ridge, a fallback); the message states its size."""
+
+
+class ResultWarning(GramscopeWarning):
+    """A result is correct but may mislead (for example target linearity with n ≤ rank)."""

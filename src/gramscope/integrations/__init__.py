@@ -1,0 +1,1 @@
+"""Optional bridges to other tools."""

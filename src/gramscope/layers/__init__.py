@@ -1,0 +1,1 @@
+"""Seeing the inputs and gradients of every linear-like layer, in one normal form."""

@@ -1,0 +1,237 @@
+"""Which layers of a model are linear-like, under which names, and why the others are not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from gramscope.layers.kinds import AttentionProjectionKind, ConvKind, LayerKind, LinearKind, TransposedLinearKind
+from gramscope.errors import LayerError
+
+#: every kind of layer that can be captured, asked in this order
+KINDS: tuple[LayerKind, ...] = (LinearKind(), ConvKind(), TransposedLinearKind())
+ATTENTION_KINDS = tuple(AttentionProjectionKind(part) for part in AttentionProjectionKind.PARTS)
+
+#: names, globs (``"blocks.*.fc1"``), module types, or a sequence of them; ``None`` means every linear-like layer
+LayerSelector: TypeAlias = str | type[nn.Module] | Sequence[str | type[nn.Module]] | None
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One linear-like layer: its name, the module that owns the weight and the kind that maps it to normal form."""
+
+    name: str
+    module: nn.Module = field(repr=False)
+    kind: LayerKind = field(repr=False)
+
+    @property
+    def _owner(self) -> tuple[nn.Module, str]:
+        """The module and attribute name under which the weight is found."""
+        if isinstance(self.kind, AttentionProjectionKind):
+            path = self.kind.weight_attribute(self.module)
+            if path == "out_proj.weight":
+                return self.module.get_submodule("out_proj"), "weight"
+            return self.module, path
+        return self.module, self.kind.weight_name
+
+    @property
+    def parameter(self) -> nn.Parameter | None:
+        """The leaf parameter that is the weight, or ``None`` when the weight is computed (a parametrisation)."""
+        module, name = self._owner
+        return module._parameters.get(name)
+
+    @property
+    def groups(self) -> int:
+        """Number of stacked matrices: the groups of a grouped convolution, 1 otherwise."""
+        return int(getattr(self.module, "groups", 1)) if isinstance(self.kind, ConvKind) else 1
+
+    def weight(self) -> Tensor:
+        """The weight in use, detached, as ``[k, d]`` or ``[groups, k, d]``; a view of the parameter if there is one."""
+        module, name = self._owner
+        return self.kind.to_matrix(self.module, effective_weight(module, name))
+
+    def matrix(self, tensor: Tensor) -> Tensor:
+        """A tensor of the parameter's shape (a gradient, an optimizer's proposal) in matrix form."""
+        return self.kind.to_matrix(self.module, tensor)
+
+    @torch.no_grad()
+    def assign(self, matrix: Tensor) -> None:
+        """Write a matrix of the shape of :meth:`weight` into the parameter, in place."""
+        parameter = self.parameter
+        if parameter is None:
+            raise LayerError(f"layer {self.name!r} has a computed weight (a parametrisation); it cannot be assigned")
+        if isinstance(self.kind, AttentionProjectionKind):
+            self.kind.to_matrix(self.module, parameter).copy_(matrix)
+        else:
+            parameter.copy_(self.kind.from_matrix(self.module, matrix, parameter.shape))
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The chosen layers in registration order, and what was passed over with the reason."""
+
+    layers: tuple[Layer, ...]
+    unsupported: dict[str, str]
+
+    def __iter__(self) -> Iterator[Layer]:
+        return iter(self.layers)
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the chosen layers."""
+        return tuple(layer.name for layer in self.layers)
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The user's own module inside ``torch.compile`` and (Distributed)DataParallel wrappers."""
+    while True:
+        if isinstance(getattr(model, "_orig_mod", None), nn.Module):
+            model = model._orig_mod  # type: ignore[assignment]
+        elif isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            model = model.module
+        else:
+            return model
+
+
+def public_name(name: str) -> str:
+    """A module path without the parts that compiled sub-modules add."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
+
+
+@contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    """Put a module's tree in eval mode and give every flag back."""
+    flags = [(child, child.training) for child in module.modules()]
+    try:
+        for child, _ in flags:
+            child.training = False
+        yield
+    finally:
+        for child, training in flags:
+            child.training = training
+
+
+@torch.no_grad()
+def effective_weight(module: nn.Module, name: str) -> Tensor:
+    """The weight in use, detached. Reading it changes no buffer (spectral norm iterates only in train mode)."""
+    if parametrize.is_parametrized(module, name):
+        with _evaluating(module.get_submodule(f"parametrizations.{name}")):
+            return getattr(module, name).detach()  # type: ignore[no-any-return]
+    return getattr(module, name).detach()  # type: ignore[no-any-return]
+
+
+_REASONS: tuple[tuple[type[nn.Module] | tuple[type[nn.Module], ...], str], ...] = (
+    ((nn.Embedding, nn.EmbeddingBag), "a lookup table: its input is an index, not a vector"),
+    ((nn.RNNBase, nn.RNNCellBase), "recurrent weights are used inside a fused kernel that exposes no pre-activations"),
+    (
+        (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+        "a transposed convolution has no patch form z = W h with one row per site",
+    ),
+    ((nn.Bilinear,), "bilinear in two inputs"),
+    ((nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm), "a normalisation layer with elementwise weights"),
+)
+
+
+def _reason(module: nn.Module) -> str | None:
+    """Why a module with matrix-like weights of its own is not supported; ``None`` when it has none."""
+    shapes = [
+        f"{name} {tuple(p.shape)}"
+        for name, p in module.named_parameters(recurse=False)
+        if not nn.parameter.is_lazy(p) and p.dim() >= 2
+    ]
+    if not shapes:
+        return None
+    for types, reason in _REASONS:
+        if isinstance(module, types):
+            return reason
+    return (
+        f"{type(module).__name__} holds {', '.join(shapes)} itself and no layer kind is known for it; "
+        "see gramscope.layers.kinds.LayerKind"
+    )
+
+
+def all_layers(model: nn.Module) -> Selection:
+    """Every linear-like layer of the model, and every other module that holds matrix-like weights with the reason."""
+    model = unwrap(model)
+    found: list[Layer] = []
+    unsupported: dict[str, str] = {}
+    inside_attention: set[int] = set()
+    for raw_name, module in model.named_modules():
+        name = public_name(raw_name) or "(model)"
+        if id(module) in inside_attention:
+            continue
+        if isinstance(module, nn.MultiheadAttention):
+            inside_attention.add(id(module.out_proj))
+            kinds: Iterable[LayerKind] = ATTENTION_KINDS
+            new = [Layer(f"{name}.{kind.part}", module, kind) for kind in ATTENTION_KINDS]
+        else:
+            kinds = (kind for kind in KINDS if kind.matches(module))
+            new = [Layer(name, module, kind) for kind in kinds][:1]
+        if not new:
+            reason = _reason(module)
+            if reason is not None:
+                unsupported[name] = reason
+            continue
+        for layer in new:
+            parameter = layer.parameter
+            if parameter is not None and not nn.parameter.is_lazy(parameter) and parameter.is_complex():
+                unsupported[layer.name] = f"complex weights ({parameter.dtype}); only real layers are measured"
+            else:
+                found.append(layer)
+    return Selection(tuple(found), unsupported)
+
+
+def select_layers(model: nn.Module, layers: LayerSelector = None) -> Selection:
+    """Resolve ``layers`` against the model.
+
+    Args:
+        model: any module; compiled and DDP wrappers are looked through.
+        layers: ``None`` for every linear-like layer, or names, globs and module types. The name of a module that holds
+            layers (a block, an attention module) stands for all layers inside it.
+
+    Raises:
+        LayerError: nothing to measure, or a selector that matches no layer.
+    """
+    available = all_layers(model)
+    if layers is None:
+        if not available.layers:
+            raise LayerError(
+                f"{type(unwrap(model)).__name__} has no linear-like layer (Linear, Conv1d/2d/3d, MultiheadAttention, "
+                f"transformers' Conv1D){_listing('; passed over: ', available.unsupported)}"
+            )
+        return available
+    selectors = [layers] if isinstance(layers, str | type) else list(layers)
+    if not selectors:
+        raise LayerError("layers=[] selects nothing; pass None for every linear-like layer")
+    chosen: set[str] = set()
+    for selector in selectors:
+        hits = {layer.name for layer in available if _matches(layer, selector)}
+        if not hits:
+            raise LayerError(
+                f"layers={selector!r} matches no linear-like layer; there are: {', '.join(available.names) or 'none'}"
+                f"{_listing('; passed over: ', available.unsupported)}"
+            )
+        chosen |= hits
+    return Selection(tuple(layer for layer in available if layer.name in chosen), available.unsupported)
+
+
+def _matches(layer: Layer, selector: str | type[nn.Module]) -> bool:
+    if isinstance(selector, str):
+        return layer.name == selector or fnmatchcase(layer.name, selector) or layer.name.startswith(selector + ".")
+    if isinstance(selector, type) and issubclass(selector, nn.Module):
+        return isinstance(layer.module, selector)
+    raise LayerError(f"layers= takes names, globs and module types, not {selector!r} of type {type(selector).__name__}")
+
+
+def _listing(prefix: str, items: dict[str, str]) -> str:
+    return prefix + "; ".join(f"{name} ({reason})" for name, reason in items.items()) if items else ""

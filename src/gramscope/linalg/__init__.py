@@ -1,0 +1,1 @@
+"""Matrix functions: tensors in, tensors out."""

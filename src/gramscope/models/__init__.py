@@ -1,0 +1,1 @@
+"""Plain networks used by the experiments."""

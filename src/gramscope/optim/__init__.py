@@ -1,0 +1,1 @@
+"""Virtual covariance learning and Gram-whitened updates as PyTorch optimizers."""

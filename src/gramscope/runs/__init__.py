@@ -1,0 +1,1 @@
+"""The run directory: configuration, records, artefacts."""

@@ -1,0 +1,1 @@
+"""Mergeable float64 accumulators and their collection over a loader."""

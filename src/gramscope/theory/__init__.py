@@ -1,0 +1,1 @@
+"""Closed-form early-time predictions; no nn.Module."""

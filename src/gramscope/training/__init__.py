@@ -1,0 +1,1 @@
+"""Configuration, seeding, the loop, many runs at once, checkpoints."""
