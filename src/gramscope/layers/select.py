@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from gramscope.layers.kinds import AttentionProjectionKind, ConvKind, LayerKind, LinearKind, TransposedLinearKind
 from gramscope.errors import LayerError
+from gramscope.layers.kinds import AttentionProjectionKind, ConvKind, LayerKind, LinearKind, TransposedLinearKind
 
 #: every kind of layer that can be captured, asked in this order
 KINDS: tuple[LayerKind, ...] = (LinearKind(), ConvKind(), TransposedLinearKind())
