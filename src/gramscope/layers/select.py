@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -172,11 +172,10 @@ def all_layers(model: nn.Module) -> Selection:
             continue
         if isinstance(module, nn.MultiheadAttention):
             inside_attention.add(id(module.out_proj))
-            kinds: Iterable[LayerKind] = ATTENTION_KINDS
-            new = [Layer(f"{name}.{kind.part}", module, kind) for kind in ATTENTION_KINDS]
+            prefix = f"{name}." if raw_name else ""
+            new = [Layer(prefix + kind.part, module, kind) for kind in ATTENTION_KINDS]
         else:
-            kinds = (kind for kind in KINDS if kind.matches(module))
-            new = [Layer(name, module, kind) for kind in kinds][:1]
+            new = [Layer(name, module, kind) for kind in KINDS if kind.matches(module)][:1]
         if not new:
             reason = _reason(module)
             if reason is not None:
