@@ -1,10 +1,10 @@
 """Watching layer applications: one callback per application, for captures and optimizers alike.
 
-An :class:`Observer` calls ``sink(layer, x, z)`` right after each application of a chosen layer, with the module's native
-input and output still attached to the autograd graph; what the sink returns (if not ``None``) replaces the output. The
-four projections of ``nn.MultiheadAttention`` are computed inside one functional call that no module hook sees; while such
-a module runs, that call is taken apart (see :class:`_AttentionMode`) and each projection is reported with batch-first
-tensors.
+An :class:`Observer` calls ``sink(layer, x, z)`` right after each application of a chosen layer, with the module's
+native input and output still attached to the autograd graph; what the sink returns (if not ``None``) replaces the
+output. The four projections of ``nn.MultiheadAttention`` are computed inside one functional call that no module hook
+sees; while such a module runs, that call is taken apart (see :class:`_AttentionMode`) and each projection is reported
+with batch-first tensors.
 """
 
 from __future__ import annotations
@@ -149,12 +149,12 @@ class _AttentionTaps:
         def enter(module: nn.Module, args: object) -> None:
             if module is watched:
                 mode = _AttentionMode(taps)
-                mode.__enter__()
+                mode.__enter__()  # type: ignore[no-untyped-call]
                 modes.append(mode)
 
         def leave(module: nn.Module, args: object, output: object) -> None:
             if module is watched and modes:
-                modes.pop().__exit__(None, None, None)
+                modes.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
         self._handles = [
             watched.register_forward_pre_hook(enter),

@@ -1,0 +1,133 @@
+"""What a capture keeps of one layer, and its views in normal form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from gramscope.errors import LayerError
+from gramscope.layers.kinds import sum_outer
+from gramscope.layers.select import Layer
+
+
+@dataclass(eq=False)
+class Application:
+    """One application of a layer in one forward: native input ``x`` and native output gradient ``dz``."""
+
+    layer: Layer
+    x: Tensor
+    call: int
+    edge: GradientEdge | None = None
+    dz: Tensor | None = None
+    version: int = -1
+
+    def check_unchanged(self) -> None:
+        """Raise if the input was overwritten in place after the layer read it."""
+        if self.version >= 0 and self.x._version != self.version:
+            raise LayerError(
+                f"the input of layer {self.layer.name!r} was modified in place after the layer read it, so what was "
+                "captured is gone; capture with copy_inputs=True"
+            )
+
+
+class LayerRecord:
+    """What a capture saw of one layer, in normal form; grouped layers carry a leading ``groups`` axis."""
+
+    def __init__(self, layer: Layer, factor: Callable[[int], float], batch_dim: int = 0) -> None:
+        self.layer = layer
+        self._batch_dim = batch_dim
+        self._factor_of_call = factor
+        self.applications: list[Application] = []
+        self._weight: Tensor | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the layer."""
+        return self.layer.name
+
+    @property
+    def weight(self) -> Tensor:
+        """``W [k, d]`` as it was at the layer's first application in this capture (a copy)."""
+        if self._weight is None:
+            self._weight = self.layer.weight().clone()
+        return self._weight
+
+    @property
+    def h(self) -> Tensor:
+        """Inputs ``[batch, sites, d]``: repeated applications add sites, further forwards add batch rows."""
+        return self._joined(self._inputs)
+
+    @property
+    def delta(self) -> Tensor:
+        """``δ = ∂L_i/∂z`` per sample, ``[batch, sites, k]``, free of the loss's batch reduction."""
+        return self._joined(self._delta)
+
+    @property
+    def g(self) -> Tensor:
+        """``g = Wᵀδ``, the gradient at the layer's input that passes through this layer, ``[batch, sites, d]``."""
+        delta = self.delta
+        return (delta.flatten(-3, -2) @ self.weight.to(delta.dtype)).reshape(*delta.shape[:-1], -1)
+
+    @property
+    def D(self) -> Tensor:
+        """``D = Σ_i δ_i h_iᵀ``, the weight gradient of the summed loss, ``[k, d]``."""
+        layer = self.layer
+        parts = []
+        for a in self._seen():
+            a.check_unchanged()
+            parts.append(self._factor(a) * layer.kind.weight_gradient(layer.module, a.x, self._received(a)))
+        return torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
+
+    @property
+    def Sigma(self) -> Tensor:
+        """``Σ = Σ_i δ_i δ_iᵀ``, ``[k, k]``."""
+        delta = self.delta
+        return sum_outer(delta, delta)
+
+    def forget(self) -> None:
+        """Drop everything seen."""
+        self.applications.clear()
+        self._weight = None
+
+    def _inputs(self, a: Application) -> Tensor:
+        a.check_unchanged()
+        return self.layer.kind.inputs(self.layer.module, a.x, self._batch_dim)
+
+    def _delta(self, a: Application) -> Tensor:
+        dz = self.layer.kind.outputs(self.layer.module, self._received(a), self._batch_dim)
+        factor = self._factor(a)
+        return dz if factor == 1 else dz * factor
+
+    def _factor(self, a: Application) -> float:
+        return self._factor_of_call(a.call)
+
+    def _received(self, a: Application) -> Tensor:
+        if a.dz is None:
+            raise LayerError(
+                f"no gradient reached layer {self.name!r}: run backward inside the capture, "
+                "with a loss that depends on it"
+            )
+        return a.dz
+
+    def _seen(self) -> list[Application]:
+        if not self.applications:
+            raise LayerError(f"layer {self.name!r} was not applied in this capture")
+        return self.applications
+
+    def _joined(self, normal_form: Callable[[Application], Tensor]) -> Tensor:
+        calls: dict[int, list[Tensor]] = {}
+        for a in self._seen():
+            calls.setdefault(a.call, []).append(normal_form(a))
+        try:
+            merged = [torch.cat(parts, dim=-2) if len(parts) > 1 else parts[0] for parts in calls.values()]
+            return torch.cat(merged, dim=-3) if len(merged) > 1 else merged[0]
+        except RuntimeError as error:
+            shapes = [tuple(part.shape) for parts in calls.values() for part in parts]
+            raise LayerError(
+                f"the applications of layer {self.name!r} have shapes {shapes}, which do not join into one "
+                "[batch, sites, features]; use .D and .Sigma, or look at .applications"
+            ) from error

@@ -1,0 +1,273 @@
+"""``gs.capture``: inputs and pre-activation gradients of every linear-like layer application, in normal form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from fnmatch import fnmatchcase
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+
+from gramscope.errors import InputError, LayerError
+from gramscope.layers.hooks import Observer, first_tensor
+from gramscope.layers.record import Application, LayerRecord
+from gramscope.layers.select import Layer, LayerSelector, Selection, public_name, select_layers, unwrap
+
+#: how the loss was reduced over the batch: ``"sum"``, ``"none"`` (already per sample), ``"mean"``, or the factor itself
+Reduction: TypeAlias = str | float
+
+
+class Tape:
+    """The records of one capture: ``tape[name]`` is a :class:`LayerRecord`, ``tape.outputs[name]`` a tensor."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        selection: Selection,
+        *,
+        reduction: Reduction = "sum",
+        batch_dim: int = 0,
+        gradients: bool = True,
+        copy_inputs: bool = False,
+    ) -> None:
+        if isinstance(reduction, str) and reduction not in ("sum", "mean", "none"):
+            raise InputError(f"reduction={reduction!r}: give 'sum', 'mean', 'none' or the factor as a number")
+        self.model = model
+        self.selection = selection
+        self.reduction = reduction
+        self.batch_dim = batch_dim
+        self.unsupported: dict[str, str] = dict(selection.unsupported)
+        self.records = {layer.name: LayerRecord(layer, self.factor, batch_dim) for layer in selection}
+        self.outputs: dict[str, Tensor] = {}
+        self.order: list[str] = []
+        self.batch_sizes: list[int] = []
+        self._gradients = gradients
+        self._copy_inputs = copy_inputs
+        self._per_sample = False
+        self._accepting = True
+
+    def __getitem__(self, name: str) -> LayerRecord:
+        if name not in self.records:
+            raise LayerError(f"no captured layer {name!r}; there are: {', '.join(self.records)}")
+        return self.records[name]
+
+    def __iter__(self) -> Iterator[LayerRecord]:
+        return iter(record for record in self.records.values() if record.applications)
+
+    def __len__(self) -> int:
+        return sum(bool(record.applications) for record in self.records.values())
+
+    def __repr__(self) -> str:
+        seen = ", ".join(f"{r.name} {tuple(r.applications[0].x.shape)}" for r in self)
+        return f"Tape({seen or 'nothing seen yet'})"
+
+    def factor(self, call: int = 0) -> float:
+        """What the gradients of forward number ``call`` are multiplied by to undo the loss's reduction."""
+        if not isinstance(self.reduction, str):
+            return float(self.reduction)
+        if self.reduction != "mean" or self._per_sample:
+            return 1.0
+        if not self.batch_sizes:
+            raise LayerError("reduction='mean' needs the batch size: call the model itself, not one of its parts")
+        return float(self.batch_sizes[min(call, len(self.batch_sizes) - 1)])
+
+    def clear(self) -> None:
+        """Forget everything seen so far; the hooks stay."""
+        for record in self.records.values():
+            record.forget()
+        self.outputs.clear()
+        self.order.clear()
+        self.batch_sizes.clear()
+        self._per_sample = False
+
+    def applications(self) -> list[Application]:
+        """All applications, layer by layer."""
+        return [a for record in self.records.values() for a in record.applications]
+
+    def backward(self, losses: Tensor, retain_graph: bool = False) -> None:
+        """Fill in every ``delta`` from a scalar loss, or from per-sample losses, without touching any ``.grad``.
+
+        A scalar is read according to ``reduction``; a tensor of several losses counts as unreduced and is summed.
+        """
+        if losses.dim() > 0 and losses.numel() > 1:
+            self._per_sample = True
+            losses = losses.sum()
+        if not losses.requires_grad:
+            raise LayerError("the loss does not depend on any captured layer (it has no gradient graph)")
+        waiting = [a for a in self.applications() if a.edge is not None]
+        if any(a.edge is None and a.dz is None for a in self.applications()):
+            self._backward_through_checkpoints(losses, retain_graph)
+            return
+        self._accepting = False
+        try:
+            edges = [a.edge for a in waiting if a.edge is not None]
+            gradients = torch.autograd.grad(losses, edges, retain_graph=retain_graph, allow_unused=True)
+        finally:
+            self._accepting = True
+        for a, gradient in zip(waiting, gradients, strict=True):
+            if gradient is not None:
+                a.dz = gradient.detach() if a.dz is None else a.dz + gradient.detach()
+
+    def _backward_through_checkpoints(self, loss: Tensor, retain_graph: bool) -> None:
+        """Re-entrant checkpoints only work with ``backward()``; keep every ``.grad`` as it was around it."""
+        parameters = list(self.model.parameters())
+        kept = [p.grad for p in parameters]
+        try:
+            for p in parameters:
+                p.grad = None
+            loss.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+        finally:
+            for p, gradient in zip(parameters, kept, strict=True):
+                p.grad = gradient
+
+    def _called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Forward pre-hook of the model: a new batch begins."""
+        if _in_backward():
+            return
+        x = first_tensor(args)
+        x = first_tensor(kwargs) if x is None else x
+        self.batch_sizes.append(0 if x is None else (x.shape[self.batch_dim] if x.dim() > self.batch_dim else 1))
+
+    def _applied(self, layer: Layer, x: Tensor, z: Tensor) -> Tensor | None:
+        record = self.records[layer.name]
+        if _in_backward():  # activation checkpointing runs the forward again
+            self._recomputed(record, x, z)
+            return None
+        if not record.applications:
+            self.order.append(layer.name)
+            if self._gradients:
+                _ = record.weight
+        x = x.detach().clone() if self._copy_inputs else x.detach()
+        a = Application(
+            layer, x, call=max(len(self.batch_sizes) - 1, 0), version=-1 if x.is_inference() else x._version
+        )
+        record.applications.append(a)
+        if not self._gradients or not torch.is_grad_enabled() or z.is_inference():
+            return None
+        replaced = None
+        if not z.requires_grad:  # everything up to here is frozen: give the gradient something to reach
+            z = replaced = z + torch.zeros((), dtype=z.dtype, device=z.device, requires_grad=True)
+        self._watch(a, z)
+        return replaced
+
+    def _watch(self, a: Application, z: Tensor) -> None:
+        a.edge = get_gradient_edge(z)
+
+        def receive(gradient: Tensor) -> None:
+            if self._accepting:
+                a.dz = gradient.detach() if a.dz is None else a.dz + gradient.detach()
+
+        z.register_hook(receive)  # type: ignore[no-untyped-call]
+
+    def _recomputed(self, record: LayerRecord, x: Tensor, z: Tensor) -> None:
+        """A re-entrant checkpoint recorded its first pass without a graph; its gradient arrives in this one."""
+        if not (self._gradients and torch.is_grad_enabled() and z.requires_grad):
+            return
+        for a in record.applications:
+            if a.edge is None and a.dz is None and a.x.shape == x.shape and torch.equal(a.x, x.detach()):
+                self._watch(a, z)
+                return
+
+    def _check_seen(self, explicit: bool) -> None:
+        if not self.batch_sizes:
+            return
+        unseen = [name for name, record in self.records.items() if not record.applications]
+        if unseen and (explicit or len(unseen) == len(self.records)):
+            raise LayerError(
+                f"the model ran but these layers were never applied: {', '.join(unseen)}. Either the forward does not "
+                "use them, or it uses their weights without calling the layers"
+            )
+        for name in unseen:
+            self.unsupported[name] = "not reached by the forward"
+
+
+def _in_backward() -> bool:
+    return int(torch._C._current_graph_task_id()) != -1
+
+
+def _compiled(model: nn.Module) -> bool:
+    return any(
+        isinstance(getattr(m, "_orig_mod", None), nn.Module) or getattr(m, "_compiled_call_impl", None) is not None
+        for m in model.modules()
+    )
+
+
+def select_modules(model: nn.Module, patterns: str | Sequence[str]) -> dict[str, nn.Module]:
+    """Modules whose dotted name equals or matches one of ``patterns``."""
+    wanted = [patterns] if isinstance(patterns, str) else list(patterns)
+    modules = {public_name(name) or "(model)": module for name, module in unwrap(model).named_modules()}
+    chosen: dict[str, nn.Module] = {}
+    for pattern in wanted:
+        hits = {name: module for name, module in modules.items() if name == pattern or fnmatchcase(name, pattern)}
+        if not hits:
+            raise LayerError(f"outputs={pattern!r} matches no module; there are: {', '.join(modules)}")
+        chosen |= hits
+    return chosen
+
+
+@contextmanager
+def capture(
+    model: nn.Module,
+    layers: LayerSelector = None,
+    *,
+    outputs: str | Sequence[str] = (),
+    reduction: Reduction = "sum",
+    batch_dim: int = 0,
+    gradients: bool = True,
+    copy_inputs: bool = False,
+) -> Iterator[Tape]:
+    """Record every linear-like layer application of the forwards and backwards run inside the ``with`` block.
+
+    Args:
+        model: any module, also inside ``torch.compile`` (run eagerly meanwhile) or DDP.
+        layers: names, globs or module types; ``None`` for every linear-like layer.
+        outputs: names or globs of modules whose output is kept too (the hidden state of a Transformer block).
+        reduction: how the loss you call ``backward`` on was reduced over the batch. ``"sum"`` takes gradients as they
+            come; ``"mean"`` multiplies them by the batch size, so that ``delta`` is per sample; a number is the factor.
+        batch_dim: axis of the batch in the inputs of Linear layers (1 for sequence-first models).
+        gradients: ``False`` records inputs only.
+        copy_inputs: copy each input, for models that overwrite it in place afterwards.
+
+    The model leaves as it came, also after an exception. Layers that cannot be captured are in ``tape.unsupported``.
+
+    >>> import torch, gramscope as gs
+    >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    >>> with gs.capture(model) as tape:
+    ...     model(torch.ones(5, 3)).square().sum().backward()
+    >>> tape["0"].h.shape, tape["0"].delta.shape, tape["0"].D.shape
+    (torch.Size([5, 1, 3]), torch.Size([5, 1, 4]), torch.Size([4, 3]))
+    """
+    root = unwrap(model)
+    if isinstance(root, torch.jit.ScriptModule):
+        raise LayerError(
+            f"{type(root).__name__} is a scripted module, whose layers cannot be watched; use the original"
+        )
+    selection = select_layers(root, layers)
+    tape = Tape(root, selection, reduction=reduction, batch_dim=batch_dim, gradients=gradients, copy_inputs=copy_inputs)
+    wanted = select_modules(root, outputs) if outputs else {}
+    with ExitStack() as stack:
+        fast = torch.backends.mha.get_fastpath_enabled()
+        stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
+        torch.backends.mha.set_fastpath_enabled(False)
+        if _compiled(model):
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.callback(root.register_forward_pre_hook(tape._called, with_kwargs=True).remove)
+        for name, module in wanted.items():
+            stack.callback(module.register_forward_hook(_output_hook(tape, name)).remove)
+        stack.enter_context(Observer(selection, tape._applied))
+        yield tape
+    tape._check_seen(explicit=layers is not None)
+
+
+def _output_hook(tape: Tape, name: str) -> Callable[..., None]:
+    def hook(module: nn.Module, args: object, output: object) -> None:
+        value = first_tensor(output)
+        if value is None:
+            raise LayerError(f"module {name!r} returned no tensor but {type(output).__name__}")
+        if not _in_backward():
+            tape.outputs[name] = value.detach()
+
+    return hook
