@@ -1,0 +1,204 @@
+"""Networks of many shapes with inputs and per-sample losses, in float64: what every measure is checked on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize
+from torch.utils.checkpoint import checkpoint
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, its inputs (float64), targets, and the loss of every sample, ``[n]``."""
+
+    name: str
+    build: Callable[[], nn.Module]
+    inputs: Callable[[torch.Generator], Tensor]
+    outputs: int = 3
+
+    def make(self, seed: int = 0, n: int = 6) -> tuple[nn.Module, Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        with torch.random.fork_rng(devices=[]):
+            torch.random.default_generator.manual_seed(seed)
+            model = self.build()
+            x = self.inputs(generator)
+            if any(nn.parameter.is_lazy(p) for p in model.parameters()):
+                model(x.float())
+        model = model.double()
+        # Floor of randomness: biases and norms away from their symmetric defaults.
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(0.1 * torch.randn(p.shape, generator=generator, dtype=p.dtype))
+        y = torch.arange(x.shape[0]) % self.outputs
+        return model.eval(), x, y
+
+
+def sample_losses(output: Tensor, y: Tensor) -> Tensor:
+    """Cross-entropy of every sample; sequence outputs ``[n, t, c]`` are averaged over ``t`` first."""
+    return F.cross_entropy(output.mean(1) if output.dim() == 3 else output, y, reduction="none")
+
+
+class Flat(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1)
+
+
+class Repeated(nn.Module):
+    """One layer used three times in a forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(5, 5)
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = torch.tanh(self.inner(x))
+        return self.head(x)
+
+
+class Tied(nn.Module):
+    """Two layers that share one parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(5, 5)
+        self.b = nn.Linear(5, 5)
+        self.b.weight = self.a.weight
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.b(torch.tanh(self.a(x)))))
+
+
+class LowRank(nn.Module):
+    """A LoRA-like parametrisation ``W + A B``."""
+
+    def __init__(self, out: int, into: int) -> None:
+        super().__init__()
+        self.a = nn.Parameter(torch.randn(out, 2))
+        self.b = nn.Parameter(torch.randn(2, into))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + self.a @ self.b
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 6)
+        self.block = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.ReLU())
+        self.head = nn.Linear(6, 3)
+        self.reentrant = reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.first(x))
+        x = checkpoint(self.block, x, use_reentrant=self.reentrant)
+        return self.head(x)
+
+
+class TinyGPT(nn.Module):
+    """A GPT-2-like net: transformers' Conv1D projections, causal attention, tied nothing, no dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from transformers.pytorch_utils import Conv1D
+
+        self.ln_1, self.ln_2 = nn.LayerNorm(8), nn.LayerNorm(8)
+        self.c_attn, self.c_proj = Conv1D(24, 8), Conv1D(8, 8)
+        self.c_fc, self.c_out = Conv1D(16, 8), Conv1D(8, 16)
+        self.head = nn.Linear(8, 3, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.c_attn(self.ln_1(x)).split(8, dim=2)
+        heads = [t.unflatten(-1, (2, 4)).transpose(1, 2) for t in (q, k, v)]
+        attended = F.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2).flatten(2)
+        x = x + self.c_proj(attended)
+        x = x + self.c_out(F.gelu(self.c_fc(self.ln_2(x))))
+        return self.head(x)
+
+
+class Residual(nn.Module):
+    """A ResNet-like block with strided, grouped and dilated convolutions and group norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(2, 4, 3, padding=1)
+        self.conv1 = nn.Conv2d(4, 4, 3, stride=2, padding=1, groups=2)
+        self.conv2 = nn.Conv2d(4, 4, 3, padding=2, dilation=2)
+        self.skip = nn.Conv2d(4, 4, 1, stride=2)
+        self.norm = nn.GroupNorm(2, 4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.stem(x))
+        y = self.conv2(F.relu(self.norm(self.conv1(x)))) + self.skip(x)
+        return self.head(F.relu(y).mean((2, 3)))
+
+
+def _vectors(*shape: int) -> Callable[[torch.Generator], Tensor]:
+    return lambda generator: torch.randn(6, *shape, generator=generator, dtype=torch.float64)
+
+
+def _convolution(layer: nn.Module, axes: int) -> nn.Module:
+    return nn.Sequential(layer, nn.Tanh(), Flat(), nn.LazyLinear(3))
+
+
+def _parametrised(kind: str) -> nn.Module:
+    inner = nn.Linear(5, 4)
+    if kind == "weight_norm":
+        parametrizations.weight_norm(inner)
+    elif kind == "spectral_norm":
+        parametrizations.spectral_norm(inner)
+    else:
+        parametrize.register_parametrization(inner, "weight", LowRank(4, 5))
+    return nn.Sequential(inner, nn.Tanh(), nn.Linear(4, 3))
+
+
+def _encoder(batch_first: bool = True, **options: object) -> nn.Module:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=batch_first, **options)  # type: ignore[arg-type]
+    return nn.Sequential(layer, nn.Linear(8, 3))
+
+
+CASES = [
+    Case(
+        "mlp",
+        lambda: nn.Sequential(nn.Linear(5, 7), nn.GELU(), nn.Linear(7, 4, bias=False), nn.ReLU(), nn.Linear(4, 3)),
+        _vectors(5),
+    ),
+    Case("tokens", lambda: nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)), _vectors(4, 5)),
+    Case("single", lambda: nn.Linear(5, 3), _vectors(5)),
+    Case("conv1d", lambda: _convolution(nn.Conv1d(3, 4, 3, stride=2, padding=2, dilation=2), 1), _vectors(3, 9)),
+    Case("conv2d", lambda: _convolution(nn.Conv2d(2, 4, (3, 2), stride=(2, 1), padding=(1, 0)), 2), _vectors(2, 6, 5)),
+    Case("conv2d-same", lambda: _convolution(nn.Conv2d(2, 3, (4, 3), padding="same"), 2), _vectors(2, 5, 6)),
+    Case(
+        "conv2d-circular",
+        lambda: _convolution(nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular"), 2),
+        _vectors(2, 5, 5),
+    ),
+    Case(
+        "conv2d-reflect-same",
+        lambda: _convolution(nn.Conv2d(2, 3, 4, padding="same", padding_mode="reflect"), 2),
+        _vectors(2, 6, 6),
+    ),
+    Case("conv2d-grouped", lambda: _convolution(nn.Conv2d(4, 6, 3, groups=2, padding=1), 2), _vectors(4, 4, 4)),
+    Case("conv2d-depthwise", lambda: _convolution(nn.Conv2d(3, 6, 3, groups=3), 2), _vectors(3, 5, 5)),
+    Case("conv3d", lambda: _convolution(nn.Conv3d(2, 3, (2, 3, 2), padding=(0, 1, 0)), 3), _vectors(2, 3, 4, 3)),
+    Case("residual", Residual, _vectors(2, 6, 6)),
+    Case("encoder", _encoder, _vectors(4, 8)),
+    Case("encoder-norm-first", lambda: _encoder(norm_first=True, bias=False), _vectors(4, 8)),
+    Case("gpt", TinyGPT, _vectors(4, 8)),
+    Case("repeated", Repeated, _vectors(5)),
+    Case("tied", Tied, _vectors(5)),
+    Case("weight-norm", lambda: _parametrised("weight_norm"), _vectors(5)),
+    Case("spectral-norm", lambda: _parametrised("spectral_norm"), _vectors(5)),
+    Case("low-rank", lambda: _parametrised("low_rank"), _vectors(5)),
+    Case("checkpoint", lambda: Checkpointed(False), _vectors(4)),
+    Case("checkpoint-reentrant", lambda: Checkpointed(True), _vectors(4)),
+]
+BY_NAME = {case.name: case for case in CASES}
