@@ -154,7 +154,7 @@ class Tape:
         return replaced
 
     def _watch(self, a: Application, z: Tensor) -> None:
-        a.edge = get_gradient_edge(z)
+        a.edge, a.z_numel = get_gradient_edge(z), z.numel()
 
         def receive(gradient: Tensor) -> None:
             if self._accepting:

@@ -1,0 +1,134 @@
+"""Jacobians of the outputs with respect to pre-activations, ``J_i = ∂f(x_i)/∂z_i ∈ R^{c×k}`` at every site.
+
+Inputs never enter: the average gradient outer product at a layer's input is ``Wᵀ K W`` with ``K = (1/n) Σ_i J_iᵀJ_i``,
+so ``k``-sized Jacobians suffice where the naive way needs ``d``-sized ones.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from gramscope.errors import InputError, LayerError
+from gramscope.layers.record import Application
+from gramscope.layers.tape import Tape
+
+#: bytes the Jacobian chunks of all layers may take together, by default
+MEMORY = 256 * 2**20
+
+
+def jacobian_chunks(
+    tape: Tape,
+    output: Tensor,
+    *,
+    sketch: int | None = None,
+    memory: int = MEMORY,
+    generator: torch.Generator | None = None,
+) -> Iterator[dict[str, Tensor]]:
+    """Yield ``{layer: J [m, batch, sites, k]}`` for chunks of m outputs, until all c outputs are covered.
+
+    Args:
+        tape: a capture that has seen exactly one forward of the model.
+        output: the model's output of that forward, ``[batch, …]``; all its entries of one sample count as outputs.
+        sketch: instead of all c outputs, this many random combinations ``r_pᵀ J_i / √sketch`` with independent signs
+            ``r_p``, for which ``E[Σ_p …ᵀ…] = J_iᵀJ_i``: unbiased for everything quadratic in J.
+        memory: bytes a chunk may take, all layers together.
+        generator: source of the signs (required with ``sketch``).
+
+    Grouped layers have a leading axis more, ``[m, groups, batch, sites, k]``.
+    """
+    applications = [a for a in tape.applications() if a.edge is not None]
+    if not applications or not output.requires_grad:
+        raise LayerError("the output does not depend on any captured layer")
+    blind = sorted({a.layer.name for a in tape.applications() if a.edge is None})
+    if blind:
+        raise LayerError(
+            f"layers {', '.join(blind)} ran without a gradient graph: under no_grad, or inside a re-entrant activation "
+            "checkpoint (use_reentrant=False gives Jacobians)"
+        )
+    n, count = output.shape[0], output[0].numel()
+    if sketch is not None and (sketch < 1 or generator is None):
+        raise InputError(f"sketch={sketch} with generator={generator}: give a positive number and a torch.Generator")
+    total = count if sketch is None else sketch
+    chunk = _chunk_size(applications, total, memory)
+    batched = True
+    tape._accepting = False
+    try:
+        for start in range(0, total, chunk):
+            m = min(chunk, total - start)
+            if sketch is None:
+                directions = torch.zeros(m, n, count, dtype=output.dtype, device=output.device)
+                directions[torch.arange(m), :, torch.arange(start, start + m)] = 1
+            else:
+                signs = torch.randint(2, (m, n, count), generator=generator, device=_device(generator))
+                directions = (2.0 * signs - 1).to(output) / sketch**0.5
+            directions = directions.reshape(m, *output.shape)
+            gradients, batched = _pull_back(output, applications, directions, batched)
+            yield _by_layer(tape, applications, gradients)
+    finally:
+        tape._accepting = True
+
+
+def check_samples_are_independent(model: nn.Module) -> None:
+    """Raise if a sample's output depends on its batch: batch normalisation in train mode."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
+            raise LayerError(
+                f"{type(module).__name__} {name!r} is in train mode (or keeps no running statistics), so samples of a "
+                "batch depend on each other and per-sample gradients do not exist; measure in eval mode"
+            )
+
+
+def _device(generator: torch.Generator | None) -> torch.device:
+    return torch.device("cpu") if generator is None else generator.device
+
+
+def _chunk_size(applications: Sequence[Application], total: int, memory: int) -> int:
+    """How many outputs fit the budget; three tensors of the size of each z are alive at a time."""
+    per_output = 0
+    for a in applications:
+        assert a.edge is not None
+        per_output += 3 * a.z_numel * a.x.element_size()
+    if memory <= 0:
+        raise InputError(f"memory={memory}: give the bytes a chunk of Jacobians may take")
+    return max(1, min(total, memory // max(per_output, 1)))
+
+
+def _pull_back(
+    output: Tensor, applications: Sequence[Application], directions: Tensor, batched: bool
+) -> tuple[list[Tensor | None], bool]:
+    """Vector-Jacobian products of all directions at once, or one by one where an operation cannot be batched."""
+    edges = [a.edge for a in applications if a.edge is not None]
+    if batched:
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("error", message="There is a performance drop")
+                found = torch.autograd.grad(
+                    output, edges, directions, retain_graph=True, allow_unused=True, is_grads_batched=True
+                )
+            return list(found), True
+        except (RuntimeError, UserWarning):
+            pass  # some operation has no batching rule; the loop below is exact for every operation
+    rows = [
+        torch.autograd.grad(output, edges, direction, retain_graph=True, allow_unused=True) for direction in directions
+    ]
+    stacked: list[Tensor | None] = []
+    for parts in zip(*rows, strict=True):
+        present = [part for part in parts if part is not None]
+        stacked.append(torch.stack(present) if present else None)
+    return stacked, False
+
+
+def _by_layer(tape: Tape, applications: Sequence[Application], gradients: Sequence[Tensor | None]) -> dict[str, Tensor]:
+    """Normal form ``[m, …, batch, sites, k]``; applications of one layer are joined along the sites."""
+    parts: dict[str, list[Tensor]] = {}
+    for a, gradient in zip(applications, gradients, strict=True):
+        if gradient is None:
+            raise LayerError(f"the output does not depend on layer {a.layer.name!r}")
+        kind, module = a.layer.kind, a.layer.module
+        rows = torch.stack([kind.outputs(module, g, tape.batch_dim) for g in gradient])
+        parts.setdefault(a.layer.name, []).append(rows)
+    return {name: torch.cat(values, dim=-2) if len(values) > 1 else values[0] for name, values in parts.items()}

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gramscope as gs
+from cases import BY_NAME, CASES, Case
+from gramscope.errors import InputError, LayerError
+from gramscope.layers.jacobians import check_samples_are_independent, jacobian_chunks
+from gramscope.layers.kinds import AttentionProjectionKind
+from reference import output_jacobian
+
+
+def kernels(model: nn.Module, x: Tensor, **options: object) -> dict[str, Tensor]:
+    """K of every layer, summed over chunks, and how many chunks there were under the key ''."""
+    result: dict[str, Tensor] = {}
+    with gs.capture(model) as tape:
+        output = model(x)
+        count = 0
+        for chunk in jacobian_chunks(tape, output, **options):  # type: ignore[arg-type]
+            count += 1
+            for name, J in chunk.items():
+                K = torch.einsum("m...bsk,m...bsl->...kl", J, J) / x.shape[0]
+                result[name] = result.get(name, torch.zeros_like(K)) + K
+    result[""] = torch.tensor(count)
+    return result
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.name != "checkpoint-reentrant"], ids=lambda c: c.name)
+def test_jacobians_equal_the_dense_ones(case: Case) -> None:
+    model, x, _ = case.make()
+    with gs.capture(model) as tape:
+        chunks = list(jacobian_chunks(tape, model(x)))
+        records = {r.name: r for r in tape}
+    assert len(chunks) == 1
+    for name, J in chunks[0].items():
+        layer = records[name].layer
+        if isinstance(layer.kind, AttentionProjectionKind):
+            continue
+        for i in range(x.shape[0]):
+            native = output_jacobian(model, layer.module, x[i : i + 1])  # [c, applications, 1, ...]
+            expected = torch.stack(
+                [torch.cat([layer.kind.outputs(layer.module, z) for z in row], dim=-2) for row in native]
+            )
+            torch.testing.assert_close(J.select(-3, i), expected.select(-3, 0), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["mlp", "residual", "encoder", "gpt"])
+def test_chunks_do_not_change_the_result(name: str) -> None:
+    model, x, _ = BY_NAME[name].make()
+    whole, parts = kernels(model, x), kernels(model, x, memory=1)
+    assert whole.pop("") == 1
+    assert parts.pop("") > 1
+    for layer, K in whole.items():
+        torch.testing.assert_close(K, parts[layer], rtol=1e-10, atol=1e-12)
+
+
+def test_sketch_is_unbiased() -> None:
+    model, x, _ = BY_NAME["mlp"].make()
+    exact = kernels(model, x)["0"]
+    sketched = torch.stack(
+        [kernels(model, x, sketch=2, generator=torch.Generator().manual_seed(s))["0"] for s in range(300)]
+    )
+    error = sketched.mean(0) - exact
+    standard_error = sketched.std(0) / 300**0.5
+    assert (error.abs() < 5 * standard_error + 1e-12).all()
+    assert sketched.std(0).max() > 0
+
+
+def test_bad_requests() -> None:
+    model, x, _ = BY_NAME["mlp"].make()
+    with gs.capture(model) as tape:
+        output = model(x)
+        with pytest.raises(InputError, match="sketch=0"):
+            next(jacobian_chunks(tape, output, sketch=0))
+        with pytest.raises(InputError, match="memory=0"):
+            next(jacobian_chunks(tape, output, memory=0))
+        with pytest.raises(LayerError, match="does not depend on any captured layer"):
+            next(jacobian_chunks(tape, output.detach()))
+    norm = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    with pytest.raises(LayerError, match="BatchNorm1d '1' is in train mode"):
+        check_samples_are_independent(norm)
+    check_samples_are_independent(norm.eval())
+
+
+def test_reentrant_checkpoints_say_what_to_do() -> None:
+    model, x, _ = BY_NAME["checkpoint-reentrant"].make()
+    with gs.capture(model) as tape, pytest.raises(LayerError, match="use_reentrant=False"):
+        next(jacobian_chunks(tape, model(x)))
