@@ -1,0 +1,226 @@
+"""Mergeable first and second moments of features and targets, in float64.
+
+Centred co-moments merge exactly under any split and order (Chan, Golub and LeVeque 1979), and everything that target
+linearity, the surrogate, CKA, spectra and neural collapse need follows from them. Their size does not depend on the
+number of samples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from gramscope.errors import InputError
+from gramscope.linalg.rows import Array, OneHotRows, Rows, check_pair, spans
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Means and centred co-moments of features h and targets y over ``n`` samples.
+
+    ``C_hy = Σ_i (h_i − h̄)(y_i − ȳ)ᵀ``, and so on. Leading axes (groups) are allowed on everything of h.
+
+    Args:
+        n: number of samples.
+        mean_h: ``[..., d]``.
+        mean_y: ``[c]``.
+        C_hh: ``[..., d, d]``, or None where d² is too large to keep.
+        C_hy: ``[..., d, c]``.
+        C_yy: ``[c, c]``.
+    """
+
+    n: int
+    mean_h: Tensor
+    mean_y: Tensor
+    C_hh: Tensor | None
+    C_hy: Tensor
+    C_yy: Tensor
+
+    @property
+    def HtH(self) -> Tensor:
+        """``HᵀH``, uncentred."""
+        return self.require_gram() + self.n * _outer(self.mean_h, self.mean_h)
+
+    @property
+    def HtY(self) -> Tensor:
+        """``HᵀY``, uncentred."""
+        return self.C_hy + self.n * _outer(self.mean_h, self.mean_y)
+
+    @property
+    def YtY(self) -> Tensor:
+        """``YᵀY``, uncentred."""
+        return self.C_yy + self.n * _outer(self.mean_y, self.mean_y)
+
+    def with_centred_targets(self) -> Moments:
+        """The same moments for the targets ``y − ȳ``; one-hot labels become the centred ones of the other measures."""
+        return replace(self, mean_y=torch.zeros_like(self.mean_y))
+
+    def merge(self, other: Moments) -> Moments:
+        """Moments of the union of both samples."""
+        if self.C_hy.shape != other.C_hy.shape or (self.C_hh is None) != (other.C_hh is None):
+            raise InputError(
+                f"moments of different kinds cannot be merged: C_hy {tuple(self.C_hy.shape)} and "
+                f"{tuple(other.C_hy.shape)}, C_hh {'kept' if self.C_hh is not None else 'not kept'} and "
+                f"{'kept' if other.C_hh is not None else 'not kept'}"
+            )
+        if self.n == 0 or other.n == 0:
+            return other if self.n == 0 else self
+        share = other.n / (self.n + other.n)
+        dh, dy = other.mean_h - self.mean_h, other.mean_y - self.mean_y
+        weight = self.n * share
+        C_hh = None
+        if self.C_hh is not None and other.C_hh is not None:
+            C_hh = self.C_hh + other.C_hh + weight * _outer(dh, dh)
+        return Moments(
+            self.n + other.n,
+            self.mean_h + share * dh,
+            self.mean_y + share * dy,
+            C_hh,
+            self.C_hy + other.C_hy + weight * _outer(dh, dy),
+            self.C_yy + other.C_yy + weight * _outer(dy, dy),
+        )
+
+    def require_gram(self) -> Tensor:
+        """``C_hh``, or an error that says it was not collected."""
+        if self.C_hh is None:
+            raise InputError("these moments were collected without C_hh; collect them with gram=True")
+        return self.C_hh
+
+
+@dataclass(frozen=True)
+class ClassMoments:
+    """Counts and means of every class and the scatter around the class means.
+
+    Args:
+        counts: ``[c]``, float64.
+        means: ``[c, d]``; zero for a class without samples.
+        within: ``Σ_i (h_i − μ_{y_i})(h_i − μ_{y_i})ᵀ``, ``[d, d]``, or None where d² is too large to keep.
+    """
+
+    counts: Tensor
+    means: Tensor
+    within: Tensor | None
+
+    @property
+    def n(self) -> int:
+        """Number of samples."""
+        return int(self.counts.sum())
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean over samples, ``[d]``."""
+        return self.counts @ self.means / self.counts.sum()
+
+    def merge(self, other: ClassMoments) -> ClassMoments:
+        """Class moments of the union of both samples."""
+        if self.means.shape != other.means.shape or (self.within is None) != (other.within is None):
+            raise InputError(
+                f"class moments of different kinds cannot be merged: means {tuple(self.means.shape)} and "
+                f"{tuple(other.means.shape)}, within {'kept' if self.within is not None else 'not kept'} and "
+                f"{'kept' if other.within is not None else 'not kept'}"
+            )
+        counts = self.counts + other.counts
+        share = other.counts / counts.clamp(min=1)
+        seen = (self.counts > 0)[:, None]
+        delta = torch.where(seen, other.means - self.means, 0.0)
+        means = torch.where(seen, self.means + share[:, None] * delta, other.means)
+        within = None
+        if self.within is not None and other.within is not None:
+            within = self.within + other.within + delta.mT @ ((self.counts * share)[:, None] * delta)
+        return ClassMoments(counts, means, within)
+
+    def to_moments(self) -> Moments:
+        """The moments of (h, one-hot label); no n × c matrix is formed."""
+        total = self.counts.sum()
+        mean = self.mean
+        offsets = self.means - mean
+        C_hy = (self.counts[:, None] * offsets).mT
+        C_hh = None if self.within is None else self.within + C_hy @ offsets
+        C_yy = torch.diag(self.counts) - torch.outer(self.counts, self.counts) / total
+        return Moments(self.n, mean, self.counts / total, C_hh, C_hy, C_yy)
+
+
+AnyMoments = TypeVar("AnyMoments", Moments, ClassMoments)
+
+
+def empty_moments(d: int, c: int, gram: bool = True, device: torch.device | str = "cpu") -> Moments:
+    """Moments of no samples: the neutral element of :func:`merge`."""
+    mean_h = torch.zeros(d, dtype=torch.float64, device=device)
+    C_hh = mean_h.new_zeros(d, d) if gram else None
+    return Moments(0, mean_h, mean_h.new_zeros(c), C_hh, mean_h.new_zeros(d, c), mean_h.new_zeros(c, c))
+
+
+def empty_class_moments(d: int, c: int, gram: bool = True, device: torch.device | str = "cpu") -> ClassMoments:
+    """Class moments of no samples: the neutral element of :func:`merge`."""
+    counts = torch.zeros(c, dtype=torch.float64, device=device)
+    return ClassMoments(counts, counts.new_zeros(c, d), counts.new_zeros(d, d) if gram else None)
+
+
+def moments(H: Array | Rows, Y: Array | Rows, gram: bool = True) -> Moments:
+    """Moments of features ``H [n, d]`` and float targets ``Y [n, c]``, read in blocks.
+
+    >>> m = moments(torch.tensor([[1.0], [3.0]]), torch.tensor([[0.0], [1.0]]))
+    >>> m.n, m.mean_h.item(), m.C_hy.item()
+    (2, 2.0, 1.0)
+    """
+    features = H if isinstance(H, Rows) else Rows(H, "H")
+    targets = Y if isinstance(Y, Rows) else Rows(Y, "Y")
+    check_pair(features, targets)
+    result = None
+    for start, stop in spans(features.n, features.width + targets.width, features.width):
+        part = block_moments(features.block(start, stop), targets.block(start, stop), gram)
+        result = part if result is None else merge(result, part)
+    if result is None:
+        raise InputError(f"{features.name} has no rows")
+    return result
+
+
+def block_moments(h: Tensor, y: Tensor, gram: bool = True) -> Moments:
+    """Moments of one float64 block ``h [..., m, d]``, ``y [m, c]``."""
+    mean_h, mean_y = h.mean(-2), y.mean(-2)
+    h, y = h - mean_h.unsqueeze(-2), y - mean_y
+    return Moments(h.shape[-2], mean_h, mean_y, h.mT @ h if gram else None, h.mT @ y, y.mT @ y)
+
+
+def class_moments(H: Array | Rows, labels: OneHotRows, gram: bool = True) -> ClassMoments:
+    """Class moments of features ``H [n, d]`` under labels, read in blocks."""
+    features = H if isinstance(H, Rows) else Rows(H, "H")
+    check_pair(features, labels)
+    result = None
+    for start, stop in spans(features.n, features.width, features.width):
+        h = features.block(start, stop)
+        part = block_class_moments(h, labels.index(start, stop).to(h.device), labels.width, gram)
+        result = part if result is None else merge(result, part)
+    if result is None:
+        raise InputError(f"{features.name} has no rows")
+    return result
+
+
+def block_class_moments(h: Tensor, index: Tensor, c: int, gram: bool = True) -> ClassMoments:
+    """Class moments of one float64 block ``h [m, d]`` with class numbers ``index [m]`` in 0..c−1."""
+    counts = torch.bincount(index, minlength=c).to(h.dtype)
+    means = h.new_zeros(c, h.shape[-1]).index_add_(0, index, h) / counts.clamp(min=1)[:, None]
+    if not gram:
+        return ClassMoments(counts, means, None)
+    centred = h - means[index]
+    return ClassMoments(counts, means, centred.mT @ centred)
+
+
+def merge(a: AnyMoments, b: AnyMoments) -> AnyMoments:
+    """Moments of the union of two samples, exact for any split and order.
+
+    >>> h = torch.tensor([[1.0], [3.0], [8.0]])
+    >>> merge(moments(h[:2], h[:2]), moments(h[2:], h[2:])).C_hy.item(), moments(h, h).C_hy.item()
+    (26.0, 26.0)
+    """
+    if type(a) is not type(b):
+        raise InputError(f"cannot merge {type(a).__name__} with {type(b).__name__}")
+    merged: AnyMoments = a.merge(b)
+    return merged
+
+
+def _outer(a: Tensor, b: Tensor) -> Tensor:
+    return a.unsqueeze(-1) * b.unsqueeze(-2)

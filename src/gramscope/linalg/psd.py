@@ -1,0 +1,87 @@
+"""Symmetric positive semidefinite matrices: decompositions that name what failed, powers, random eigenvectors."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor
+
+from gramscope.errors import NumericalError, RescueWarning
+
+EPS = torch.finfo(torch.float64).eps
+
+
+def frobenius(A: Tensor) -> Tensor:
+    """``‖A‖_F`` over all entries, as a number."""
+    return A.square().sum().sqrt()
+
+
+def eigh(A: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues (ascending) and eigenvectors of symmetric ``A [..., d, d]``."""
+    try:
+        values, vectors = torch.linalg.eigh(A)
+    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+        raise NumericalError(f"the eigendecomposition of a {tuple(A.shape)} matrix failed: {error}") from error
+    return values, vectors
+
+
+def svd(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The thin singular value decomposition ``U, s, Vᵀ`` of ``A [..., m, n]``."""
+    try:
+        U, s, Vt = torch.linalg.svd(A, full_matrices=False)
+    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+        raise NumericalError(f"the singular values of a {tuple(A.shape)} matrix did not converge: {error}") from error
+    return U, s, Vt
+
+
+def psd_eigen(A: Tensor, rtol: float | None = None) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and eigenvectors of positive semidefinite ``A [..., d, d]``, small ones set to zero.
+
+    Eigenvalues up to ``rtol`` times the largest (default ``d·2.2e-16``) are rounding and become zero. More negative
+    ones mean that A is not positive semidefinite: they become zero too, with a :class:`RescueWarning` on their size.
+    """
+    values, vectors = eigh((A + A.mT) / 2)
+    largest = values.abs().amax(-1, keepdim=True)
+    tolerance = largest * (A.shape[-1] * EPS if rtol is None else rtol)
+    negative = values < -tolerance
+    if bool(negative.any()):
+        size = float((values / largest).amin())
+        warnings.warn(
+            f"the matrix is not positive semidefinite: {int(negative.sum())} eigenvalues down to {size:.2e} of the "
+            "largest are clamped to zero",
+            RescueWarning,
+            stacklevel=3,
+        )
+    return torch.where(values > tolerance, values, 0.0), vectors
+
+
+def psd_power(A: Tensor, power: float, rtol: float | None = None) -> Tensor:
+    """``A^power`` of positive semidefinite ``A [..., d, d]``, zero on its null space also for negative powers.
+
+    >>> psd_power(torch.tensor([[4.0, 0.0], [0.0, 0.0]], dtype=torch.float64), -0.5)
+    tensor([[0.5000, 0.0000],
+            [0.0000, 0.0000]], dtype=torch.float64)
+    """
+    values, vectors = psd_eigen(A, rtol)
+    return (vectors * nonzero_power(values, power).unsqueeze(-2)) @ vectors.mT
+
+
+def nonzero_power(values: Tensor, power: float) -> Tensor:
+    """``values^power`` where positive, zero elsewhere."""
+    positive = values > 0
+    return torch.where(positive, torch.where(positive, values, 1.0) ** power, 0.0)
+
+
+def random_orthogonal(d: int, generator: torch.Generator, stack: tuple[int, ...] = ()) -> Tensor:
+    """Uniformly (Haar) distributed orthogonal matrices ``[*stack, d, d]`` in float64 on the generator's device.
+
+    >>> Q = random_orthogonal(3, torch.Generator().manual_seed(0))
+    >>> torch.allclose(Q @ Q.mT, torch.eye(3, dtype=torch.float64))
+    True
+    """
+    gaussian = torch.randn(*stack, d, d, generator=generator, device=generator.device, dtype=torch.float64)
+    Q, R = torch.linalg.qr(gaussian)
+    signs = torch.where(R.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)
+    result: Tensor = Q * signs.unsqueeze(-2)
+    return result

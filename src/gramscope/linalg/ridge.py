@@ -1,0 +1,216 @@
+"""Least squares and ridge regression of many targets, reduced to ``min(n, d)`` rows.
+
+With ``H = U S Vᵀ`` the residual of the ridge fit is, exactly and without cancellation,
+
+    ‖Y − Hβ‖² = ‖(I − UUᵀ) Y‖² + Σ_r (λ / (s_r² + λ))² ‖u_rᵀ Y‖²
+
+From arrays, S and UᵀY come from a QR factorisation updated block by block (``n ≥ d``), or from one of ``Hᵀ``
+(``n < d``): the condition number is not squared, so singular values down to about ``max(n, d)·2.2e-16`` of the largest
+are seen. From moments they come from an eigendecomposition of ``HᵀH``, which cannot see singular values below
+``√(d·2.2e-16)``, about 2e-7 of the largest at d = 256. Directions below these tolerances count as absent: the fit is
+the one of minimum norm.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gramscope.errors import InputError
+from gramscope.linalg.moments import Moments
+from gramscope.linalg.psd import EPS, eigh, svd
+from gramscope.linalg.rows import Rows, check_pair, spans
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """A regression of Y on H in the coordinates of H's singular vectors (of the centred H with an intercept).
+
+    Args:
+        n: samples.
+        d: features.
+        intercept: whether a free constant is fitted (and not penalised).
+        singular_values: ``S [r]``, descending, ``r ≤ min(n, d)``.
+        tolerance: singular values up to this count as zero.
+        targets: ``UᵀY [r, c]``.
+        outside: ``‖(I − UUᵀ) Y‖_F²``.
+        total: ``‖Y − ȳ‖_F²``.
+        mean_h: ``[d]`` with an intercept, else None.
+        mean_y: ``[c]``.
+        right: ``Vᵀ [r, d]``, or None when ``n < d``.
+        left: ``U [n, r]`` when ``n < d``, else None.
+    """
+
+    n: int
+    d: int
+    intercept: bool
+    singular_values: Tensor
+    tolerance: float
+    targets: Tensor
+    outside: Tensor
+    total: Tensor
+    mean_h: Tensor | None
+    mean_y: Tensor
+    right: Tensor | None
+    left: Tensor | None
+
+    @property
+    def rank(self) -> int:
+        """Numerical rank of H (plus one for the intercept)."""
+        return int((self.singular_values > self.tolerance).sum()) + int(self.intercept)
+
+    def shrinkage(self, ridge: float) -> Tensor:
+        """``s²/(s² + λ)``, zero for the directions below the tolerance."""
+        square = self.singular_values.square()
+        kept = self.singular_values > self.tolerance
+        return torch.where(kept, square / torch.where(kept, square + ridge, 1.0), 0.0)
+
+    def residual(self, ridge: float) -> Tensor:
+        """``‖Y − Hβ‖_F²`` of the ridge fit."""
+        missing = (1.0 - self.shrinkage(ridge))[:, None] * self.targets
+        return self.outside + missing.square().sum()
+
+    def degrees_of_freedom(self, ridge: float) -> float:
+        """``tr H(HᵀH + λI)⁻¹Hᵀ`` (plus one for the intercept)."""
+        return float(self.shrinkage(ridge).sum()) + float(self.intercept)
+
+    def coefficients(self, H: Rows, ridge: float) -> Tensor:
+        """``β [d, c]`` of minimum norm; ``H`` is what the problem was reduced from."""
+        s = self.singular_values
+        kept = s > self.tolerance
+        scaled = (self.shrinkage(ridge) / torch.where(kept, s, 1.0))[:, None] * self.targets
+        if self.right is not None:
+            return self.right.mT @ scaled
+        left = self.targets.new_zeros(self.n, 0) if self.left is None else self.left
+        weights = left @ (scaled / torch.where(kept, s, 1.0)[:, None])
+        parts = []
+        for start, stop in spans(self.d, self.n):
+            columns = H.columns(start, stop)
+            if self.intercept:
+                columns = columns - columns.mean(0)
+            parts.append(columns.mT @ weights)
+        return torch.cat(parts)
+
+
+def check_ridge(ridge: float) -> float:
+    """The ridge as a float; negative, infinite or NaN ones are refused."""
+    value = float(ridge)
+    if not (value >= 0.0 and math.isfinite(value)):
+        raise InputError(f"ridge must be a finite number ≥ 0, got {ridge}")
+    return value
+
+
+def reduce_rows(H: Rows, Y: Rows, intercept: bool = False, rtol: float | None = None) -> Reduced:
+    """Reduce the regression of ``Y [n, c]`` on ``H [n, d]``; extra memory is a few blocks and ``min(n, d)²``.
+
+    Args:
+        H: features.
+        Y: targets.
+        intercept: fit a constant too.
+        rtol: singular values up to ``rtol`` times the largest (of the uncentred H) count as zero;
+            default ``max(n, d)·2.2e-16``.
+    """
+    check_pair(H, Y)
+    relative = max(H.n, H.width) * EPS if rtol is None else float(rtol)
+    return _reduce_tall(H, Y, intercept, relative) if H.n >= H.width else _reduce_wide(H, Y, intercept, relative)
+
+
+def triangular_factor(H: Rows, Y: Rows | None = None, ones: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """``R``, ``QᵀY`` and ``‖(I − QQᵀ)Y‖_F²`` of ``H = QR``, updated block by block; Q is never formed.
+
+    Args:
+        H: ``[n, d]``.
+        Y: ``[n, c]``, or None for R only.
+        ones: put a column of ones before H.
+    """
+    R: Tensor | None = None
+    rhs: Tensor | None = None
+    outside: Tensor | None = None
+    width = H.width + int(ones)
+    targets = 1 if Y is None else Y.width
+    # Blocks no shorter than R at most double the flops by being stacked below it.
+    for start, stop in spans(H.n, width + targets, least=width):
+        block = H.block(start, stop)
+        if ones:
+            block = torch.cat([block.new_ones(block.shape[0], 1), block], 1)
+        y = block.new_zeros(block.shape[0], 1) if Y is None else Y.block(start, stop)
+        if R is not None and rhs is not None:
+            block, y = torch.cat([R, block]), torch.cat([rhs, y])
+        reflectors, scales = torch.geqrf(block)
+        y = torch.ormqr(reflectors, scales, y, transpose=True)
+        rows = min(width, block.shape[0])
+        R, rhs = reflectors[:rows].triu(), y[:rows]
+        lost = y[rows:].square().sum()
+        outside = lost if outside is None else outside + lost
+    if R is None or rhs is None or outside is None:
+        raise InputError(f"{H.name} has no rows")
+    return R, rhs, outside
+
+
+def reduce_moments(m: Moments, intercept: bool = False, rtol: float | None = None) -> Reduced:
+    """Reduce the regression of y on h given their moments; see the module's note on what precision this can have.
+
+    ``rtol`` is relative to the largest singular value, default ``√(d·2.2e-16)``.
+    """
+    gram, cross, square = (m.require_gram(), m.C_hy, m.C_yy) if intercept else (m.HtH, m.HtY, m.YtY)
+    values, vectors = eigh(gram)
+    s = values.flip(0).clamp(min=0.0).sqrt()
+    vectors = vectors.flip(1)
+    d = s.numel()
+    scale = math.sqrt(_first(s) * math.hypot(_first(s), math.sqrt(m.n) * float(m.mean_h.norm())))
+    tolerance = scale * (math.sqrt(d * EPS) if rtol is None else float(rtol))
+    kept = s > tolerance
+    targets = torch.where(kept[:, None], (vectors.mT @ cross) / torch.where(kept, s, 1.0)[:, None], 0.0)
+    outside = (square.trace() - targets.square().sum()).clamp(min=0.0)
+    return Reduced(
+        m.n, d, intercept, s, tolerance, targets, outside, m.C_yy.trace(), m.mean_h, m.mean_y, vectors.mT, None
+    )
+
+
+def _reduce_tall(H: Rows, Y: Rows, intercept: bool, relative: float) -> Reduced:
+    R, rhs, outside = triangular_factor(H, Y, ones=intercept)
+    mean_y, total = _spread(Y)
+    mean_h, offset = None, 0.0
+    if intercept:
+        # The first column is constant, so what is left below the first row belongs to the centred H and Y.
+        mean_h, offset = R[0, 1:] / R[0, 0], float(R[0, 1:].norm())
+        R, rhs = R[1:, 1:], rhs[1:]
+    U, s, Vt = svd(R)  # R has no more rows than columns, so U is square and nothing is left outside it
+    tolerance = relative * math.hypot(_first(s), offset)
+    return Reduced(H.n, H.width, intercept, s, tolerance, U.mT @ rhs, outside, total, mean_h, mean_y, Vt, None)
+
+
+def _reduce_wide(H: Rows, Y: Rows, intercept: bool, relative: float) -> Reduced:
+    mean_y, total = _spread(Y)
+    y = Y.block(0, Y.n) - (mean_y if intercept else 0.0)
+    R: Tensor | None = None
+    means = []
+    for start, stop in spans(H.width, H.n, least=H.n):
+        columns = H.columns(start, stop)
+        if intercept:
+            means.append(columns.mean(0))
+            columns = columns - means[-1]
+        block = columns.mT if R is None else torch.cat([R, columns.mT])
+        R = torch.geqrf(block)[0][: min(block.shape)].triu()
+    if R is None:
+        raise InputError(f"{H.name} has no columns")
+    # Hᵀ = QR, so H = RᵀQᵀ has the left singular vectors and the singular values of Rᵀ, which is square.
+    U, s, _ = svd(R.mT)
+    mean_h = torch.cat(means) if intercept else None
+    offset = 0.0 if mean_h is None else math.sqrt(H.n) * float(mean_h.norm())
+    tolerance = relative * math.hypot(_first(s), offset)
+    outside = s.new_zeros(())
+    return Reduced(H.n, H.width, intercept, s, tolerance, U.mT @ y, outside, total, mean_h, mean_y, None, U)
+
+
+def _spread(Y: Rows) -> tuple[Tensor, Tensor]:
+    """``ȳ [c]`` and ``‖Y − ȳ‖_F²``, the latter by the two-pass formula."""
+    mean = Y.mean()
+    return mean, torch.stack([(block - mean).square().sum() for block in Y.blocks()]).sum()
+
+
+def _first(s: Tensor) -> float:
+    return float(s[0]) if s.numel() else 0.0

@@ -1,0 +1,179 @@
+"""Target linearity: how much of the targets a linear map of the features explains (Cha & Lee, weight Gram, §4)."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor
+
+from gramscope.errors import InputError, ResultWarning
+from gramscope.linalg.moments import Moments
+from gramscope.linalg.psd import frobenius
+from gramscope.linalg.ridge import Reduced, check_ridge, reduce_moments, reduce_rows
+from gramscope.linalg.rows import (
+    Array,
+    MappedRows,
+    Rows,
+    as_float_tensor,
+    check_pair,
+    check_same_device,
+    spans,
+    to_double,
+)
+from gramscope.measures.targets import target_rows
+
+
+def target_linearity(
+    H: Array, Y: Array, ridge: float = 0.0, intercept: bool = False, *, rtol: float | None = None
+) -> Tensor:
+    """``TL = 1 − ‖Y − Hβ‖² / ‖Y − ȳ‖²``, ``β = (HᵀH + λI)⁻¹HᵀY`` (003 Definition 2): the R² of ridge regression.
+
+    Norms are Frobenius norms over all targets and ȳ is the mean over samples, so it is scikit-learn's variance-weighted
+    R². Without an intercept TL may be negative for targets that are not centred. With λ = 0 and dependent features the
+    fit is the one of minimum norm. Only blocks of rows and ``min(n, d)²`` numbers are held in float64.
+
+    Args:
+        H: features ``[n, d]``.
+        Y: integer labels ``[n]`` (they become centred one-hot) or float targets ``[n]`` or ``[n, c]``.
+        ridge: λ ≥ 0, on the scale of ``HᵀH`` (a sum over samples).
+        intercept: fit a constant as well, unpenalised.
+        rtol: singular values of H up to ``rtol`` times the largest count as zero; default ``max(n, d)·2.2e-16``.
+
+    Returns:
+        A float64 number (0-dimensional tensor). Where H can fit any target (n ≤ rank) a :class:`ResultWarning` says so.
+
+    >>> H = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [2.0, 1.0]])
+    >>> target_linearity(H, H @ torch.tensor([2.0, -1.0])).item()
+    1.0
+    """
+    features = Rows(H, "H")
+    problem = reduce_rows(features, target_rows(Y, features.n), intercept, rtol)
+    return target_linearity_of(problem, check_ridge(ridge))
+
+
+def target_linearity_from_moments(
+    m: Moments, ridge: float = 0.0, intercept: bool = False, *, rtol: float | None = None
+) -> Tensor:
+    """:func:`target_linearity` from collected moments (for labels take those ``with_centred_targets()``).
+
+    The moments hold ``HᵀH``, whose condition number is squared: singular values below ``√(d·2.2e-16)`` of the largest
+    count as zero.
+
+    >>> from gramscope.linalg.moments import moments
+    >>> H = torch.tensor([[1.0], [2.0], [4.0]])
+    >>> round(target_linearity_from_moments(moments(H, 3 * H)).item(), 12)
+    1.0
+    """
+    return target_linearity_of(reduce_moments(m, intercept, rtol), check_ridge(ridge))
+
+
+def target_linearity_of(problem: Reduced, ridge: float) -> Tensor:
+    """TL of a reduced regression: the one place where the number is formed."""
+    if float(problem.total) <= 0.0:
+        raise InputError(f"Y is constant over the {problem.n} samples: no variance is left to explain")
+    if problem.rank >= problem.n and problem.degrees_of_freedom(ridge) >= 0.99 * problem.n:
+        warnings.warn(
+            f"target linearity is near 1 for any target: {problem.n} samples, features of rank {problem.rank}; "
+            "take more samples, a ridge, or held-out data",
+            ResultWarning,
+            stacklevel=3,
+        )
+    return 1.0 - problem.residual(ridge) / problem.total
+
+
+def surrogate(H: Array, Y: Array, W: Array | None = None, normalized: bool = False, center: bool = False) -> Tensor:
+    """``S = tr(Yᵀ G Y)``, the surrogate of target linearity (003 §4.1), as ``‖W HᵀY‖_F²``: no n×n matrix is formed.
+
+    ``G = HHᵀ``, or with a weight ``G = H WᵀW Hᵀ`` (the linearised Gram of the layer above, H being the weight's input).
+    It is the sum over targets; some published code takes the mean, which is c times smaller.
+
+    Args:
+        H: features ``[n, d]``.
+        Y: labels or float targets, as in :func:`target_linearity`.
+        W: weight ``[k, d]``.
+        normalized: ``⟨G, YYᵀ⟩ / (‖G‖_F ‖YYᵀ‖_F)`` of 003 Proposition 2, between 0 and 1, through d×d and c×c matrices.
+        center: subtract the mean of H over samples first, as Proposition 2 assumes.
+
+    >>> surrogate(torch.eye(2), torch.tensor([3.0, 4.0])).item()
+    25.0
+    """
+    features = Rows(H, "H")
+    targets = target_rows(Y, features.n)
+    check_pair(features, targets)
+    weight = _weight(W, features)
+    if center:
+        features = MappedRows(features, shift=features.mean())
+    cross = torch.zeros(features.width, targets.width, dtype=torch.float64, device=targets.block(0, 1).device)
+    for start, stop in spans(features.n, features.width + targets.width):
+        cross.addmm_(features.block(start, stop).mT, targets.block(start, stop))
+    value = (cross if weight is None else weight @ cross).square().sum()
+    if not normalized:
+        return value
+    if weight is not None and weight.shape[0] <= features.width:
+        features, weight = MappedRows(features, weight), None
+    gram = _small_gram(features, allow_dual=weight is None)
+    gram = gram if weight is None else weight @ gram @ weight.mT
+    return value / (frobenius(gram) * frobenius(_small_gram(targets)))
+
+
+def surrogate_from_moments(
+    m: Moments, W: Array | None = None, normalized: bool = False, center: bool = False
+) -> Tensor:
+    """:func:`surrogate` from collected moments (for labels take those ``with_centred_targets()``).
+
+    >>> from gramscope.linalg.moments import moments
+    >>> surrogate_from_moments(moments(torch.eye(2), torch.tensor([[3.0], [4.0]]))).item()
+    25.0
+    """
+    cross = m.C_hy if center else m.HtY
+    weight = None if W is None else to_double(as_float_tensor(W, "W", dim=2))
+    value = (cross if weight is None else weight @ cross).square().sum()
+    if not normalized:
+        return value
+    gram = m.require_gram() if center else m.HtH
+    gram = gram if weight is None else weight @ gram @ weight.mT
+    return value / (frobenius(gram) * frobenius(m.YtY))
+
+
+def gram_induced_error(H: Array, Y: Array, ridge: float, W: Array | None = None) -> Tensor:
+    """``E(G) = λ² tr Yᵀ(G + λI)⁻²Y``, the squared residual of the ridge fit (003 §4.1), without the n×n matrix G.
+
+    Args:
+        H: features ``[n, d]``, ``G = HHᵀ``.
+        Y: labels or float targets.
+        ridge: λ > 0.
+        W: weight ``[k, d]`` for the linearised ``G = H WᵀW Hᵀ``.
+
+    >>> gram_induced_error(torch.eye(2), torch.tensor([2.0, 4.0]), ridge=1.0).item()
+    5.0
+    """
+    features = Rows(H, "H")
+    targets = target_rows(Y, features.n)
+    if check_ridge(ridge) == 0.0:
+        raise InputError("the Gram-induced error needs ridge > 0; with ridge = 0 it is 0 times an inverse")
+    weight = _weight(W, features)
+    if weight is not None:
+        features = MappedRows(features, weight)
+    return reduce_rows(features, targets).residual(float(ridge))
+
+
+def _weight(W: Array | None, features: Rows) -> Tensor | None:
+    if W is None:
+        return None
+    weight = as_float_tensor(W, "W", dim=2)
+    check_same_device(W=weight, H=features.data)
+    if weight.shape[1] != features.width:
+        raise InputError(f"W of shape {tuple(weight.shape)} does not act on H with {features.width} features")
+    return to_double(weight)
+
+
+def _small_gram(rows: Rows, allow_dual: bool = True) -> Tensor:
+    """``XᵀX`` or, where that is larger, ``XXᵀ``: both have the same Frobenius norm."""
+    if allow_dual and rows.n < rows.width:
+        block = rows.block(0, rows.n)
+        return block @ block.mT
+    gram = torch.zeros(rows.width, rows.width, dtype=torch.float64, device=rows.block(0, 1).device)
+    for block in rows.blocks():
+        gram.addmm_(block.mT, block)
+    return gram
