@@ -1,0 +1,145 @@
+"""What the loop drives: something that holds one or several members and takes a step for all of them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from gramscope.errors import InputError
+from gramscope.training.job import Job, Plan
+from gramscope.training.losses import evaluate
+from gramscope.training.methods import build_method
+from gramscope.training.seeding import PrivateRandomState, epoch_order
+
+
+class Engine(ABC):
+    """Members that advance together."""
+
+    jobs: Sequence[Job]
+    plan: Plan
+    notes: Sequence[str]
+
+    @abstractmethod
+    def active(self) -> AbstractContextManager[None]:
+        """Within this the members' own random state is in place of the caller's."""
+
+    @abstractmethod
+    def advance(self, step: int) -> None:
+        """Take the step from ``step`` to ``step + 1``."""
+
+    @abstractmethod
+    def mean_losses(self) -> list[float]:
+        """Each member's mean training loss since this was last asked."""
+
+    @abstractmethod
+    def evaluate(self) -> list[dict[str, float]]:
+        """Loss and accuracy of each member on its sets, such as ``test_loss``."""
+
+    @abstractmethod
+    def models(self) -> Iterator[nn.Module]:
+        """Each member's net with its present weights; valid until the next one is asked for."""
+
+    @abstractmethod
+    def states(self) -> Iterator[tuple[dict[str, Tensor], Any]]:
+        """Each member's model state and training state."""
+
+    @abstractmethod
+    def load_states(self, states: Sequence[tuple[dict[str, Tensor], Any]]) -> None:
+        """Continue from stored states."""
+
+
+class SingleEngine(Engine):
+    """One member: plain PyTorch, data on the device, batches by index."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.jobs = (job,)
+        self.plan = job.plan
+        config = job.config
+        self.method = build_method(
+            config.method, job.model, reduction=config.reduction, steps_per_epoch=self.plan.steps_per_epoch
+        )
+        self.notes = self.method.notes
+        self._mean = config.reduction == "mean"
+        self._random = PrivateRandomState(config.seed, "training", job.device)
+        self._order: Tensor | None = None
+        self._order_epoch = -1
+        self._loss_sum = torch.zeros((), dtype=torch.float64, device=job.device)
+        self._loss_count = 0
+        job.model.train()
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of a step."""
+        data = self.job.data
+        if self.plan.steps_per_epoch == 1:  # full batch: the order does not matter
+            return data.x_train, data.y_train
+        epoch, part = self.plan.slice(step)
+        if epoch != self._order_epoch or self._order is None:
+            self._order = epoch_order(self.job.config.seed, epoch, self.plan.samples).to(self.job.device)
+            self._order_epoch = epoch
+        index = self._order[part]
+        return data.x_train.index_select(0, index), data.y_train.index_select(0, index)
+
+    @override
+    def active(self) -> AbstractContextManager[None]:
+        return self._random.active()
+
+    @override
+    def advance(self, step: int) -> None:
+        """One forward, backward and optimizer step."""
+        x, y = self.batch(step)
+        self.method.set_factor(self.plan.factor(step))
+        self.method.zero_grad()
+        losses = self.job.loss(self.job.model(x), y)
+        loss = losses.mean() if self._mean else losses.sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.method.step()
+        self._loss_sum += loss.detach() if self._mean else loss.detach() / len(x)
+        self._loss_count += 1
+
+    @override
+    def mean_losses(self) -> list[float]:
+        mean = float(self._loss_sum) / max(self._loss_count, 1)
+        self._loss_sum.zero_()
+        self._loss_count = 0
+        return [mean]
+
+    @override
+    def evaluate(self) -> list[dict[str, float]]:
+        found = {}
+        for part, (x, y) in self.job.parts().items():
+            values = evaluate(self.job.model, x, y, self.job.loss)
+            found.update({f"{part}_{name}": value for name, value in values.items()})
+        return [found]
+
+    @override
+    def models(self) -> Iterator[nn.Module]:
+        yield self.job.model
+
+    @override
+    def states(self) -> Iterator[tuple[dict[str, Tensor], Any]]:
+        training = {
+            "optimizers": self.method.state_dict(),
+            "random": self._random.current(),
+            "loss_sum": self._loss_sum,
+            "loss_count": self._loss_count,
+        }
+        yield self.job.model.state_dict(), training
+
+    @override
+    def load_states(self, states: Sequence[tuple[dict[str, Tensor], Any]]) -> None:
+        ((weights, training),) = states
+        try:
+            self.job.model.load_state_dict(weights)
+        except RuntimeError as error:
+            raise InputError(f"the checkpoint does not fit the configured model: {error}") from error
+        self.method.load_state_dict(training["optimizers"])
+        self._random.load(training["random"])
+        self._loss_sum = training["loss_sum"].to(self.job.device)
+        self._loss_count = training["loss_count"]

@@ -1,0 +1,55 @@
+"""Replaying a training step as a CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+Result = TypeVar("Result")
+
+#: runs before capture, so that libraries allocate what they keep
+_WARM_UP = 3
+
+
+class GraphedSteps(Generic[Result]):
+    """Captures ``step(index)`` once per batch size and replays it afterwards.
+
+    What the step returned while it was captured is returned after each replay: tensors whose content is then new.
+
+    Args:
+        step: a step made of tensor operations only, changing its state in place.
+        state: the tensors it changes; warming up must leave them as they were.
+    """
+
+    def __init__(self, step: Callable[[Tensor], Result], state: Callable[[], Sequence[Tensor]]) -> None:
+        self._step = step
+        self._state = state
+        self._graphs: dict[torch.Size, tuple[torch.cuda.CUDAGraph, Tensor, Result]] = {}
+
+    def run(self, index: Tensor) -> Result:
+        """One step for the batch ``index``."""
+        if index.shape not in self._graphs:
+            self._graphs[index.shape] = self._capture(index)
+        graph, place, result = self._graphs[index.shape]
+        place.copy_(index)
+        graph.replay()
+        return result
+
+    def _capture(self, index: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor, Result]:
+        place = index.clone()
+        kept = [tensor.clone() for tensor in self._state()]
+        aside = torch.cuda.Stream(index.device)  # type: ignore[no-untyped-call]
+        aside.wait_stream(torch.cuda.current_stream(index.device))
+        with torch.cuda.stream(aside):
+            for _ in range(_WARM_UP):
+                self._step(place)
+        torch.cuda.current_stream(index.device).wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            result = self._step(place)
+        for tensor, before in zip(self._state(), kept, strict=True):
+            tensor.copy_(before)
+        return graph, place, result

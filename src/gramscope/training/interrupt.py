@@ -1,0 +1,49 @@
+"""Ctrl-C that lets the step in progress finish."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from gramscope.errors import GramscopeError
+
+
+class Interrupted(GramscopeError):
+    """Training was stopped by the user after saving; the message says how to go on."""
+
+
+class StopRequest:
+    """Whether the user asked to stop."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+
+@contextmanager
+def stop_on_signal() -> Iterator[StopRequest]:
+    """Turn the first SIGINT or SIGTERM into a request; a second one interrupts at once.
+
+    Only the main thread can do this; in others the request is never set and signals act as usual.
+    """
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    previous: dict[signal.Signals, Any] = {}
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if request.asked:
+            raise KeyboardInterrupt
+        request.asked = True
+
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            previous[number] = signal.signal(number, ask)
+        yield request
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

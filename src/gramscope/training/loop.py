@@ -1,0 +1,220 @@
+"""The loop: steps, evaluations, measurements, checkpoints; for one member or a stack of them alike."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from gramscope.errors import NumericalError
+from gramscope.runs.checkpoints import Checkpoint
+from gramscope.runs.directory import RunDirectory
+from gramscope.training.checkpoint import pack, portable, unpack
+from gramscope.training.engine import Engine
+from gramscope.training.interrupt import StopRequest, stop_on_signal
+from gramscope.training.job import Job
+from gramscope.training.reporting import Reporter
+
+#: ``(net, job, step) -> records`` of one measurement, one a layer or one for the net
+Measure: TypeAlias = Callable[[nn.Module, Job, int], Iterable[Mapping[str, Any]]]
+
+
+@dataclass
+class Progress:
+    """What the loop itself remembers between steps; part of every checkpoint."""
+
+    step: int = 0
+    seconds: float = 0.0
+    best: list[float] = field(default_factory=list)
+    waited: int = 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a loop ended: ``finished``, or ``interrupted``; with the reason when it was early."""
+
+    step: int
+    finished: bool
+    reason: str = ""
+
+
+class Loop:
+    """Drives an engine from its present step to its last one."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        runs: Sequence[RunDirectory] | None = None,
+        *,
+        measure: Measure | None = None,
+        reporter: Reporter | None = None,
+    ) -> None:
+        self.engine = engine
+        self.runs = runs
+        self.records: list[list[dict[str, Any]]] = [[] for _ in engine.jobs]
+        self._measure = measure
+        self._reporter = reporter or Reporter()
+        self._progress = Progress()
+        self._diverged = [False] * len(engine.jobs)
+        self._config = engine.jobs[0].config
+
+    # -- running --------------------------------------------------------------------------------------------------
+    def run(self) -> Outcome:
+        """Train to the end, or until the user interrupts. Everything due is recorded and saved on the way."""
+        plan, progress = self.engine.plan, self._progress
+        label = self.engine.jobs[0].name if len(self.engine.jobs) == 1 else f"{len(self.engine.jobs)} runs"
+        self._reporter.start(label, plan.steps)
+        with stop_on_signal() as stop, self.engine.active(), deterministic_kernels(self.engine.jobs[0].device):
+            self._began = time.perf_counter() - progress.seconds
+            if progress.step == 0:
+                self._observe(0)
+            outcome = self._advance_to_end(stop)
+        self._reporter.finish()
+        self._write_end(outcome)
+        return outcome
+
+    def _advance_to_end(self, stop: StopRequest) -> Outcome:
+        plan, progress = self.engine.plan, self._progress
+        while progress.step < plan.steps:
+            try:
+                self.engine.advance(progress.step)
+            except NumericalError as error:
+                self._save()
+                return Outcome(progress.step, True, f"diverged: {error}")
+            progress.step += 1
+            self._reporter.advance(progress.step)
+            self._observe(progress.step)
+            early = self._early_end()
+            saved = early or stop.asked or plan.due(plan.checkpoint_every, progress.step)
+            if saved:
+                self._save()
+            if early:
+                return Outcome(progress.step, True, early)
+            if stop.asked and progress.step < plan.steps:
+                return Outcome(progress.step, False, "interrupted")
+        return Outcome(progress.step, True)
+
+    def _early_end(self) -> str:
+        if all(self._diverged):
+            return "diverged: the loss is not finite"
+        if self._config.patience and self._progress.waited >= self._config.patience:
+            return f"no improvement in {self._config.patience} evaluations"
+        return ""
+
+    # -- what is due ----------------------------------------------------------------------------------------------
+    def _observe(self, step: int) -> None:
+        """Evaluate and measure if it is time."""
+        plan = self.engine.plan
+        if plan.due(plan.evaluate_every, step):
+            self._evaluate(step)
+        if self._measure is not None and plan.measure_every and plan.due(plan.measure_every, step):
+            for index, (job, model) in enumerate(zip(self.engine.jobs, self.engine.models(), strict=True)):
+                if not self._diverged[index]:
+                    self._append(index, "measurement", step, self._measure(model, job, step))
+
+    def _evaluate(self, step: int) -> None:
+        self._progress.seconds = time.perf_counter() - self._began
+        losses: Sequence[float | None] = self.engine.mean_losses() if step else [None] * len(self.engine.jobs)
+        found = []
+        for index, (loss, values) in enumerate(zip(losses, self.engine.evaluate(), strict=True)):
+            record = {"batch_loss": loss, **values, "seconds": round(self._progress.seconds, 3)}
+            self._diverged[index] = any(not math.isfinite(value) for value in values.values())
+            found += self._append(index, "evaluation", step, [record])
+        self._reporter.records(found)
+        if self._config.patience:
+            self._watch(found[0])
+
+    def _watch(self, record: Mapping[str, Any]) -> None:
+        """Early stopping looks at validation accuracy, or the loss where there are no classes."""
+        score = record.get("validation_accuracy", -record["validation_loss"])
+        if not self._progress.best or score > self._progress.best[0]:
+            self._progress.best, self._progress.waited = [score], 0
+        else:
+            self._progress.waited += 1
+
+    def _append(self, index: int, kind: str, step: int, records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        job = self.engine.jobs[index]
+        head = {
+            "kind": kind,
+            "step": step,
+            "epoch": round(step / self.engine.plan.steps_per_epoch, 6),
+            "method": job.config.method.name,
+            "seed": job.config.seed,
+        }
+        for key in ("lr", "gamma"):
+            if key in job.config.method.options:
+                head[key] = job.config.method.options[key]
+        full = [{**head, **record} for record in records]
+        self.records[index] += full
+        if self.runs is not None:
+            self.runs[index].append(*full)
+        return full
+
+    def _write_end(self, outcome: Outcome) -> None:
+        end = {"finished": outcome.finished, "reason": outcome.reason}
+        for index in range(len(self.engine.jobs)):
+            self._append(index, "end", outcome.step, [end])
+            if self.runs is not None:
+                self.runs[index].close()
+
+    # -- checkpoints ----------------------------------------------------------------------------------------------
+    def _save(self) -> None:
+        if self.runs is None:
+            return
+        self._progress.seconds = time.perf_counter() - self._began
+        for index, (weights, training) in enumerate(self.engine.states()):
+            run = self.runs[index]
+            tensors, tree = pack(training)
+            state = {
+                "step": self._progress.step,
+                "seconds": self._progress.seconds,
+                "best": pack(self._progress.best)[1],
+                "waited": self._progress.waited,
+                "diverged": self._diverged[index],
+                "records": run.records_position(),
+                "training": tree,
+            }
+            model = {name: portable(tensor) for name, tensor in weights.items()}
+            run.save_checkpoint(Checkpoint(self._progress.step, model, tensors, state))
+        for run in self.runs:  # only now, so that a step that all members have is there at every moment
+            run.prune_checkpoints(self._config.keep)
+
+    def resume(self) -> int:
+        """Go back to the newest step all members have a checkpoint of, and drop later records; 0 if there is none."""
+        if self.runs is None:
+            return 0
+        common = set.intersection(*(set(run.checkpoint_steps()) for run in self.runs))
+        if not common:
+            for run in self.runs:
+                run.rewind_records(0)
+            return 0
+        checkpoints = [run.load_checkpoint(max(common)) for run in self.runs]
+        self.engine.load_states([(dict(c.model), unpack(c.tensors, c.state["training"])) for c in checkpoints])
+        state = checkpoints[0].state
+        self._progress = Progress(state["step"], state["seconds"], unpack({}, state["best"]), state["waited"])
+        for index, (run, checkpoint) in enumerate(zip(self.runs, checkpoints, strict=True)):
+            run.rewind_records(checkpoint.state["records"])
+            self.records[index] = run.records()
+            self._diverged[index] = bool(checkpoint.state["diverged"])
+        return self._progress.step
+
+
+@contextmanager
+def deterministic_kernels(device: torch.device) -> Iterator[None]:
+    """cuDNN's deterministic kernels for the duration of a run; the caller's choice comes back afterwards."""
+    if device.type != "cuda":
+        yield
+        return
+    cudnn = torch.backends.cudnn
+    before = cudnn.deterministic, cudnn.benchmark
+    try:
+        cudnn.deterministic, cudnn.benchmark = True, False
+        yield
+    finally:
+        cudnn.deterministic, cudnn.benchmark = before

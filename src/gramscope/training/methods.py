@@ -1,0 +1,138 @@
+"""From a method's name and options to its optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import Tensor, nn, optim
+
+from gramscope.errors import InputError
+from gramscope.layers.select import select_layers
+from gramscope.training.config import MethodTable
+
+#: hyper-parameters of a parameter group that the schedule multiplies
+SCALED = ("lr", "gamma")
+
+
+class Method:
+    """One or several optimizers that together train all parameters of a net, stepped as one."""
+
+    def __init__(self, optimizers: Sequence[optim.Optimizer], notes: Sequence[str] = ()) -> None:
+        self.optimizers = list(optimizers)
+        self.notes = list(notes)
+        self._base = [[dict(group) for group in optimizer.param_groups] for optimizer in self.optimizers]
+
+    def set_factor(self, factor: float) -> None:
+        """Set every step size to its configured value times ``factor``."""
+        for optimizer, base in zip(self.optimizers, self._base, strict=True):
+            for group, configured in zip(optimizer.param_groups, base, strict=True):
+                for key in SCALED:
+                    if key in configured:
+                        group[key] = configured[key] * factor
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
+    def step(self) -> None:
+        """One step of every optimizer."""
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """The optimizers' states, for a checkpoint."""
+        return [optimizer.state_dict() for optimizer in self.optimizers]
+
+    def load_state_dict(self, states: Sequence[dict[str, Any]]) -> None:
+        """Continue from stored states."""
+        for optimizer, state in zip(self.optimizers, states, strict=True):
+            optimizer.load_state_dict(state)
+
+
+def build_method(table: MethodTable, model: nn.Module, *, reduction: str = "mean", steps_per_epoch: int = 1) -> Method:
+    """The optimizers of a method for a model.
+
+    Args:
+        table: the method and its options.
+        model: the net, on its device.
+        reduction: how the training loss is reduced over the batch (VCL needs to know).
+        steps_per_epoch: for options given in epochs.
+    """
+    options = dict(table.options)
+    try:
+        if table.name == "vcl":
+            return _vcl(model, options, reduction, steps_per_epoch)
+        for prefix in ("whiten-", "gram-fixed-"):
+            if table.name.startswith(prefix):
+                layers = options.pop("layers") or None
+                return _wrapped(prefix, _plain(table.name.removeprefix(prefix), model, options), model, layers)
+        return _plain(table.name, model, options)
+    except (ValueError, TypeError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"method {table.name!r} with {options}: {error}") from error
+
+
+def _plain(name: str, model: nn.Module, options: dict[str, Any]) -> Method:
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if name == "muon":
+        return _muon(model, options)
+    return Method([_torch_optimizer(name, parameters, options)])
+
+
+def _torch_optimizer(name: str, parameters: Iterable[Tensor], options: dict[str, Any]) -> optim.Optimizer:
+    if name == "sgd":
+        return optim.SGD(parameters, **options)
+    options = dict(options)
+    options["betas"] = (options.pop("beta1"), options.pop("beta2"))
+    return optim.Adam(parameters, **options) if name == "adam" else optim.AdamW(parameters, **options)
+
+
+def muon_split(model: nn.Module, readout: str) -> tuple[dict[str, nn.Parameter], dict[str, nn.Parameter]]:
+    """Which parameters Muon trains (matrices; the readout only if asked) and which AdamW does, by name."""
+    last = select_layers(model).layers[-1].parameter
+    muon: dict[str, nn.Parameter] = {}
+    adamw: dict[str, nn.Parameter] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            other = parameter.ndim != 2 or (readout == "adamw" and parameter is last)
+            (adamw if other else muon)[name] = parameter
+    if not muon:
+        raise InputError(
+            "method.name = 'muon': no matrix is left for Muon (it trains 2-D weights, and the readout only with "
+            "method.readout = 'muon'); use adamw"
+        )
+    return muon, adamw
+
+
+def _muon(model: nn.Module, options: dict[str, Any]) -> Method:
+    muon, adamw = muon_split(model, options["readout"])
+    first = optim.Muon(
+        list(muon.values()),
+        lr=options["lr"],
+        momentum=options["momentum"],
+        nesterov=options["nesterov"],
+        weight_decay=options["weight_decay"],
+        ns_steps=options["ns_steps"],
+        adjust_lr_fn=options["adjust"],
+    )
+    if not adamw:
+        return Method([first])
+    rest = optim.AdamW(list(adamw.values()), lr=options["adamw_lr"], weight_decay=options["weight_decay"])
+    return Method([first, rest], [f"Muon trains {', '.join(muon)}; AdamW trains {', '.join(adamw)}"])
+
+
+def _wrapped(prefix: str, inner: Method, model: nn.Module, layers: str | None) -> Method:
+    from gramscope.optim.whitening import GramFixed, GramWhitened
+
+    wrapper = GramWhitened if prefix == "whiten-" else GramFixed
+    first = wrapper(inner.optimizers[0], model=model, layers=layers)
+    return Method([first, *inner.optimizers[1:]], inner.notes)
+
+
+def _vcl(model: nn.Module, options: dict[str, Any], reduction: str, steps_per_epoch: int) -> Method:
+    from gramscope.optim.vcl import VCL
+
+    raise InputError(f"{VCL} {model} {options} {reduction} {steps_per_epoch}")

@@ -1,0 +1,25 @@
+"""What training tells its caller while it goes on. The library itself prints nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+class Reporter:
+    """Receives news from training; this one ignores it. The command line shows bars or lines."""
+
+    def note(self, text: str) -> None:
+        """Something worth saying once: how members are run, which parameters an optimizer leaves to another."""
+
+    def start(self, label: str, total: int, unit: str = "step") -> None:
+        """Work of ``total`` units begins."""
+
+    def advance(self, done: int) -> None:
+        """``done`` units are complete."""
+
+    def records(self, records: Sequence[dict[str, Any]]) -> None:
+        """New evaluation records, one a member."""
+
+    def finish(self) -> None:
+        """The work begun last is over."""

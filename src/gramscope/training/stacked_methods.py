@@ -1,0 +1,68 @@
+"""Which methods can be stacked, and their rules for a stack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+
+from gramscope.training.job import Job
+from gramscope.training.methods import muon_split
+from gramscope.training.stacked_rules import AdamRule, MuonRule, Rule, SGDRule, Stack
+
+#: numeric options that may differ between the members of a stack; all others must agree
+PER_RUN = {"lr", "momentum", "weight_decay", "beta1", "beta2", "eps", "adamw_lr"}
+
+
+def method_obstacle(jobs: Sequence[Job]) -> str:
+    """Why the members' methods cannot share a step; empty if they can."""
+    names = {job.config.method.name for job in jobs}
+    if len(names) > 1:
+        return f"the methods differ ({', '.join(sorted(names))})"
+    name = names.pop()
+    if name not in RULES:
+        return f"{name} has no stacked form"
+    first = jobs[0].config.method.options
+    for key, value in first.items():
+        if key not in PER_RUN and any(job.config.method.options[key] != value for job in jobs):
+            return f"method.{key} differs between them"
+    return ""
+
+
+def build_rules(jobs: Sequence[Job], template: nn.Module, params: Stack) -> tuple[list[Rule], list[str]]:
+    """The rules that update all stacked parameters, and what there is to say about them."""
+    options = [dict(job.config.method.options) for job in jobs]
+    return RULES[jobs[0].config.method.name](template, params, options)
+
+
+_Built = tuple[list[Rule], list[str]]
+_Builder = Callable[[nn.Module, Stack, list[dict[str, Any]]], _Built]
+
+
+def _sgd(template: nn.Module, params: Stack, options: list[dict[str, Any]]) -> _Built:
+    return [SGDRule(params, options)], []
+
+
+def _adam(template: nn.Module, params: Stack, options: list[dict[str, Any]]) -> _Built:
+    return [AdamRule(params, options, decoupled=False)], []
+
+
+def _adamw(template: nn.Module, params: Stack, options: list[dict[str, Any]]) -> _Built:
+    return [AdamRule(params, options, decoupled=True)], []
+
+
+def _muon(template: nn.Module, params: Stack, options: list[dict[str, Any]]) -> _Built:
+    muon, adamw = muon_split(template, options[0]["readout"])
+    rules: list[Rule] = [MuonRule({name: params[name] for name in muon}, options)]
+    if not adamw:
+        return rules, []
+    rest = [
+        {"lr": run["adamw_lr"], "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": run["weight_decay"]}
+        for run in options
+    ]
+    rules.append(AdamRule({name: params[name] for name in adamw}, rest, decoupled=True))
+    return rules, [f"Muon trains {', '.join(muon)}; AdamW trains {', '.join(adamw)}"]
+
+
+RULES: dict[str, _Builder] = {"sgd": _sgd, "adam": _adam, "adamw": _adamw, "muon": _muon}

@@ -1,0 +1,221 @@
+"""Many runs in one step: parameters stacked along a leading axis, gradients by ``vmap(grad(...))``.
+
+Each member keeps its own initial weights, data order and hyper-parameters, so a stack gives what its members give one
+by one, to float tolerance. On a GPU the whole step is replayed as one CUDA graph, because launching its many small
+kernels one at a time would take longer than running them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+from typing_extensions import override
+
+from gramscope.errors import InputError
+from gramscope.training.engine import Engine
+from gramscope.training.graphs import GraphedSteps
+from gramscope.training.job import Job
+from gramscope.training.losses import correct
+from gramscope.training.seeding import epoch_order
+from gramscope.training.stacked_methods import build_rules
+from gramscope.training.stacked_rules import Stack
+
+
+class StackedEngine(Engine):
+    """Several members of one architecture, one vectorised step for all of them."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self.jobs = tuple(jobs)
+        first = jobs[0]
+        self.plan = first.plan
+        self._loss = first.loss
+        self._mean = first.config.reduction == "mean"
+        self._template = copy.deepcopy(first.model).train()
+        trainable = {name for name, p in first.model.named_parameters() if p.requires_grad}
+        self._params, self._buffers = stack_weights([job.model for job in jobs], trainable)
+        data = [job.data for job in jobs]
+        self._shared = all(item is data[0] for item in data)
+        self._x = data[0].x_train if self._shared else torch.stack([item.x_train for item in data])
+        self._y = data[0].y_train if self._shared else torch.stack([item.y_train for item in data])
+        self.rules, self.notes = build_rules(jobs, self._template, self._params)
+        self._factor = torch.ones((), dtype=torch.float64, device=first.device)
+        self._loss_sum = torch.zeros(len(jobs), dtype=torch.float64, device=first.device)
+        self._loss_count = 0
+        self._order = torch.empty(0, dtype=torch.int64, device=first.device)
+        self._order_epoch = -1
+        self._gradients = vmap(
+            grad_and_value(self._batch_loss), in_dims=(0, 0, 0, 0) if self._batched_inputs else (0, 0, None, None)
+        )
+        self._whole = all(rule.capturable for rule in self.rules)
+        captured = self._step if self._whole else self._backward
+        self._graphed = GraphedSteps(captured, self._state_tensors) if first.device.type == "cuda" else None
+
+    # -- the step -------------------------------------------------------------------------------------------------
+    @property
+    def _full_batch(self) -> bool:
+        return self.plan.steps_per_epoch == 1
+
+    @property
+    def _batched_inputs(self) -> bool:
+        return not (self._full_batch and self._shared)
+
+    def _batch_loss(self, params: Stack, buffers: Stack, x: Tensor, y: Tensor) -> Tensor:
+        losses = self._loss(functional_call(self._template, (params, buffers), (x,)), y)
+        return losses.mean() if self._mean else losses.sum()
+
+    def _gather(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """The members' batches ``[runs, batch, …]`` for indices ``[runs, batch]``."""
+        if self._full_batch:
+            return self._x, self._y
+        if self._shared:
+            flat = index.reshape(-1)
+            x, y = self._x.index_select(0, flat), self._y.index_select(0, flat)
+            return x.reshape(*index.shape, *x.shape[1:]), y.reshape(*index.shape, *y.shape[1:])
+        rows = torch.arange(len(self.jobs), device=index.device).unsqueeze(1)
+        return self._x[rows, index], self._y[rows, index]
+
+    def _backward(self, index: Tensor) -> Stack:
+        """Gradients of every member, as tensor operations only."""
+        x, y = self._gather(index)
+        grads, losses = self._gradients(self._params, self._buffers, x, y)
+        self._loss_sum += losses if self._mean else losses / y.shape[1 if self._batched_inputs else 0]
+        return grads  # type: ignore[no-any-return]
+
+    def _update(self, grads: Stack) -> None:
+        for rule in self.rules:
+            rule.update(grads, self._factor)
+
+    def _step(self, index: Tensor) -> Stack:
+        grads = self._backward(index)
+        self._update(grads)
+        return grads
+
+    @override
+    def advance(self, step: int) -> None:
+        """Take one step with every member."""
+        index = self._index(step)
+        self._factor.fill_(self.plan.factor(step))
+        if self._graphed is None:
+            self._step(index)
+        else:
+            grads = self._graphed.run(index)
+            if not self._whole:
+                self._update(grads)
+        self._loss_count += 1
+
+    def _index(self, step: int) -> Tensor:
+        if self._full_batch:
+            return self._order
+        epoch, part = self.plan.slice(step)
+        if epoch != self._order_epoch:
+            orders = {s: epoch_order(s, epoch, self.plan.samples) for s in {job.config.seed for job in self.jobs}}
+            self._order = torch.stack([orders[job.config.seed] for job in self.jobs]).to(self.jobs[0].device)
+            self._order_epoch = epoch
+        return self._order[:, part]
+
+    def _state_tensors(self) -> list[Tensor]:
+        return [*(t for rule in self.rules for t in rule.tensors()), self._loss_sum]
+
+    @override
+    def active(self) -> AbstractContextManager[None]:
+        return nullcontext()  # what draws from the global generator is not stacked
+
+    # -- looking --------------------------------------------------------------------------------------------------
+    @override
+    def mean_losses(self) -> list[float]:
+        means: list[float] = (self._loss_sum / max(self._loss_count, 1)).tolist()
+        self._loss_sum.zero_()
+        self._loss_count = 0
+        return means
+
+    @override
+    @torch.no_grad()
+    def evaluate(self) -> list[dict[str, float]]:
+        found: list[dict[str, float]] = [{} for _ in self.jobs]
+        for part in self.jobs[0].parts():
+            sets = [job.parts()[part] for job in self.jobs]
+            for name, values in self._evaluate(sets).items():
+                for record, value in zip(found, values, strict=True):
+                    record[f"{part}_{name}"] = value
+        return found
+
+    def _evaluate(self, sets: Sequence[tuple[Tensor, Tensor]]) -> dict[str, list[float]]:
+        shared = self._shared
+        x, y = sets[0] if shared else (torch.stack([x for x, _ in sets]), torch.stack([y for _, y in sets]))
+        axis = 0 if shared else 1
+        size = max(1, 25_000 // len(self.jobs))
+
+        def outputs(params: Stack, buffers: Stack, xs: Tensor, ys: Tensor) -> tuple[Tensor, Tensor]:
+            output = functional_call(self._template, (params, buffers), (xs,))
+            hits = correct(output, ys)
+            return self._loss(output, ys).sum(), torch.full_like(ys, -1) if hits is None else hits.sum()
+
+        run = vmap(outputs, in_dims=(0, 0, None, None) if shared else 0)
+        total = torch.zeros(len(self.jobs), dtype=torch.float64, device=x.device)
+        right = torch.zeros_like(total)
+        labels = not y.is_floating_point()
+        self._template.eval()
+        try:
+            for xs, ys in zip(torch.split(x, size, axis), torch.split(y, size, axis), strict=True):
+                losses, hits = run(self._params, self._buffers, xs, ys)
+                total += losses
+                if labels:
+                    right += hits
+        finally:
+            self._template.train()
+        n = x.shape[axis]
+        result: dict[str, list[float]] = {"loss": (total / n).tolist()}
+        if labels:
+            result["accuracy"] = (right / n).tolist()
+        return result
+
+    @override
+    @torch.no_grad()
+    def models(self) -> Iterator[nn.Module]:
+        for index, job in enumerate(self.jobs):
+            for name, tensor in (*job.model.named_parameters(), *job.model.named_buffers()):
+                tensor.copy_((self._params | self._buffers)[name][index])
+            yield job.model
+
+    # -- checkpoints ----------------------------------------------------------------------------------------------
+    @override
+    def states(self) -> Iterator[tuple[dict[str, Tensor], Any]]:
+        for index, model in enumerate(self.models()):
+            rules = [
+                {key: {name: t[index] for name, t in stack.items()} for key, stack in rule.state.items()}
+                for rule in self.rules
+            ]
+            training = {"stacked": rules, "loss_sum": self._loss_sum[index], "loss_count": self._loss_count}
+            yield model.state_dict(), training
+
+    @override
+    @torch.no_grad()
+    def load_states(self, states: Sequence[tuple[dict[str, Tensor], Any]]) -> None:
+        for index, (job, (weights, training)) in enumerate(zip(self.jobs, states, strict=True)):
+            if "stacked" not in training:
+                raise InputError(f"the checkpoint of {job.name} was not written by vectorised runs")
+            job.model.load_state_dict(weights)
+            for name, tensor in (*job.model.named_parameters(), *job.model.named_buffers()):
+                (self._params | self._buffers)[name][index].copy_(tensor)
+            for rule, stored in zip(self.rules, training["stacked"], strict=True):
+                for key, stack in rule.state.items():
+                    for name, tensor in stack.items():
+                        tensor[index].copy_(stored[key][name])
+            self._loss_sum[index] = training["loss_sum"].to(self._loss_sum.device)
+            self._loss_count = training["loss_count"]
+
+
+def stack_weights(models: Sequence[nn.Module], trainable: set[str]) -> tuple[Stack, Stack]:
+    """Trainable parameters, and all other parameters and buffers, stacked along a new first axis."""
+    found = [dict(model.named_parameters()) | dict(model.named_buffers()) for model in models]
+    stacks = {name: torch.stack([tensors[name].detach() for tensors in found]) for name in found[0]}
+    return (
+        {name: stack for name, stack in stacks.items() if name in trainable},
+        {name: stack for name, stack in stacks.items() if name not in trainable},
+    )

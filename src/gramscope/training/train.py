@@ -1,0 +1,245 @@
+"""Train what a configuration says: one member, or seeds and sweep values together."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import tempfile
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from torch import nn
+
+from gramscope.data.dataset import DataSet
+from gramscope.errors import InputError, ResultWarning
+from gramscope.runs.directory import RunDirectory
+from gramscope.runs.environment import describe_environment, differences
+from gramscope.training.config import DataTable, TrainConfig
+from gramscope.training.engine import Engine, SingleEngine
+from gramscope.training.execution import choose_execution
+from gramscope.training.interrupt import Interrupted
+from gramscope.training.job import Job, load_data, prepare, resolve_device
+from gramscope.training.loop import Loop, Measure, Outcome
+from gramscope.training.losses import SampleLoss
+from gramscope.training.measuring import measure_layers
+from gramscope.training.processes import run_in_processes
+from gramscope.training.reporting import Reporter
+from gramscope.training.stacking import StackedEngine
+
+#: makes a member's net in Python instead of from its configuration
+ModelFactory: TypeAlias = Callable[[TrainConfig, DataSet], nn.Module]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What Python code may give in place of what the configuration names."""
+
+    data: DataSet | None = None
+    model: ModelFactory | None = None
+    loss: SampleLoss | None = None
+    measure: Measure | None = None
+
+    def given(self) -> bool:
+        """Whether anything is given (such parts cannot be sent to other processes)."""
+        return any(getattr(self, item.name) is not None for item in dataclasses.fields(self))
+
+
+@dataclass(frozen=True)
+class Member:
+    """A trained member: its net with the final weights, on the CPU or the training device, and its records."""
+
+    name: str
+    config: TrainConfig
+    model: nn.Module = field(repr=False)
+    records: Sequence[dict[str, Any]] = field(repr=False)
+
+    def last(self, key: str) -> Any:
+        """The newest recorded value of ``key``, such as ``test_accuracy``; ``None`` if it was never recorded."""
+        return next((record[key] for record in reversed(self.records) if key in record), None)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The outcome of :func:`train`."""
+
+    members: dict[str, Member]
+    execution: str
+    path: Path | None = None
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """Records of all members, each with the member's name as ``run``."""
+        return [{"run": name, **record} for name, member in self.members.items() for record in member.records]
+
+
+def train(
+    config: TrainConfig,
+    out: Path | str | None = None,
+    *,
+    resume: bool = False,
+    force: bool = False,
+    reporter: Reporter | None = None,
+    data: DataSet | None = None,
+    model: ModelFactory | None = None,
+    loss: SampleLoss | None = None,
+    measure: Measure | None = None,
+) -> Trained:
+    """Train every member of a configuration.
+
+    Args:
+        config: what to train.
+        out: run directory; several members get sub-directories. Without it nothing is written.
+        resume: continue what is in ``out`` (whose configuration must be this one).
+        force: replace the run in ``out``.
+        reporter: receives notes and progress.
+        data, model, loss, measure: Python objects in place of the configured ones.
+
+    Raises:
+        Interrupted: the user asked to stop; everything is saved.
+    """
+    reporter = reporter or Reporter()
+    parts = Parts(data, model, loss, measure)
+    members = config.members()
+    with ExitStack() as stack:
+        root = _root(config, out, resume=resume, force=force)
+        if root is not None:
+            stack.enter_context(root.lock)
+            stack.callback(root.close)
+            _note_environment(root, config, resume)
+        jobs = _jobs(members, parts)
+        execution, reason = choose_execution(
+            list(jobs.values()), _asked(root, config, resume), portable=not parts.given()
+        )
+        if reason:
+            reporter.note(reason)
+        if root is not None:
+            _remember_execution(root, execution)
+        if execution == "processes":
+            if root is None:
+                root = RunDirectory.create(stack.enter_context(tempfile.TemporaryDirectory()), config.to_dict())
+            runs = _member_runs(root, members)
+            run_in_processes({name: (member, runs[name].path) for name, member in members.items()}, reporter)
+            trained = {name: _from_disk(job, runs[name]) for name, job in jobs.items()}
+        else:
+            all_runs = None if root is None else _member_runs(root, members)
+            groups = [list(jobs)] if execution == "vectorised" else [[name] for name in jobs]
+            trained = {}
+            for names in groups:
+                group = [jobs[name] for name in names]
+                engine: Engine = StackedEngine(group) if execution == "vectorised" else SingleEngine(group[0])
+                runs_of_group = None if all_runs is None else [all_runs[name] for name in names]
+                trained |= _run(engine, runs_of_group, parts, reporter, root)
+    return Trained(trained, execution, None if out is None else Path(out))
+
+
+def resume_run(path: Path | str, *, reporter: Reporter | None = None) -> Trained:
+    """Continue a stopped run from its newest checkpoint with the configuration stored there."""
+    config = TrainConfig.from_dict(RunDirectory.open(path).config)
+    return train(config, path, resume=True, reporter=reporter)
+
+
+def run_member(config: TrainConfig, path: Path, name: str) -> None:
+    """Train one member into its directory, going on where it stopped. Runs in a process of its own."""
+    _run(SingleEngine(prepare(config, name)), [RunDirectory(path)], Parts(), Reporter(), None)
+
+
+# -- preparing ----------------------------------------------------------------------------------------------------
+def _root(config: TrainConfig, out: Path | str | None, *, resume: bool, force: bool) -> RunDirectory | None:
+    if out is None:
+        return None
+    if not resume:
+        return RunDirectory.create(out, config.to_dict(), force=force)
+    root = RunDirectory.open(out)
+    if TrainConfig.from_dict(root.config) != config:
+        raise InputError(f"{root.path} holds a run of another configuration; resume it with its own")
+    return root
+
+
+def _member_runs(root: RunDirectory, members: dict[str, TrainConfig]) -> dict[str, RunDirectory]:
+    if len(members) == 1:
+        return dict.fromkeys(members, root)
+    runs = {}
+    for name, member in members.items():
+        run = RunDirectory(root.path / name)
+        runs[name] = run if run.exists() else RunDirectory.create(run.path, member.to_dict())
+    return runs
+
+
+def _jobs(members: dict[str, TrainConfig], parts: Parts) -> dict[str, Job]:
+    """Load each data set once, however many members share it."""
+    loaded: list[tuple[DataTable, DataSet]] = []
+    jobs = {}
+    for name, member in members.items():
+        data = parts.data or next((found for table, found in loaded if table == member.data), None)
+        if data is None:
+            data = load_data(member.data).to(resolve_device(member.device))
+            loaded.append((member.data, data))
+        model = None if parts.model is None else parts.model(member, data)
+        jobs[name] = prepare(member, name, data=data, model=model, loss=parts.loss)
+    return jobs
+
+
+def _note_environment(root: RunDirectory, config: TrainConfig, resume: bool) -> None:
+    now = describe_environment(str(resolve_device(config.device)))
+    if not resume or not root.environment:
+        root.write_environment(now)
+        return
+    changed = differences(root.environment, now)
+    if changed:
+        facts = "; ".join(f"{key}: {old} then, {new} now" for key, (old, new) in changed.items())
+        warnings.warn(
+            f"resuming {root.path} elsewhere ({facts}): the last bits may differ", ResultWarning, stacklevel=3
+        )
+
+
+def _asked(root: RunDirectory | None, config: TrainConfig, resume: bool) -> str:
+    """How to run the members; a resumed run goes on as it began."""
+    before = root.environment.get("execution") if root is not None and resume else None
+    return before or config.execution
+
+
+def _remember_execution(root: RunDirectory, execution: str) -> None:
+    facts = root.environment
+    if facts.get("execution") != execution:
+        root.write_environment({**facts, "execution": execution})
+
+
+# -- running ------------------------------------------------------------------------------------------------------
+def _run(
+    engine: Engine, runs: list[RunDirectory] | None, parts: Parts, reporter: Reporter, root: RunDirectory | None
+) -> dict[str, Member]:
+    if runs and all(run.status() == "finished" for run in runs):
+        return {job.name: _from_disk(job, run) for job, run in zip(engine.jobs, runs, strict=True)}
+    config = engine.jobs[0].config
+    measure = parts.measure or (measure_layers if config.measure.every else None)
+    with ExitStack() as stack:
+        for run in runs or []:
+            if root is None or run.path != root.path:  # the root's lock is held already
+                stack.enter_context(run.lock)
+        loop = Loop(engine, runs, measure=measure, reporter=reporter)
+        loop.resume()
+        for note in engine.notes:
+            reporter.note(note)
+        outcome = loop.run()
+    if not outcome.finished:
+        raise Interrupted(_how_to_resume(outcome, runs, root))
+    return {
+        job.name: Member(job.name, job.config, model, records)
+        for job, model, records in zip(engine.jobs, engine.models(), loop.records, strict=True)
+    }
+
+
+def _how_to_resume(outcome: Outcome, runs: list[RunDirectory] | None, root: RunDirectory | None) -> str:
+    if not runs:
+        return f"stopped after step {outcome.step}; nothing was saved because no run directory was given"
+    path = shlex.quote(str((root or runs[0]).path))
+    return f"stopped after step {outcome.step} and saved; continue with: gramscope train --resume {path}"
+
+
+def _from_disk(job: Job, run: RunDirectory) -> Member:
+    job.model.load_state_dict(dict(run.load_checkpoint().model))
+    return Member(job.name, job.config, job.model, run.records())
