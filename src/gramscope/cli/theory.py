@@ -1,0 +1,214 @@
+"""``gramscope theory``: predictions of early feature learning beside what sampled nets do."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+app = typer.Typer(
+    name="theory",
+    help="Predict how feature learning starts, and compare with sampled nets.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+Seed = Annotated[int, typer.Option(help="Seed of data and nets.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the records as JSON.")]
+
+
+@app.command()
+def cnfa(
+    data: Annotated[
+        str,
+        typer.Option(
+            help="isotropic, decay, alignment-reversing, or an .npz/.safetensors file with x [n, d] and y [n]."
+        ),
+    ] = "isotropic",
+    widths: Annotated[str, typer.Option(help="Hidden widths, comma separated.")] = "32,128,512",
+    activation: Annotated[str, typer.Option(help="quadratic, relu, erf or linear.")] = "quadratic",
+    depth: Annotated[int, typer.Option(help="Number of hidden layers.")] = 1,
+    target: Annotated[str, typer.Option(help="low-rank (chain monomial, rank 5) or high-rank.")] = "low-rank",
+    alpha: Annotated[float, typer.Option(help="Decay of the spectrum 1/(1+k^alpha), for --data decay.")] = 1.0,
+    balance: Annotated[float, typer.Option(help="Balance in (0, 1], for --data alignment-reversing.")] = 0.9,
+    inverse: Annotated[str, typer.Option(help="pseudo or literal, for --data alignment-reversing.")] = "pseudo",
+    n: Annotated[int, typer.Option(help="Samples.")] = 128,
+    d: Annotated[int, typer.Option(help="Input dimension.")] = 128,
+    nets: Annotated[int, typer.Option(help="Sampled nets per width.")] = 20,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Where the centred NFA of the first layer starts: prediction, observation and error side by side."""
+    import torch
+
+    from gramscope.theory.sweeps import compare_cnfa
+
+    generator = torch.Generator().manual_seed(seed)
+    x, y = _data(data, n, d, target, alpha, balance, inverse, generator)
+    rows = compare_cnfa(
+        x, y, _numbers(widths, "--widths"), activation=activation, depth=depth, nets=nets, generator=generator
+    )
+    records = [asdict(row) | {"difference": row.difference} for row in rows]
+    columns = ["width", "prediction", "predicted", "observed", "observed_error", "difference", "ratio_of_means"]
+    title = f"ρ(ẆᵀẆ, ẆᵀKẆ), {data}, {activation}, {depth} hidden, n={x.shape[0]}, d={x.shape[1]}, {nets} nets a width"
+    _show(records, columns, title, as_json)
+
+
+@app.command(name="nfa-fig3")
+def nfa_fig3(
+    size: Annotated[int, typer.Option(help="n = k = d.")] = 1024,
+    balances: Annotated[str, typer.Option(help="Balances, comma separated; the built-in sweep unless given.")] = "",
+    data_seeds: Annotated[int, typer.Option(help="Data sets per balance.")] = 4,
+    nets: Annotated[int, typer.Option(help="Nets whose moments of R are averaged.")] = 30,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Alignment-reversing data: predicted against observed over the balance sweep, both inversion rules and scales."""
+    from gramscope.theory.sweeps import BALANCES, reversal_sweep
+
+    chosen = [float(b) for b in balances.split(",")] if balances else BALANCES
+    rows = list(reversal_sweep(size, balances=chosen, data_seeds=data_seeds, nets=nets, seed=seed))
+    records = [asdict(row) | {"difference": row.difference} for row in rows]
+    if as_json:
+        _show(records, [], "", as_json=True)
+        return
+    cells = dict.fromkeys((row.scale, row.inverse, row.balance) for row in rows)
+    table = []
+    for scale, inverse, balance in cells:
+        group = [row for row in rows if (row.scale, row.inverse, row.balance) == (scale, inverse, balance)]
+        table.append(
+            {
+                "scale": f"{scale:.3g}",
+                "inverse": inverse,
+                "balance": f"{balance:g}",
+                "observed": _mean(row.observed for row in group),
+                "predicted": _mean(row.free_sampled_moments for row in group),
+                "exact moments": _mean(row.free_exact_moments for row in group),
+                "largest |difference|": max(abs(row.difference) for row in group),
+            }
+        )
+    _show(table, list(table[0]), f"nfa-fig3, n=k=d={size}, means over {data_seeds} data seeds", as_json=False)
+    typer.echo(f"largest absolute difference: {max(abs(row.difference) for row in rows):.4f}")
+
+
+@app.command()
+def formulas(
+    size: Annotated[int, typer.Option(help="n = k = d.")] = 512,
+    nets: Annotated[int, typer.Option(help="Nets per data set.")] = 24,
+    alpha: Annotated[float, typer.Option(help="Decay of the correlated data's spectrum 1/(1+k^alpha).")] = 0.5,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """The printed free-probability formulas against the general rule and against Monte Carlo, net by net."""
+    from gramscope.theory.checks import check_formulas
+
+    records = [asdict(row) | {"z": row.z} for row in check_formulas(size, nets, seed, alpha)]
+    columns = ["data", "equation", "agrees_with_rule", "observed_ratio", "error", "z", "note"]
+    _show(records, columns, f"net's trace / formula, n=k=d={size}, {nets} nets", as_json)
+
+
+@app.command(name="widths")
+def widths_command(
+    activations: Annotated[str, typer.Option(help="Comma separated.")] = "relu,erf,quadratic,linear",
+    depths: Annotated[str, typer.Option(help="Hidden layers, comma separated.")] = "1,2,3",
+    widths: Annotated[str, typer.Option(help="Comma separated.")] = "64,128,256,512",
+    nets: Annotated[int, typer.Option(help="Nets per point.")] = 200,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Distance of sampled tangent kernels from the infinite-width recursion, and a fit of depth^p / width^q."""
+    from gramscope.theory.checks import check_widths, fit_powers
+
+    rows = check_widths(
+        activations.split(","),
+        depths=_numbers(depths, "--depths"),
+        widths=_numbers(widths, "--widths"),
+        nets=nets,
+        seed=seed,
+    )
+    fits = [asdict(fit) for fit in fit_powers(rows)]
+    if as_json:
+        typer.echo(json.dumps({"distances": [asdict(row) for row in rows], "fits": fits}))
+        return
+    _show([asdict(row) for row in rows], list(asdict(rows[0])), "E‖𝒦 − 𝒦∞‖² / ‖𝒦∞‖²", as_json=False)
+    _show(fits, list(fits[0]), "distance ≈ e^constant · depth^depth_power / width^width_power", as_json=False)
+
+
+def _data(
+    name: str, n: int, d: int, target: str, alpha: float, balance: float, inverse: str, generator: Any
+) -> tuple[Tensor, Tensor]:
+    """``x`` and ``y`` from a file or a generator."""
+    from gramscope.data.synthetic import alignment_reversing
+    from gramscope.errors import InputError
+    from gramscope.theory.sweeps import polynomial_task
+
+    if Path(name).suffix in (".npz", ".safetensors"):
+        return _load(Path(name))
+    if name == "alignment-reversing":
+        scale = (n * d) ** -0.5
+        return alignment_reversing(n, d, balance, generator, inverse=inverse, scale=scale)  # type: ignore[arg-type]
+    if name in ("isotropic", "decay"):
+        return polynomial_task(n, d, alpha if name == "decay" else None, target, generator)
+    raise InputError(f"--data {name}: give isotropic, decay, alignment-reversing, or an .npz or .safetensors file")
+
+
+def _load(path: Path) -> tuple[Tensor, Tensor]:
+    import numpy as np
+    import torch
+    from safetensors.torch import load_file
+
+    from gramscope.errors import InputError
+
+    if not path.is_file():
+        raise InputError(f"--data {path}: no such file")
+    if path.suffix == ".npz":
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {key: torch.from_numpy(archive[key]) for key in archive.files}
+    else:
+        arrays = load_file(path)
+    if not {"x", "y"} <= set(arrays):
+        raise InputError(f"--data {path} holds {sorted(arrays)}; x [n, d] and y [n] are needed")
+    return arrays["x"].double(), arrays["y"].double().squeeze()
+
+
+def _numbers(text: str, option: str) -> list[int]:
+    from gramscope.errors import InputError
+
+    try:
+        values = [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise InputError(f"{option} {text!r}: give whole numbers separated by commas") from error
+    if min(values) < 1:
+        raise InputError(f"{option} {text!r}: every value must be at least 1")
+    return values
+
+
+def _mean(values: Iterable[float]) -> float:
+    known = list(values)
+    return sum(known) / len(known)
+
+
+def _show(records: Sequence[dict[str, Any]], columns: Sequence[str], title: str, as_json: bool) -> None:
+    """Records as JSON, or as a table of the chosen columns."""
+    if as_json:
+        typer.echo(json.dumps(list(records)))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*(column.replace("_", " ") for column in columns), title=title)
+    for record in records:
+        table.add_row(*(_cell(record[column]) for column in columns))
+    Console(file=sys.stdout).print(table)
+
+
+def _cell(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,244 @@
+"""Generated data: Gaussians of any spectrum, polynomial targets, alignment-reversing data, Swiss roll, modular sums.
+
+Pure functions. Whatever is random takes an explicit ``torch.Generator`` and lives on its device; targets are
+differentiable functions of ``x``, so that their expected gradient outer product can be had by autograd.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gramscope.errors import InputError
+
+
+def decaying_spectrum(d: int, alpha: float, *, dtype: torch.dtype | None = None) -> Tensor:
+    """``λ_k = 1/(1 + k^α)`` for k = 1 … d (004 Appendix C and G): ``[d]``."""
+    _at_least("d", d, 1)
+    if not math.isfinite(alpha) or alpha < 0:
+        raise InputError(f"alpha={alpha}: the decay rate must be finite and not negative")
+    k = torch.arange(1, d + 1, dtype=torch.float64)
+    spectrum = 1 / (1 + torch.pow(k, alpha))
+    return spectrum.to(dtype or torch.get_default_dtype())
+
+
+def random_basis(d: int, generator: torch.Generator, *, dtype: torch.dtype | None = None) -> Tensor:
+    """An orthogonal matrix drawn uniformly (Haar): ``[d, d]``."""
+    _at_least("d", d, 1)
+    q, r = torch.linalg.qr(_normal((d, d), generator, torch.float64))
+    haar: Tensor = q * r.diagonal().sign()
+    return haar.to(dtype or torch.get_default_dtype())
+
+
+def gaussian(n: int, spectrum: Tensor, generator: torch.Generator, *, basis: Tensor | None = None) -> Tensor:
+    """``n`` rows of N(0, Q diag(spectrum) Qᵀ): ``[n, d]``, of the dtype of ``spectrum``.
+
+    Draw ``basis`` Q once with :func:`random_basis` and pass it for training and test sets alike; without it the axes
+    are the eigenvectors.
+    """
+    _at_least("n", n, 1)
+    if spectrum.dim() != 1 or not bool((spectrum >= 0).all()) or not bool(torch.isfinite(spectrum).all()):
+        raise InputError("spectrum must be a vector of finite eigenvalues, none of them negative")
+    z = _normal((n, spectrum.numel()), generator, spectrum.dtype) * spectrum.to(generator.device).sqrt()
+    return z if basis is None else z @ basis.to(z).mT
+
+
+def unit_std(y: Tensor) -> Tensor:
+    """The target scaled to standard deviation 1 over samples, not centred, as 004 scales its polynomial tasks."""
+    scale = y.std() if y.numel() > 1 else y.new_zeros(())
+    if not 0 < float(scale) < math.inf:
+        raise InputError(f"the target has standard deviation {float(scale)} over {y.numel()} samples: cannot make it 1")
+    return y / scale
+
+
+def unit_box(x: Tensor) -> Tensor:
+    """Each column scaled to [0, 1]; a constant column becomes 0."""
+    low, high = x.amin(0), x.amax(0)
+    return (x - low) / torch.where(high > low, high - low, torch.ones_like(low))
+
+
+def chain_monomial(x: Tensor, rank: int) -> Tensor:
+    """``y = Σ_{k=1}^r x_{k mod r} x_{(k+1) mod r}`` of the first ``rank`` inputs (004 eq. 1): ``[n]``, unscaled."""
+    _at_least("rank", rank, 1)
+    _enough_columns(x, rank)
+    used = x[:, :rank]
+    return (used * used.roll(-1, dims=1)).sum(1)
+
+
+def merged_staircase(x: Tensor, degree: int = 4) -> Tensor:
+    """``y = x₁ + x₁x₂ + x₁x₂x₃ + …`` up to ``degree`` factors: ``[n]``, unscaled."""
+    _at_least("degree", degree, 1)
+    _enough_columns(x, degree)
+    return x[:, :degree].cumprod(1).sum(1)
+
+
+def high_rank_polynomial(x: Tensor, q: Tensor) -> Tensor:
+    """``y = Σ_i (Qx)_i²`` with ``q [m, d]``, standard normal in 004 Appendix H: ``[n]``, unscaled."""
+    if q.shape[-1] != x.shape[1]:
+        raise InputError(f"q has {q.shape[-1]} columns, x has {x.shape[1]}")
+    return (x @ q.to(x).mT).square().sum(1)
+
+
+def alignment_reversing(
+    n: int,
+    d: int,
+    balance: float,
+    generator: torch.Generator,
+    *,
+    inverse: Literal["pseudo", "literal"] = "pseudo",
+    scale: float = 1.0,
+    eps1: float = 0.5,
+    eps2: float = 1e-2,
+    label_shift: float = 1e-5,
+    dtype: torch.dtype = torch.float64,
+) -> tuple[Tensor, Tensor]:
+    """004 Appendix F: data built so that XᵀX works against XᵀYX; returns ``x [n, d]`` and ``y [n]``.
+
+    The first ``n₁ = round(n·balance)`` rows are ``X₁ ~ scale · N(0, 11ᵀ + ε₁ I)`` with label 1. With
+    ``X₁ᵀX₁ = U₁ S₁ U₁ᵀ`` (S₁ falling) and V₂ the left singular vectors of a second such sample of n₂ = n − n₁ rows, the
+    rest is ``X₂ = V₂ S₁⁻¹ U₁ᵀ`` over the leading ``r = min(n₂, d)`` directions, with label 0. Then ``x ← x + ε₂ Z`` and
+    ``y ← y + label_shift``.
+
+    Args:
+        balance: γ in (0, 1].
+        inverse: what S₁⁻¹ means when X₁ᵀX₁ is singular (n₁ < d). ``"pseudo"`` gives weight 0 to directions below
+            d·eps·S₁[0]. ``"literal"`` divides by the float64 singular values as computed, rounding noise and all, so
+            those rows are enormous and differ between machines. The rules agree where n₂ ≤ n₁ (noise is not reached).
+        scale: 1 is the paper's text. X₂ scales with 1/scale², so this decides which part rules XᵀX: with 1, it is X₁;
+            with 1/√(nd), for which S₁ is of order 1, it is X₂ and the reversal appears.
+
+    Everything is computed in float64 and then cast to ``dtype``.
+    """
+    _at_least("n", n, 1)
+    _at_least("d", d, 1)
+    if not 0 < balance <= 1:
+        raise InputError(f"balance={balance} must lie in (0, 1]: it is the fraction of samples with label 1")
+    if inverse not in ("pseudo", "literal"):
+        raise InputError(f"inverse={inverse!r}: give 'pseudo' or 'literal'")
+    first = round(n * balance)
+    if first == 0:
+        raise InputError(f"balance={balance} leaves no sample with label 1 among n={n}; use at least {1 / n:g}")
+    x1 = scale * _spiked(first, d, eps1, generator)
+    vectors, values, _ = torch.linalg.svd(x1.mT @ x1)
+    inverted = 1 / values
+    if inverse == "pseudo":
+        inverted = inverted.where(values > values[0] * d * torch.finfo(values.dtype).eps, torch.zeros_like(values))
+    second = _spiked(n - first, d, eps1, generator)
+    v2 = torch.linalg.svd(second, full_matrices=False)[0]
+    r = v2.shape[1]
+    x = torch.cat([x1, (v2 * inverted[:r]) @ vectors[:, :r].mT])
+    x = x + eps2 * _normal((n, d), generator, torch.float64)
+    if not bool(torch.isfinite(x).all()):
+        raise InputError(f"inverse={inverse!r} met an exactly zero singular value of X₁ᵀX₁; use inverse='pseudo'")
+    y = torch.cat([torch.ones(first, dtype=x.dtype), torch.zeros(n - first, dtype=x.dtype)]).to(x.device)
+    return x.to(dtype), (y + label_shift).to(dtype)
+
+
+def swiss_roll(
+    n: int,
+    generator: torch.Generator,
+    *,
+    dimensions: Literal[2, 3] = 2,
+    noise: float = 0.0,
+    dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Points ``(t cos t, [21u,] t sin t)`` and their place t ∈ [1.5π, 4.5π] on the roll: ``[n, dims]``, ``[n]``."""
+    _at_least("n", n, 1)
+    if dimensions not in (2, 3):
+        raise InputError(f"dimensions={dimensions}: a Swiss roll has 2 or 3")
+    dtype = dtype or torch.get_default_dtype()
+    t = 1.5 * math.pi * (1 + 2 * torch.rand(n, generator=generator, device=generator.device, dtype=dtype))
+    columns = [t * t.cos(), t * t.sin()]
+    if dimensions == 3:
+        columns.insert(1, 21 * torch.rand(n, generator=generator, device=generator.device, dtype=dtype))
+    x = torch.stack(columns, 1)
+    return (x + noise * _normal(tuple(x.shape), generator, dtype) if noise else x), t
+
+
+#: name -> (x, y, p) ↦ value before reduction mod p; division multiplies by the inverse y^(p−2) of a prime p
+MODULAR_OPERATIONS: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {
+    "x+y": lambda x, y, p: x + y,
+    "x-y": lambda x, y, p: x - y,
+    "x*y": lambda x, y, p: x * y,
+    "x/y": lambda x, y, p: x * _modular_inverse(y, p),
+    "x/y if y odd else x-y": lambda x, y, p: torch.where(y % 2 == 1, x * _modular_inverse(y, p), x - y),
+    "x^2+y^2": lambda x, y, p: x**2 + y**2,
+    "x^2+xy+y^2": lambda x, y, p: x**2 + x * y + y**2,
+    "x^2+xy+y^2+x": lambda x, y, p: x**2 + x * y + y**2 + x,
+    "x^3+xy": lambda x, y, p: x**3 + x * y,
+    "x^3+xy^2+y": lambda x, y, p: x**3 + x * y**2 + y,
+}
+
+
+def modular_arithmetic(p: int, operation: str = "x+y") -> tuple[Tensor, Tensor]:
+    """Every pair (x, y) with 0 ≤ x, y < p and ``operation`` mod p: int64 ``[N, 2]`` and ``[N]``.
+
+    N is p², or p(p−1) for ``"x/y"``, which leaves out y = 0. Operations with a division need a prime p.
+    """
+    _at_least("p", p, 2)
+    if p > 2000:
+        raise InputError(f"p={p}: all p² pairs are listed; use p ≤ 2000")
+    if operation not in MODULAR_OPERATIONS:
+        raise InputError(f"operation={operation!r}; there are: {', '.join(MODULAR_OPERATIONS)}")
+    if "/" in operation and any(p % q == 0 for q in range(2, math.isqrt(p) + 1)):
+        raise InputError(f"p={p} is not prime, so not every y has an inverse; use a prime for {operation!r}")
+    pairs = torch.cartesian_prod(torch.arange(p), torch.arange(p))
+    if operation == "x/y":
+        pairs = pairs[pairs[:, 1] != 0]
+    return pairs, MODULAR_OPERATIONS[operation](pairs[:, 0], pairs[:, 1], p) % p
+
+
+def one_hot_pairs(pairs: Tensor, p: int, *, dtype: torch.dtype | None = None) -> Tensor:
+    """Pairs ``[N, 2]`` as two one-hot codes side by side: ``[N, 2p]``."""
+    return torch.nn.functional.one_hot(pairs, p).flatten(1).to(dtype or torch.get_default_dtype())
+
+
+def randomise_labels(labels: Tensor, fraction: float, classes: int, generator: torch.Generator) -> Tensor:
+    """Replace the labels of ``round(fraction · n)`` samples, chosen at random, by uniform draws from all ``classes``.
+
+    A draw may hit the true label, so about ``fraction · (1 − 1/classes)`` of the labels end up wrong.
+    """
+    if not 0 <= fraction <= 1:
+        raise InputError(f"fraction={fraction} must lie in [0, 1]")
+    _at_least("classes", classes, 2)
+    n = labels.shape[0]
+    chosen = torch.randperm(n, generator=generator, device=generator.device)[: round(fraction * n)]
+    drawn = torch.randint(classes, (chosen.numel(),), generator=generator, device=generator.device)
+    noisy = labels.clone()
+    noisy[chosen.to(labels.device)] = drawn.to(labels)
+    return noisy
+
+
+def _normal(shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype) -> Tensor:
+    return torch.randn(shape, generator=generator, device=generator.device, dtype=dtype)
+
+
+def _spiked(n: int, d: int, eps: float, generator: torch.Generator) -> Tensor:
+    """``n`` rows of N(0, 11ᵀ + eps I): one shared draw a row and ``√eps`` of its own a column."""
+    shared = _normal((n, 1), generator, torch.float64)
+    return shared + math.sqrt(eps) * _normal((n, d), generator, torch.float64)
+
+
+def _modular_inverse(y: Tensor, p: int) -> Tensor:
+    """``y^(p−2) mod p`` by squaring (Fermat), so ``y · result = 1 mod p`` for y ≠ 0."""
+    result, base, exponent = torch.ones_like(y), y % p, p - 2
+    while exponent:
+        if exponent & 1:
+            result = result * base % p
+        base = base * base % p
+        exponent >>= 1
+    return result
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise InputError(f"{name}={value} must be at least {least}")
+
+
+def _enough_columns(x: Tensor, needed: int) -> None:
+    if x.dim() != 2 or x.shape[1] < needed:
+        raise InputError(f"the target reads {needed} coordinates, x has shape {tuple(x.shape)}")

@@ -1,0 +1,141 @@
+"""Exact expectations for Gaussian nets at any finite size, by Wick's rule.
+
+``R = Wᵀ diag(a²) W`` with ``W [k, d]`` of entries N(0, σ²) and ``a`` of entries N(0, τ²), all independent. A moment of
+a word in R and fixed symmetric matrices is a finite sum over pairings of the W's: a pairing closes the data matrices
+into traces and ties the k-indices into groups. Nothing is asymptotic here; 004's free-probability formulas are the
+limit d, k → ∞, and its Proposition 10 (with the s₁ ≠ s₂ terms it drops) the word ``ARBR``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import lru_cache
+from math import perm, prod
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from gramscope.errors import InputError
+from gramscope.theory.freeness import Family
+from gramscope.theory.partitions import pairings, set_partitions
+
+#: letters of data words in the trace product, and sizes of the groups of k-indices
+Term: TypeAlias = tuple[tuple[str, ...], tuple[int, ...]]
+LONGEST = 6
+
+
+def gaussian_moment(
+    word: str,
+    data: Family,
+    width: int,
+    *,
+    size: int,
+    weight_variance: float | None = None,
+    readout_variance: float = 1.0,
+    letter: str = "R",
+) -> Tensor:
+    """``E[tr(word)]``, normalised trace, exact for a Gaussian net of ``width`` hidden units on ``size`` inputs.
+
+    Args:
+        word: letters of ``data`` and ``letter``, e.g. ``"ARARBR"`` or ``"RRRR"``, with at most six ``letter``.
+        data: the fixed symmetric matrices, such as :class:`~gramscope.theory.freeness.MatrixFamily`.
+        weight_variance: σ², ``1/width`` unless given (004 Proposition 10).
+        readout_variance: τ².
+    """
+    if set(word) - data.letters - {letter} or letter in data.letters:
+        raise InputError(f"word={word!r}: letters are {sorted(data.letters)} and {letter!r}")
+    degree = word.count(letter)
+    if degree > LONGEST:
+        raise InputError(f"word={word!r} holds {degree} × {letter}: (2·{degree}−1)!! pairings; at most {LONGEST}")
+    if degree == 0:
+        return data.moment(word)
+    sigma2 = 1.0 / width if weight_variance is None else weight_variance
+    start = word.index(letter) + 1
+    slots = (word[start:] + word[:start])[:-1].split(letter)
+    total = torch.zeros((), dtype=torch.float64)
+    for (words, groups), count in _wick_terms(tuple(slots)).items():
+        traces = prod((size * data.moment(w) for w in words), start=torch.ones((), dtype=torch.float64))
+        total = total + count * traces * _grouped_moment(groups, width, readout_variance)
+    return total * sigma2**degree / size
+
+
+def gaussian_spectral_moments(
+    width: int, size: int, count: int = 4, *, weight_variance: float | None = None, readout_variance: float = 1.0
+) -> Tensor:
+    """``E[tr(Rᵖ)]`` for p = 1 … count: ``[count]``.
+
+    >>> gaussian_spectral_moments(width=1000, size=1000, count=2).tolist()  # 1 and 1 − 1/k + 3(d + 2)/k
+    [1.0, 4.005]
+    """
+    values = [
+        gaussian_moment(
+            "R" * p,
+            _NoMatrices(),
+            width,
+            size=size,
+            weight_variance=weight_variance,
+            readout_variance=readout_variance,
+        )
+        for p in range(1, count + 1)
+    ]
+    return torch.stack(values)
+
+
+class _NoMatrices(Family):
+    letters = frozenset[str]()
+
+    @override
+    def moment(self, word: str) -> Tensor:
+        return torch.ones((), dtype=torch.float64)
+
+
+@lru_cache(maxsize=64)
+def _wick_terms(slots: tuple[str, ...]) -> Counter[Term]:
+    """The pairings of ``tr(A₁ R A₂ R … Aₙ R)``, collected by the trace product and the group sizes they give.
+
+    Slot s holds A_s with ends ``2s`` (left) and ``2s+1`` (right); the R after it holds a W at ends ``2s+1``
+    and ``2(s+1)``, both with the k-index s.
+    """
+    n = len(slots)
+    ends = 2 * n
+    terms: Counter[Term] = Counter()
+    for pairing in pairings(tuple(range(ends))):
+        partner = {u: v for pair in pairing for u, v in (pair, pair[::-1])}
+        words = []
+        left = set(range(ends))
+        while left:  # walk through a matrix, then along the pairing, until the trace closes
+            end, word = min(left), ""
+            while end in left:
+                other = end ^ 1
+                left -= {end, other}
+                word += slots[end // 2] if end % 2 == 0 else slots[end // 2][::-1]
+                end = partner[other]
+            words.append(word)
+        index = {end: ((end - 1) % ends) // 2 for end in range(ends)}
+        groups = _components(n, [(index[u], index[v]) for u, v in pairing])
+        terms[tuple(sorted(words)), tuple(sorted(groups))] += 1
+    return terms
+
+
+def _components(n: int, edges: list[tuple[int, int]]) -> list[int]:
+    """Sizes of the connected components of a graph on ``n`` points."""
+    label = list(range(n))
+    for u, v in edges:
+        old, new = label[u], label[v]
+        label = [new if value == old else value for value in label]
+    return list(Counter(label).values())
+
+
+def _grouped_moment(groups: tuple[int, ...], width: int, variance: float) -> float:
+    """``E[Π_g Σ_i a_i^{2g}]`` over the groups g, for ``a_i`` ~ N(0, variance): sums split by which indices coincide."""
+    total = 0.0
+    for partition in set_partitions(len(groups)):
+        powers = [sum(groups[i] for i in block) for block in partition]
+        total += perm(width, len(powers)) * prod(_double_factorial(2 * m - 1) * variance**m for m in powers)
+    return total
+
+
+def _double_factorial(n: int) -> int:
+    return prod(range(n, 0, -2))
