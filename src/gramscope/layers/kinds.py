@@ -68,9 +68,17 @@ class LayerKind(ABC):
     def outputs(self, module: nn.Module, z: Tensor, batch_dim: int = 0) -> Tensor:
         """The module's output (or its gradient) as ``[batch, sites, k]`` (``[groups, batch, sites, k]``)."""
 
+    def mean_inputs(self, module: nn.Module, x: Tensor, batch_dim: int = 0) -> Tensor:
+        """Inputs averaged over the sites, ``[batch, d]`` (``[groups, batch, d]``)."""
+        return self.inputs(module, x, batch_dim).mean(-2)
+
     def weight_gradient(self, module: nn.Module, x: Tensor, dz: Tensor) -> Tensor:
         """``D = Σ δ hᵀ`` in matrix form from native input and output gradient."""
         return sum_outer(self.outputs(module, dz), self.inputs(module, x))
+
+    def add_weight_gradient(self, module: nn.Module, x: Tensor, dz: Tensor, total: Tensor) -> None:
+        """Add ``D`` to ``total`` in place."""
+        total.add_(self.weight_gradient(module, x, dz))
 
 
 class LinearKind(LayerKind):
@@ -95,6 +103,11 @@ class LinearKind(LayerKind):
     @override
     def outputs(self, module: nn.Module, z: Tensor, batch_dim: int = 0) -> Tensor:
         return rows(z, batch_dim)
+
+    @override
+    def add_weight_gradient(self, module: nn.Module, x: Tensor, dz: Tensor, total: Tensor) -> None:
+        delta, h = rows(dz).flatten(0, 1).to(total.dtype), rows(x).flatten(0, 1).to(total.dtype)
+        total.addmm_(delta.mT, h)  # one pass over ``total``, no second matrix of its size
 
 
 class TransposedLinearKind(LinearKind):
@@ -142,17 +155,32 @@ class ConvKind(LayerKind):
         mode = "constant" if conv.padding_mode == "zeros" else conv.padding_mode
         return F.pad(x, widths, mode=mode)
 
-    @override
-    def inputs(self, module: nn.Module, x: Tensor, batch_dim: int = 0) -> Tensor:
+    def windows(self, module: nn.Module, x: Tensor) -> Tensor:
+        """Every patch as a view: ``[batch, channels, *positions, *kernel]``, no memory taken."""
         conv = _conv(module)
         x = self.padded(module, x)
-        axes = len(conv.kernel_size)
         for axis, (size, stride, dilation) in enumerate(
             zip(conv.kernel_size, conv.stride, conv.dilation, strict=True), start=2
         ):
             x = x.unfold(axis, dilation * (size - 1) + 1, stride)
             if dilation > 1:
                 x = x[..., ::dilation]
+        return x
+
+    @override
+    def mean_inputs(self, module: nn.Module, x: Tensor, batch_dim: int = 0) -> Tensor:
+        conv = _conv(module)
+        axes = len(conv.kernel_size)
+        mean = self.windows(module, x).mean(tuple(range(2, 2 + axes)))  # [batch, channels, *kernel]
+        if conv.groups == 1:
+            return mean.flatten(1)
+        return mean.reshape(mean.shape[0], conv.groups, -1).movedim(1, 0)
+
+    @override
+    def inputs(self, module: nn.Module, x: Tensor, batch_dim: int = 0) -> Tensor:
+        conv = _conv(module)
+        axes = len(conv.kernel_size)
+        x = self.windows(module, x)
         # [batch, channels, *positions, *kernel] -> [batch, sites, channels, *kernel]
         batch, channels = x.shape[:2]
         positions = list(range(2, 2 + axes))

@@ -63,6 +63,15 @@ class LayerRecord:
         return self._joined(self._inputs)
 
     @property
+    def mean_h(self) -> Tensor:
+        """Inputs averaged over the sites, ``[batch, d]``, without forming the sites of a convolution."""
+        if len(self._seen()) > 1:
+            return self.h.mean(-2)
+        (a,) = self.applications
+        a.check_unchanged()
+        return self.layer.kind.mean_inputs(self.layer.module, a.x, self._batch_dim)
+
+    @property
     def delta(self) -> Tensor:
         """``δ = ∂L_i/∂z`` per sample, ``[batch, sites, k]``, free of the loss's batch reduction."""
         return self._joined(self._delta)
@@ -88,6 +97,13 @@ class LayerRecord:
         """``Σ = Σ_i δ_i δ_iᵀ``, ``[k, k]``."""
         delta = self.delta
         return sum_outer(delta, delta)
+
+    def add_gradient(self, total: Tensor) -> None:
+        """Add ``D`` to ``total [k, d]`` in place, without forming it where the kind can; unit factor only."""
+        layer = self.layer
+        for a in self._seen():
+            a.check_unchanged()
+            layer.kind.add_weight_gradient(layer.module, a.x, self._received(a), total)
 
     def forget(self) -> None:
         """Drop everything seen."""

@@ -32,6 +32,7 @@ class Tape:
         batch_dim: int = 0,
         gradients: bool = True,
         copy_inputs: bool = False,
+        copy_weights: bool = True,
     ) -> None:
         if isinstance(reduction, str) and reduction not in ("sum", "mean", "none"):
             raise InputError(f"reduction={reduction!r}: give 'sum', 'mean', 'none' or the factor as a number")
@@ -46,6 +47,7 @@ class Tape:
         self.batch_sizes: list[int] = []
         self._gradients = gradients
         self._copy_inputs = copy_inputs
+        self._copy_weights = copy_weights
         self._per_sample = False
         self._accepting = True
 
@@ -138,7 +140,7 @@ class Tape:
             return None
         if not record.applications:
             self.order.append(layer.name)
-            if self._gradients:
+            if self._copy_weights:
                 _ = record.weight
         x = x.detach().clone() if self._copy_inputs else x.detach()
         a = Application(
@@ -218,6 +220,7 @@ def capture(
     batch_dim: int = 0,
     gradients: bool = True,
     copy_inputs: bool = False,
+    copy_weights: bool = True,
 ) -> Iterator[Tape]:
     """Record every linear-like layer application of the forwards and backwards run inside the ``with`` block.
 
@@ -230,6 +233,7 @@ def capture(
         batch_dim: axis of the batch in the inputs of Linear layers (1 for sequence-first models).
         gradients: ``False`` records inputs only.
         copy_inputs: copy each input, for models that overwrite it in place afterwards.
+        copy_weights: copy each weight when its layer is first applied; ``False`` reads it when asked for.
 
     The model leaves as it came, also after an exception. Layers that cannot be captured are in ``tape.unsupported``.
 
@@ -246,7 +250,15 @@ def capture(
             f"{type(root).__name__} is a scripted module, whose layers cannot be watched; use the original"
         )
     selection = select_layers(root, layers)
-    tape = Tape(root, selection, reduction=reduction, batch_dim=batch_dim, gradients=gradients, copy_inputs=copy_inputs)
+    tape = Tape(
+        root,
+        selection,
+        reduction=reduction,
+        batch_dim=batch_dim,
+        gradients=gradients,
+        copy_inputs=copy_inputs,
+        copy_weights=copy_weights,
+    )
     wanted = select_modules(root, outputs) if outputs else {}
     with ExitStack() as stack:
         fast = torch.backends.mha.get_fastpath_enabled()

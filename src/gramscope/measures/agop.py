@@ -1,0 +1,184 @@
+"""Average gradient outer product and pre-activation tangent kernel of a network's layers (004).
+
+    K = (1/n) Σ_i J_iᵀ J_i  [k, k],     J_i = ∂f(x_i)/∂z_i          AGOP = Wᵀ K W  [d, d]
+
+Sites of one sample (patches, tokens) are summed; patches make a convolution's AGOP ``d = in/groups · kernel`` wide.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from gramscope.errors import InputError
+from gramscope.layers.calling import (
+    OutputSelector,
+    batches,
+    call_model,
+    evaluating,
+    model_device,
+    select_output,
+    to_device,
+)
+from gramscope.layers.jacobians import MEMORY, check_samples_are_independent, jacobian_chunks
+from gramscope.layers.select import LayerSelector, unwrap
+from gramscope.layers.tape import capture
+from gramscope.linalg.psd import psd_power
+from gramscope.statistics.collect import collect
+from gramscope.statistics.result import Statistics
+
+#: samples a tensor of inputs is cut into, so that memory does not grow with it
+BATCH = 512
+
+
+class TangentKernel(NamedTuple):
+    """``K`` of a layer and, against a reference network, ``K̄ = (1/n) Σ (J_i − J_i⁰)ᵀ(J_i − J_i⁰)``."""
+
+    K: Tensor
+    K_centered: Tensor
+
+
+def agop(
+    model: nn.Module,
+    inputs: Any,
+    layers: LayerSelector = None,
+    *,
+    power: float = 1.0,
+    output: OutputSelector = None,
+    sketch: int | None = None,
+    generator: torch.Generator | None = None,
+    memory: int = MEMORY,
+) -> dict[str, Tensor]:
+    """Average gradient outer product at the input of every layer, ``{layer: [d, d]}``, in float64.
+
+    Args:
+        model: any module.
+        inputs: a tensor ``[n, …]`` (cut into batches) or a loader.
+        layers: names, globs or types; ``None`` for every linear-like layer.
+        power: matrix power of the result, ``0.5`` for the square-root form used by recursive feature machines.
+        output: where the output tensor is, for models that return dicts or tuples.
+        sketch: random combinations of outputs instead of all of them; needs ``generator``.
+        generator: source of the random signs.
+        memory: bytes a chunk of Jacobians may take.
+
+    >>> import torch, gramscope as gs
+    >>> net = torch.nn.Linear(3, 1, bias=False)
+    >>> G = gs.agop(net, torch.rand(8, 3))["(model)"]
+    >>> torch.allclose(G, (net.weight.T @ net.weight).double())
+    True
+    """
+    stats = _kernels(model, inputs, layers, None, output, sketch, generator, memory)
+    result = {}
+    for layer in stats:
+        W = layer.weight.to(layer.K.device, torch.float64)
+        G = W.mT @ layer.K @ W
+        result[layer.name] = G if power == 1 else psd_power(G, power)
+    return result
+
+
+def tangent_kernel(
+    model: nn.Module,
+    inputs: Any,
+    layers: LayerSelector = None,
+    reference: nn.Module | None = None,
+    *,
+    output: OutputSelector = None,
+    sketch: int | None = None,
+    generator: torch.Generator | None = None,
+    memory: int = MEMORY,
+) -> dict[str, Any]:
+    """``{layer: K}``, or ``{layer: TangentKernel(K, K_centered)}`` when a reference network is given.
+
+    ``K = (1/n) Σ J_iᵀJ_i`` is ``[k, k]`` in float64. The centred kernel needs both Jacobians at every sample; K and K⁰ do
+    not determine it, so the reference (usually a copy of the network at initialisation) is evaluated alongside.
+    Arguments are those of :func:`agop`.
+
+    >>> import copy, torch, gramscope as gs
+    >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
+    >>> gs.tangent_kernel(net, torch.rand(8, 3))["0"].shape
+    torch.Size([4, 4])
+    >>> gs.tangent_kernel(net, torch.rand(8, 3), reference=copy.deepcopy(net))["0"].K_centered.abs().max().item()
+    0.0
+    """
+    stats = _kernels(model, inputs, layers, reference, output, sketch, generator, memory)
+    if reference is None:
+        return {layer.name: layer.K for layer in stats}
+    return {layer.name: TangentKernel(layer.K, layer.K_centered) for layer in stats}
+
+
+def dual_tangent_kernel(
+    model: nn.Module,
+    inputs: Any,
+    layers: LayerSelector = None,
+    *,
+    blocks: bool = False,
+    output: OutputSelector = None,
+    memory: int = MEMORY,
+) -> dict[str, Tensor]:
+    """The n×n dual ``𝒦_ij = ⟨J_i, J_j⟩``; with ``blocks`` the ``[n·c, n·c]`` matrix of all ``J_i J_jᵀ``, sample-major.
+
+    Its size grows with n² by definition; every sample's Jacobian is held while it is formed.
+
+    >>> import torch
+    >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
+    >>> dual_tangent_kernel(net, torch.rand(8, 3))["0"].shape
+    torch.Size([8, 8])
+    """
+    parts: dict[str, list[Tensor]] = {}
+    device = model_device(model)
+    root = unwrap(model)
+    with evaluating(root), torch.enable_grad(), capture(model, layers, copy_weights=False) as tape:
+        check_samples_are_independent(root)
+        for x, _ in batches(_cut(inputs)):
+            f = select_output(call_model(model, to_device(x, device)), output)
+            rows: dict[str, list[Tensor]] = {}
+            for chunk in jacobian_chunks(tape, f, memory=memory):
+                for name, J in chunk.items():
+                    # [m, groups…, batch, sites, k] -> [batch, m, everything]
+                    rows.setdefault(name, []).append(J.movedim(-3, 0).flatten(2).double())
+            for name, found in rows.items():
+                parts.setdefault(name, []).append(torch.cat(found, dim=1))
+            tape.clear()
+    result = {}
+    for name, batched in parts.items():
+        try:
+            J = torch.cat(batched)
+        except RuntimeError as error:
+            shapes = [tuple(part.shape) for part in batched]
+            raise InputError(
+                f"layer {name!r} has different sites in different batches ({shapes}); no dual exists"
+            ) from error
+        flat = J.flatten(0, 1) if blocks else J.flatten(1)
+        result[name] = flat @ flat.mT
+    return result
+
+
+def _kernels(
+    model: nn.Module,
+    inputs: Any,
+    layers: LayerSelector,
+    reference: nn.Module | None,
+    output: OutputSelector,
+    sketch: int | None,
+    generator: torch.Generator | None,
+    memory: int,
+) -> Statistics:
+    return collect(
+        model,
+        _cut(inputs),
+        layers=layers,
+        features=False,
+        jacobians=True,
+        reference=reference,
+        output=output,
+        sketch=sketch,
+        generator=generator,
+        memory=memory,
+    )
+
+
+def _cut(inputs: Any) -> Any:
+    """A tensor as batches; loaders as they are."""
+    return list(torch.split(inputs, BATCH)) if isinstance(inputs, Tensor) and inputs.shape[0] > 0 else inputs

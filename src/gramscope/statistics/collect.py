@@ -1,0 +1,173 @@
+"""``gs.collect``: one pass over a loader, and everything the measures need is in memory of fixed size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gramscope.errors import InputError, NumericalError
+from gramscope.layers.calling import (
+    OutputSelector,
+    Unpack,
+    batches,
+    call_model,
+    evaluating,
+    model_device,
+    select_output,
+    to_device,
+)
+from gramscope.layers.hooks import first_tensor
+from gramscope.layers.jacobians import MEMORY, check_samples_are_independent
+from gramscope.layers.losses import Loss, sample_losses
+from gramscope.layers.select import LayerSelector, unwrap
+from gramscope.layers.tape import Tape, capture
+from gramscope.statistics.accumulate import Accumulator, Options
+from gramscope.statistics.features import Tokens
+from gramscope.statistics.result import Statistics
+
+
+def collect(
+    model: nn.Module,
+    loader: Any,
+    loss: Loss | None = None,
+    *,
+    layers: LayerSelector = None,
+    outputs: str | Sequence[str] = (),
+    reduction: str | float | None = None,
+    output: OutputSelector = None,
+    unpack: Unpack | None = None,
+    targets: Callable[[Any, Any], Tensor] | None = None,
+    tokens: Tokens = "auto",
+    features: bool = True,
+    gram: bool | str = "auto",
+    residuals: bool = False,
+    jacobians: bool = False,
+    reference: nn.Module | None = None,
+    sketch: int | None = None,
+    generator: torch.Generator | None = None,
+    memory: int = MEMORY,
+    batch_dim: int = 0,
+    eval_mode: bool = True,
+    dtype: torch.dtype = torch.float64,
+) -> Statistics:
+    """Collect the statistics of every layer in one pass over ``loader``; results do not depend on the batch size.
+
+    Args:
+        model: any module; it leaves as it came.
+        loader: a DataLoader, any iterable of batches, or tensors ``(x, y)``.
+        loss: criterion or function of ``(output, target)``, freed of its batch reduction (:mod:`gramscope.layers.losses`);
+            ``None`` collects features and Jacobians only.
+        layers: names, globs or types of linear-like layers; ``None`` for all.
+        outputs: names or globs of modules whose outputs are kept as features too.
+        reduction: how a custom ``loss`` reduces over the batch: ``"mean"``, ``"sum"``, ``"none"`` or the factor.
+        output: key, index or function that finds the output tensor in what the model returns.
+        unpack: ``batch -> (inputs, target)`` for loaders that yield something else.
+        targets: ``(inputs, target) -> Y`` where features are to be compared with something else than the batch's target.
+        tokens: how sites become feature rows (:func:`gramscope.statistics.features.rows_and_targets`).
+        features: keep moments of the layers' inputs with the targets.
+        gram: keep ``HᵀH``: ``"auto"`` where d ≤ 512, ``True`` or ``False`` for all.
+        residuals: keep ``HᵀE`` with ``E = −∂L/∂f``, for the predicted change of the surrogate (003 Theorem 3).
+        jacobians: keep ``Σ JᵀJ``, from which K, AGOP and the NFA follow.
+        reference: the network at initialisation; adds ``Σ (J − J⁰)ᵀ(J − J⁰)`` (implies ``jacobians``).
+        sketch: number of random output combinations instead of all outputs (large vocabularies); needs ``generator``.
+        memory: bytes a chunk of Jacobians may take.
+        batch_dim: axis of the batch in inputs of Linear layers (1 for sequence-first models).
+        eval_mode: ``False`` keeps the model's own modes (batch norm in train mode is then an error).
+        dtype: of the sums; moments are always float64.
+
+    >>> import torch, gramscope as gs
+    >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    >>> data = torch.utils.data.TensorDataset(torch.rand(10, 3), torch.arange(10) % 2)
+    >>> stats = gs.collect(net, torch.utils.data.DataLoader(data, batch_size=5), torch.nn.CrossEntropyLoss())
+    >>> stats.n, stats["0"].D.shape, stats["2"].features.joint.C_hh.shape
+    (10, torch.Size([4, 3]), torch.Size([4, 4]))
+    """
+    if dtype not in (torch.float64, torch.float32):
+        raise InputError(f"dtype={dtype}: sums are kept in torch.float64 or torch.float32")
+    if loss is not None and not callable(loss):
+        raise InputError(f"loss={loss!r} is not callable; give a criterion or a function of (output, target)")
+    options = Options(
+        loss is not None, features, jacobians or reference is not None, sketch, gram, tokens, memory, dtype
+    )
+    device = model_device(model)
+    root = unwrap(model)
+    with ExitStack() as stack:
+        stack.enter_context(evaluating(root, eval_mode))
+        needs_graph = options.gradients or options.jacobians
+        stack.enter_context(torch.set_grad_enabled(needs_graph))
+        tape = stack.enter_context(
+            capture(model, layers, outputs=outputs, batch_dim=batch_dim, gradients=needs_graph, copy_weights=False)
+        )
+        twin = None
+        if reference is not None:
+            stack.enter_context(evaluating(unwrap(reference), eval_mode))
+            twin = stack.enter_context(capture(reference, layers, batch_dim=batch_dim, copy_weights=False))
+        if needs_graph:
+            check_samples_are_independent(root)
+        accumulator = Accumulator(options, generator)
+        for index, (inputs, target) in enumerate(batches(loader, unpack)):
+            inputs, target = to_device(inputs, device), to_device(target, device)
+            step = _Step(
+                model, tape, inputs, target, index, loss, reduction, output, batch_dim, options.jacobians, residuals
+            )
+            wanted = step.target if targets is None else targets(inputs, target)
+            accumulator.add(tape, step, wanted, None if twin is None else _twin_output(reference, twin, inputs, output))
+            tape.clear()
+            if twin is not None:
+                twin.clear()
+        seen = tape.unsupported
+    return accumulator.result(seen)
+
+
+def _twin_output(reference: nn.Module | None, twin: Tape, inputs: Any, output: OutputSelector) -> tuple[Tape, Tensor]:
+    assert reference is not None
+    return twin, select_output(call_model(reference, inputs), output)
+
+
+class _Step:
+    """One batch: its forward, and its backward when there is a loss."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tape: Tape,
+        inputs: Any,
+        target: Any,
+        index: int,
+        loss: Loss | None,
+        reduction: str | float | None,
+        output: OutputSelector,
+        batch_dim: int,
+        keep_graph: bool,
+        residuals: bool,
+    ) -> None:
+        self.inputs, self.target = inputs, target
+        first = first_tensor(inputs)
+        if first is None:
+            raise InputError(f"batch {index} holds no tensor to feed the model")
+        self.output = select_output(call_model(model, inputs), output)
+        self.n = first.shape[batch_dim] if first.dim() > batch_dim else 1
+        if not torch.isfinite(self.output).all():
+            raise NumericalError(
+                f"the model's output is NaN or infinite in batch {index}; look at its inputs and weights"
+            )
+        if isinstance(target, Tensor) and target.dim() > 0 and target.shape[0] != self.n:
+            raise InputError(f"batch {index} has {self.n} inputs but {target.shape[0]} targets")
+        self.loss = 0.0
+        self.residual: Tensor | None = None
+        if loss is None:
+            return
+        if target is None:
+            raise InputError(f"batch {index} has no target for the loss; pass unpack= or a loader of (x, y) pairs")
+        losses = sample_losses(loss, self.output, target, self.n, reduction).sum()
+        if not torch.isfinite(losses):
+            raise NumericalError(f"the loss is {losses.item()} in batch {index}")
+        self.loss = float(losses.detach())
+        if residuals and losses.requires_grad:
+            (gradient,) = torch.autograd.grad(losses, self.output, retain_graph=True, allow_unused=True)
+            self.residual = None if gradient is None else -gradient
+        tape.backward(losses, retain_graph=keep_graph)

@@ -1,0 +1,88 @@
+"""Which rows of a layer's inputs stand for a sample: pooling over sites, one token, a mask, or every token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from gramscope.errors import InputError
+
+#: how sites become rows, see :func:`rows_and_targets`
+Tokens: TypeAlias = str | int | Callable[[Any, Any], Tensor]
+
+IGNORED = -100
+
+
+def rows_and_targets(
+    h: Tensor, target: Tensor | None, tokens: Tokens, inputs: Any, name: str, ignore_index: int = IGNORED
+) -> tuple[Tensor, Tensor | None]:
+    """Feature rows ``[rows, d]`` and their targets from ``h [batch, sites, d]``.
+
+    Args:
+        h: features in normal form; a leading ``groups`` axis is joined into d.
+        target: ``[batch]``, ``[batch, c]`` or token labels ``[batch, sites]``; ``None`` for features alone.
+        tokens: ``"auto"`` pairs token labels ``[batch, sites]`` with their sites and averages over sites otherwise;
+            ``"mean"`` averages; ``"flatten"`` joins the sites into one row; ``"each"`` makes every site a row (the sample's
+            target is repeated); a number takes that site (0 is [CLS]); a function ``(inputs, target) -> mask [batch, sites]``
+            takes the marked sites (first sub-words, non-padding).
+        inputs: the batch's inputs, for the mask function.
+        name: the layer, for messages.
+        ignore_index: token labels equal to this are left out.
+    """
+    if h.dim() == 4:
+        h = h.permute(1, 2, 0, 3).flatten(2)  # [batch, sites, groups·d]
+    batch, sites, _ = h.shape
+    if target is not None and target.shape[0] != batch:
+        raise InputError(
+            f"layer {name!r} has inputs for {batch} rows but the target has {target.shape[0]}; if the batch is not the "
+            "first axis pass batch_dim=, if samples are folded together choose other layers"
+        )
+    per_token = target is not None and target.dim() == 2 and not target.is_floating_point() and target.shape[1] == sites
+    if tokens == "auto":
+        tokens = "each" if per_token else "mean"
+    if callable(tokens):
+        mask = tokens(inputs, target)
+        if tuple(mask.shape) != (batch, sites):
+            raise InputError(
+                f"the token mask has shape {tuple(mask.shape)}; layer {name!r} has {batch} × {sites} sites"
+            )
+        return _marked(h, target, mask.bool().to(h.device), per_token, ignore_index)
+    if tokens == "each":
+        everything = torch.ones(batch, sites, dtype=torch.bool, device=h.device)
+        return _marked(h, target, everything, per_token, ignore_index)
+    if isinstance(tokens, int):
+        if not -sites <= tokens < sites:
+            raise InputError(f"tokens={tokens}: layer {name!r} has {sites} sites")
+        return h[:, tokens], target[:, tokens] if per_token and target is not None else target
+    if tokens == "mean":
+        return (h[:, 0] if sites == 1 else h.mean(1)), target
+    if tokens == "flatten":
+        return h.flatten(1), target
+    raise InputError(f"tokens={tokens!r}: give 'auto', 'mean', 'flatten', 'each', a position or a mask function")
+
+
+def _marked(
+    h: Tensor, target: Tensor | None, mask: Tensor, per_token: bool, ignore_index: int
+) -> tuple[Tensor, Tensor | None]:
+    if per_token and target is not None:
+        mask = mask & (target != ignore_index)
+    rows = h[mask]
+    if target is None:
+        return rows, None
+    if per_token:
+        return rows, target[mask]
+    return rows, target.unsqueeze(1).expand(-1, mask.shape[1], *target.shape[1:])[mask]
+
+
+def output_rows(value: Tensor) -> Tensor:
+    """A module's output as ``[batch, sites, features]``: images ``[n, c, h, w]`` are channel-first, the rest channel-last."""
+    if value.dim() == 1:
+        return value.reshape(-1, 1, 1)
+    if value.dim() == 2:
+        return value.unsqueeze(1)
+    if value.dim() == 3:
+        return value
+    return value.flatten(2).mT

@@ -1,0 +1,195 @@
+"""What is kept of one layer: additive sums and mergeable moments, sized by the layer and not by the data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from gramscope.errors import InputError
+from gramscope.linalg.moments import ClassMoments, Moments, merge
+
+
+@dataclass(frozen=True)
+class FeatureStatistics:
+    """Moments of feature rows and their targets.
+
+    Args:
+        name: layer or module name.
+        moments: of (row, target) for real targets; ``None`` when the targets are labels.
+        classes: per class, when the targets are labels.
+        HtE: ``Hᵀ E [d, c]`` with ``E = −∂L/∂f``, uncentred; present when rows are samples.
+    """
+
+    name: str
+    moments: Moments | None = None
+    classes: ClassMoments | None = None
+    HtE: Tensor | None = None
+
+    @property
+    def joint(self) -> Moments:
+        """Moments of rows and targets; labels count as one-hot rows (classes never seen are left out)."""
+        if self.moments is not None:
+            return self.moments
+        if self.classes is None:
+            raise InputError(f"no features were collected at {self.name!r}")
+        return present_classes(self.classes).to_moments()
+
+    @property
+    def n(self) -> int:
+        """Number of rows."""
+        part = self.moments if self.moments is not None else self.classes
+        return 0 if part is None else part.n
+
+
+def present_classes(classes: ClassMoments) -> ClassMoments:
+    """Without the classes that have no sample."""
+    seen = classes.counts > 0
+    return ClassMoments(classes.counts[seen], classes.means[seen], classes.within)
+
+
+@dataclass(frozen=True)
+class LayerStatistics:
+    """Sums over samples and sites of one layer; every one of them adds up over batches, processes and machines.
+
+    Args:
+        name: the layer.
+        weight: ``W [k, d]`` (``[groups, k, d]``) the sums belong to.
+        n: samples seen.
+        D: ``Σ δ hᵀ [k, d]``, the weight gradient of the summed loss.
+        Sigma: ``Σ δ δᵀ [k, k]``.
+        JtJ: ``Σ_i J_iᵀJ_i [k, k]``; the tangent kernel is ``K = JtJ / n``.
+        JtJ_centered: the same of ``J_i − J_i⁰`` against a reference network.
+        features: moments of the layer's inputs and the targets.
+    """
+
+    name: str
+    weight: Tensor
+    n: int
+    D: Tensor | None = None
+    Sigma: Tensor | None = None
+    JtJ: Tensor | None = None
+    JtJ_centered: Tensor | None = None
+    features: FeatureStatistics | None = None
+
+    @property
+    def K(self) -> Tensor:
+        """Tangent kernel ``K = (1/n) Σ J_iᵀJ_i``, ``[k, k]``."""
+        return self._need(self.JtJ, "jacobians=True") / self.n
+
+    @property
+    def K_centered(self) -> Tensor:
+        """``K̄ = (1/n) Σ (J_i − J_i⁰)ᵀ(J_i − J_i⁰)``, ``[k, k]``."""
+        return self._need(self.JtJ_centered, "reference=<the network at initialisation>") / self.n
+
+    @property
+    def gradient(self) -> Tensor:
+        """``D``, or an error that says it was not collected."""
+        return self._need(self.D, "a loss")
+
+    @property
+    def covariance(self) -> Tensor:
+        """``Σ``, or an error that says it was not collected."""
+        return self._need(self.Sigma, "a loss")
+
+    def _need(self, value: Tensor | None, what: str) -> Tensor:
+        if value is None:
+            raise InputError(f"layer {self.name!r}: this was not collected; collect with {what}")
+        return value
+
+
+@dataclass(frozen=True)
+class NetworkStatistics:
+    """What is kept of the whole network.
+
+    Args:
+        n: samples seen.
+        loss_sum: ``Σ_i L_i``.
+        correct: correctly classified targets, out of ``counted``; ``None`` for real targets.
+        counted: targets that count for the accuracy.
+        output: moments of the network's output and the targets.
+    """
+
+    n: int = 0
+    loss_sum: float = 0.0
+    correct: int | None = None
+    counted: int = 0
+    output: FeatureStatistics | None = None
+
+    @property
+    def loss(self) -> float:
+        """Mean loss of a sample."""
+        return self.loss_sum / max(self.n, 1)
+
+    @property
+    def accuracy(self) -> float | None:
+        """Fraction of correctly classified targets."""
+        return None if self.correct is None else self.correct / max(self.counted, 1)
+
+
+def add(a: Tensor | None, b: Tensor | None, what: str) -> Tensor | None:
+    """``a + b`` where both are there, ``None`` where neither is."""
+    if a is None and b is None:
+        return None
+    if a is None or b is None or a.shape != b.shape:
+        shapes = [None if t is None else tuple(t.shape) for t in (a, b)]
+        raise InputError(f"cannot merge {what}: {shapes[0]} and {shapes[1]} were collected with different options")
+    return a + b
+
+
+def merge_layers(a: LayerStatistics, b: LayerStatistics) -> LayerStatistics:
+    """Statistics of the union of two samples seen by the same layer with the same weight."""
+    if a.name != b.name or a.weight.shape != b.weight.shape:
+        raise InputError(
+            f"cannot merge layer {a.name!r} {tuple(a.weight.shape)} with {b.name!r} {tuple(b.weight.shape)}"
+        )
+    if not torch.equal(a.weight, b.weight.to(a.weight)):
+        raise InputError(f"layer {a.name!r}: the two statistics were collected with different weights")
+    return replace(
+        a,
+        n=a.n + b.n,
+        D=add(a.D, b.D, f"D of {a.name!r}"),
+        Sigma=add(a.Sigma, b.Sigma, f"Sigma of {a.name!r}"),
+        JtJ=add(a.JtJ, b.JtJ, f"JtJ of {a.name!r}"),
+        JtJ_centered=add(a.JtJ_centered, b.JtJ_centered, f"JtJ_centered of {a.name!r}"),
+        features=merge_optional(a.features, b.features),
+    )
+
+
+def merge_optional(a: FeatureStatistics | None, b: FeatureStatistics | None) -> FeatureStatistics | None:
+    """Merge where both are there; statistics without features stay without."""
+    if a is None or b is None:
+        return a if b is None else b
+    return merge_features(a, b)
+
+
+def merge_features(a: FeatureStatistics, b: FeatureStatistics) -> FeatureStatistics:
+    """Features of the union of two samples; classes that only one of them has seen are added."""
+    if a.n == 0 or b.n == 0:
+        return b if a.n == 0 else a
+    if (a.moments is None) != (b.moments is None):
+        raise InputError(f"{a.name!r}: labels cannot be merged with real targets")
+    if a.moments is not None and b.moments is not None:
+        return replace(a, moments=merge(a.moments, b.moments), HtE=add(a.HtE, b.HtE, "HtE"))
+    assert a.classes is not None
+    assert b.classes is not None
+    c = max(a.classes.counts.shape[0], b.classes.counts.shape[0])
+    return replace(a, classes=merge(widen(a.classes, c), widen(b.classes, c)), HtE=add(a.HtE, b.HtE, "HtE"))
+
+
+def widen(classes: ClassMoments, c: int) -> ClassMoments:
+    """The same moments with room for ``c`` classes."""
+    extra = c - classes.counts.shape[0]
+    if extra <= 0:
+        return classes
+    pad = torch.nn.functional.pad
+    return ClassMoments(pad(classes.counts, (0, extra)), pad(classes.means, (0, 0, 0, extra)), classes.within)
+
+
+def merge_networks(a: NetworkStatistics, b: NetworkStatistics) -> NetworkStatistics:
+    """Network statistics of the union of two samples."""
+    correct = None if a.correct is None or b.correct is None else a.correct + b.correct
+    return NetworkStatistics(
+        a.n + b.n, a.loss_sum + b.loss_sum, correct, a.counted + b.counted, merge_optional(a.output, b.output)
+    )
