@@ -104,7 +104,7 @@ class DataSet:
         validation = "" if self.x_val is None else f", {len(self.x_val):,} validation"
         return (
             f"DataSet({self.name!r}: {len(self.x_train):,} train{validation}, {len(self.x_test):,} test, "
-            f"inputs {self.input_shape}, {self.task} with {self.outputs} outputs)"
+            f"inputs {self.input_shape}, {self.task} with {self.outputs} output{'s' if self.outputs > 1 else ''})"
         )
 
     def _map(self, x: Callable[[Tensor], Tensor] = _same, y: Callable[[Tensor], Tensor] = _same) -> DataSet:

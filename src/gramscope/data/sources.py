@@ -1,16 +1,15 @@
-"""Where the downloaded sets come from: official files, their published SHA-256, sizes and mirrors.
+"""Where the downloaded sets come from: official files, their published digests, sizes, mirrors and layouts.
 
-The digests of the archives are those published by tensorflow-datasets and torchvision for the authors' own files; those
-of the files inside the CIFAR archives are published by torchvision's Ruby port; those of the unpacked MNIST files were
-computed from files whose MD5 is the published one. A mirror is only a place to fetch from: what arrives has to have the
+The SHA-256 of everything that is downloaded is the one published by tensorflow-datasets and by torchvision for the
+authors' own files, and those of the files inside the CIFAR archives by torchvision's Ruby port. For Fashion-MNIST files
+that were unpacked by hand only an MD5 is published, so ``verify`` uses that; the SHA-256 of unpacked MNIST files was
+computed from files that have the published MD5. A mirror is only a place to fetch from: what arrives has to have the
 digest.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-
-MNIST_PARTS = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
 
 @dataclass(frozen=True)
@@ -24,19 +23,37 @@ class RemoteFile:
 
 
 @dataclass(frozen=True)
-class Source:
-    """The files of one data set and where they may lie.
+class Layout:
+    """One form in which a data set may lie on disk.
 
     Args:
-        folders: folders below the data directory that are looked into, in order; the first is the one downloads go to.
-        archives: what is downloaded.
-        members: where an archive is a tar file: the files taken out of it. Empty: the downloads are read as they are.
-        checksums: file name → SHA-256 of unpacked official files, for ``verify``.
+        folders: folders below the data directory to look into, in order; ``"."`` is the directory itself.
+        parts: part of the set → file names that may hold it.
     """
 
-    homepage: str
     folders: tuple[str, ...]
+    parts: dict[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Source:
+    """The files of one data set.
+
+    Args:
+        name: name in the catalogue.
+        homepage: where the authors describe the set.
+        folder: folder below the data directory that downloads go to.
+        archives: what is downloaded.
+        layouts: forms that are accepted on disk, the preferred one first.
+        members: the files taken out of the archive, where it is a tar file; empty: downloads are read as they are.
+        checksums: file name → ``"sha256:…"`` or ``"md5:…"`` of unpacked official files, for ``verify``.
+    """
+
+    name: str
+    homepage: str
+    folder: str
     archives: tuple[RemoteFile, ...]
+    layouts: tuple[Layout, ...]
     members: tuple[str, ...] = ()
     checksums: dict[str, str] = field(default_factory=dict)
 
@@ -52,9 +69,25 @@ def _google_drive(identifier: str) -> str:
     return f"https://drive.usercontent.google.com/download?id={identifier}&export=download&confirm=t"
 
 
+def _idx_parts() -> dict[str, tuple[str, ...]]:
+    """The four idx files, gzipped or not, also with the dot that some unpackers write instead of the first dash."""
+    parts: dict[str, tuple[str, ...]] = {}
+    for part, name in {
+        "x_train": "train-images-idx3-ubyte",
+        "y_train": "train-labels-idx1-ubyte",
+        "x_test": "t10k-images-idx3-ubyte",
+        "y_test": "t10k-labels-idx1-ubyte",
+    }.items():
+        dotted = name.replace("-idx", ".idx")
+        parts[part] = (name, f"{name}.gz", dotted, f"{dotted}.gz")
+    return parts
+
+
 MNIST = Source(
+    name="mnist",
     homepage="http://yann.lecun.com/exdb/mnist/",
-    folders=("mnist", "MNIST/raw", "MNIST"),
+    folder="mnist",
+    layouts=(Layout(("mnist", "MNIST/raw", "MNIST"), _idx_parts()),),
     archives=_files(
         (
             "https://ossci-datasets.s3.amazonaws.com/mnist/",
@@ -80,12 +113,25 @@ MNIST = Source(
             ),
         },
     ),
-    checksums={},
+    checksums={
+        "train-images-idx3-ubyte": "sha256:ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+        "train-labels-idx1-ubyte": "sha256:65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+        "t10k-images-idx3-ubyte": "sha256:0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+        "t10k-labels-idx1-ubyte": "sha256:ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+    },
 )
 
 FASHION_MNIST = Source(
+    name="fashion-mnist",
     homepage="https://github.com/zalandoresearch/fashion-mnist",
-    folders=("fashion-mnist", "FashionMNIST/raw", "FashionMNIST", "fashion_mnist", "fashion"),
+    folder="fashion-mnist",
+    layouts=(Layout(("fashion-mnist", "FashionMNIST/raw", "FashionMNIST", "fashion_mnist", "fashion"), _idx_parts()),),
+    checksums={
+        "train-images-idx3-ubyte": "md5:f4a8712d7a061bf5bd6d2ca38dc4d50a",
+        "train-labels-idx1-ubyte": "md5:9018921c3c673c538a1fc5bad174d6f9",
+        "t10k-images-idx3-ubyte": "md5:8181f5470baa50b63fa0f6fddb340f0a",
+        "t10k-labels-idx1-ubyte": "md5:15d484375f8d13e6eb1aabb0c3f46965",
+    },
     archives=_files(
         (
             "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
@@ -114,8 +160,10 @@ FASHION_MNIST = Source(
 )
 
 SVHN = Source(
+    name="svhn",
     homepage="http://ufldl.stanford.edu/housenumbers/",
-    folders=("svhn", "SVHN", "."),
+    folder="svhn",
+    layouts=(Layout(("svhn", "SVHN", "."), {"train": ("train_32x32.mat",), "test": ("test_32x32.mat",)}),),
     archives=_files(
         ("http://ufldl.stanford.edu/housenumbers/", "https://ufldl.stanford.edu/housenumbers/"),
         {
@@ -131,9 +179,22 @@ SVHN = Source(
     ),
 )
 
+_CIFAR10_PARTS = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
+
 CIFAR10 = Source(
+    name="cifar10",
     homepage="https://www.cs.toronto.edu/~kriz/cifar.html",
-    folders=("cifar-10-batches-bin", "cifar10/cifar-10-batches-bin"),
+    folder=".",
+    layouts=(
+        Layout(
+            ("cifar-10-batches-bin", "cifar10/cifar-10-batches-bin", "."),
+            {part: (f"{part}.bin",) for part in _CIFAR10_PARTS},
+        ),
+        Layout(
+            ("cifar-10-batches-py", "cifar10/cifar-10-batches-py", "."),
+            {part: (part,) for part in _CIFAR10_PARTS},
+        ),
+    ),
     archives=_files(
         (
             "https://www.cs.toronto.edu/~kriz/",
@@ -147,20 +208,25 @@ CIFAR10 = Source(
             )
         },
     ),
-    members=(*(f"cifar-10-batches-bin/data_batch_{i}.bin" for i in range(1, 6)), "cifar-10-batches-bin/test_batch.bin"),
+    members=tuple(f"cifar-10-batches-bin/{part}.bin" for part in _CIFAR10_PARTS),
     checksums={
-        "data_batch_1.bin": "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
-        "data_batch_2.bin": "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
-        "data_batch_3.bin": "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
-        "data_batch_4.bin": "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
-        "data_batch_5.bin": "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
-        "test_batch.bin": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
+        "data_batch_1.bin": "sha256:cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
+        "data_batch_2.bin": "sha256:a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
+        "data_batch_3.bin": "sha256:bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
+        "data_batch_4.bin": "sha256:014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
+        "data_batch_5.bin": "sha256:755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
+        "test_batch.bin": "sha256:8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
     },
 )
 
 CIFAR100 = Source(
+    name="cifar100",
     homepage="https://www.cs.toronto.edu/~kriz/cifar.html",
-    folders=("cifar-100-binary", "cifar100/cifar-100-binary"),
+    folder=".",
+    layouts=(
+        Layout(("cifar-100-binary", "cifar100/cifar-100-binary"), {"train": ("train.bin",), "test": ("test.bin",)}),
+        Layout(("cifar-100-python", "cifar100/cifar-100-python"), {"train": ("train",), "test": ("test",)}),
+    ),
     archives=_files(
         ("https://www.cs.toronto.edu/~kriz/", "https://dataset.bj.bcebos.com/cifar/"),
         {
@@ -172,14 +238,30 @@ CIFAR100 = Source(
     ),
     members=("cifar-100-binary/train.bin", "cifar-100-binary/test.bin"),
     checksums={
-        "train.bin": "f31298fc616915fa142368359df1c4ca2ae984d6915ca468b998a5ec6aeebf29",
-        "test.bin": "d8b1e6b7b3bee4020055f0699b111f60b1af1e262aeb93a0b659061746f8224a",
+        "train.bin": "sha256:f31298fc616915fa142368359df1c4ca2ae984d6915ca468b998a5ec6aeebf29",
+        "test.bin": "sha256:d8b1e6b7b3bee4020055f0699b111f60b1af1e262aeb93a0b659061746f8224a",
     },
 )
 
 CELEBA = Source(
+    name="celeba",
     homepage="https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html",
-    folders=("celeba", "CelebA", "."),
+    folder="celeba",
+    layouts=(
+        Layout(
+            ("celeba", "CelebA", "."),
+            {
+                "attributes": ("list_attr_celeba.txt", "Anno/list_attr_celeba.txt"),
+                "partition": ("list_eval_partition.txt", "Eval/list_eval_partition.txt"),
+                "images": (
+                    "img_align_celeba",
+                    "Img/img_align_celeba",
+                    "img_align_celeba.zip",
+                    "Img/img_align_celeba.zip",
+                ),
+            },
+        ),
+    ),
     archives=(
         RemoteFile(
             "list_attr_celeba.txt",

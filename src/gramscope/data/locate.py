@@ -1,0 +1,84 @@
+"""Where data lies on disk: the one data directory, and official layouts found in it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gramscope.data.sources import Layout, Source
+from gramscope.errors import InputError
+
+#: environment variable that names the data directory
+ENVIRONMENT = "GRAMSCOPE_DATA"
+
+
+@dataclass(frozen=True)
+class Found:
+    """A data set found on disk: which layout it has and the path of every part."""
+
+    layout: Layout
+    folder: Path
+    paths: dict[str, Path]
+
+
+def data_root(data_dir: str | Path | None = None) -> Path:
+    """The data directory: ``data_dir``, else ``$GRAMSCOPE_DATA``, else the user's cache folder of the system."""
+    chosen = data_dir or os.environ.get(ENVIRONMENT)
+    if chosen:
+        return Path(chosen).expanduser()
+    try:
+        import pooch
+    except ImportError:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gramscope"
+    return Path(pooch.os_cache("gramscope"))
+
+
+def folders(layout: Layout, root: Path) -> Iterator[Path]:
+    """The folders a layout may be in: those below ``root``, and ``root`` where it is already such a folder."""
+    for folder in layout.folders:
+        parts = Path(folder).parts
+        if parts and root.absolute().parts[-len(parts) :] == parts:
+            yield root
+        yield root / folder
+
+
+def locate(source: Source, root: Path) -> Found | None:
+    """The data set in the first folder that has all of it, or ``None``."""
+    for layout in source.layouts:
+        for folder in folders(layout, root):
+            paths = _parts_in(layout, folder)
+            if len(paths) == len(layout.parts):
+                return Found(layout, folder, paths)
+    return None
+
+
+def _parts_in(layout: Layout, folder: Path) -> dict[str, Path]:
+    paths = {}
+    for part, names in layout.parts.items():
+        path = next((folder / name for name in names if (folder / name).exists()), None)
+        if path is not None:
+            paths[part] = path
+    return paths
+
+
+def not_found(source: Source, root: Path) -> InputError:
+    """The error for a set that is not there: what was looked for, what is missing, and the two ways to get it."""
+    partial = ""
+    for layout in source.layouts:
+        for folder in folders(layout, root):
+            paths = _parts_in(layout, folder)
+            if paths:
+                missing = [names[0] for part, names in layout.parts.items() if part not in paths]
+                partial = f"; {folder} has only a part of it, without {', '.join(missing)}"
+                break
+        if partial:
+            break
+    layout = source.layouts[0]
+    wanted = ", ".join(names[0] for names in layout.parts.values())
+    return InputError(
+        f"{source.name} is not in the data directory {root} (looked in {', '.join(layout.folders)} for {wanted})"
+        f"{partial}. Run `gramscope data fetch {source.name} --data-dir {root}`, allow downloads, point "
+        f"--data-dir or ${ENVIRONMENT} to where it lies, or take the files from {source.homepage}"
+    )
