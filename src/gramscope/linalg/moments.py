@@ -209,6 +209,11 @@ def block_class_moments(h: Tensor, index: Tensor, c: int, gram: bool = True) -> 
     return ClassMoments(counts, means, centred.mT @ centred)
 
 
+def is_constant(n: int, mean: Tensor, scatter: Tensor) -> bool:
+    """Whether a sum of squared deviations from ``mean`` is no more than rounding leaves of a constant."""
+    return float(scatter) <= n * (8 * torch.finfo(mean.dtype).eps) ** 2 * float(mean.square().sum())
+
+
 def merge(a: AnyMoments, b: AnyMoments) -> AnyMoments:
     """Moments of the union of two samples, exact for any split and order.
 

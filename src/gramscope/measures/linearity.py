@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError, ResultWarning
-from gramscope.linalg.moments import Moments
+from gramscope.linalg.moments import Moments, is_constant
 from gramscope.linalg.psd import frobenius
 from gramscope.linalg.ridge import Reduced, check_ridge, reduce_moments, reduce_rows
 from gramscope.linalg.rows import (
@@ -70,7 +70,7 @@ def target_linearity_from_moments(
 
 def target_linearity_of(problem: Reduced, ridge: float) -> Tensor:
     """TL of a reduced regression: the one place where the number is formed."""
-    if float(problem.total) <= 0.0:
+    if is_constant(problem.n, problem.mean_y, problem.total):
         raise InputError(f"Y is constant over the {problem.n} samples: no variance is left to explain")
     if problem.rank >= problem.n and problem.degrees_of_freedom(ridge) >= 0.99 * problem.n:
         warnings.warn(

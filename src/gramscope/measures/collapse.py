@@ -1,0 +1,174 @@
+"""Neural collapse, NC1 to NC4 as in Papyan, Han and Donoho (2020), and the normalised surrogate of 003 Proposition 2."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from gramscope.errors import InputError, ResultWarning
+from gramscope.linalg.moments import ClassMoments, class_moments
+from gramscope.linalg.psd import EPS, frobenius, svd
+from gramscope.linalg.rows import (
+    Array,
+    Rows,
+    as_float_tensor,
+    check_pair,
+    check_same_device,
+    spans,
+    to_double,
+)
+from gramscope.measures.linearity import surrogate_from_moments
+from gramscope.measures.targets import label_rows
+
+#: weight [C, d], a pair of weight and bias, or a module with ``weight`` and ``bias``
+Readout: TypeAlias = Array | tuple[Array, Array | None] | nn.Module
+
+
+@dataclass(frozen=True)
+class NeuralCollapse:
+    """How collapsed the features are; all but ``nc4`` and ``normalized_surrogate`` fall to 0 at full collapse.
+
+    Args:
+        nc1: ``tr(Σ_W Σ_B⁺)/C``, within-class against between-class scatter.
+        nc2_equinorm: standard deviation of ``‖μ_c − μ‖`` over its mean.
+        nc2_equiangular: standard deviation of the cosines between centred class means.
+        nc2_simplex: mean ``|cos + 1/(C−1)|``: the angles of a simplex equiangular tight frame.
+        nc3: ``‖W/‖W‖_F − M/‖M‖_F‖_F²``, readout against centred class means; None without a readout.
+        nc4: share of samples where readout and nearest class mean agree, 1 at collapse; None where it was not measured.
+        normalized_surrogate: ``⟨G, YYᵀ⟩/(‖G‖‖YYᵀ‖)`` of centred features and labels, 1 at NC1 and NC2 (003 Prop. 2).
+        classes: classes that occur.
+        missing: for each measure that is None, why.
+    """
+
+    nc1: float
+    nc2_equinorm: float
+    nc2_equiangular: float
+    nc2_simplex: float
+    nc3: float | None
+    nc4: float | None
+    normalized_surrogate: float
+    classes: int
+    missing: dict[str, str]
+
+
+def neural_collapse(H: Array, labels: Array, readout: Readout | None = None) -> NeuralCollapse:
+    """NC1–NC4 of penultimate features.
+
+    ``Σ_W`` averages over samples, ``Σ_B`` over classes, both around the mean μ of all samples, as in the original (which
+    has balanced classes). A class with one sample adds no scatter within classes. With coinciding class means the
+    results are NaN, with a warning.
+
+    Args:
+        H: features ``[n, d]``.
+        labels: integers ``[n]``; with a readout its row numbers.
+        readout: weight ``[C, d]``, a pair of weight and bias, or a module with both; needed for NC3 and NC4.
+
+    >>> H = torch.tensor([[1.0, 0.0], [1.0, 0.0], [-1.0, 0.0], [-1.0, 0.0]])
+    >>> result = neural_collapse(H, torch.tensor([0, 0, 1, 1]), readout=torch.tensor([[1.0, 0.0], [-1.0, 0.0]]))
+    >>> result.nc1, result.nc3, result.nc4
+    (0.0, 0.0, 1.0)
+    """
+    features = Rows(H, "H")
+    targets = label_rows(labels, name="labels")
+    check_pair(features, targets)
+    classes = class_moments(features, targets)
+    result = neural_collapse_from_moments(classes, readout, targets.classes)
+    if readout is None:
+        return result
+    weight, bias = _weight_and_bias(readout, targets.classes, features.width)
+    agreement = _nearest_mean_agreement(features, classes, targets.classes, weight, bias)
+    return replace(result, nc4=agreement, missing={})
+
+
+def neural_collapse_from_moments(
+    m: ClassMoments, readout: Readout | None = None, labels: Tensor | None = None
+) -> NeuralCollapse:
+    """:func:`neural_collapse` from collected class moments; NC4 needs the samples and stays None.
+
+    Args:
+        m: moments, with the scatter within classes; classes without samples are left out.
+        readout: as above; row c belongs to class c of ``m``, or to ``labels[c]``.
+        labels: label value of each class of ``m``.
+
+    >>> from gramscope.linalg.moments import class_moments
+    >>> m = class_moments(torch.tensor([[1.0], [1.0], [-1.0]]), label_rows(torch.tensor([0, 0, 1])))
+    >>> neural_collapse_from_moments(m).missing["nc4"]
+    'needs the samples and a readout'
+    """
+    present = m.counts > 0
+    if int(present.sum()) < 2:
+        raise InputError(f"neural collapse needs at least two classes with samples, got {int(present.sum())}")
+    if m.within is None:
+        raise InputError(
+            "these class moments were collected without the scatter within classes; collect with gram=True"
+        )
+    names = torch.arange(m.counts.numel(), device=m.counts.device) if labels is None else labels
+    kept = ClassMoments(m.counts[present], m.means[present], m.within)
+    means = kept.means - kept.mean
+    count = means.shape[0]
+    missing = {"nc4": "needs the samples and a readout"}
+    nc3 = None
+    if readout is None:
+        missing["nc3"] = "needs a readout"
+    else:
+        weight = _weight_and_bias(readout, names[present], means.shape[1])[0][names[present]]
+        nc3 = float((weight / frobenius(weight) - means / frobenius(means)).square().sum())
+    _, s, Vt = svd(means)
+    scale = math.hypot(float(s[0]), math.sqrt(count) * float(kept.mean.square().sum().sqrt()))
+    if float(s[0]) <= max(means.shape) * EPS * scale:
+        warnings.warn("the class means coincide: neural collapse is undefined (NaN)", ResultWarning, stacklevel=2)
+        nan = math.nan
+        return NeuralCollapse(nan, nan, nan, nan, None if nc3 is None else nan, None, nan, count, missing)
+    # The centred means span at most C − 1 directions; what lies below is rounding.
+    directions = (s > max(means.shape) * EPS * scale) & (torch.arange(s.numel(), device=s.device) < count - 1)
+    s, Vt = s[directions], Vt[directions]
+    within = ((Vt @ m.within) * Vt).sum(1) / m.counts.sum()
+    nc1 = float((within / s.square()).sum())  # Σ_B⁺ = C V S⁻² Vᵀ, and C cancels
+    norms = means.square().sum(1).sqrt()
+    cosines = (means @ means.mT) / torch.outer(norms, norms)
+    off = cosines[~torch.eye(count, dtype=torch.bool, device=cosines.device)]
+    return NeuralCollapse(
+        nc1,
+        float(norms.std(correction=0) / norms.mean()),
+        float(off.std(correction=0)),
+        float((off + 1 / (count - 1)).abs().mean()),
+        nc3,
+        None,
+        float(surrogate_from_moments(kept.to_moments().with_centred_targets(), normalized=True, center=True)),
+        count,
+        missing,
+    )
+
+
+def _nearest_mean_agreement(H: Rows, m: ClassMoments, labels: Tensor, weight: Tensor, bias: Tensor) -> float:
+    agree = 0
+    means = m.means - m.mean
+    offsets = means.square().sum(1) / 2
+    for start, stop in spans(H.n, H.width + weight.shape[0]):
+        block = H.block(start, stop)
+        nearest = labels[((block - m.mean) @ means.mT - offsets).argmax(1)]
+        agree += int((nearest == (block @ weight.mT + bias).argmax(1)).sum())
+    return agree / H.n
+
+
+def _weight_and_bias(readout: Readout, labels: Tensor, d: int) -> tuple[Tensor, Tensor]:
+    """The readout in float64, checked to have a row for every label."""
+    weight, bias = readout if isinstance(readout, tuple) else (readout, None)
+    if isinstance(weight, nn.Module):
+        weight, bias = weight.get_parameter("weight"), getattr(weight, "bias", None)
+    matrix = as_float_tensor(weight, "readout", dim=2)
+    check_same_device(readout=matrix, labels=labels)
+    if matrix.shape[1] != d:
+        raise InputError(f"readout has shape {tuple(matrix.shape)} but the features have width {d}")
+    if int(labels.min()) < 0 or int(labels.max()) >= matrix.shape[0]:
+        raise InputError(
+            f"labels run from {int(labels.min())} to {int(labels.max())} but the readout has rows 0 to "
+            f"{matrix.shape[0] - 1}"
+        )
+    constant = matrix.new_zeros(matrix.shape[0]) if bias is None else as_float_tensor(bias, "bias", dim=1)
+    return to_double(matrix), to_double(constant)

@@ -1,0 +1,87 @@
+"""Spectra of weights and features and three ways of counting the directions in use."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gramscope.linalg.moments import Moments
+from gramscope.linalg.psd import EPS, eigh, svd
+from gramscope.linalg.ridge import triangular_factor
+from gramscope.linalg.rows import Array, MappedRows, Rows, as_matrices, to_double
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """Singular values and the ranks that follow from them, NaN (and rank 0) for a zero matrix.
+
+    Args:
+        values: singular values, descending, float64.
+        rank: how many exceed ``max(shape)·2.2e-16`` times the largest.
+        effective_rank: ``exp(−Σ p log p)``, ``p = s/Σs`` (Roy and Vetterli 2007).
+        stable_rank: ``Σs² / max s²``.
+        participation_ratio: ``(Σs²)² / Σs⁴``, of the squares, that is of the covariance's eigenvalues.
+    """
+
+    values: Tensor
+    rank: int
+    effective_rank: float
+    stable_rank: float
+    participation_ratio: float
+
+
+def weight_spectrum(W: Array) -> Spectrum:
+    """The spectrum of a weight ``[..., k, d]``; a stack counts as the diagonal blocks of one matrix.
+
+    >>> spectrum = weight_spectrum(torch.diag(torch.tensor([2.0, 2.0, 0.0])))
+    >>> spectrum.rank, round(spectrum.effective_rank, 9), spectrum.stable_rank, spectrum.participation_ratio
+    (2, 2.0, 2.0, 2.0)
+    """
+    weight = to_double(as_matrices(W, "W"))
+    return summarise(svd(weight)[1].reshape(-1), max(weight.shape[-2:]) * EPS)
+
+
+def feature_spectrum(H: Array, center: bool = True) -> Spectrum:
+    """The spectrum of features ``[n, d]``, by default of the centred ones, read in blocks.
+
+    >>> feature_spectrum(torch.tensor([[1.0, 5.0], [-1.0, 5.0]])).rank
+    1
+    """
+    features = Rows(H, "H")
+    n, d = features.n, features.width
+    if center:
+        features = MappedRows(features, shift=features.mean())
+    factor = triangular_factor(features)[0] if n >= d else features.block(0, n)
+    return summarise(svd(factor)[1], max(n, d) * EPS)
+
+
+def feature_spectrum_from_moments(m: Moments, center: bool = True) -> Spectrum:
+    """:func:`feature_spectrum` from collected moments; values below ``√(d·2.2e-16)`` of the largest are not seen.
+
+    >>> from gramscope.linalg.moments import moments
+    >>> feature_spectrum_from_moments(moments(torch.tensor([[1.0], [-1.0]]), torch.ones(2, 1))).stable_rank
+    1.0
+    """
+    gram = m.require_gram() if center else m.HtH
+    values = eigh(gram)[0].clamp(min=0.0).sqrt().reshape(-1)
+    return summarise(values, math.sqrt(gram.shape[-1] * EPS))
+
+
+def summarise(values: Tensor, rtol: float) -> Spectrum:
+    """Ranks of non-negative singular values; those up to ``rtol`` times the largest do not count for ``rank``."""
+    values = values.sort(descending=True).values
+    if not float(values[0]) > 0.0:
+        return Spectrum(values, 0, math.nan, math.nan, math.nan)
+    p = values / values.sum()
+    entropy = -torch.special.xlogy(p, p).sum()
+    square = values.square()
+    return Spectrum(
+        values,
+        int((values > rtol * values[0]).sum()),
+        math.exp(float(entropy)),
+        float(square.sum() / square[0]),
+        float(square.sum().square() / square.square().sum()),
+    )

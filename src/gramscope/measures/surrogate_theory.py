@@ -1,0 +1,232 @@
+"""What the weight-Gram paper proves about target linearity and its surrogate, each statement beside the truth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gramscope.errors import InputError
+from gramscope.linalg.ridge import check_ridge, reduce_rows
+from gramscope.linalg.rows import Array, Rows, as_float_tensor, check_pair, spans
+from gramscope.measures.fit import fit_linear
+from gramscope.measures.functions import RowFunction, row_gradients
+from gramscope.measures.gram import matrices
+from gramscope.measures.linearity import target_linearity_of
+from gramscope.measures.targets import target_rows
+
+
+@dataclass(frozen=True)
+class LinearityBound:
+    """003 Theorem 2: a lower bound of target linearity through the surrogate.
+
+    Args:
+        bound: ``1 − λ²(M+m)²‖Y‖⁴ / (4Mm²(S + λ‖Y‖²)‖Y−ȳ‖²)``; often negative, that is vacuous.
+        target_linearity: the truth.
+        slack: truth − bound ≥ 0.
+        surrogate: ``S = tr(YᵀGY)``.
+        smallest: m, the smallest eigenvalue of ``G + λI``.
+        largest: M, the largest.
+    """
+
+    bound: float
+    target_linearity: float
+    slack: float
+    surrogate: float
+    smallest: float
+    largest: float
+
+
+def linearity_bound(H: Array, Y: Array, ridge: float) -> LinearityBound:
+    """The bound of 003 Theorem 2 with ``G = HHᵀ``; for many targets with Frobenius norms, which it allows unchanged.
+
+    Args:
+        H: features ``[n, d]``.
+        Y: labels or float targets.
+        ridge: λ > 0.
+
+    >>> result = linearity_bound(torch.eye(2), torch.tensor([1.0, -1.0]), ridge=1.0)
+    >>> result.bound, result.target_linearity
+    (0.75, 0.75)
+    """
+    features = Rows(H, "H")
+    targets = target_rows(Y, features.n)
+    ridge = check_ridge(ridge)
+    if ridge == 0.0:
+        raise InputError("the bound needs ridge > 0: with ridge = 0 the smallest eigenvalue of G + λI may be zero")
+    problem = reduce_rows(features, targets)
+    truth = float(target_linearity_of(problem, ridge))
+    eigenvalues = problem.singular_values.square()
+    # G is n×n: beyond the min(n, d) singular values of H its eigenvalues are zero.
+    smallest = ridge + (float(eigenvalues[-1]) if features.n <= features.width else 0.0)
+    largest = ridge + float(eigenvalues[0])
+    S = float((eigenvalues[:, None] * problem.targets.square()).sum())
+    square = float(problem.targets.square().sum() + problem.outside)
+    error = (ridge * (largest + smallest) * square) ** 2 / (4 * largest * smallest**2 * (S + ridge * square))
+    bound = 1.0 - error / float(problem.total)
+    return LinearityBound(bound, truth, truth - bound, S, smallest, largest)
+
+
+@dataclass(frozen=True)
+class SurrogateStep:
+    """The surrogate's change in one gradient step, true and predicted.
+
+    Args:
+        before: ``S = ‖W HᵀY‖_F²``.
+        change: ``S⁺ − S`` of the step ``W − γD``, exact.
+        first_order: its part linear in γ.
+        predicted: 003 Theorem 3's prediction of that part.
+    """
+
+    before: float
+    change: float
+    first_order: float
+    predicted: float
+
+    @property
+    def ratio(self) -> float:
+        """Predicted over true change."""
+        return self.predicted / self.change if self.change else float("nan")
+
+    @property
+    def same_sign(self) -> bool:
+        """Whether the prediction has the sign of the true change."""
+        return self.predicted * self.change > 0
+
+
+def surrogate_step(W: Array, D: Array, H: Array, Y: Array, e: Array, yhat: Array, gamma: float) -> SurrogateStep:
+    """The exact ``S⁺ − S = −2γ⟨WHᵀY, DHᵀY⟩ + γ²‖DHᵀY‖²`` beside 003 Theorem 3's ``2γ tr(ŶᵀY · YᵀH · HᵀE)``.
+
+    For one target the prediction reads ``2γ (ŷᵀy)(eᵀHHᵀy)``. It is exact at a readout without bias; at hidden layers it
+    rests on ``h_jᵀ∇f(h_i) ≈ f(h_j)`` and is often far off: that is why both are given.
+
+    Args:
+        W: the layer's weight ``[k, d]``.
+        D: gradient of the summed loss ``[k, d]``.
+        H: the layer's inputs ``[n, d]``.
+        Y: labels or float targets.
+        e: ``−∂L_i/∂ŷ_i [n, c]`` (or ``[n]``).
+        yhat: the network's outputs ``[n, c]`` (or ``[n]``).
+        gamma: learning rate γ.
+
+    >>> W, H, y = torch.tensor([[1.0]]), torch.tensor([[1.0], [-1.0]]), torch.tensor([3.0, -3.0])
+    >>> yhat = (H @ W.T).flatten()
+    >>> e = y - yhat
+    >>> step = surrogate_step(W, -(e @ H)[None], H, y, e, yhat, gamma=0.1)
+    >>> round(step.predicted - step.first_order, 9), step.change > step.first_order
+    (0.0, True)
+    """
+    (weight, gradient), _ = matrices(W=W, D=D)
+    if weight.dim() != 2:
+        raise InputError(f"W must be one matrix [k, d], got shape {tuple(weight.shape)}")
+    features = Rows(H, "H")
+    targets = target_rows(Y, features.n)
+    errors, outputs = _columns(e, "e"), _columns(yhat, "yhat")
+    for other in (targets, errors, outputs):
+        check_pair(features, other)
+    if features.width != weight.shape[1] or errors.width != outputs.width or errors.width != targets.width:
+        raise InputError(
+            f"W has {weight.shape[1]} inputs and H {features.width} features; Y, e and yhat have {targets.width}, "
+            f"{errors.width} and {outputs.width} columns, which must agree"
+        )
+    HtY = weight.new_zeros(features.width, targets.width)
+    HtE, FtY = torch.zeros_like(HtY), weight.new_zeros(targets.width, targets.width)
+    for start, stop in spans(features.n, features.width + targets.width):
+        h, y = features.block(start, stop), targets.block(start, stop)
+        HtY.addmm_(h.mT, y)
+        HtE.addmm_(h.mT, errors.block(start, stop))
+        FtY.addmm_(outputs.block(start, stop).mT, y)
+    S, moved = weight @ HtY, gradient @ HtY
+    first = -2 * gamma * (S * moved).sum()
+    predicted = 2 * gamma * (FtY @ HtY.mT @ HtE).trace()
+    change = first + gamma**2 * moved.square().sum()
+    return SurrogateStep(float(S.square().sum()), float(change), float(first), float(predicted))
+
+
+@dataclass(frozen=True)
+class MovingTarget:
+    """003 B.4: ``‖Y − Ŷ‖ ≤ ‖Y − Y_ols‖ + ‖Y_ols − Ŷ‖``, Y_ols the best linear fit from the penultimate features.
+
+    Args:
+        error: ``‖Y − Ŷ‖_F`` of the network.
+        features: ``‖Y − Y_ols‖_F``, what the features cannot express linearly.
+        chase: ``‖Y_ols − Ŷ‖_F``, how far the network is from its moving target.
+    """
+
+    error: float
+    features: float
+    chase: float
+
+    @property
+    def slack(self) -> float:
+        """Right side minus left side, ≥ 0."""
+        return self.features + self.chase - self.error
+
+
+def moving_target(H: Array, Y: Array, yhat: Array, ridge: float = 0.0, intercept: bool = False) -> MovingTarget:
+    """Split a network's error into what its features lack and what its readout has not fitted yet (003 B.4).
+
+    Args:
+        H: penultimate features ``[n, d]``.
+        Y: labels (centred one-hot, so the outputs should be trained on that) or float targets.
+        yhat: the network's outputs ``[n, c]`` (or ``[n]``).
+        ridge: λ of the linear fit (the paper uses 0.01).
+        intercept: fit a constant too.
+
+    >>> H = torch.tensor([[1.0], [2.0], [3.0]])
+    >>> result = moving_target(H, torch.tensor([1.0, 2.0, 3.0]), torch.zeros(3))
+    >>> round(result.features, 9), round(result.chase, 4)
+    (0.0, 3.7417)
+    """
+    features = Rows(H, "H")
+    targets = target_rows(Y, features.n)
+    outputs = _columns(yhat, "yhat")
+    check_pair(features, outputs)
+    if outputs.width != targets.width:
+        raise InputError(f"yhat has {outputs.width} columns, Y has {targets.width}")
+    fit = fit_linear(H, Y, ridge, intercept)
+    sums = torch.zeros(3, dtype=torch.float64, device=fit.beta.device)
+    for start, stop in spans(features.n, features.width + targets.width):
+        y, f = targets.block(start, stop), outputs.block(start, stop)
+        linear = fit.predict_block(features.block(start, stop))
+        sums += torch.stack([(y - f).square().sum(), (y - linear).square().sum(), (linear - f).square().sum()])
+    error, lacking, chase = sums.sqrt().tolist()
+    return MovingTarget(error, lacking, chase)
+
+
+def taylor_errors(function: RowFunction, X: Array) -> Tensor:
+    """``f(x_j) − f(x_i) − ∇f(x_i)ᵀ(x_j − x_i)`` for all pairs, ``[i, j]``.
+
+    003 Proposition 4: for positively homogeneous f, centred inputs and centred values they sum to zero.
+
+    >>> taylor_errors(lambda x: x[:, 0] ** 2, torch.tensor([[0.0], [3.0]]))
+    tensor([[0., 9.],
+            [9., 0.]], dtype=torch.float64)
+    """
+    values, slopes = _pairwise(function, X)
+    return values[None, :] - values[:, None] - slopes + slopes.diagonal()[:, None]
+
+
+def homogeneity_errors(function: RowFunction, X: Array, degree: float) -> Tensor:
+    """``∇f(x_i)ᵀx_j − f(x_j) − (m−1) f(x_i)`` for all pairs ``[i, j]``: what 003 Lemma 3 neglects for degree m.
+
+    >>> homogeneity_errors(lambda x: x @ torch.tensor([[2.0]], dtype=x.dtype), torch.tensor([[1.0], [3.0]]), degree=1)
+    tensor([[0., 0.],
+            [0., 0.]], dtype=torch.float64)
+    """
+    values, slopes = _pairwise(function, X)
+    return slopes - values[None, :] - (degree - 1) * values[:, None]
+
+
+def _pairwise(function: RowFunction, X: Array) -> tuple[Tensor, Tensor]:
+    """``f(x_i) [n]`` and ``∇f(x_i)ᵀx_j [n, n]``."""
+    values, gradients = row_gradients(function, X)
+    if values.shape[1] != 1:
+        raise InputError(f"the function must have one output, got {values.shape[1]}")
+    return values[:, 0], gradients[:, 0] @ Rows(X, "X").block(0, values.shape[0]).mT
+
+
+def _columns(x: Array, name: str) -> Rows:
+    tensor = as_float_tensor(x, name)
+    return Rows(tensor[:, None] if tensor.dim() == 1 else tensor, name)
