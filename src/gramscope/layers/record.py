@@ -63,6 +63,18 @@ class LayerRecord:
         return self._joined(self._inputs)
 
     @property
+    def sites(self) -> int:
+        """Sites of a sample, all applications of the first forward together."""
+        first = self._seen()[0].call
+        layer = self.layer
+        shapes = [
+            layer.kind.outputs(layer.module, a.dz, self._batch_dim).shape[-2]
+            for a in self._seen()
+            if a.call == first and a.dz is not None
+        ]
+        return sum(shapes)
+
+    @property
     def mean_h(self) -> Tensor:
         """Inputs averaged over the sites, ``[batch, d]``, without forming the sites of a convolution."""
         if len(self._seen()) > 1:

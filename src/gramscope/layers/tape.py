@@ -50,6 +50,8 @@ class Tape:
         self._copy_weights = copy_weights
         self._per_sample = False
         self._accepting = True
+        self._ran = False
+        self._applied_layers: set[str] = set()
 
     def __getitem__(self, name: str) -> LayerRecord:
         if name not in self.records:
@@ -129,6 +131,7 @@ class Tape:
         """Forward pre-hook of the model: a new batch begins."""
         if _in_backward():
             return
+        self._ran = True
         x = first_tensor(args)
         x = first_tensor(kwargs) if x is None else x
         self.batch_sizes.append(0 if x is None else (x.shape[self.batch_dim] if x.dim() > self.batch_dim else 1))
@@ -140,6 +143,7 @@ class Tape:
             return None
         if not record.applications:
             self.order.append(layer.name)
+            self._applied_layers.add(layer.name)
             if self._copy_weights:
                 _ = record.weight
         x = x.detach().clone() if self._copy_inputs else x.detach()
@@ -174,9 +178,9 @@ class Tape:
                 return
 
     def _check_seen(self, explicit: bool) -> None:
-        if not self.batch_sizes:
+        if not self._ran:
             return
-        unseen = [name for name, record in self.records.items() if not record.applications]
+        unseen = [name for name in self.records if name not in self._applied_layers]
         if unseen and (explicit or len(unseen) == len(self.records)):
             raise LayerError(
                 f"the model ran but these layers were never applied: {', '.join(unseen)}. Either the forward does not "

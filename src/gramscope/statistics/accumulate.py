@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Protocol
-
 import torch
 from torch import Tensor
 
@@ -14,7 +11,7 @@ from gramscope.layers.record import LayerRecord
 from gramscope.layers.tape import Tape
 from gramscope.linalg.moments import block_class_moments, block_moments
 from gramscope.linalg.rows import to_double
-from gramscope.statistics.features import Tokens, output_rows, rows_and_targets
+from gramscope.statistics.features import output_rows, rows_and_targets
 from gramscope.statistics.layer import (
     FeatureStatistics,
     LayerStatistics,
@@ -23,6 +20,7 @@ from gramscope.statistics.layer import (
     merge_networks,
 )
 from gramscope.statistics.result import Statistics
+from gramscope.statistics.step import Options, Step
 
 #: largest d for which HᵀH is kept unless asked for
 GRAM_LIMIT = 512
@@ -30,29 +28,8 @@ GRAM_LIMIT = 512
 TARGET_LIMIT = 4096
 
 
-@dataclass(frozen=True)
-class Options:
-    """What a collection keeps; see :func:`gramscope.statistics.collect.collect`."""
-
-    gradients: bool
-    features: bool
-    jacobians: bool
-    sketch: int | None
-    gram: bool | str
-    tokens: Tokens
-    memory: int
-    dtype: torch.dtype
-
-
-class Step(Protocol):
-    """What the accumulator needs to know of a batch."""
-
-    inputs: Any
-    target: Any
-    output: Tensor
-    n: int
-    loss: float
-    residual: Tensor | None
+#: outputs of a sample up to which jacobians="auto" takes all of them
+OUTPUT_LIMIT = 256
 
 
 class Accumulator:
@@ -71,13 +48,16 @@ class Accumulator:
         self._n = 0
         self._notes: dict[str, str] = {}
 
-    def add(self, tape: Tape, step: Step, target: Tensor | None, twin: tuple[Tape, Tensor] | None) -> None:
+    def add(self, tape: Tape, step: Step, twin: tuple[Tape, Tensor] | None) -> None:
         """Add one batch that ``tape`` has seen; ``twin`` is the reference network's tape and output."""
         self._n += step.n
+        target = step.target if isinstance(step.target, Tensor) else None
         for record in tape:
             self._weights.setdefault(record.name, record.layer.weight().clone())
             if self._options.gradients:
                 self._add_gradient(record, step.n)
+                if record.name in step.autograd:
+                    self._add_sum(record.name, "autograd", record.layer.matrix(step.autograd[record.name]))
                 self._add_sum(record.name, "Sigma", record.Sigma)
             if self._options.features:
                 self._add_layer_features(record, step, target)
@@ -86,9 +66,20 @@ class Accumulator:
                 part = self._rows(name, output_rows(value), step, target)
                 if part is not None:
                     self._outputs[name] = merge_features(self._outputs[name], part) if name in self._outputs else part
-        if self._options.jacobians:
+        if self._wants_jacobians(step.output):
             self._add_jacobians(tape, step.output, twin)
         self._add_network(step, target)
+
+    def _wants_jacobians(self, output: Tensor) -> bool:
+        if self._options.jacobians != "auto":
+            return bool(self._options.jacobians)
+        count = output[0].numel()
+        if count <= OUTPUT_LIMIT or self._options.sketch is not None:
+            return True
+        self._notes["(output)"] = (
+            f"no Jacobians: a sample has {count} outputs, more than {OUTPUT_LIMIT}; pass sketch=64 and a generator"
+        )
+        return False
 
     def _add_sum(self, name: str, what: str, value: Tensor) -> None:
         key = (name, what)
@@ -140,13 +131,16 @@ class Accumulator:
         labelled = isinstance(target, Tensor) and target.dim() == 2 and not target.is_floating_point()
         averaged = self._options.tokens in ("auto", "mean") and not labelled
         h = record.mean_h.unsqueeze(-2) if averaged else record.h
-        part = self._rows(record.name, h, step, target)
+        single = self._options.gradients and record.sites == 1
+        part = self._rows(record.name, h, step, target, step.residual if single else None)
         if part is None:
             return
         known = self._features.get(record.name)
         self._features[record.name] = part if known is None else merge_features(known, part)
 
-    def _rows(self, name: str, h: Tensor, step: Step, target: Tensor | None) -> FeatureStatistics | None:
+    def _rows(
+        self, name: str, h: Tensor, step: Step, target: Tensor | None, residual: Tensor | None = None
+    ) -> FeatureStatistics | None:
         """Moments of one batch of rows in normal form, or a note why there are none."""
         batch = h.shape[-3]
         if batch != step.n:
@@ -161,8 +155,8 @@ class Accumulator:
         d = rows.shape[-1]
         gram = d <= GRAM_LIMIT if self._options.gram == "auto" else bool(self._options.gram)
         HtE = None
-        if step.residual is not None and step.residual.dim() == 2 and rows.shape[0] == step.n:
-            HtE = rows.mT @ to_double(step.residual)
+        if residual is not None and residual.dim() == 2 and rows.shape[0] == step.n:
+            HtE = rows.mT @ to_double(residual)
         if y is None:
             return FeatureStatistics(name, block_moments(rows, rows.new_zeros(rows.shape[0], 0), gram), None, HtE)
         if y.is_floating_point():
@@ -216,6 +210,7 @@ class Accumulator:
                 self._n,
                 self._sums.get((name, "D")),
                 self._sums.get((name, "Sigma")),
+                self._sums.get((name, "autograd")),
                 self._sums.get((name, "JtJ")),
                 self._sums.get((name, "JtJ_centered")),
                 self._features.get(name),

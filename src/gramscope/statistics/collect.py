@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gramscope.errors import InputError, NumericalError
+from gramscope.errors import InputError
 from gramscope.layers.calling import (
     OutputSelector,
     Unpack,
@@ -20,14 +21,14 @@ from gramscope.layers.calling import (
     select_output,
     to_device,
 )
-from gramscope.layers.hooks import first_tensor
 from gramscope.layers.jacobians import MEMORY, check_samples_are_independent
-from gramscope.layers.losses import Loss, sample_losses
+from gramscope.layers.losses import Loss
 from gramscope.layers.select import LayerSelector, unwrap
-from gramscope.layers.tape import Tape, capture
-from gramscope.statistics.accumulate import Accumulator, Options
+from gramscope.layers.tape import capture
+from gramscope.statistics.accumulate import Accumulator
 from gramscope.statistics.features import Tokens
 from gramscope.statistics.result import Statistics
+from gramscope.statistics.step import Options, backward, forward
 
 
 def collect(
@@ -45,7 +46,8 @@ def collect(
     features: bool = True,
     gram: bool | str = "auto",
     residuals: bool = False,
-    jacobians: bool = False,
+    autograd: bool = False,
+    jacobians: bool | str = False,
     reference: nn.Module | None = None,
     sketch: int | None = None,
     generator: torch.Generator | None = None,
@@ -71,7 +73,9 @@ def collect(
         features: keep moments of the layers' inputs with the targets.
         gram: keep ``HᵀH``: ``"auto"`` where d ≤ 512, ``True`` or ``False`` for all.
         residuals: keep ``HᵀE`` with ``E = −∂L/∂f``, for the predicted change of the surrogate (003 Theorem 3).
-        jacobians: keep ``Σ JᵀJ``, from which K, AGOP and the NFA follow.
+        autograd: keep the parameters' own gradients too, to check ``D`` against them.
+        jacobians: keep ``Σ JᵀJ``, from which K, AGOP and the NFA follow; ``"auto"`` unless a sample has more than
+            256 outputs and no ``sketch`` was asked for.
         reference: the network at initialisation; adds ``Σ (J − J⁰)ᵀ(J − J⁰)`` (implies ``jacobians``).
         sketch: number of random output combinations instead of all outputs (large vocabularies); needs ``generator``.
         memory: bytes a chunk of Jacobians may take.
@@ -91,13 +95,21 @@ def collect(
     if loss is not None and not callable(loss):
         raise InputError(f"loss={loss!r} is not callable; give a criterion or a function of (output, target)")
     options = Options(
-        loss is not None, features, jacobians or reference is not None, sketch, gram, tokens, memory, dtype
+        gradients=loss is not None,
+        features=features,
+        jacobians=True if reference is not None else jacobians,
+        sketch=sketch,
+        gram=gram,
+        residuals=residuals,
+        autograd=autograd,
+        tokens=tokens,
+        memory=memory,
+        dtype=dtype,
     )
-    device = model_device(model)
-    root = unwrap(model)
+    device, root = model_device(model), unwrap(model)
+    needs_graph = options.gradients or bool(options.jacobians)
     with ExitStack() as stack:
         stack.enter_context(evaluating(root, eval_mode))
-        needs_graph = options.gradients or options.jacobians
         stack.enter_context(torch.set_grad_enabled(needs_graph))
         tape = stack.enter_context(
             capture(model, layers, outputs=outputs, batch_dim=batch_dim, gradients=needs_graph, copy_weights=False)
@@ -111,63 +123,16 @@ def collect(
         accumulator = Accumulator(options, generator)
         for index, (inputs, target) in enumerate(batches(loader, unpack)):
             inputs, target = to_device(inputs, device), to_device(target, device)
-            step = _Step(
-                model, tape, inputs, target, index, loss, reduction, output, batch_dim, options.jacobians, residuals
-            )
-            wanted = step.target if targets is None else targets(inputs, target)
-            accumulator.add(tape, step, wanted, None if twin is None else _twin_output(reference, twin, inputs, output))
+            step = forward(model, inputs, target, index, output, batch_dim)
+            if loss is not None:
+                step = backward(step, tape, loss, reduction, index, options)
+            if targets is not None:
+                step = replace(step, target=targets(inputs, target))
+            twin_output = None
+            if reference is not None and twin is not None:
+                twin_output = (twin, select_output(call_model(reference, inputs), output))
+            accumulator.add(tape, step, twin_output)
             tape.clear()
             if twin is not None:
                 twin.clear()
-        seen = tape.unsupported
-    return accumulator.result(seen)
-
-
-def _twin_output(reference: nn.Module | None, twin: Tape, inputs: Any, output: OutputSelector) -> tuple[Tape, Tensor]:
-    assert reference is not None
-    return twin, select_output(call_model(reference, inputs), output)
-
-
-class _Step:
-    """One batch: its forward, and its backward when there is a loss."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        tape: Tape,
-        inputs: Any,
-        target: Any,
-        index: int,
-        loss: Loss | None,
-        reduction: str | float | None,
-        output: OutputSelector,
-        batch_dim: int,
-        keep_graph: bool,
-        residuals: bool,
-    ) -> None:
-        self.inputs, self.target = inputs, target
-        first = first_tensor(inputs)
-        if first is None:
-            raise InputError(f"batch {index} holds no tensor to feed the model")
-        self.output = select_output(call_model(model, inputs), output)
-        self.n = first.shape[batch_dim] if first.dim() > batch_dim else 1
-        if not torch.isfinite(self.output).all():
-            raise NumericalError(
-                f"the model's output is NaN or infinite in batch {index}; look at its inputs and weights"
-            )
-        if isinstance(target, Tensor) and target.dim() > 0 and target.shape[0] != self.n:
-            raise InputError(f"batch {index} has {self.n} inputs but {target.shape[0]} targets")
-        self.loss = 0.0
-        self.residual: Tensor | None = None
-        if loss is None:
-            return
-        if target is None:
-            raise InputError(f"batch {index} has no target for the loss; pass unpack= or a loader of (x, y) pairs")
-        losses = sample_losses(loss, self.output, target, self.n, reduction).sum()
-        if not torch.isfinite(losses):
-            raise NumericalError(f"the loss is {losses.item()} in batch {index}")
-        self.loss = float(losses.detach())
-        if residuals and losses.requires_grad:
-            (gradient,) = torch.autograd.grad(losses, self.output, retain_graph=True, allow_unused=True)
-            self.residual = None if gradient is None else -gradient
-        tape.backward(losses, retain_graph=keep_graph)
+    return accumulator.result(tape.unsupported)

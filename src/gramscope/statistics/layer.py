@@ -59,6 +59,7 @@ class LayerStatistics:
         n: samples seen.
         D: ``Σ δ hᵀ [k, d]``, the weight gradient of the summed loss.
         Sigma: ``Σ δ δᵀ [k, k]``.
+        autograd: the parameter's own gradient of the summed loss ``[k, d]``, for checking ``D``.
         JtJ: ``Σ_i J_iᵀJ_i [k, k]``; the tangent kernel is ``K = JtJ / n``.
         JtJ_centered: the same of ``J_i − J_i⁰`` against a reference network.
         features: moments of the layer's inputs and the targets.
@@ -69,6 +70,7 @@ class LayerStatistics:
     n: int
     D: Tensor | None = None
     Sigma: Tensor | None = None
+    autograd: Tensor | None = None
     JtJ: Tensor | None = None
     JtJ_centered: Tensor | None = None
     features: FeatureStatistics | None = None
@@ -151,6 +153,7 @@ def merge_layers(a: LayerStatistics, b: LayerStatistics) -> LayerStatistics:
         n=a.n + b.n,
         D=add(a.D, b.D, f"D of {a.name!r}"),
         Sigma=add(a.Sigma, b.Sigma, f"Sigma of {a.name!r}"),
+        autograd=add(a.autograd, b.autograd, f"autograd of {a.name!r}"),
         JtJ=add(a.JtJ, b.JtJ, f"JtJ of {a.name!r}"),
         JtJ_centered=add(a.JtJ_centered, b.JtJ_centered, f"JtJ_centered of {a.name!r}"),
         features=merge_optional(a.features, b.features),

@@ -103,6 +103,7 @@ def _reduce_layer(layer: LayerStatistics) -> LayerStatistics:
         n=int(n),
         D=_sum_optional(layer.D),
         Sigma=_sum_optional(layer.Sigma),
+        autograd=_sum_optional(layer.autograd),
         JtJ=_sum_optional(layer.JtJ),
         JtJ_centered=_sum_optional(layer.JtJ_centered),
         features=None if layer.features is None else _reduce_features(layer.features),

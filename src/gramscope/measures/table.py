@@ -1,0 +1,103 @@
+"""A table of measures: one row per layer, one column per measure, with what could not be measured and why."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gramscope.errors import InputError, MissingExtraError
+
+
+@dataclass(frozen=True)
+class Table:
+    """Result of :func:`gramscope.measure`.
+
+    Args:
+        rows: ``{layer: {measure: value}}``; a value is a number or ``None`` where the measure has no answer there.
+        network: measures of the whole network (loss, accuracy, samples).
+        notes: why something is missing or was passed over, by layer or ``layer.measure``.
+    """
+
+    rows: dict[str, dict[str, float | None]]
+    network: dict[str, float | None] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
+
+    def __getitem__(self, layer: str) -> dict[str, float | None]:
+        if layer not in self.rows:
+            raise InputError(f"no row {layer!r}; there are: {', '.join(self.rows)}")
+        return self.rows[layer]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the measures, in order of first appearance."""
+        return list(dict.fromkeys(name for row in self.rows.values() for name in row))
+
+    def column(self, measure: str) -> dict[str, float | None]:
+        """One measure by layer."""
+        if measure not in self.columns:
+            raise InputError(f"no measure {measure!r}; there are: {', '.join(self.columns)}")
+        return {layer: row.get(measure) for layer, row in self.rows.items()}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON; NaN and infinity become ``None``."""
+        return {
+            "layers": {layer: {name: _plain(value) for name, value in row.items()} for layer, row in self.rows.items()},
+            "network": {name: _plain(value) for name, value in self.network.items()},
+            "notes": dict(self.notes),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Table:
+        """Inverse of :meth:`to_dict`."""
+        rows = {layer: dict(row) for layer, row in values["layers"].items()}
+        return cls(rows, dict(values.get("network", {})), dict(values.get("notes", {})))
+
+    def to_pandas(self) -> Any:
+        """A ``pandas.DataFrame`` with layers as index and measures as columns."""
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise MissingExtraError("to_pandas() needs pandas: pip install 'gramscope[pandas]'") from error
+        frame = pd.DataFrame.from_dict(self.rows, orient="index", columns=self.columns, dtype=float)
+        frame.index.name = "layer"
+        return frame
+
+    def __str__(self) -> str:
+        columns = self.columns
+        cells = [["layer", *columns]]
+        cells += [[layer, *(format_value(row.get(name)) for name in columns)] for layer, row in self.rows.items()]
+        widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
+        lines = ["  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))) for row in cells]
+        if self.network:
+            lines.append("network: " + ", ".join(f"{name} {format_value(value)}" for name, value in self.network.items()))
+        lines += [f"note: {name}: {reason}" for name, reason in self.notes.items()]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def format_value(value: float | None) -> str:
+    """A number in at most nine characters.
+
+    >>> [format_value(v) for v in (0.5, 12, 1234567.0, 1e-7, None)]
+    ['0.5000', '12', '1.235e+06', '1.000e-07', '-']
+    """
+    if value is None:
+        return "-"
+    if isinstance(value, int) or (math.isfinite(value) and value == int(value) and abs(value) < 1e6):
+        return str(int(value))
+    if value and not 1e-3 <= abs(value) < 1e5:
+        return f"{value:.3e}"
+    return f"{value:.4f}" if abs(value) < 100 else f"{value:.1f}"
+
+
+def _plain(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else value

@@ -1,0 +1,90 @@
+"""One batch of a collection: its forward, its losses and its backward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gramscope.errors import InputError, NumericalError
+from gramscope.layers.calling import OutputSelector, call_model, select_output
+from gramscope.layers.hooks import first_tensor
+from gramscope.layers.losses import Loss, sample_losses
+from gramscope.layers.tape import Tape
+from gramscope.statistics.features import Tokens
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a collection keeps; see :func:`gramscope.statistics.collect.collect`."""
+
+    gradients: bool
+    features: bool
+    jacobians: bool | str
+    sketch: int | None
+    gram: bool | str
+    residuals: bool
+    autograd: bool
+    tokens: Tokens
+    memory: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Step:
+    """A batch after its forward (and backward).
+
+    Args:
+        inputs: as the loader gave them.
+        target: what features are compared with; ``None`` for none.
+        output: the model's output ``[n, …]``, with its graph.
+        n: samples.
+        loss: ``Σ_i L_i``.
+        residual: ``E = −∂L/∂f``, when asked for.
+        autograd: gradients of the parameters themselves by layer, when asked for.
+    """
+
+    inputs: Any
+    target: Any
+    output: Tensor
+    n: int
+    loss: float = 0.0
+    residual: Tensor | None = None
+    autograd: dict[str, Tensor] = field(default_factory=dict)
+
+
+def forward(model: nn.Module, inputs: Any, target: Any, index: int, output: OutputSelector, batch_dim: int) -> Step:
+    """Run the model on batch number ``index`` and check what can be checked."""
+    first = first_tensor(inputs)
+    if first is None:
+        raise InputError(f"batch {index} holds no tensor to feed the model")
+    n = first.shape[batch_dim] if first.dim() > batch_dim else 1
+    if isinstance(target, Tensor) and target.dim() > 0 and target.shape[0] != n:
+        raise InputError(f"batch {index} has {n} inputs but {target.shape[0]} targets")
+    value = select_output(call_model(model, inputs), output)
+    if not torch.isfinite(value).all():
+        raise NumericalError(f"the model's output is NaN or infinite in batch {index}; look at its inputs and weights")
+    return Step(inputs, target, value, n)
+
+
+def backward(step: Step, tape: Tape, loss: Loss, reduction: str | float | None, index: int, options: Options) -> Step:
+    """Fill the tape's gradients from the summed per-sample losses."""
+    if step.target is None:
+        raise InputError(f"batch {index} has no target for the loss; pass unpack= or a loader of (x, y) pairs")
+    total = sample_losses(loss, step.output, step.target, step.n, reduction).sum()
+    if not torch.isfinite(total):
+        raise NumericalError(f"the loss is {total.item()} in batch {index}")
+    residual = None
+    if options.residuals and total.requires_grad:
+        (gradient,) = torch.autograd.grad(total, step.output, retain_graph=True, allow_unused=True)
+        residual = None if gradient is None else -gradient
+    autograd: dict[str, Tensor] = {}
+    if options.autograd:
+        leaves = {r.name: r.layer.parameter for r in tape}
+        known = {name: p for name, p in leaves.items() if p is not None and p.requires_grad}
+        found = torch.autograd.grad(total, list(known.values()), retain_graph=True, allow_unused=True)
+        autograd = {name: g for name, g in zip(known, found, strict=True) if g is not None}
+    tape.backward(total, retain_graph=bool(options.jacobians))
+    return replace(step, loss=float(total.detach()), residual=residual, autograd=autograd)
