@@ -214,7 +214,7 @@ class TrainConfig(_Table):
             chosen = dict(zip(self.sweep, values, strict=True))
             for seed in self.seeds:
                 parts = [f"{key.split('.', 1)[1]}-{_label(value)}" for key, value in chosen.items()]
-                member = replace(self.with_values(chosen), seeds=(seed,), sweep={})
+                member = replace(self, sweep={}, seeds=(seed,)).with_values(chosen)
                 found[",".join([*parts, f"seed-{seed}"])] = member
         return found
 

@@ -1,0 +1,36 @@
+"""``python -m gramscope.bench NAME --device cuda --json``: the benchmarks without the command line's dependencies."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from gramscope.bench.registry import BENCHMARKS, run_benchmark
+
+
+def main() -> None:
+    """Parse the arguments, run, print one line a row or JSON."""
+    parser = argparse.ArgumentParser(prog="python -m gramscope.bench", description="Speed as ratios, in one run.")
+    parser.add_argument("names", nargs="+", choices=[*BENCHMARKS])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--seconds", type=float, default=None, help="time for each comparison")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    for name in arguments.names:
+        rows = run_benchmark(name, device=arguments.device, seconds=arguments.seconds)
+        for row in rows:
+            if arguments.json:
+                text = json.dumps({"benchmark": name, **row.to_dict()})
+            else:
+                goal = f"  goal {row.goal}: {'met' if row.met else 'not met'}" if row.met is not None else ""
+                text = (
+                    f"{row.case:40} {row.method:28} {row.milliseconds:10.3f} ms  {row.ratio:7.3f}× {row.baseline}{goal}"
+                )
+                text += f"  ({row.note})" if row.note else ""
+            sys.stdout.write(text + "\n")
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

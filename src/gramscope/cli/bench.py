@@ -1,0 +1,42 @@
+"""``gramscope bench``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Optional
+
+import typer
+
+from gramscope.bench.registry import BENCHMARKS, run_benchmark
+from gramscope.cli.console import news, print_json, print_table
+
+
+def command(
+    name: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Argument(help=f"One of {', '.join(BENCHMARKS)}; without a name they are listed."),
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …")] = "cpu",
+    seconds: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(help="Time for each comparison.", show_default=False),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Measure speed: ratios of interleaved medians, taken in one run.
+
+    [bold]Examples[/bold]
+
+      gramscope bench
+
+      gramscope bench train
+
+      gramscope bench vcl --device cuda --json
+    """
+    if name is None:
+        rows = [{"name": key, "what": what} for key, what in BENCHMARKS.items()]
+        print_json(rows) if json else print_table("", rows)
+        return
+    if not json:
+        news().print(f"measuring {name} on {device}: {BENCHMARKS.get(name, '')} …")
+    found = [row.to_dict() for row in run_benchmark(name, device=device, seconds=seconds)]
+    print_json(found) if json else print_table("", found)

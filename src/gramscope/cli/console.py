@@ -1,0 +1,126 @@
+"""Printing: results on standard output, everything else on standard error."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+from typing_extensions import override
+
+from gramscope.runs.files import to_json
+from gramscope.training.reporting import Reporter
+
+
+def results() -> Console:
+    """Where results go."""
+    return Console(highlight=False)
+
+
+def news() -> Console:
+    """Where progress, notes and errors go."""
+    return Console(stderr=True, highlight=False)
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON document, for machines."""
+    sys.stdout.write(to_json(value, indent=1) + "\n")
+
+
+def print_table(title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None) -> None:
+    """Print rows as a table; numbers are right-aligned with four significant digits."""
+    console = results()
+    names = list(columns or dict.fromkeys(key for row in rows for key in row))
+    table = Table(title=title or None, title_justify="left")
+    for name in names:
+        number = all(isinstance(row.get(name), int | float | None) for row in rows)
+        table.add_column(name.replace("_", " "), justify="right" if number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(cell(row.get(name)) for name in names))
+    if not console.is_terminal and console.width < 160:  # a pipe has no width: do not cut columns
+        console = Console(highlight=False, width=160)
+    console.print(table)
+
+
+def cell(value: Any) -> str:
+    """A value as text for a table."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+class _Rate(ProgressColumn):
+    """Units a second."""
+
+    @override
+    def render(self, task: Any) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text("" if speed is None else f"{speed:.3g} {task.fields['unit']}s/s", style="progress.data.speed")
+
+
+class TerminalReporter(Reporter):
+    """Bars with rate and time left on a terminal, one line an evaluation elsewhere."""
+
+    def __init__(self) -> None:
+        self._console = news()
+        self._progress: Progress | None = None
+        self._task: Any = None
+        self._told = 0.0
+
+    @override
+    def note(self, text: str) -> None:
+        self._console.print(text)
+
+    @override
+    def start(self, label: str, total: int, unit: str = "step") -> None:
+        self._label, self._total, self._unit = label, total, unit
+        if not self._console.is_terminal:
+            return
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            _Rate(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[news]}"),
+            console=self._console,
+        )
+        self._task = self._progress.add_task(label, total=total, unit=unit, news="")
+        self._progress.start()
+
+    @override
+    def advance(self, done: int) -> None:
+        if self._progress is not None:
+            now = time.perf_counter()
+            if done == self._total or now - self._told > 0.1:  # drawing each of a thousand steps a second costs
+                self._told = now
+                self._progress.update(self._task, completed=done)
+        elif self._unit != "step":
+            self._console.print(f"{self._label}: {done} of {self._total}")
+
+    @override
+    def records(self, records: Sequence[dict[str, Any]]) -> None:
+        keys = ("test_accuracy", "test_loss")
+        shown = {key: _mean([r[key] for r in records if r.get(key) is not None]) for key in keys}
+        text = ", ".join(f"{key.replace('_', ' ')} {value:.4g}" for key, value in shown.items() if value is not None)
+        if self._progress is not None:
+            self._progress.update(self._task, news=text)
+        else:
+            self._console.print(f"{self._label}: epoch {records[0]['epoch']:g}, {text}")
+
+    @override
+    def finish(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

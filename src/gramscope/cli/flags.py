@@ -1,0 +1,217 @@
+"""The command-line form of a training configuration: one table of flags, read in both directions."""
+
+from __future__ import annotations
+
+import inspect
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+from gramscope.errors import InputError
+from gramscope.training.config import TrainConfig
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One flag and the key of the configuration it sets. ``kind`` list is numbers with commas between."""
+
+    name: str
+    key: str
+    kind: type
+    help: str
+    panel: str
+
+    @property
+    def parameter(self) -> str:
+        """Its name as a Python argument."""
+        return self.name.strip("-").replace("-", "_")
+
+
+_DATA, _NET, _METHOD, _TRAINING, _COURSE = "Data", "Net", "Method", "Training", "Cadence and execution"
+
+FLAGS: tuple[Flag, ...] = (
+    Flag(
+        "--data", "data.name", str, "Data set: digits, mnist, cifar10 … (gramscope data list), or a .npz file.", _DATA
+    ),
+    Flag("--data-dir", "data.dir", str, "Folder of downloaded sets [default: GRAMSCOPE_DATA, or the cache].", _DATA),
+    Flag("--validation", "data.validation", float, "Fraction of the training set held out for validation.", _DATA),
+    Flag("--samples", "data.samples", int, "Training samples to use (0: all).", _DATA),
+    Flag("--label-noise", "data.label_noise", float, "Fraction of training labels drawn at random.", _DATA),
+    Flag("--model", "model.name", str, "mlp, cnn, resnet, logistic …, or package.module:factory of your own.", _NET),
+    Flag("--hidden", "model.hidden", list, "Widths of the hidden layers, such as 256 or 256,256.", _NET),
+    Flag("--activation", "model.activation", str, "Activation, such as gelu or relu.", _NET),
+    Flag("--method", "method.name", str, "sgd, adam, adamw, muon, vcl, whiten-sgd, whiten-adamw …", _METHOD),
+    Flag("--lr", "method.lr", float, "Learning rate.", _METHOD),
+    Flag("--gamma", "method.gamma", float, "Step γ of the virtual update (vcl).", _METHOD),
+    Flag("--alpha", "method.alpha", float, "Power α of the eigenvalues (vcl).", _METHOD),
+    Flag("--momentum", "method.momentum", float, "Momentum (sgd, muon).", _METHOD),
+    Flag("--weight-decay", "method.weight_decay", float, "Weight decay.", _METHOD),
+    Flag("--epochs", "epochs", float, "Passes over the training set.", _TRAINING),
+    Flag("--batch-size", "batch_size", int, "Samples a step (0: the whole training set).", _TRAINING),
+    Flag("--loss", "loss", str, "auto, cross-entropy, mse or half-squared.", _TRAINING),
+    Flag("--schedule", "schedule.name", str, "constant, linear, cosine or step.", _TRAINING),
+    Flag("--warm-up", "schedule.warm_up", float, "Epochs of linear warm-up.", _TRAINING),
+    Flag("--patience", "patience", int, "Stop after so many evaluations without improvement (0: never).", _TRAINING),
+    Flag("--device", "device", str, "auto, cpu, cuda, cuda:1 …", _COURSE),
+    Flag("--dtype", "dtype", str, "float32 or float64.", _COURSE),
+    Flag("--evaluate-every", "evaluate_every", float, "Epochs between evaluations.", _COURSE),
+    Flag("--measure-every", "measure.every", float, "Epochs between measurements of every layer (0: none).", _COURSE),
+    Flag("--checkpoint-every", "checkpoint_every", float, "Epochs between checkpoints.", _COURSE),
+    Flag("--keep", "keep", int, "Checkpoints to keep (0: all).", _COURSE),
+    Flag("--execution", "execution", str, "Several runs: auto, vectorised, processes or one-by-one.", _COURSE),
+)
+
+#: what a command line without them means
+DEFAULTS = {"data": {"name": "digits"}, "model": {"name": "mlp"}, "method": {"name": "sgd"}}
+
+
+def takes_flags(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command, whose last parameter is ``**flags``, one option for each flag."""
+    signature = inspect.signature(command, eval_str=True)
+    own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    added = [
+        inspect.Parameter(
+            flag.parameter,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[
+                Optional[str if flag.kind is list else flag.kind],  # noqa: UP045 - a runtime value
+                typer.Option(flag.name, help=flag.help, rich_help_panel=flag.panel, show_default=False),
+            ],
+        )
+        for flag in FLAGS
+    ]
+    own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+    command.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
+    return command
+
+
+def read_config(
+    path: Path | None,
+    flags: Mapping[str, Any],
+    settings: Iterable[str] = (),
+    sweeps: Iterable[str] = (),
+    seeds: str | None = None,
+    seed: int | None = None,
+) -> TrainConfig:
+    """A configuration from a TOML file (or the defaults), with what the command line says put on top."""
+    tree: dict[str, Any]
+    tree = TrainConfig.from_toml(path).to_dict() if path is not None else {k: dict(v) for k, v in DEFAULTS.items()}
+    for flag in FLAGS:
+        value = flags.get(flag.parameter)
+        if value is not None:
+            _put(tree, flag.key, _numbers(flag.name, value) if flag.kind is list else value)
+    for setting in settings:
+        key, value = _assignment("--set", setting)
+        _put(tree, key, value)
+    for sweep in sweeps:
+        key, value = _assignment("--sweep", sweep, listed=True)
+        tree.setdefault("sweep", {})[key] = value
+    if seeds is not None or seed is not None:
+        tree["seeds"] = parse_seeds(seeds, seed)
+    return TrainConfig.from_dict(tree)
+
+
+def parse_seeds(seeds: str | None, seed: int | None = None) -> list[int]:
+    """``5`` is five seeds counted from ``seed``; ``3,7`` are these two."""
+    try:
+        numbers = [int(part) for part in (seeds or "1").split(",")]
+    except ValueError:
+        raise InputError(f"--seeds {seeds}: give how many (5) or which (0,3,7)") from None
+    if len(numbers) > 1 or (seeds or "").endswith(","):
+        if seed is not None:
+            raise InputError(f"--seeds {seeds} names the seeds; --seed {seed} only goes with a number of them")
+        return numbers
+    if numbers[0] < 1:
+        raise InputError(f"--seeds {seeds}: at least one is needed")
+    return list(range(seed or 0, (seed or 0) + numbers[0]))
+
+
+def to_arguments(config: TrainConfig) -> list[str]:
+    """The command-line arguments that give this configuration."""
+    plain = TrainConfig.from_dict({**DEFAULTS, **{name: {"name": config.to_dict()[name]["name"]} for name in DEFAULTS}})
+    wanted, default = _leaves(config.to_dict()), _leaves(plain.to_dict())
+    by_key = {flag.key: flag for flag in FLAGS}
+    arguments: list[str] = []
+    for key, value in wanted.items():
+        if key == "seeds" or key.startswith("sweep/") or (default.get(key) == value and not key.endswith(".name")):
+            continue
+        flag = by_key.get(key)
+        if (
+            flag is None
+            or (flag.kind is list and not _is_numbers(value))
+            or (key == "schedule.name" and value == default[key])
+        ):
+            if default.get(key) != value:
+                arguments += ["--set", f"{key}={_toml(value)}"]
+        else:
+            arguments += [flag.name, ",".join(map(str, value)) if flag.kind is list else str(value)]
+    for key, values in config.sweep.items():
+        arguments += ["--sweep", f"{key}={_toml(list(values))}"]
+    return [*arguments, "--seeds", ",".join(map(str, config.seeds)) + ("," if len(config.seeds) == 1 else "")]
+
+
+def _put(tree: dict[str, Any], key: str, value: Any) -> None:
+    table, _, name = key.rpartition(".")
+    target = tree.setdefault(table, {}) if table else tree
+    if not isinstance(target, dict):
+        raise InputError(f"{key}: {table} is not a table")
+    if name == "name" and table in DEFAULTS and target.get("name") != value:
+        target.clear()  # another net, method or data set: the old one's options do not apply
+    target[name] = value
+
+
+def _assignment(flag: str, text: str, *, listed: bool = False) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise InputError(f"{flag} {text}: write key=value, such as {'lr=0.1,0.01' if listed else 'data.seed=3'}")
+    if listed and not value.startswith("["):
+        return key.strip(), [_value(part) for part in value.split(",")]
+    return key.strip(), _value(value)
+
+
+def _value(text: str) -> Any:
+    """A TOML value, or the text itself where it is none."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text.strip()
+
+
+def _toml(value: Any) -> str:
+    import tomli_w
+
+    return tomli_w.dumps({"value": value}).split("=", 1)[1].strip()
+
+
+def _numbers(flag: str, text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise InputError(f"{flag} {text}: give whole numbers with commas between, such as 256,256") from None
+
+
+def _is_numbers(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
+
+
+def _leaves(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys of a configuration; sweeps, whose keys have dots themselves, are marked with a slash."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            found |= {f"{key}{'/' if key == 'sweep' else '.'}{name}": item for name, item in value.items()}
+        else:
+            found[key] = value
+    return found
+
+
+def format_command(arguments: Sequence[str]) -> str:
+    """Arguments as a shell command."""
+    import shlex
+
+    return " ".join(["gramscope", "train", *map(shlex.quote, arguments)])

@@ -1,0 +1,94 @@
+"""``gramscope runs``: what has been run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gramscope.cli.console import print_json, print_table, results
+from gramscope.errors import InputError
+from gramscope.runs.directory import RunDirectory
+
+app = typer.Typer(no_args_is_help=True, help="See what has been run.")
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command("list")
+def list_runs(
+    folder: Annotated[Path, typer.Argument(help="Where to look.")] = Path("runs"),
+    json: _Json = False,
+) -> None:
+    """List the runs below a folder, with their state and last result.
+
+    Example: gramscope runs list
+    """
+    found = _below(folder)
+    rows = [summary(run) for run in found]
+    if json:
+        print_json(rows)
+    elif rows:
+        print_table("", rows)
+    else:
+        results().print(f"no runs below {folder}; make one with: gramscope train --data digits")
+
+
+@app.command()
+def show(
+    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    json: _Json = False,
+) -> None:
+    """Show a run: configuration, how to repeat it, environment, and its evaluations.
+
+    Example: gramscope runs show runs/x
+    """
+    from gramscope.cli.flags import format_command, to_arguments
+    from gramscope.training.config import TrainConfig
+
+    directory = RunDirectory.open(run)
+    evaluations = directory.records("evaluation")
+    if json:
+        facts = {"summary": summary(directory), "config": directory.config, "environment": directory.environment}
+        print_json({**facts, "evaluations": evaluations})
+        return
+    console = results()
+    print_table(str(run), [summary(directory)])
+    if "method" in directory.config:
+        console.print("Repeat it:", format_command(to_arguments(TrainConfig.from_dict(directory.config))))
+    facts = directory.environment
+    if facts:
+        console.print(f"Made with torch {facts.get('torch')} on {facts.get('device')}, {facts.get('started')}")
+    hidden = {"kind", "method", "lr", "gamma", "step"}
+    last: dict[Any, dict[str, Any]] = {record.get("run"): record for record in evaluations}
+    rows = evaluations if len(last) == 1 else list(last.values())
+    if rows:
+        print_table(
+            "Evaluations" if len(last) == 1 else "Last evaluations", rows, [k for k in rows[0] if k not in hidden]
+        )
+
+
+def summary(run: RunDirectory) -> dict[str, Any]:
+    """One line about a run or group."""
+    config = run.config
+    finals: dict[Any, dict[str, Any]] = {record.get("run"): record for record in run.records("evaluation")}
+    scores = [record["test_accuracy"] for record in finals.values() if record.get("test_accuracy") is not None]
+    return {
+        "run": str(run.path),
+        "state": run.status(),
+        "data": config.get("data", {}).get("name"),
+        "model": config.get("model", {}).get("name"),
+        "method": config.get("method", {}).get("name"),
+        "runs": sum(1 for _ in run.runs()),
+        "epoch": min((record["epoch"] for record in finals.values()), default=None),
+        "test_accuracy": sum(scores) / len(scores) if scores else None,
+    }
+
+
+def _below(folder: Path) -> list[RunDirectory]:
+    if not folder.is_dir():
+        if folder == Path("runs"):
+            return []
+        raise InputError(f"{folder} is not a folder")
+    here = RunDirectory(folder)
+    return [here] if here.exists() else here.members()

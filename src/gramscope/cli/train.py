@@ -1,0 +1,103 @@
+"""``gramscope train``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+from gramscope.cli.console import TerminalReporter, news, print_json, print_table
+from gramscope.cli.flags import read_config, takes_flags
+from gramscope.errors import InputError
+from gramscope.training.config import TrainConfig
+
+_Path = Optional[Path]  # noqa: UP045 - typer reads it at run time
+
+
+@takes_flags
+def command(
+    config: Annotated[_Path, typer.Argument(help="TOML configuration, or with --resume a run directory.")] = None,
+    out: Annotated[
+        _Path, typer.Option(help="Run directory [default: runs/DATA-MODEL-METHOD, numbered].", show_default=False)
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a stopped run where it was saved.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the run that is in the directory.")] = False,
+    seeds: Annotated[Optional[str], typer.Option(help="How many seeds (5), or which (0,3,7).")] = None,  # noqa: UP045
+    seed: Annotated[Optional[int], typer.Option(help="The seed, or the first of --seeds.")] = None,  # noqa: UP045
+    sweep: Annotated[
+        list[str], typer.Option(help="Try several values: lr=0.1,0.01. Can be repeated.", show_default=False)
+    ] = [],  # noqa: B006 - typer copies it
+    set_: Annotated[
+        list[str], typer.Option("--set", help="Any other key: data.seed=3. Can be repeated.", show_default=False)
+    ] = [],  # noqa: B006
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print the configuration as TOML and stop.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    **flags: Any,
+) -> None:
+    """Train a net, with any number of seeds and step sizes together.
+
+    What a flag does not say is taken from the TOML file, if one is given, else from the defaults.
+
+    [bold]Examples[/bold]
+
+      gramscope train --data digits --hidden 128 --method sgd --lr 0.1 --epochs 5
+
+      gramscope train --data cifar10 --hidden 256 --method vcl --gamma 1 --epochs 2 --seeds 5 --out runs/x
+
+      gramscope train --data mnist --sweep lr=0.1,0.05,0.01 --seeds 5 --measure-every 1
+
+      gramscope train --method muon --print-config > muon.toml && gramscope train muon.toml
+
+      gramscope train --resume runs/x
+    """
+    given = [name for name, value in flags.items() if value is not None]
+    if resume:
+        out = out or config
+        if given or set_ or sweep or seeds is not None or seed is not None or force:
+            raise InputError("--resume takes the configuration stored in the run directory and no other options")
+        if out is None:
+            raise InputError("--resume: name the run directory, such as: gramscope train --resume runs/x")
+        from gramscope.training.train import resume_run
+
+        trained = resume_run(out, reporter=TerminalReporter())
+    else:
+        chosen = read_config(config, flags, set_, sweep, seeds, seed)
+        if print_config:
+            typer.echo(chosen.to_toml(), nl=False)
+            return
+        from gramscope.training.train import train
+
+        out = out or free_directory(chosen)
+        trained = train(chosen, out, force=force, reporter=TerminalReporter())
+    show_result(trained, out, json)
+
+
+def free_directory(config: TrainConfig) -> Path:
+    """A directory below runs/ that is not taken."""
+    parts = (Path(config.data.name).stem, config.model.name.split(":")[-1], config.method.name)
+    name = "-".join(parts)
+    number = 1
+    while (path := Path("runs") / (name if number == 1 else f"{name}-{number}")).exists():
+        number += 1
+    return path
+
+
+def show_result(trained: Any, out: Path, json: bool) -> None:
+    """The last evaluation of every member."""
+    keys = ("epoch", "batch_loss", "validation_accuracy", "test_loss", "test_accuracy", "seconds")
+    rows = []
+    for name, member in trained.members.items():
+        end: dict[str, Any] = next((record for record in member.records if record["kind"] == "end"), {})
+        values = {key: member.last(key) for key in keys}
+        rows.append({"run": name, **{k: v for k, v in values.items() if v is not None}, "note": end.get("reason", "")})
+    if not any(row["note"] for row in rows):
+        for row in rows:
+            row.pop("note")
+    if json:
+        print_json({"path": out, "execution": trained.execution, "runs": rows})
+        return
+    print_table("", rows)
+    news().print(f"records, checkpoints and configuration: {out}")

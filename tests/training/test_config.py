@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gramscope.errors import InputError
+from gramscope.training.config import TrainConfig
+from gramscope.training.options import METHODS, SCHEDULES
+
+
+def tree(**changes: Any) -> dict[str, Any]:
+    return {"data": {"name": "digits"}, "model": {"name": "mlp"}, "method": {"name": "sgd"}, **changes}
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> TrainConfig:
+    method = draw(st.sampled_from(sorted(METHODS)))
+    options = {
+        key: draw(st.floats(0, 10)) for key, option in METHODS[method].items() if isinstance(option.default, float)
+    }
+    rate = "gamma" if method == "vcl" else "lr"
+    return TrainConfig.from_dict(
+        tree(
+            data={"name": "digits", "validation": draw(st.floats(0, 0.9)), "noise": draw(st.floats(0, 1))},
+            model={"name": "mlp", "hidden": draw(st.lists(st.integers(1, 9))), "activation": draw(st.text(max_size=5))},
+            method={"name": method, **options},
+            schedule={"name": draw(st.sampled_from(SCHEDULES)), "warm_up": draw(st.integers(0, 3))},
+            sweep={rate: draw(st.lists(st.floats(0.001, 1), min_size=1, max_size=3, unique=True))},
+            seeds=draw(st.lists(st.integers(0, 99), min_size=1, max_size=3, unique=True)),
+            epochs=draw(st.integers(0, 9)),
+        )
+    )
+
+
+@given(configs())
+def test_toml_round_trip(config: TrainConfig) -> None:
+    import tomllib
+
+    assert TrainConfig.from_dict(tomllib.loads(config.to_toml())) == config
+    assert TrainConfig.from_dict(config.to_dict()) == config
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"epochs": -1}, "epochs = -1.0: must be at least 0"),
+        ({"epochs": "two"}, "epochs = 'two': must be float"),
+        ({"epochs": float("nan")}, "epochs = nan: must be at least 0"),
+        ({"batch_size": True}, "batch_size = True: must be int"),
+        ({"lr": 0.1}, "lr = 0.1: unknown key; known: data, model, method"),
+        ({"method": {"name": "sdg"}}, "method.name = 'sdg': choose one of sgd, adam, adamw, muon, vcl"),
+        ({"method": {"name": "sgd", "gamma": 1}}, "method.gamma = 1: sgd has no such option; it has lr, momentum"),
+        ({"method": {"name": "sgd", "nesterov": 1}}, "method.nesterov = 1: must be bool"),
+        ({"method": {"name": "vcl", "rank": 0}}, "method.rank = 0: must be at least 1"),
+        ({"method": {"lr": 1}}, "method.name is missing"),
+        ({"method": "sgd"}, "method = 'sgd': must be a table"),
+        ({"schedule": {"name": "exponential"}}, "schedule.name = 'exponential': choose one of 'constant', 'linear'"),
+        ({"schedule": {"every": 0}}, "schedule.every = 0"),
+        ({"schedule": {"gamma": 0}}, "schedule.gamma = 0: unknown key"),
+        ({"data": {"name": "digits", "validation": 1.5}}, "data.validation = 1.5: must be a fraction below 1"),
+        ({"seeds": 3}, "seeds = 3: must be a list"),
+        ({"seeds": []}, "seeds = "),
+        ({"seeds": [0, 0]}, "a seed occurs twice"),
+        ({"seeds": [-1]}, "whole numbers from 0"),
+        ({"sweep": {"lr": 0.1}}, "sweep.lr = 0.1: must be a list"),
+        ({"sweep": {"lr": []}}, "must be a list of values to try"),
+        ({"sweep": {"lr": [0.1, 0.1]}}, "a value occurs twice"),
+        ({"sweep": {"epochs": [1, 2]}}, "sweep over an option of the method, model or data"),
+        ({"sweep": {"lr": [0.1, -1.0]}}, "method.lr = -1.0: must be at least 0"),
+        ({"sweep": {"method.gamma": [1.0]}}, "sgd has no such option"),
+    ],
+)
+def test_errors_name_the_key_the_value_and_what_is_allowed(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        TrainConfig.from_dict(tree(**changes))
+    assert message in str(caught.value)
+
+
+def test_missing_tables() -> None:
+    with pytest.raises(InputError, match=r"\[data\] is missing; give at least data.name"):
+        TrainConfig.from_dict({"model": {"name": "mlp"}, "method": {"name": "sgd"}})
+
+
+def test_members_are_every_combination() -> None:
+    config = TrainConfig.from_dict(
+        tree(seeds=[0, 3], sweep={"lr": [0.1, 0.01], "model.hidden": [[8], [8, 4]]}, method={"name": "sgd", "lr": 9})
+    )
+    members = config.members()
+    assert len(members) == 8
+    member = members["lr-0.01,hidden-8x4,seed-3"]
+    assert (member.method.options["lr"], member.model.options["hidden"], member.seed) == (0.01, (8, 4), 3)
+    assert member.sweep == {}
+    with pytest.raises(InputError, match="take one of its members"):
+        _ = config.seed
+
+
+def test_toml_file(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    config = TrainConfig.from_dict(tree())
+    path.write_text(config.to_toml(), encoding="utf-8")
+    assert TrainConfig.from_toml(path) == config
+    path.write_text("epochs = [")
+    with pytest.raises(InputError, match=r"cannot read .*c.toml"):
+        TrainConfig.from_toml(path)
+    with pytest.raises(InputError, match="cannot read"):
+        TrainConfig.from_toml(tmp_path / "missing.toml")

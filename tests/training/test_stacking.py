@@ -1,0 +1,209 @@
+"""Many runs at once give what they give one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gramscope.data import DataSet
+from gramscope.errors import InputError
+from gramscope.runs.directory import RunDirectory
+from gramscope.training.config import TrainConfig
+from gramscope.training.execution import choose_execution
+from gramscope.training.interrupt import Interrupted
+from gramscope.training.job import prepare
+from gramscope.training.reporting import Reporter
+from gramscope.training.stacked_rules import orthogonalise
+from gramscope.training.train import Trained, train
+from training.helpers import StopAfter, without_time
+
+Config = Callable[..., TrainConfig]
+METHODS: dict[str, dict[str, Any]] = {
+    "sgd": {"name": "sgd"},
+    "momentum": {"name": "sgd", "momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
+    "adam": {"name": "adam", "weight_decay": 0.01},
+    "adamw": {"name": "adamw", "weight_decay": 0.1},
+    "muon": {"name": "muon", "weight_decay": 0.05, "readout": "muon"},
+    "muon-rms": {"name": "muon", "adjust": "match_rms_adamw", "nesterov": False},
+}
+
+
+class Notes(Reporter):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def compare(one: Trained, other: Trained, tolerance: float = 2e-4) -> None:
+    assert list(one.members) == list(other.members)
+    for name, member in one.members.items():
+        for (key, p), q in zip(member.model.named_parameters(), other.members[name].model.parameters(), strict=True):
+            difference = float((p - q).detach().abs().max())
+            assert difference <= tolerance * max(1.0, float(q.detach().abs().max())), (name, key, difference)
+        for a, b in zip(member.records, other.members[name].records, strict=True):
+            assert a.keys() == b.keys()
+            assert a["step"] == b["step"]
+            if a["kind"] == "evaluation":
+                assert a["test_loss"] == pytest.approx(b["test_loss"], rel=1e-3)
+                if a["step"]:
+                    assert a["batch_loss"] == pytest.approx(b["batch_loss"], rel=1e-3)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_stack_equals_one_by_one(config: Config, blobs: DataSet, name: str) -> None:
+    settings = config(
+        METHODS[name], seeds=[0, 4], sweep={"lr": [0.05, 0.01]}, schedule={"name": "linear", "warm_up": 1}
+    )
+    alone = train(replace(settings, execution="one-by-one"), data=blobs)
+    stacked = train(replace(settings, execution="vectorised"), data=blobs)
+    assert (alone.execution, stacked.execution) == ("one-by-one", "vectorised")
+    compare(stacked, alone, 5e-3 if "muon" in name else 2e-4)  # bfloat16 iterations
+
+
+def test_stack_of_convolutions_with_validation_and_full_batch(config: Config) -> None:
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.rand(48, 3, 8, 8, generator=g), torch.randint(4, (48,), generator=g)
+    data = DataSet("images", x[:36], y[:36], x[36:], y[36:], classes=4).split_validation(0.25)
+    settings = config(
+        {"name": "adamw"}, model={"name": "cnn", "channels": [4, 4, 4]}, seeds=[1, 2], batch_size=0, epochs=4, reduction="sum"
+    )
+    alone = train(replace(settings, execution="one-by-one"), data=data)
+    stacked = train(replace(settings, execution="vectorised"), data=data)
+    compare(stacked, alone)
+    assert "validation_accuracy" in stacked.records[0]
+
+
+def test_stack_over_data_and_initial_scale(config: Config) -> None:
+    """Members may differ in data of one shape and in initial weights."""
+    settings = config(
+        data={"name": "gaussian", "n_train": 40, "n_test": 10, "d": 6},
+        sweep={"data.seed": [0, 1], "model.init_scale": [0.5, 2.0]},
+    )
+    alone = train(replace(settings, execution="one-by-one"))
+    stacked = train(replace(settings, execution="vectorised"))
+    assert stacked.execution == "vectorised"
+    compare(stacked, alone)
+    losses = {member.last("test_loss") for member in stacked.members.values()}
+    assert len(losses) == 4
+
+
+def test_orthogonalise_is_torch_muons_iteration() -> None:
+    from torch.optim._muon import _zeropower_via_newtonschulz
+
+    g = torch.Generator().manual_seed(1)
+    for shape in ((3, 7, 5), (3, 5, 7), (2, 4, 4)):
+        stack = torch.randn(shape, generator=g)
+        expected = [_zeropower_via_newtonschulz(m, (3.4445, -4.7750, 2.0315), 5, 1e-7) for m in stack]
+        found = orthogonalise(stack, 5)
+        assert found.dtype == torch.bfloat16
+        torch.testing.assert_close(found, torch.stack(expected), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("method", ["sgd", "adamw", "muon"])
+def test_stacked_run_resumes_bit_identically(tmp_path: Path, config: Config, blobs: DataSet, method: str) -> None:
+    settings = config(METHODS[method], seeds=[0, 1, 2], execution="vectorised", checkpoint_every=0.4)
+    whole = train(settings, data=blobs)
+    with pytest.raises(Interrupted, match="--resume"):
+        train(settings, tmp_path / "run", data=blobs, reporter=StopAfter(8))
+    group = RunDirectory.open(tmp_path / "run")
+    assert group.status() == "stopped"
+    # a kill while checkpoints were being written: one member lacks the newest
+    import shutil
+
+    shutil.rmtree(tmp_path / "run" / "seed-1" / "checkpoints" / "step-000000008")
+    resumed = train(settings, tmp_path / "run", data=blobs, resume=True)
+    for name, member in whole.members.items():
+        for p, q in zip(member.model.parameters(), resumed.members[name].model.parameters(), strict=True):
+            assert torch.equal(p, q)
+    assert without_time(resumed.records) == without_time(whole.records)
+    assert without_time(group.records()) == without_time(whole.records)
+
+
+def test_a_stack_that_diverges_in_one_member_goes_on(tmp_path: Path, config: Config, blobs: DataSet) -> None:
+    settings = config(sweep={"lr": [0.05, 1e30]}, execution="vectorised")
+    trained = train(settings, tmp_path / "run", data=blobs)
+    good, bad = trained.members.values()
+    assert good.last("test_loss") > 0
+    assert not bad.last("test_loss") < float("inf")
+    assert RunDirectory.open(tmp_path / "run").records("evaluation")[-1]["test_loss"] is None
+
+
+class Doubled(nn.Sequential):
+    """A net whose forward depends on something that is no weight."""
+
+    factor = 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.factor * super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("layer", "reason"),
+    [
+        (nn.BatchNorm1d(6), "BatchNorm1d keeps running statistics"),
+        (nn.Dropout(0.1), "Dropout draws random numbers"),
+        (nn.Dropout(0.0), ""),
+    ],
+)
+def test_what_cannot_be_stacked_is_said(config: Config, blobs: DataSet, layer: nn.Module, reason: str) -> None:
+    def net(member: TrainConfig, data: DataSet) -> nn.Module:
+        return nn.Sequential(nn.Linear(8, 6), layer, nn.Linear(6, 3))
+
+    reporter = Notes()
+    trained = train(config(seeds=[0, 1], epochs=1), data=blobs, model=net, reporter=reporter)
+    if reason:
+        assert trained.execution == "one-by-one"
+        assert reporter.notes[0] == f"2 runs one after another, because {reason}"
+        with pytest.raises(InputError, match=f"execution = 'vectorised': {reason}"):
+            train(config(seeds=[0, 1], execution="vectorised"), data=blobs, model=net)
+    else:
+        assert trained.execution == "vectorised"
+        assert reporter.notes == ["2 runs in one vectorised step"]
+
+
+def test_nets_that_differ_beyond_their_weights_are_noticed(config: Config, blobs: DataSet) -> None:
+    jobs = []
+    for seed, factor in ((0, 1.0), (1, 2.0)):
+        net = Doubled(nn.Linear(8, 3))
+        net.factor = factor
+        jobs.append(prepare(config(seeds=[seed]), data=blobs, model=net))
+    execution, reason = choose_execution(jobs, "auto", portable=False)
+    assert execution == "one-by-one"
+    assert "differ in more than their weights" in reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"sweep": {"model.hidden": [[4], [5]]}}, "their nets differ in shape"),
+        ({"sweep": {"nesterov": [True, False]}, "method": {"name": "sgd", "momentum": 0.5}}, "method.nesterov differs"),
+        ({"sweep": {"data.n_train": [30, 40]}, "data": {"name": "gaussian"}}, "numbers of steps or losses differ"),
+        ({"patience": 1, "seeds": [0, 1], "data": {"name": "gaussian", "validation": 0.5}}, "may stop early"),
+    ],
+)
+def test_other_obstacles(config: Config, changes: dict[str, Any], reason: str) -> None:
+    settings = config(**{"data": {"name": "gaussian", "n_train": 30}, **changes})
+    jobs = [prepare(member, name) for name, member in settings.members().items()]
+    execution, text = choose_execution(jobs, "auto", portable=True)
+    assert execution == "processes"
+    assert reason in text
+
+
+def test_processes_give_the_same_and_carry_errors(tmp_path: Path, config: Config) -> None:
+    settings = config(data={"name": "gaussian", "n_train": 40}, seeds=[0, 1], execution="processes", epochs=2)
+    reporter = Notes()
+    apart = train(settings, tmp_path / "run", reporter=reporter)
+    assert reporter.notes == ["2 runs in processes, as asked"]
+    alone = train(replace(settings, execution="one-by-one"))
+    compare(apart, alone)
+    assert RunDirectory.open(tmp_path / "run").status() == "finished"
+    with pytest.raises(InputError, match="cannot be sent"):
+        train(settings, data=alone and DataSet("x", *[torch.ones(9, 2)] * 4))

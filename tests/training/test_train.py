@@ -1,0 +1,221 @@
+"""The loop: determinism, resuming, early ends, what is recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gramscope.data import DataSet
+from gramscope.errors import InputError, ResultWarning
+from gramscope.runs.directory import RunDirectory
+from gramscope.training.config import TrainConfig
+from gramscope.training.interrupt import Interrupted
+from gramscope.training.loop import Loop
+from gramscope.training.train import resume_run, train
+from training.helpers import StopAfter, weights, without_time
+
+Config = Callable[..., TrainConfig]
+METHODS: list[str | dict[str, Any]] = [
+    {"name": "sgd", "momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
+    "adam",
+    "adamw",
+    "muon",
+]
+
+
+def test_training_learns_and_records(config: Config, blobs: DataSet) -> None:
+    trained = train(config({"name": "adam", "lr": 0.02}, epochs=20, evaluate_train=True), data=blobs)
+    member = trained.members["seed-0"]
+    assert member.last("test_accuracy") > 0.8
+    evaluations = [record for record in member.records if record["kind"] == "evaluation"]
+    assert [record["epoch"] for record in evaluations] == list(range(21))
+    assert evaluations[0]["batch_loss"] is None
+    assert evaluations[-1]["train_loss"] < evaluations[1]["train_loss"]
+    with torch.no_grad():
+        hits = member.model(blobs.x_test).argmax(1) == blobs.y_test
+    assert member.last("test_accuracy") == pytest.approx(float(hits.float().mean()))
+    assert member.records[-1] | {"finished": True, "reason": ""} == member.records[-1]
+
+
+def test_one_epoch_of_sgd_is_what_it_should_be(config: Config, blobs: DataSet) -> None:
+    """Against a loop written out by hand."""
+    from gramscope.models import build
+    from gramscope.training.seeding import epoch_order, generator
+
+    trained = train(config({"name": "sgd", "lr": 0.3}, epochs=1), data=blobs)
+    model = build("mlp", (8,), 3, generator=generator(0, "weights"), hidden=(6, 5))
+    order = epoch_order(0, 0, 70)
+    assert [len(part) for part in order.split(16)] == [16, 16, 16, 16, 6]
+    for part in order.split(16):
+        model.zero_grad()
+        nn.functional.cross_entropy(model(blobs.x_train[part]), blobs.y_train[part]).backward()
+        with torch.no_grad():
+            for p in model.parameters():
+                p -= 0.3 * p.grad
+    expected = torch.cat([p.detach().flatten() for p in model.parameters()])
+    torch.testing.assert_close(weights(trained), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_same_seed_same_bits(config: Config, blobs: DataSet, method: Any) -> None:
+    before = torch.get_rng_state()
+    first = weights(train(config(method), data=blobs))
+    assert torch.equal(first, weights(train(config(method), data=blobs)))
+    assert not torch.equal(first, weights(train(config(method, seeds=[1]), data=blobs)))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("step", [1, 4, 7, 13])
+@pytest.mark.parametrize("method", METHODS)
+def test_interrupted_and_resumed_is_bit_identical(
+    tmp_path: Path, config: Config, blobs: DataSet, method: Any, step: int
+) -> None:
+    settings = config(method, schedule={"name": "cosine", "warm_up": 1}, evaluate_every=0.4, checkpoint_every=0.6)
+    whole = train(settings, data=blobs)
+    with pytest.raises(Interrupted, match=r"saved; continue with: gramscope train --resume .*run"):
+        train(settings, tmp_path / "run", data=blobs, reporter=StopAfter(step))
+    assert RunDirectory.open(tmp_path / "run").status() == "stopped"
+    resumed = train(settings, tmp_path / "run", data=blobs, resume=True)
+    assert torch.equal(weights(resumed), weights(whole))
+    assert without_time(resumed.records) == without_time(whole.records)
+    run = RunDirectory.open(tmp_path / "run")
+    assert without_time(run.records()) == without_time(list(whole.members["seed-0"].records))
+    assert run.status() == "finished"
+
+
+def test_dropout_uses_a_private_state_that_is_resumed(tmp_path: Path, config: Config, blobs: DataSet) -> None:
+    def net(member: TrainConfig, data: DataSet) -> nn.Module:
+        torch.random.default_generator  # noqa: B018 - the layers below draw from it
+        return nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.5), nn.ReLU(), nn.Linear(16, 3))
+
+    state = torch.get_rng_state()
+    settings = config(checkpoint_every=0.5)
+    whole = train(settings, data=blobs, model=net)
+    torch.set_rng_state(state)
+    with pytest.raises(Interrupted):
+        train(settings, tmp_path / "run", data=blobs, model=net, reporter=StopAfter(4))
+    torch.set_rng_state(state)
+    resumed = train(settings, tmp_path / "run", data=blobs, model=net, resume=True)
+    assert torch.equal(weights(resumed), weights(whole))
+
+
+def test_killed_between_record_and_checkpoint(
+    tmp_path: Path, config: Config, blobs: DataSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = config(evaluate_every=0.2, checkpoint_every=1.0)
+    whole = train(settings, data=blobs)
+
+    class Killed(BaseException):
+        pass
+
+    save, calls = Loop._save, []
+
+    def dies(self: Loop) -> None:
+        calls.append(self)
+        if len(calls) == 2:
+            raise Killed
+        save(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Loop, "_save", dies)
+        with pytest.raises(Killed):
+            train(settings, tmp_path / "run", data=blobs)
+    run = RunDirectory.open(tmp_path / "run")
+    assert run.checkpoint_steps() == [5]
+    assert run.records()[-1]["step"] == 10
+    resumed = train(settings, tmp_path / "run", data=blobs, resume=True)
+    assert torch.equal(weights(resumed), weights(whole))
+    assert without_time(run.records()) == without_time(list(whole.members["seed-0"].records))
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path: Path, config: Config, blobs: DataSet) -> None:
+    first = train(config(), tmp_path / "run", data=blobs)
+    content = (tmp_path / "run" / "records.jsonl").read_bytes()
+    again = train(config(), tmp_path / "run", data=blobs, resume=True)
+    assert torch.equal(weights(first), weights(again))
+    assert (tmp_path / "run" / "records.jsonl").read_bytes() == content
+
+
+def test_resume_needs_the_same_configuration(tmp_path: Path, config: Config, blobs: DataSet) -> None:
+    train(config(), tmp_path / "run", data=blobs)
+    with pytest.raises(InputError, match="another configuration"):
+        train(config(epochs=9), tmp_path / "run", data=blobs, resume=True)
+    with pytest.raises(InputError, match="already holds a run"):
+        train(config(), tmp_path / "run", data=blobs)
+    train(config(epochs=1), tmp_path / "run", data=blobs, force=True)
+
+
+def test_resuming_elsewhere_warns(tmp_path: Path, config: Config, blobs: DataSet) -> None:
+    train(config(), tmp_path / "run", data=blobs)
+    run = RunDirectory.open(tmp_path / "run")
+    run.write_environment({**run.environment, "torch": "1.0"})
+    with pytest.warns(ResultWarning, match="torch: 1.0 then"):
+        train(config(), tmp_path / "run", data=blobs, resume=True)
+
+
+def test_only_the_newest_checkpoints_are_kept(tmp_path: Path, config: Config, blobs: DataSet) -> None:
+    train(config(keep=2, checkpoint_every=0.2), tmp_path / "two", data=blobs)
+    assert RunDirectory(tmp_path / "two").checkpoint_steps() == [14, 15]
+    train(config(keep=0, checkpoint_every=0.2), tmp_path / "all", data=blobs)
+    assert RunDirectory(tmp_path / "all").checkpoint_steps() == list(range(1, 16))
+    train(config(checkpoint_every=0), tmp_path / "end", data=blobs)
+    assert RunDirectory(tmp_path / "end").checkpoint_steps() == [15]
+
+
+def test_early_stopping_watches_the_validation_set(tmp_path: Path, config: Config, blobs: DataSet) -> None:
+    settings = config({"name": "sgd", "lr": 0.0}, epochs=50, patience=3, data={"name": "digits", "validation": 0.2})
+    trained = train(settings, tmp_path / "run", data=blobs.split_validation(0.2))
+    end = trained.members["seed-0"].records[-1]
+    assert (end["step"], end["reason"]) == (3 * 4, "no improvement in 3 evaluations")
+    with pytest.raises(InputError, match="early stopping needs data.validation above 0"):
+        train(config(patience=1), data=blobs)
+    again = train(settings, tmp_path / "run", data=blobs.split_validation(0.2), resume=True)
+    assert again.members["seed-0"].records[-1]["step"] == 12
+
+
+def test_divergence_ends_a_run_and_says_so(tmp_path: Path, config: Config, blobs: DataSet) -> None:
+    trained = train(config({"name": "sgd", "lr": 1e30}), tmp_path / "run", data=blobs)
+    end = trained.members["seed-0"].records[-1]
+    assert end["reason"].startswith("diverged")
+    assert RunDirectory.open(tmp_path / "run").status() == "finished"
+
+
+def test_measurements_are_recorded_at_their_cadence(tmp_path: Path, config: Config, blobs: DataSet) -> None:
+    def measure(model: nn.Module, job: Any, step: int) -> list[dict[str, Any]]:
+        return [
+            {"layer": name, "norm": float(p.detach().norm())} for name, p in model.named_parameters() if p.dim() == 2
+        ]
+
+    trained = train(config(measure={"every": 1.5}), tmp_path / "run", data=blobs, measure=measure)
+    records = RunDirectory.open(tmp_path / "run").records("measurement")
+    assert [r["step"] for r in records if r["layer"] == "readout.weight"] == [0, 8, 15]
+    final = trained.members["seed-0"].model.get_parameter("readout.weight")
+    assert records[-1]["norm"] == pytest.approx(float(final.detach().norm()))
+
+
+def test_full_batch_and_regression(config: Config) -> None:
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 8, generator=g)
+    data = DataSet("line", x[:30], x[:30, :1], x[30:], x[30:, :1])
+    settings = config({"name": "sgd", "lr": 0.1}, batch_size=0, epochs=200, loss="half-squared", dtype="float64")
+    trained = train(settings, data=data)
+    member = trained.members["seed-0"]
+    assert member.last("step") == 200
+    assert member.last("test_accuracy") is None
+    assert member.last("batch_loss") < 0.05
+    assert next(member.model.parameters()).dtype == torch.float64
+    with pytest.raises(InputError, match="the data's task is regression"):
+        train(config(loss="cross-entropy"), data=data)
+
+
+def test_resume_run_reads_its_own_configuration(tmp_path: Path, config: Config) -> None:
+    settings = config(data={"name": "digits", "samples": 64, "test_samples": 20}, epochs=4)
+    with pytest.raises(Interrupted):
+        train(settings, tmp_path / "run", reporter=StopAfter(5))
+    resumed = resume_run(tmp_path / "run")
+    assert torch.equal(weights(resumed), weights(train(settings)))
