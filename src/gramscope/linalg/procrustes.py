@@ -1,0 +1,89 @@
+"""The matrix with a given Gram that is nearest to a given matrix."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gramscope.linalg.polar import PolarMethod, polar
+from gramscope.linalg.small_rotation import small_rotation
+
+#: Cholesky factors are trusted while their diagonals span less than this
+_SPAN = 1e-3
+
+
+def nearest_with_gram(target: Tensor, source: Tensor, method: PolarMethod = "auto") -> Tensor:
+    """``argmin ‖X − target‖_F`` subject to ``XᵀX = sourceᵀ source``: ``polar(target sourceᵀ) source``.
+
+    The product is formed, and its polar factor taken, in float64 (float32 on devices without it): in float32 the
+    directions of singular values below 3e-4 of the largest would be lost in rounding, and a source equal to the target
+    would not come back unchanged. On the CPU ``"auto"`` first tries :func:`~gramscope.linalg.small_rotation.small_rotation`,
+    which is as exact in float32 when source and target are close.
+
+    Wide and square matrices use the k×k factor above. For tall ones that product has rank d < k; there
+    ``X = target L₁⁻ᵀ polar(L₁ᵀL₂) L₂ᵀ`` with the Cholesky factors of both Grams, all d×d, or, where these are too
+    ill-conditioned, ``X = polar(target Rᵀ) R`` with ``source = Y R``.
+
+    Args:
+        target, source: ``[…, k, d]`` of one shape, dtype and device.
+        method: see :func:`~gramscope.linalg.polar.polar`.
+
+    Returns:
+        ``[…, k, d]`` in the dtype of ``source``.
+    """
+    k, d = source.shape[-2:]
+    if source.numel() == 0:
+        return source.clone()
+    T, W = target.reshape(-1, k, d), source.reshape(-1, k, d)
+    result = _tall(T, W, method) if k > d else _wide(T, W, method)
+    return result.to(source.dtype).reshape(source.shape)
+
+
+def _wide(target: Tensor, source: Tensor, method: PolarMethod) -> Tensor:
+    if method == "auto" and _float32_is_exact(source):
+        T, W = target.float(), source.float()
+        rotation = small_rotation(_symmetric(T @ W.mT), _antisymmetric(W @ (W - T).mT))
+        if rotation is not None:
+            return torch.baddbmm(W, rotation, W)
+    T, W = _precise(target), _precise(source)
+    return polar(T @ W.mT, method) @ W
+
+
+def _tall(target: Tensor, source: Tensor, method: PolarMethod) -> Tensor:
+    T, W = _precise(target), _precise(source)
+    if method != "svd":
+        L, failed = torch.linalg.cholesky_ex(torch.stack([T.mT @ T, W.mT @ W]))
+        diagonal = L.diagonal(dim1=-2, dim2=-1)
+        sound = (failed == 0).all() & (diagonal.amin(-1) > _SPAN * diagonal.amax(-1)).all()
+        if bool(sound):
+            L1, L2 = L.unbind()
+            A = L1.mT @ L2
+            rotation = None
+            if method == "auto" and _float32_is_exact(source):
+                rotation = small_rotation(_symmetric(A).float(), _antisymmetric(A).float())
+            P = polar(A, method) if rotation is None else _plus_identity(rotation.to(A.dtype))
+            return T @ torch.linalg.solve_triangular(L1.mT, P @ L2.mT, upper=True)
+    Y, R = torch.linalg.qr(W)
+    return polar(T @ R.mT, method, toward=Y) @ R
+
+
+def _precise(W: Tensor) -> Tensor:
+    return W.float() if W.device.type == "mps" else W.double()
+
+
+def _float32_is_exact(W: Tensor) -> bool:
+    """Whether float32 products are true float32 products and enough for the dtype of ``W``."""
+    reduced = getattr(getattr(torch.backends.mkldnn, "matmul", None), "fp32_precision", "none") not in ("none", "ieee")
+    return W.device.type == "cpu" and W.dtype != torch.float64 and not reduced
+
+
+def _symmetric(A: Tensor) -> Tensor:
+    return 0.5 * (A + A.mT)
+
+
+def _antisymmetric(A: Tensor) -> Tensor:
+    return 0.5 * (A - A.mT)
+
+
+def _plus_identity(A: Tensor) -> Tensor:
+    return A + torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
