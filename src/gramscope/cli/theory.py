@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from gramscope.cli.console import print_json, print_table
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,7 +18,6 @@ app = typer.Typer(
     name="theory",
     help="Predict how feature learning starts, and compare with sampled nets.",
     no_args_is_help=True,
-    rich_markup_mode=None,
 )
 
 Seed = Annotated[int, typer.Option(help="Seed of data and nets.")]
@@ -30,7 +29,7 @@ def cnfa(
     data: Annotated[
         str,
         typer.Option(
-            help="isotropic, decay, alignment-reversing, or an .npz/.safetensors file with x [n, d] and y [n]."
+            help="isotropic, decay, alignment-reversing, or an .npz/.safetensors file with x (n × d) and y (n)."
         ),
     ] = "isotropic",
     widths: Annotated[str, typer.Option(help="Hidden widths, comma separated.")] = "32,128,512",
@@ -46,7 +45,14 @@ def cnfa(
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Where the centred NFA of the first layer starts: prediction, observation and error side by side."""
+    """Where the centred NFA of the first layer starts: prediction, observation and error side by side.
+
+    [bold]Examples[/bold]
+
+      gramscope theory cnfa --data decay --alpha 0.5 --widths 128,1024
+
+      gramscope theory cnfa --data mine.npz --activation relu --depth 2 --json
+    """
     import torch
 
     from gramscope.theory.sweeps import compare_cnfa
@@ -57,9 +63,8 @@ def cnfa(
         x, y, _numbers(widths, "--widths"), activation=activation, depth=depth, nets=nets, generator=generator
     )
     records = [asdict(row) | {"difference": row.difference} for row in rows]
-    columns = ["width", "prediction", "predicted", "observed", "observed_error", "difference", "ratio_of_means"]
-    title = f"ρ(ẆᵀẆ, ẆᵀKẆ), {data}, {activation}, {depth} hidden, n={x.shape[0]}, d={x.shape[1]}, {nets} nets a width"
-    _show(records, columns, title, as_json)
+    title = f"ρ(ẆᵀẆ, ẆᵀKẆ), {data}, {activation}, {depth} hidden, n={x.shape[0]}, d={x.shape[1]}"
+    print_json(records) if as_json else print_table(title, records)
 
 
 @app.command(name="nfa-fig3")
@@ -78,7 +83,7 @@ def nfa_fig3(
     rows = list(reversal_sweep(size, balances=chosen, data_seeds=data_seeds, nets=nets, seed=seed))
     records = [asdict(row) | {"difference": row.difference} for row in rows]
     if as_json:
-        _show(records, [], "", as_json=True)
+        print_json(records)
         return
     cells = dict.fromkeys((row.scale, row.inverse, row.balance) for row in rows)
     table = []
@@ -95,7 +100,7 @@ def nfa_fig3(
                 "largest |difference|": max(abs(row.difference) for row in group),
             }
         )
-    _show(table, list(table[0]), f"nfa-fig3, n=k=d={size}, means over {data_seeds} data seeds", as_json=False)
+    print_table(f"nfa-fig3, n=k=d={size}, means over {data_seeds} data seeds", table)
     typer.echo(f"largest absolute difference: {max(abs(row.difference) for row in rows):.4f}")
 
 
@@ -111,8 +116,13 @@ def formulas(
     from gramscope.theory.checks import check_formulas
 
     records = [asdict(row) | {"z": row.z} for row in check_formulas(size, nets, seed, alpha)]
-    columns = ["data", "equation", "agrees_with_rule", "observed_ratio", "error", "z", "note"]
-    _show(records, columns, f"net's trace / formula, n=k=d={size}, {nets} nets", as_json)
+    if as_json:
+        print_json(records)
+        return
+    columns = ["data", "equation", "agrees_with_rule", "observed_ratio", "error", "z"]
+    print_table(f"trace of a net / formula, n=k=d={size}, {nets} nets", records, columns)
+    for equation, note in dict.fromkeys((record["equation"], record["note"]) for record in records if record["note"]):
+        typer.echo(f"{equation}: {note}")
 
 
 @app.command(name="widths")
@@ -135,11 +145,12 @@ def widths_command(
         seed=seed,
     )
     fits = [asdict(fit) for fit in fit_powers(rows)]
+    distances = [asdict(row) for row in rows]
     if as_json:
-        typer.echo(json.dumps({"distances": [asdict(row) for row in rows], "fits": fits}))
+        print_json({"distances": distances, "fits": fits})
         return
-    _show([asdict(row) for row in rows], list(asdict(rows[0])), "E‖𝒦 − 𝒦∞‖² / ‖𝒦∞‖²", as_json=False)
-    _show(fits, list(fits[0]), "distance ≈ e^constant · depth^depth_power / width^width_power", as_json=False)
+    print_table("E‖𝒦 − 𝒦∞‖² / ‖𝒦∞‖²", distances)
+    print_table("distance ≈ e^constant · depth^depth_power / width^width_power", fits)
 
 
 def _data(
@@ -194,21 +205,3 @@ def _numbers(text: str, option: str) -> list[int]:
 def _mean(values: Iterable[float]) -> float:
     known = list(values)
     return sum(known) / len(known)
-
-
-def _show(records: Sequence[dict[str, Any]], columns: Sequence[str], title: str, as_json: bool) -> None:
-    """Records as JSON, or as a table of the chosen columns."""
-    if as_json:
-        typer.echo(json.dumps(list(records)))
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(*(column.replace("_", " ") for column in columns), title=title)
-    for record in records:
-        table.add_row(*(_cell(record[column]) for column in columns))
-    Console(file=sys.stdout).print(table)
-
-
-def _cell(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from gramscope.errors import InputError
 from gramscope.theory.freeness import MatrixFamily
 from gramscope.theory.kernels import tangent_kernel_at_infinite_width
 from gramscope.theory.mlp import RandomMLP
@@ -133,6 +134,8 @@ def fit_powers(rows: Sequence[WidthCheck]) -> list[PowerFit]:
     fits = []
     for activation in dict.fromkeys(row.activation for row in rows):
         chosen = [row for row in rows if row.activation == activation]
+        if min(len({row.depth for row in chosen}), len({row.width for row in chosen})) < 2:
+            raise InputError("a fit of depth^p / width^q needs at least two depths and two widths")
         depth, width, distance = (
             torch.tensor([float(getattr(row, field)) for row in chosen], dtype=torch.float64).log()
             for field in ("depth", "width", "distance")

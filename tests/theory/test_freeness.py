@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gramscope.errors import InputError
+from gramscope.theory.freeness import Family, MatrixFamily, PowerFamily, free_cumulant, free_moment
+from gramscope.theory.partitions import noncrossing_partitions
+from reference import free_moment_by_definition
+
+
+def matrices(letters: str, seed: int, centred: bool = False) -> MatrixFamily:
+    generator = torch.Generator().manual_seed(seed)
+    found = {}
+    for letter in letters:
+        m = torch.randn(3, 3, generator=generator, dtype=torch.float64)
+        m = m + m.mT
+        found[letter] = m - m.trace() / 3 * torch.eye(3, dtype=torch.float64) if centred else m
+    return MatrixFamily(found)
+
+
+def by_definition(word: str, first: Family, second: Family) -> float:
+    families = (first, second)
+    elements = tuple((int(letter in second.letters), letter) for letter in word)
+    return free_moment_by_definition(elements, lambda family, part: float(families[family].moment(part)))
+
+
+@given(st.text("ABRS", min_size=1, max_size=8), st.integers(0, 100))
+def test_any_word_up_to_eight_letters_follows_from_the_definition(word: str, seed: int) -> None:
+    first, second = matrices("AB", seed), matrices("RS", seed + 1000)
+    assert float(free_moment(word, first, second)) == pytest.approx(
+        by_definition(word, first, second), rel=1e-8, abs=1e-8
+    )
+
+
+@given(st.text("AB", min_size=1, max_size=6), st.integers(0, 100))
+def test_matrix_moments_are_traces(word: str, seed: int) -> None:
+    family = matrices("AB", seed)
+    product = torch.eye(3, dtype=torch.float64)
+    for letter in word:
+        product = product @ family._products[letter]
+    assert float(family.moment(word)) == pytest.approx(float(product.trace()) / 3)
+
+
+def test_cumulants_sum_to_moments() -> None:
+    family = matrices("AB", 3)
+    elements = ("A", "B", "AB", "A", "B")
+    total = 0.0
+    for partition in noncrossing_partitions(5):
+        term = 1.0
+        for block in partition:
+            term *= float(free_cumulant(tuple(elements[i] for i in block), family))
+        total += term
+    assert total == pytest.approx(float(family.moment("".join(elements))))
+
+
+def test_semicircle_and_free_poisson_are_known() -> None:
+    semicircle = PowerFamily("S", torch.tensor([0.0, 1, 0, 2, 0, 5]))
+    assert [float(free_cumulant(("S",) * n, semicircle)) for n in range(1, 7)] == [0, 1, 0, 0, 0, 0]
+    poisson = PowerFamily("P", torch.tensor([1.0, 2, 5, 14, 42]))
+    assert [float(free_cumulant(("P",) * n, poisson)) for n in range(1, 6)] == [1, 1, 1, 1, 1]
+
+
+@given(st.integers(0, 200))
+def test_lemmas_12_to_15_of_the_paper(seed: int) -> None:
+    c, r = matrices("ABCD", seed, centred=True), matrices("RSTU", seed + 500)
+    t, u = c.moment, r.moment
+    assert float(free_moment("AR", c, r)) == pytest.approx(0, abs=1e-12)
+    assert float(free_moment("ARBS", c, r)) == pytest.approx(float(u("R") * u("S") * t("AB")), abs=1e-9)
+    three = u("R") * u("S") * u("T") * t("ABC")
+    assert float(free_moment("ARBSCT", c, r)) == pytest.approx(float(three), rel=1e-9, abs=1e-9)
+
+    def centred_pair(first: str, second: str) -> torch.Tensor:
+        return u(first + second) - u(first) * u(second)
+
+    four = (
+        u("R") * u("S") * u("T") * u("U") * t("ABCD")
+        + u("R") * u("T") * centred_pair("S", "U") * t("AB") * t("CD")
+        + u("S") * u("U") * centred_pair("R", "T") * t("BC") * t("AD")
+    )
+    assert float(free_moment("ARBSCTDU", c, r)) == pytest.approx(float(four), rel=1e-9, abs=1e-9)
+
+
+def test_a_stack_of_moments_gives_a_stack() -> None:
+    a = matrices("A", 0)
+    moments = torch.rand(5, 2, dtype=torch.float64)
+    stacked = free_moment("ARAR", a, PowerFamily("R", moments))
+    single = [float(free_moment("ARAR", a, PowerFamily("R", row))) for row in moments]
+    assert stacked.tolist() == pytest.approx(single)
+
+
+def test_bad_words_are_named() -> None:
+    a, r = matrices("A", 0), PowerFamily("R", torch.ones(2))
+    with pytest.raises(InputError, match="'X'"):
+        free_moment("AXR", a, r)
+    with pytest.raises(InputError, match="both families"):
+        free_moment("AR", a, matrices("A", 1))
+    with pytest.raises(InputError, match="3 spectral moments"):
+        free_moment("ARRR", a, r)
+    with pytest.raises(InputError, match="one letter"):
+        MatrixFamily({"AB": torch.eye(2)})

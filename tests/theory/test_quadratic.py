@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gramscope.errors import InputError
+from gramscope.theory.early import labelled_inputs, speeds_from_kernel
+from gramscope.theory.freeness import MatrixFamily
+from gramscope.theory.gaussian import gaussian_spectral_moments
+from gramscope.theory.kernels import one_hidden_layer_kernel_moments
+from gramscope.theory.printed import FORMULAS, centred_moments, rule_value
+from gramscope.theory.quadratic import (
+    data_matrices,
+    free_traces,
+    gaussian_traces,
+    isotropic_traces,
+    observed_traces,
+    spectral_moments,
+    weight_matrix,
+)
+
+WRONG = {"(19)", "(28)", "(28), last term tr[A]²tr[B²]tr[R²]²"}
+
+
+def task(n: int = 9, d: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(n, d, generator=generator, dtype=torch.float64)
+    return x, torch.randn(n, generator=generator, dtype=torch.float64)
+
+
+def test_observed_traces_are_those_of_the_kernel() -> None:
+    x, y = task()
+    r = weight_matrix(5, 6, torch.Generator().manual_seed(1))
+    expected = speeds_from_kernel(labelled_inputs(x, y), x @ r @ x.mT).correlation
+    assert float(observed_traces(data_matrices(x, y), r).correlation) == pytest.approx(float(expected))
+    assert float(observed_traces(data_matrices(1e60 * x, 1e-40 * y), r).correlation) == pytest.approx(float(expected))
+
+
+def test_printed_formulas_against_the_rule() -> None:
+    family = MatrixFamily(data_matrices(*task()))
+    moments = spectral_moments(weight_matrix(7, 6, torch.Generator().manual_seed(2)))
+    for formula in FORMULAS:
+        printed, rule = (
+            float(formula.value(centred_moments(family, moments))),
+            float(rule_value(formula, family, moments)),
+        )
+        agrees = printed == pytest.approx(rule, rel=1e-10)
+        assert agrees == (formula.equation not in WRONG), formula.equation
+
+
+def test_isotropic_case_is_equation_6() -> None:
+    x = torch.linalg.qr(task(12, 6)[0])[0]
+    family = MatrixFamily(data_matrices(x, task(12, 6)[1]))
+    matrices = {"A": family._products["A"], "B": torch.eye(6, dtype=torch.float64)}
+    moments = gaussian_spectral_moments(8, 6)
+    general = free_traces(MatrixFamily(matrices), moments)
+    special = isotropic_traces(spectral_moments(matrices["A"], 2), moments)
+    for name in ("cross", "gram", "agop"):
+        assert float(getattr(special, name)) == pytest.approx(float(getattr(general, name)))
+    assert float(free_traces(family, moments).correlation) == pytest.approx(float(special.correlation))
+
+
+def test_exact_means_contain_proposition_10() -> None:
+    """The mean of the net's AGOP speed, tr(E[ARBR]), two ways: by Wick's rule and from E[𝒦²]."""
+    x, y = task()
+    k = 4
+    _, square = one_hidden_layer_kernel_moments(x, "quadratic", k, weight_variance=1 / k, readout_variance=1.0)
+    agop = speeds_from_kernel(labelled_inputs(x, y), square, square, samples=1).agop
+    from gramscope.theory.gaussian import gaussian_moment
+
+    m = x.mT @ (y[:, None] * x)
+    family = MatrixFamily({"A": m @ m, "B": x.mT @ x})
+    assert 6 * float(gaussian_moment("ARBR", family, k, size=6)) == pytest.approx(float(agop.trace()))
+
+
+def test_predictions_approach_each_other_with_size() -> None:
+    gaps = []
+    for d in (16, 64):
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(d, d, generator=generator, dtype=torch.float64)
+        y = torch.randn(d, generator=generator, dtype=torch.float64)
+        family = MatrixFamily(data_matrices(x, y))
+        free = free_traces(family, gaussian_spectral_moments(d, d)).correlation
+        gaps.append(abs(float(free - gaussian_traces(family, d).correlation)))
+    assert gaps[1] < gaps[0] / 2
+
+
+def test_degenerate_data_is_named() -> None:
+    x, y = task()
+    with pytest.raises(InputError, match="labels"):
+        data_matrices(x, torch.zeros(9))
+    with pytest.raises(InputError, match="exactly zero"):
+        data_matrices(torch.cat([x[:1], x[:1]]), torch.tensor([1.0, -1.0]))
+    with pytest.raises(InputError, match="one output"):
+        data_matrices(x, torch.ones(9, 2))
