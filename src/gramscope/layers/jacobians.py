@@ -55,8 +55,7 @@ def jacobian_chunks(
     total = count if sketch is None else sketch
     chunk = _chunk_size(applications, total, memory)
     batched = True
-    tape._accepting = False
-    try:
+    with tape.paused():
         for start in range(0, total, chunk):
             m = min(chunk, total - start)
             if sketch is None:
@@ -68,8 +67,6 @@ def jacobian_chunks(
             directions = directions.reshape(m, *output.shape)
             gradients, batched = _pull_back(output, applications, directions, batched)
             yield _by_layer(tape, applications, gradients)
-    finally:
-        tape._accepting = True
 
 
 def check_samples_are_independent(model: nn.Module) -> None:

@@ -105,15 +105,21 @@ class Tape:
         if any(a.edge is None and a.dz is None for a in self.applications()):
             self._backward_through_checkpoints(losses, retain_graph)
             return
-        self._accepting = False
-        try:
+        with self.paused():
             edges = [a.edge for a in waiting if a.edge is not None]
             gradients = torch.autograd.grad(losses, edges, retain_graph=retain_graph, allow_unused=True)
-        finally:
-            self._accepting = True
         for a, gradient in zip(waiting, gradients, strict=True):
             if gradient is not None:
                 a.dz = gradient.detach() if a.dz is None else a.dz + gradient.detach()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Gradients that flow inside this block are not recorded."""
+        before, self._accepting = self._accepting, False
+        try:
+            yield
+        finally:
+            self._accepting = before
 
     def _backward_through_checkpoints(self, loss: Tensor, retain_graph: bool) -> None:
         """Re-entrant checkpoints only work with ``backward()``; keep every ``.grad`` as it was around it."""

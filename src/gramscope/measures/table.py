@@ -74,14 +74,34 @@ class Table:
         columns = self.columns
         cells = [["layer", *columns]]
         cells += [[layer, *(format_value(row.get(name)) for name in columns)] for layer, row in self.rows.items()]
-        widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
-        lines = ["  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))) for row in cells]
+        lines = _aligned(cells)
+        if max(map(len, lines)) > WIDTH:  # one line per measure reads better than a very wide one per layer
+            turned = [list(line) for line in zip(*cells, strict=True)]
+            lines = _aligned([["measure", *turned[0][1:]], *turned[1:]])
         if self.network:
-            lines.append("network: " + ", ".join(f"{name} {format_value(value)}" for name, value in self.network.items()))
-        lines += [f"note: {name}: {reason}" for name, reason in self.notes.items()]
+            lines.append(
+                "network: " + ", ".join(f"{name} {format_value(value)}" for name, value in self.network.items())
+            )
+        reasons: dict[str, list[str]] = {}
+        for name, reason in self.notes.items():
+            reasons.setdefault(reason, []).append(name)
+        lines += [f"note: {', '.join(names)}: {reason}" for reason, names in reasons.items()]
         return "\n".join(lines)
 
     __repr__ = __str__
+
+
+#: printed lines up to this length keep one line per layer
+WIDTH = 120
+
+
+def _aligned(cells: list[list[str]]) -> list[str]:
+    """Lines with the first column to the left and the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [
+        "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
+        for row in cells
+    ]
 
 
 def format_value(value: float | None) -> str:

@@ -76,6 +76,16 @@ def backward(step: Step, tape: Tape, loss: Loss, reduction: str | float | None, 
     total = sample_losses(loss, step.output, step.target, step.n, reduction).sum()
     if not torch.isfinite(total):
         raise NumericalError(f"the loss is {total.item()} in batch {index}")
+    with tape.paused():
+        residual, autograd = _extra_gradients(step, tape, total, options)
+    tape.backward(total, retain_graph=bool(options.jacobians))
+    return replace(step, loss=float(total.detach()), residual=residual, autograd=autograd)
+
+
+def _extra_gradients(
+    step: Step, tape: Tape, total: Tensor, options: Options
+) -> tuple[Tensor | None, dict[str, Tensor]]:
+    """``E = −∂L/∂f`` and the parameters' own gradients, as far as they were asked for."""
     residual = None
     if options.residuals and total.requires_grad:
         (gradient,) = torch.autograd.grad(total, step.output, retain_graph=True, allow_unused=True)
@@ -86,5 +96,4 @@ def backward(step: Step, tape: Tape, loss: Loss, reduction: str | float | None, 
         known = {name: p for name, p in leaves.items() if p is not None and p.requires_grad}
         found = torch.autograd.grad(total, list(known.values()), retain_graph=True, allow_unused=True)
         autograd = {name: g for name, g in zip(known, found, strict=True) if g is not None}
-    tape.backward(total, retain_graph=bool(options.jacobians))
-    return replace(step, loss=float(total.detach()), residual=residual, autograd=autograd)
+    return residual, autograd

@@ -1,0 +1,309 @@
+"""Every measure of a layer that follows from collected statistics, by name: the columns of :func:`gramscope.measure`.
+
+A measure states what must have been collected and computes one number from a :class:`Context` and a layer's statistics.
+To add one, write a function and enter it in ``MEASURES``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from gramscope.linalg.factored import FactoredGram
+from gramscope.linalg.moments import Moments
+from gramscope.measures.alignment import Kind, corrupted, cosine, double_centered_ratio, nfa
+from gramscope.measures.collapse import neural_collapse_from_moments
+from gramscope.measures.gram import fle_residual
+from gramscope.measures.held_out import coded_alike, held_out_from_moments
+from gramscope.measures.linearity import surrogate_from_moments, target_linearity_from_moments
+from gramscope.measures.spectrum import feature_spectrum_from_moments, weight_spectrum
+from gramscope.measures.virtual import virtual_covariance_factors
+from gramscope.statistics.layer import FeatureStatistics, LayerStatistics
+from gramscope.statistics.result import Statistics
+
+
+class Missing(Exception):
+    """The measure has no answer for this layer; the message says why."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What measures may need beside the layer's own statistics."""
+
+    statistics: Statistics
+    gamma: float = 0.05
+    ridge: float = 0.0
+    intercept: bool = False
+    center: bool = False
+    reference_weights: dict[str, Tensor] = field(default_factory=dict)
+    held_out: Statistics | None = None
+    corruption_seed: int = 0
+
+    @cached_property
+    def last(self) -> str:
+        """The layer executed last."""
+        return list(self.statistics.layers)[-1]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A named column: what it needs (``loss``, ``features``, ``gram``, ``jacobians``, ``reference``, …) and its formula."""
+
+    compute: Callable[[Context, LayerStatistics], float]
+    needs: frozenset[str]
+    formula: str
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+def _weight(layer: LayerStatistics) -> Tensor:
+    return layer.weight.double() if layer.weight.device.type != "mps" else layer.weight.cpu().double()
+
+
+def _weight_norm(context: Context, layer: LayerStatistics) -> float:
+    return float(_weight(layer).norm())
+
+
+def _effective_rank(context: Context, layer: LayerStatistics) -> float:
+    return weight_spectrum(layer.weight).effective_rank
+
+
+def _stable_rank(context: Context, layer: LayerStatistics) -> float:
+    return weight_spectrum(layer.weight).stable_rank
+
+
+def _weight_change(context: Context, layer: LayerStatistics) -> float:
+    W0 = _reference_weight(context, layer)
+    return float((_weight(layer) - W0).norm() / W0.norm())
+
+
+# --- gradients and virtual covariance ---------------------------------------------------------------------------------
+
+
+def _gradient_norm(context: Context, layer: LayerStatistics) -> float:
+    return float(layer.gradient.norm()) / layer.n
+
+
+def _shifts(context: Context, layer: LayerStatistics) -> tuple[FactoredGram, FactoredGram]:
+    """The virtual covariance shift and the Gram shift of a GD step, as thin factors.
+
+    ``gamma`` is the rate of a step on the mean loss; on the summed loss the same step has rate ``gamma / n``.
+    """
+    gamma = context.gamma / layer.n
+    W, D = _weight(layer), layer.gradient.double()
+    virtual = virtual_covariance_factors(W, D, layer.covariance.double(), gamma)
+    return virtual, FactoredGram(W, -gamma * D) + FactoredGram(D, gamma**2 / 2 * D)
+
+
+def _vcs_cosine(context: Context, layer: LayerStatistics) -> float:
+    virtual, actual = _shifts(context, layer)
+    return float(cosine(virtual, actual))
+
+
+def _vcs_residual(context: Context, layer: LayerStatistics) -> float:
+    virtual, actual = _shifts(context, layer)
+    difference = actual + FactoredGram(virtual.left, -virtual.right)
+    return float(difference.norm() / actual.norm())
+
+
+def _vcs_gram_cosine(context: Context, layer: LayerStatistics) -> float:
+    return float(cosine(_shifts(context, layer)[0], FactoredGram.gram(_weight(layer))))
+
+
+def _fle(context: Context, layer: LayerStatistics) -> float:
+    if layer.autograd is None:
+        raise Missing("its weight is not a trainable parameter of its own")
+    W = _weight(layer)
+    return float(fle_residual(W, layer.autograd.double(), W.mT @ layer.gradient.double()))
+
+
+# --- alignment --------------------------------------------------------------------------------------------------------
+
+
+def _nfa(kind: Kind) -> Callable[[Context, LayerStatistics], float]:
+    def compute(context: Context, layer: LayerStatistics) -> float:
+        W0 = None if kind == "uncentered" else _reference_weight(context, layer)
+        K_centered = layer.K_centered if kind in ("double", "ptk") else None
+        if kind in ("centered", "double") and W0 is not None and torch.equal(_weight(layer), W0):
+            raise Missing("the weight has not moved from the reference")
+        if K_centered is not None and not K_centered.any():
+            raise Missing("the Jacobians have not moved from the reference")
+        return float(nfa(_weight(layer), layer.K.double(), W0, K_centered, kind, context.center))
+
+    return compute
+
+
+def _double_ratio(context: Context, layer: LayerStatistics) -> float:
+    W, W0 = _weight(layer), _reference_weight(context, layer)
+    if torch.equal(W, W0):
+        raise Missing("the weight has not moved from the reference")
+    return float(double_centered_ratio(W, layer.K.double(), W0, layer.K_centered.double()))
+
+
+def _nfa_corrupted(context: Context, layer: LayerStatistics) -> float:
+    generator = torch.Generator().manual_seed(context.corruption_seed)
+    Q = corrupted(layer.K.double().cpu(), generator)
+    return float(nfa(_weight(layer).cpu(), Q, center=context.center))
+
+
+def _agop_trace(context: Context, layer: LayerStatistics) -> float:
+    W = _weight(layer)
+    return float(((layer.K.double() @ W) * W).sum())
+
+
+def _kernel_spread(context: Context, layer: LayerStatistics) -> float:
+    values = torch.linalg.eigvalsh(layer.K.double()).flatten()
+    return float(values.std(correction=0) / values.mean())
+
+
+def _reference_weight(context: Context, layer: LayerStatistics) -> Tensor:
+    if layer.name not in context.reference_weights:
+        raise Missing("no reference network was given")
+    return context.reference_weights[layer.name]
+
+
+# --- features and targets ---------------------------------------------------------------------------------------------
+
+
+def _features(layer: LayerStatistics) -> FeatureStatistics:
+    if layer.features is None:
+        raise Missing("no feature rows could be paired with targets here")
+    return layer.features
+
+
+def _joint(layer: LayerStatistics, gram: bool) -> Moments:
+    part = _features(layer)
+    joint = part.joint
+    if joint.C_hy.shape[-1] == 0:
+        raise Missing("the loader gave no targets")
+    if gram and joint.C_hh is None:
+        raise Missing(f"HᵀH was not collected: d = {joint.mean_h.shape[-1]} is large; ask with gram=True")
+    return joint.with_centred_targets() if part.classes is not None else joint
+
+
+def _target_linearity(context: Context, layer: LayerStatistics) -> float:
+    return float(target_linearity_from_moments(_joint(layer, gram=True), context.ridge, context.intercept))
+
+
+def _held_out(context: Context, layer: LayerStatistics) -> float:
+    if context.held_out is None:
+        raise Missing("no held-out data were given; pass held_out=<loader>")
+    _joint(layer, gram=True)
+    other = _features(context.held_out.layers[layer.name])
+    return held_out_from_moments(*coded_alike(_features(layer), other), context.ridge, context.intercept)
+
+
+def _surrogate(context: Context, layer: LayerStatistics) -> float:
+    return float(surrogate_from_moments(_joint(layer, gram=False)))
+
+
+def _surrogate_linearized(context: Context, layer: LayerStatistics) -> float:
+    W, cross = _weight(layer), _joint(layer, gram=False).HtY
+    if W.dim() == 3:
+        cross = cross.reshape(W.shape[0], W.shape[-1], -1)
+    return float((W @ cross).square().sum())
+
+
+def _surrogate_normalized(context: Context, layer: LayerStatistics) -> float:
+    return float(surrogate_from_moments(_joint(layer, gram=True), normalized=True, center=True))
+
+
+def _feature_rank(context: Context, layer: LayerStatistics) -> float:
+    joint = _features(layer).joint
+    if joint.C_hh is None:
+        raise Missing(f"HᵀH was not collected: d = {joint.mean_h.shape[-1]} is large; ask with gram=True")
+    return feature_spectrum_from_moments(joint).effective_rank
+
+
+def _collapse(what: str) -> Callable[[Context, LayerStatistics], float]:
+    def compute(context: Context, layer: LayerStatistics) -> float:
+        classes = _features(layer).classes
+        if classes is None:
+            raise Missing("neural collapse needs class labels")
+        if classes.within is None:
+            raise Missing("the scatter within classes was not collected; ask with gram=True")
+        readout = layer.weight if what == "nc3" else None
+        if what == "nc3" and (layer.name != context.last or layer.weight.shape[-2] < classes.counts.shape[0]):
+            raise Missing("only the readout's own inputs have a readout")
+        return float(getattr(neural_collapse_from_moments(classes, readout), what))
+
+    return compute
+
+
+# --- dynamics of the surrogate (003 Theorem 3) ------------------------------------------------------------------------
+
+
+def _surrogate_change(context: Context, layer: LayerStatistics) -> float:
+    part = _features(layer)
+    if part.HtE is None:
+        raise Missing("the change of the surrogate is defined where a sample has one site")
+    cross, gamma = _joint(layer, gram=False).C_hy, context.gamma / layer.n
+    moved = layer.gradient.double() @ cross
+    return float(-2 * gamma * ((_weight(layer) @ cross) * moved).sum() + gamma**2 * moved.square().sum())
+
+
+def _surrogate_change_predicted(context: Context, layer: LayerStatistics) -> float:
+    part, output = _features(layer), context.statistics.network.output
+    if part.HtE is None or output is None:
+        raise Missing("the prediction is defined where a sample has one site and the network one output row")
+    cross = _joint(layer, gram=False).C_hy
+    predicted = output.joint.C_hy.mT * (cross.mT @ part.HtE)  # (Yᵀf) ∘ (Yᵀ H HᵀE)
+    return float(2 * context.gamma / layer.n * predicted.sum())
+
+
+def _measure(compute: Callable[[Context, LayerStatistics], float], needs: str, formula: str) -> Measure:
+    return Measure(compute, frozenset(needs.split()), formula)
+
+
+MEASURES: dict[str, Measure] = {
+    "weight_norm": _measure(_weight_norm, "", "‖W‖_F"),
+    "effective_rank": _measure(_effective_rank, "", "exp(−Σ p log p), p = s/Σs over the singular values of W"),
+    "stable_rank": _measure(_stable_rank, "", "‖W‖_F² / ‖W‖₂²"),
+    "gradient_norm": _measure(_gradient_norm, "loss", "‖D‖_F / n"),
+    "fle_residual": _measure(_fle, "loss autograd", "‖Wᵀ∇_W L − Σ g hᵀ‖ / ‖Σ g hᵀ‖ with the parameter's own gradient"),
+    "vcs_cosine": _measure(_vcs_cosine, "loss", "ρ(v, Gram shift of a GD step)"),
+    "vcs_residual": _measure(_vcs_residual, "loss", "‖γ²(DᵀD − WᵀΣW)‖ / ‖Gram shift‖"),
+    "vcs_gram_cosine": _measure(_vcs_gram_cosine, "loss", "ρ(v, WᵀW)"),
+    "nfa": _measure(_nfa("uncentered"), "jacobians", "ρ(WᵀW, WᵀKW)"),
+    "nfa_corrupted": _measure(_nfa_corrupted, "jacobians", "ρ(WᵀW, WᵀQW), Q with K's spectrum and random eigenvectors"),
+    "agop_trace": _measure(_agop_trace, "jacobians", "tr(WᵀKW)"),
+    "kernel_spread": _measure(_kernel_spread, "jacobians", "standard deviation of K's eigenvalues over their mean"),
+    "weight_change": _measure(_weight_change, "reference", "‖W − W₀‖ / ‖W₀‖"),
+    "nfa_centered": _measure(_nfa("centered"), "jacobians reference", "ρ(W̄ᵀW̄, W̄ᵀKW̄), W̄ = W − W₀"),
+    "nfa_double": _measure(_nfa("double"), "jacobians reference", "ρ(W̄ᵀW̄, W̄ᵀK̄W̄)"),
+    "nfa_ptk": _measure(_nfa("ptk"), "jacobians reference", "ρ(W₀ᵀW₀, W₀ᵀK̄W₀)"),
+    "double_ratio": _measure(_double_ratio, "jacobians reference", "tr(W̄ᵀW̄ W̄ᵀK̄W̄) / tr(W̄ᵀW̄ W̄ᵀKW̄)"),
+    "target_linearity": _measure(_target_linearity, "features targets gram", "1 − ‖Y − Hβ‖² / ‖Y − ȳ‖²"),
+    "target_linearity_held_out": _measure(_held_out, "features targets gram held_out", "the same on data not fitted"),
+    "surrogate": _measure(_surrogate, "features targets", "‖HᵀY‖_F²"),
+    "surrogate_linearized": _measure(_surrogate_linearized, "features targets", "‖W HᵀY‖_F²"),
+    "surrogate_normalized": _measure(
+        _surrogate_normalized, "features targets gram", "⟨G, YYᵀ⟩ / (‖G‖ ‖YYᵀ‖), centred features"
+    ),
+    "feature_rank": _measure(_feature_rank, "features gram", "effective rank of the centred features"),
+    "nc1": _measure(_collapse("nc1"), "features labels gram", "tr(Σ_W Σ_B⁺) / C"),
+    "nc2_equinorm": _measure(_collapse("nc2_equinorm"), "features labels gram", "std ‖μ_c − μ‖ / mean"),
+    "nc2_equiangular": _measure(_collapse("nc2_equiangular"), "features labels gram", "std of cosines between class means"),
+    "nc3": _measure(_collapse("nc3"), "features labels gram", "‖W/‖W‖ − M/‖M‖‖² of readout and class means"),
+    "surrogate_change": _measure(_surrogate_change, "loss features targets residuals", "S⁺ − S of a GD step, exact"),
+    "surrogate_change_predicted": _measure(
+        _surrogate_change_predicted, "loss features targets residuals", "2γ ⟨Yᵀf, YᵀH HᵀE⟩ (003 Theorem 3)"
+    ),
+}  # fmt: skip
+
+#: measures of features alone, which the output of any module has
+OF_FEATURES = frozenset({
+    "target_linearity", "surrogate", "surrogate_normalized", "feature_rank", "nc1", "nc2_equinorm", "nc2_equiangular",
+})  # fmt: skip
+
+#: cheap, and defined for any supervised network; used when no measures are named
+DEFAULT = (
+    "weight_norm", "effective_rank", "gradient_norm", "vcs_cosine", "vcs_residual", "nfa", "weight_change",
+    "nfa_centered", "nfa_double", "nfa_ptk", "target_linearity", "target_linearity_held_out", "surrogate",
+    "surrogate_linearized", "feature_rank", "nc1",
+)  # fmt: skip

@@ -1,0 +1,148 @@
+"""``gs.measure``: a table of measures of every layer of a model, in one pass over a loader."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from gramscope.errors import InputError, NumericalError, ResultWarning
+from gramscope.layers.losses import Loss
+from gramscope.layers.select import LayerSelector, select_layers
+from gramscope.measures.columns import DEFAULT, MEASURES, OF_FEATURES, Context, Missing
+from gramscope.measures.table import Table
+from gramscope.statistics.collect import collect
+from gramscope.statistics.layer import LayerStatistics
+from gramscope.statistics.result import Statistics
+
+
+def measure(
+    model: nn.Module,
+    loader: Any,
+    loss: Loss | None = None,
+    *,
+    measures: str | Iterable[str] | None = None,
+    layers: LayerSelector = None,
+    reference: nn.Module | None = None,
+    held_out: Any = None,
+    gamma: float = 0.05,
+    ridge: float = 0.0,
+    intercept: bool = False,
+    center: bool = False,
+    **collecting: Any,
+) -> Table:
+    """Measure every layer of ``model`` on the data of ``loader``.
+
+    Args:
+        model: any module; it leaves as it came.
+        loader: a DataLoader, an iterable of batches, or tensors ``(x, y)``.
+        loss: criterion or function of ``(output, target)``; without one, measures of gradients are left out.
+        measures: names from ``gramscope.measures.columns.MEASURES``; ``None`` for the usual ones that the given data
+            allow, ``"all"`` for all of those.
+        layers: names, globs or types of linear-like layers; ``None`` for all.
+        reference: the network at initialisation, for centred alignments and the change of weights.
+        held_out: further data for target linearity on samples that were not fitted.
+        gamma: learning rate of a step on the mean loss, for the measures of a step.
+        ridge: λ of target linearity.
+        intercept: fit target linearity with an intercept.
+        center: Pearson instead of cosine in the NFA correlations.
+        **collecting: further options of :func:`gramscope.collect` (``tokens``, ``outputs``, ``reduction``, ``sketch``, …).
+
+    Returns:
+        A :class:`~gramscope.measures.table.Table` of layers by measures. What could not be measured is ``None`` with a note.
+
+    >>> import torch, gramscope as gs
+    >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    >>> data = (torch.rand(20, 3), torch.arange(20) % 2)
+    >>> table = gs.measure(net, data, torch.nn.CrossEntropyLoss(), measures=["nfa", "target_linearity"])
+    >>> list(table), table.columns
+    (['0', '2'], ['nfa', 'target_linearity'])
+    """
+    given = {"features", "gram"}
+    given |= {"loss", "autograd", "residuals"} if loss is not None else set()
+    given |= {"reference"} if reference is not None else set()
+    given |= {"held_out"} if held_out is not None else set()
+    given |= {"jacobians", "targets", "labels"}
+    names = _names(measures, given)
+    needs = set().union(*(MEASURES[name].needs for name in names))
+    explicit = measures is not None and measures != "all"
+    collecting.setdefault("residuals", "residuals" in needs)
+    collecting.setdefault("autograd", "autograd" in needs)
+    collecting.setdefault("features", "features" in needs)
+    if "gram" not in needs:
+        collecting.setdefault("gram", False)
+    options = dict(layers=layers, **collecting)
+    jacobians: bool | str = "jacobians" in needs and (explicit or "auto")
+    wants_centered = any(name in ("nfa_double", "nfa_ptk", "double_ratio") for name in names)
+    statistics = collect(
+        model,
+        loader,
+        loss if "loss" in needs or measures is None else None,
+        jacobians=jacobians,
+        reference=reference if wants_centered else None,
+        **options,
+    )
+    others = None
+    if held_out is not None:
+        options |= {"residuals": False, "autograd": False}
+        others = collect(model, held_out, **options)
+    weights = {}
+    if reference is not None:
+        weights = {layer.name: layer.weight().double() for layer in select_layers(reference, layers)}
+    return table_of(statistics, names, Context(statistics, gamma, ridge, intercept, center, weights, others))
+
+
+def table_of(statistics: Statistics, names: Iterable[str], context: Context) -> Table:
+    """Evaluate measures on collected statistics; module outputs get a row for the measures of features."""
+    notes = dict(statistics.notes)
+    rows: dict[str, dict[str, float | None]] = {}
+    for layer in statistics:
+        rows[layer.name] = {name: _evaluate(name, context, layer, notes) for name in names}
+    for module, part in statistics.outputs.items():
+        # A module's output has features but no weight.
+        featured = LayerStatistics(module, torch.empty(0, 0, dtype=torch.float64), part.n, features=part)
+        rows[module] = {
+            name: _evaluate(name, context, featured, notes) if name in OF_FEATURES else None for name in names
+        }
+    network = statistics.network
+    summary: dict[str, float | None] = {"samples": network.n}
+    if network.loss_sum or any("loss" in MEASURES[n].needs for n in names):
+        summary["loss"] = network.loss
+    if network.accuracy is not None:
+        summary["accuracy"] = network.accuracy
+    return Table(rows, summary, notes)
+
+
+def _evaluate(name: str, context: Context, layer: LayerStatistics, notes: dict[str, str]) -> float | None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ResultWarning)
+        try:
+            value = MEASURES[name].compute(context, layer)
+        except (Missing, InputError, NumericalError) as reason:
+            notes[f"{layer.name}.{name}"] = str(reason)
+            return None
+    for warning in caught:
+        if issubclass(warning.category, ResultWarning):
+            notes[f"{layer.name}.{name}"] = str(warning.message)
+        else:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    return value
+
+
+def _names(measures: str | Iterable[str] | None, given: set[str]) -> list[str]:
+    """The measures to compute: those named, or the usual (all) ones that ``given`` allows."""
+    if measures is None or measures == "all":
+        return [name for name in (DEFAULT if measures is None else MEASURES) if MEASURES[name].needs <= given]
+    names = [measures] if isinstance(measures, str) else list(measures)
+    for name in names:
+        if name not in MEASURES:
+            raise InputError(f"no measure {name!r}; there are: {', '.join(MEASURES)}")
+        missing = sorted(MEASURES[name].needs - given)
+        if missing:
+            raise InputError(f"measure {name!r} needs {', '.join(f'{m}=' for m in missing)}")
+    if not names:
+        raise InputError("measures=[] names nothing to measure")
+    return names

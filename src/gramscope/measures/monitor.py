@@ -1,0 +1,224 @@
+"""``gs.Monitor``: measures through a training run that the user already has.
+
+monitor = gs.Monitor(model, (x, y), loss)      # one line to create
+for batch in loader:
+    ...                                        # the user's own step
+    monitor.step()                             # one line to call
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from gramscope.errors import InputError
+from gramscope.layers.calling import Unpack, batches, model_device, to_device
+from gramscope.layers.hooks import first_tensor
+from gramscope.layers.losses import Loss
+from gramscope.layers.select import LayerSelector, unwrap
+from gramscope.measures.columns import MEASURES
+from gramscope.measures.model import measure
+from gramscope.measures.table import Table
+
+#: what is recorded unless measures are named: no Jacobians, so that a record costs about one step on the held sample
+DEFAULT = (
+    "weight_norm",
+    "effective_rank",
+    "gradient_norm",
+    "vcs_cosine",
+    "target_linearity",
+    "surrogate",
+    "surrogate_linearized",
+    "feature_rank",
+    "nc1",
+)
+
+
+class ScalarWriter(Protocol):
+    """The part of TensorBoard's ``SummaryWriter`` that is used."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
+        """Write one number."""
+
+
+#: called with ``(step, record)``, or a TensorBoard writer
+Log: TypeAlias = Callable[[int, dict[str, Any]], object] | ScalarWriter
+
+
+def geometric(step: int, ratio: float = 1.3) -> bool:
+    """Whether ``step`` belongs to the default cadence: 0, 1, 2, 3, 4, then every time the step has grown by ``ratio``.
+
+    It depends on the step alone, so that resumed runs record the same steps; 20 records take about 300 steps and 35 take
+    about 15,000.
+
+    >>> [step for step in range(40) if geometric(step)]
+    [0, 1, 2, 3, 4, 6, 8, 11, 15, 20, 27, 36]
+    """
+    due = 0
+    while due < step:
+        due = due + 1 if due < 4 else int(due * ratio) + 1
+    return due == step
+
+
+class Monitor:
+    """Measures a model on a held sample every few steps of a training run and keeps the records.
+
+    Args:
+        model: the model being trained; it is never changed.
+        data: tensors ``(x, y)``, a loader or a data set, of which the first ``samples`` are held.
+        loss: as for :func:`gramscope.measure`; without one, measures of gradients are left out.
+        measures: names of measures; ``None`` for a set that costs about as much as one step on the held sample.
+        every: record every this many calls of :meth:`step`; ``None`` for the geometric cadence (dense at the start, about
+            35 records in 15,000 steps); or a function ``step -> bool``. To record by epochs, call :meth:`step` once an epoch
+            with ``every=1``.
+        layers: names, globs or types of layers; ``None`` for all.
+        samples: how many samples to hold.
+        reference: ``"initial"`` keeps a copy of the model as it is now for measures that need the initialisation (only if
+            one of them is asked for); or a network of one's own.
+        log: called with ``(step, record)`` for every record, or a TensorBoard ``SummaryWriter``.
+        unpack: ``batch -> (inputs, target)`` for loaders that yield something else.
+        **options: further options of :func:`gramscope.measure` (``ridge``, ``tokens``, ``output``, ``reduction``, …).
+
+    Creating the monitor makes the first record, of step 0. Between records :meth:`step` only counts.
+
+    >>> import torch, gramscope as gs
+    >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    >>> monitor = gs.Monitor(net, (torch.rand(30, 3), torch.arange(30) % 2), torch.nn.CrossEntropyLoss(), every=5)
+    >>> for _ in range(10):
+    ...     _ = monitor.step()
+    >>> [record["step"] for record in monitor.records]
+    [0, 5, 10]
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data: Any,
+        loss: Loss | None = None,
+        *,
+        measures: str | Iterable[str] | None = None,
+        every: int | Callable[[int], bool] | None = None,
+        layers: LayerSelector = None,
+        samples: int = 512,
+        reference: nn.Module | str | None = "initial",
+        log: Log | None = None,
+        unpack: Unpack | None = None,
+        **options: Any,
+    ) -> None:
+        if isinstance(every, int) and every < 1:
+            raise InputError(f"every={every}: give a positive number of steps, a function or None")
+        if samples < 2:
+            raise InputError(f"samples={samples}: at least 2 samples must be held")
+        self.model = model
+        self.records: list[dict[str, Any]] = []
+        self.step_count = 0
+        self._loss = loss
+        self._due = every if callable(every) else (geometric if every is None else _multiple_of(every))
+        self._log = log
+        if measures is None:
+            measures = [name for name in DEFAULT if loss is not None or "loss" not in MEASURES[name].needs]
+        names = list(MEASURES) if measures == "all" else [measures] if isinstance(measures, str) else list(measures)
+        needs_reference = any("reference" in MEASURES[name].needs for name in names if name in MEASURES)
+        if reference == "initial":
+            reference = copy.deepcopy(unwrap(model)) if needs_reference else None
+        elif isinstance(reference, str):
+            raise InputError(f"reference={reference!r}: give 'initial', a network or None")
+        self._options = dict(
+            options, measures=measures, layers=layers, reference=reference if needs_reference else None
+        )
+        self._data = hold(data, samples, unpack, model_device(model))
+        self.record()
+
+    def step(self) -> dict[str, Any] | None:
+        """Count one step; the record if one is due, else ``None``."""
+        self.step_count += 1
+        return self.record() if self._due(self.step_count) else None
+
+    __call__ = step
+
+    def record(self) -> dict[str, Any]:
+        """Measure now, whatever the cadence, and keep the record ``{step, layers, network}``."""
+        table = self.measure()
+        record = {"step": self.step_count, **table.to_dict()}
+        record.pop("notes")
+        self.records.append(record)
+        if self._log is not None:
+            write(self._log, record)
+        return record
+
+    def measure(self) -> Table:
+        """The table of the chosen measures at this moment, on the held sample."""
+        return measure(self.model, self._data, self._loss, **self._options)
+
+    def series(self, name: str) -> dict[str, list[tuple[int, float | None]]]:
+        """One measure over training: ``{layer: [(step, value), …]}``."""
+        result: dict[str, list[tuple[int, float | None]]] = {}
+        for record in self.records:
+            for layer, row in record["layers"].items():
+                if name in row:
+                    result.setdefault(layer, []).append((record["step"], row[name]))
+        if not result:
+            known = sorted({m for record in self.records for row in record["layers"].values() for m in row})
+            raise InputError(f"no measure {name!r} was recorded; there are: {', '.join(known)}")
+        return result
+
+    def state_dict(self) -> dict[str, Any]:
+        """The step and all records, as plain values."""
+        return {"step": self.step_count, "records": copy.deepcopy(self.records)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved state; the records of that state replace the present ones."""
+        self.step_count = int(state["step"])
+        self.records = copy.deepcopy(state["records"])
+
+
+def _multiple_of(every: int) -> Callable[[int], bool]:
+    return lambda step: step % every == 0
+
+
+def hold(data: Any, samples: int, unpack: Unpack | None, device: torch.device) -> list[tuple[Any, Any]]:
+    """The first ``samples`` samples of tensors, a loader or a data set, as batches on ``device``."""
+    if isinstance(data, Dataset):
+        data = DataLoader(data, batch_size=min(samples, 256))
+    held: list[tuple[Any, Any]] = []
+    count = 0
+    with torch.random.fork_rng(devices=[]):  # a shuffling loader draws from the global generator
+        for inputs, target in batches(data, unpack):
+            first = first_tensor(inputs)
+            n = 0 if first is None else first.shape[0]
+            rest = samples - count
+            held.append((to_device(_head(inputs, rest, n), device), to_device(_head(target, rest, n), device)))
+            count += min(n, rest)
+            if count >= samples:
+                break
+    return held
+
+
+def _head(value: Any, count: int, n: int) -> Any:
+    """The first ``count`` samples of nested tensors with ``n`` rows."""
+    if isinstance(value, Tensor):
+        return value[:count].clone() if value.dim() and value.shape[0] == n and n > count else value.clone()
+    if isinstance(value, dict):
+        return {key: _head(item, count, n) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(_head(item, count, n) for item in value)
+    return value
+
+
+def write(log: Log, record: dict[str, Any]) -> None:
+    """Hand a record to a callable or a TensorBoard writer (one scalar per layer and measure)."""
+    if not hasattr(log, "add_scalar"):
+        log(record["step"], record)
+        return
+    for layer, row in record["layers"].items():
+        for name, value in row.items():
+            if value is not None:
+                log.add_scalar(f"{layer}/{name}", value, record["step"])
+    for name, value in record["network"].items():
+        if value is not None:
+            log.add_scalar(f"network/{name}", value, record["step"])

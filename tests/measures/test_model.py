@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import gramscope as gs
+from cases import BY_NAME, sample_losses
+from gramscope.errors import InputError
+from gramscope.layers.jacobians import jacobian_chunks
+from gramscope.measures.columns import DEFAULT, MEASURES
+from gramscope.measures.table import Table
+
+NAMES = ["mlp", "tokens", "residual", "conv2d-grouped", "encoder", "gpt", "repeated"]
+GAMMA = 5.0  # large, so that the dense difference of covariances keeps its digits
+
+
+def block(A: Tensor) -> Tensor:
+    """A stack of matrices as one block-diagonal matrix."""
+    return torch.block_diag(*A) if A.dim() == 3 else A
+
+
+def rho(A: Tensor, B: Tensor) -> float:
+    return float((A * B).sum() / (A.norm() * B.norm()))
+
+
+def twin_of(model: nn.Module) -> nn.Module:
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        for index, p in enumerate(twin.parameters()):
+            p.add_(0.3 * torch.sin(torch.arange(p.numel(), dtype=p.dtype) + index).reshape(p.shape))
+    return twin
+
+
+def jacobians(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    with gs.capture(model) as tape:
+        (chunk,) = jacobian_chunks(tape, model(x), memory=2**40)
+        return chunk
+
+
+def r_squared(H: Tensor, Y: Tensor, ridge: float = 0.0) -> float:
+    beta = torch.linalg.pinv(H.T @ H + ridge * torch.eye(H.shape[1]), hermitian=True, rtol=1e-10) @ H.T @ Y
+    return float(1 - (Y - H @ beta).square().sum() / (Y - Y.mean(0)).square().sum())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_column_equals_the_dense_formula(name: str) -> None:
+    model, _, _ = BY_NAME[name].make()
+    generator = torch.Generator().manual_seed(5)
+    _, x, _ = BY_NAME[name].make(seed=1)
+    x = torch.randn(60, *x.shape[1:], generator=generator, dtype=torch.float64)
+    y = torch.arange(60) % 3
+    reference = twin_of(model)
+    batches = list(zip(x.split(25), y.split(25), strict=True))
+    table = gs.measure(
+        model, batches, sample_losses, measures="all", reference=reference, held_out=(x[:30] + 0.1, y[:30]),
+        gamma=GAMMA, ridge=0.5, gram=True,
+    )  # fmt: skip
+    with gs.capture(model) as tape:
+        output = model(x)
+        tape.backward(sample_losses(output, y))
+    total = sample_losses(model(x), y).sum()
+    assert table.network["loss"] == pytest.approx(float(total.detach()) / 60)
+    J, J0 = jacobians(model, x), jacobians(reference, x)
+    with gs.capture(reference) as reference_tape:
+        reference(x)
+    onehot = F.one_hot(y).double()
+    Y = onehot - onehot.mean(0)
+    checked = 0
+    for record in tape:
+        row = table[record.name]
+        W, D, W0 = block(record.weight), block(record.D), block(reference_tape[record.name].weight)
+        Sigma = block(record.Sigma)
+        gamma = GAMMA / 60
+        v = torch.zeros(W.shape[1], W.shape[1], dtype=torch.float64)
+        h, g = record.h, record.g
+        if h.dim() == 4:  # groups side by side; the shift is block diagonal
+            parts = [
+                torch.einsum("bsd,bse->de", hi - gamma * gi, hi - gamma * gi) - torch.einsum("bsd,bse->de", hi, hi)
+                for hi, gi in zip(h, g, strict=True)
+            ]
+            v = torch.block_diag(*parts)
+        else:
+            moved = h - gamma * g
+            v = torch.einsum("bsd,bse->de", moved, moved) - torch.einsum("bsd,bse->de", h, h)
+        actual = (W - gamma * D).T @ (W - gamma * D) - W.T @ W
+        K = block(torch.einsum("m...bsk,m...bsl->...kl", J[record.name], J[record.name])) / 60
+        dJ = J[record.name] - J0[record.name]
+        K_bar = block(torch.einsum("m...bsk,m...bsl->...kl", dJ, dJ)) / 60
+        W_bar = W - W0
+        H = record.h.mean(-2)
+        H = H.movedim(0, 1).flatten(1) if H.dim() == 3 else H
+        s = torch.linalg.svdvals(record.weight).flatten()
+        p = s / s.sum()
+        expected = {
+            "weight_norm": W.norm(),
+            "effective_rank": torch.exp(-(p * p.clamp(min=1e-300).log()).sum()),
+            "gradient_norm": D.norm() / 60,
+            "fle_residual": 0.0,
+            "vcs_cosine": rho(v, actual),
+            "vcs_residual": (gamma**2 * (D.T @ D - W.T @ Sigma @ W)).norm() / actual.norm(),
+            "vcs_gram_cosine": rho(v, W.T @ W),
+            "nfa": rho(W.T @ W, W.T @ K @ W),
+            "agop_trace": torch.trace(W.T @ K @ W),
+            "weight_change": W_bar.norm() / W0.norm(),
+            "nfa_centered": rho(W_bar.T @ W_bar, W_bar.T @ K @ W_bar),
+            "double_ratio": torch.trace(W_bar.T @ W_bar @ W_bar.T @ K_bar @ W_bar)
+            / torch.trace(W_bar.T @ W_bar @ W_bar.T @ K @ W_bar),
+            "target_linearity": r_squared(H, Y, 0.5),
+            "surrogate": (H.T @ Y).square().sum(),
+            "surrogate_linearized": (W @ H.T @ Y).square().sum(),
+        }
+        if K_bar.norm() > 0:
+            expected["nfa_double"] = rho(W_bar.T @ W_bar, W_bar.T @ K_bar @ W_bar)
+            expected["nfa_ptk"] = rho(W0.T @ W0, W0.T @ K_bar @ W0)
+        if record.sites == 1:
+            moved_weight = W - gamma * D
+            expected["surrogate_change"] = (moved_weight @ H.T @ Y).square().sum() - (W @ H.T @ Y).square().sum()
+        for measure, value in expected.items():
+            assert row[measure] == pytest.approx(float(value), rel=1e-8, abs=1e-10), (record.name, measure)
+            checked += 1
+    assert checked >= 15 * len(tape)
+
+
+def test_held_out_linearity_matches_a_fit_on_arrays() -> None:
+    model, _, _ = BY_NAME["mlp"].make()
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(80, 5, generator=generator, dtype=torch.float64)
+    y = (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
+    train, test = (x[:50], y[:50]), (x[50:], y[50:])
+    for intercept in (False, True):
+        table = gs.measure(
+            model, train, held_out=test, measures=["target_linearity_held_out"], ridge=0.1, intercept=intercept
+        )
+        with gs.capture(model, gradients=False) as tape:
+            model(x)
+        from gramscope.measures.fit import fit_linear, held_out_target_linearity
+
+        for record in tape:
+            H = record.h[:, 0]
+            fit = fit_linear(H[:50], y[:50], ridge=0.1, intercept=intercept)
+            expected = float(held_out_target_linearity(fit, H[50:], y[50:]))
+            assert table[record.name]["target_linearity_held_out"] == pytest.approx(expected, rel=1e-8)
+    with pytest.raises(InputError, match="needs held_out="):
+        gs.measure(model, train, measures="target_linearity_held_out")
+    wrong = gs.measure(model, (x[:50], y[:50].clamp(max=1)), held_out=(x[50:], y[50:]))
+    assert "classes [2] that the training data lack" in wrong.notes["0.target_linearity_held_out"]
+
+
+def test_prediction_of_theorem_3_is_exact_at_the_readout_to_first_order() -> None:
+    model = nn.Sequential(nn.Linear(5, 8, bias=False), nn.ReLU(), nn.Linear(8, 3, bias=False)).double()
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 5, generator=generator, dtype=torch.float64)
+    y = torch.arange(40) % 3
+    names = ["surrogate_change", "surrogate_change_predicted"]
+    row = gs.measure(model, (x, y), nn.CrossEntropyLoss(), measures=names, gamma=1e-7)["2"]
+    assert row["surrogate_change_predicted"] == pytest.approx(row["surrogate_change"], rel=1e-5)
+
+
+def test_default_measures_without_loss_or_targets() -> None:
+    model, x, y = BY_NAME["mlp"].make()
+    x = x.repeat(5, 1) + torch.arange(30).reshape(30, 1) / 10
+    y = y.repeat(5)
+    full = gs.measure(model, (x, y), nn.CrossEntropyLoss())
+    assert set(full.columns) == {n for n in DEFAULT if not MEASURES[n].needs & {"reference", "held_out"}}
+    assert "gradient_norm" not in gs.measure(model, (x, y)).columns
+    alone = gs.measure(model, x)
+    assert alone["0"]["target_linearity"] is None
+    assert alone.notes["0.target_linearity"] == "the loader gave no targets"
+    assert alone["2"]["feature_rank"] is not None
+
+
+def test_notes_instead_of_silence() -> None:
+    model, x, y = BY_NAME["mlp"].make()
+    table = gs.measure(model, (x, y), measures=["target_linearity", "nc3"], gram=False)
+    assert table["0"]["target_linearity"] is None
+    assert "HᵀH was not collected: d = 5 is large" in table.notes["0.target_linearity"]
+    few = gs.measure(model, (x, y), measures=["target_linearity"])
+    assert "near 1 for any target: 6 samples" in few.notes["2.target_linearity"]
+    same = gs.measure(model, (x, y), measures=["target_linearity"], layers="0", ridge=1.0)
+    assert "0.target_linearity" not in same.notes
+    one_class = gs.measure(model, (x, torch.zeros(6, dtype=torch.long)), measures=["target_linearity", "nc1"])
+    assert one_class["0"] == {"target_linearity": None, "nc1": None}
+    embedding = nn.Sequential(nn.Embedding(7, 5), nn.Flatten(), nn.Linear(10, 3))
+    table = gs.measure(embedding, (torch.arange(8).reshape(4, 2) % 7, torch.arange(4) % 3), measures="nfa")
+    assert "lookup table" in table.notes["0"]
+
+
+def test_large_outputs_are_sketched_only_when_asked() -> None:
+    model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 300)).double()
+    x = torch.randn(20, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    table = gs.measure(model, (x, torch.arange(20)), nn.CrossEntropyLoss())
+    assert table["0"]["nfa"] is None
+    assert "a sample has 300 outputs, more than 256; pass sketch=64" in table.notes["(output)"]
+    exact = gs.measure(model, (x, torch.arange(20)), measures="nfa")["0"]["nfa"]
+    generator = torch.Generator().manual_seed(0)
+    sketched = gs.measure(model, (x, torch.arange(20)), sketch=64, generator=generator)["0"]["nfa"]
+    assert sketched == pytest.approx(exact, abs=0.05)
+
+
+def test_module_outputs_get_rows() -> None:
+    model, x, y = BY_NAME["encoder"].make()
+    table = gs.measure(model, (x, y), measures=["target_linearity", "weight_norm"], outputs="0", tokens=0, ridge=1.0)
+    H = model[0](x)[:, 0].detach()
+    Y = F.one_hot(y).double()
+    assert table["0"]["target_linearity"] == pytest.approx(r_squared(H, Y - Y.mean(0), 1.0), rel=1e-8)
+    assert table["0"]["weight_norm"] is None
+
+
+def test_unknown_measures() -> None:
+    model, x, y = BY_NAME["mlp"].make()
+    with pytest.raises(InputError, match="no measure 'nfx'; there are: weight_norm"):
+        gs.measure(model, (x, y), measures="nfx")
+    with pytest.raises(InputError, match="'gradient_norm' needs loss="):
+        gs.measure(model, (x, y), measures="gradient_norm")
+    with pytest.raises(InputError, match="'nfa_centered' needs reference="):
+        gs.measure(model, (x, y), measures="nfa_centered")
+    with pytest.raises(InputError, match="names nothing"):
+        gs.measure(model, (x, y), measures=[])
+
+
+def test_table_prints_converts_and_round_trips() -> None:
+    model, x, y = BY_NAME["mlp"].make()
+    table = gs.measure(model, (x, y), nn.CrossEntropyLoss())
+    text = str(table)
+    assert text.splitlines()[0].startswith("measure")  # many measures: one line each
+    narrow = gs.measure(model, (x, y), measures=["weight_norm"])
+    assert str(narrow).splitlines()[0].split() == ["layer", "weight_norm"]
+    values = json.loads(json.dumps(table.to_dict()))
+    assert Table.from_dict(values).to_dict() == table.to_dict()
+    frame = table.to_pandas()
+    assert list(frame.index) == ["0", "2", "4"]
+    assert frame.loc["0", "weight_norm"] == table["0"]["weight_norm"]
+    assert table.column("nfa")["4"] == table["4"]["nfa"]
+    with pytest.raises(InputError, match="no row '9'"):
+        table["9"]
+    with pytest.raises(InputError, match="no measure 'x'"):
+        table.column("x")

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import gramscope as gs
+from cases import BY_NAME
+from gramscope.errors import InputError
+from gramscope.measures.monitor import geometric
+
+
+def train(model: nn.Module, x: torch.Tensor, y: torch.Tensor, steps: int, monitor: gs.Monitor | None = None) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        if monitor is not None:
+            monitor.step()
+
+
+def data(n: int = 40) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randn(n, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    return x, (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
+
+
+def test_records_equal_measure_and_training_is_undisturbed() -> None:
+    model, _, _ = BY_NAME["mlp"].make()
+    twin = copy.deepcopy(model)
+    x, y = data()
+    rng = torch.get_rng_state()
+    monitor = gs.Monitor(
+        model, (x, y), nn.CrossEntropyLoss(), every=3, measures=["nfa_centered", "target_linearity", "nfa"]
+    )
+    start = copy.deepcopy(model)
+    train(model, x, y, 7, monitor)
+    train(twin, x, y, 7)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+    assert torch.equal(rng, torch.get_rng_state())
+    assert [r["step"] for r in monitor.records] == [0, 3, 6]
+    record = monitor.record()
+    table = gs.measure(model, (x, y), reference=start, measures=["nfa_centered", "target_linearity", "nfa"])
+    assert record["layers"] == table.to_dict()["layers"]
+    assert record["step"] == 7
+    assert json.loads(json.dumps(monitor.records)) == monitor.records
+    assert [step for step, _ in monitor.series("nfa")["0"]] == [0, 3, 6, 7]
+    assert monitor.series("nfa_centered")["0"][0][1] is None
+    with pytest.raises(InputError, match="no measure 'nc1' was recorded; there are: nfa"):
+        monitor.series("nc1")
+
+
+def test_default_cadence_and_measures() -> None:
+    assert sum(geometric(step) for step in range(20 * 782 + 1)) >= 30
+    assert sum(geometric(step) for step in range(782 + 1)) >= 20
+    model, _, _ = BY_NAME["mlp"].make()
+    x, y = data()
+    monitor = gs.Monitor(model, (x, y), nn.CrossEntropyLoss())
+    train(model, x, y, 20, monitor)
+    assert [r["step"] for r in monitor.records] == [0, 1, 2, 3, 4, 6, 8, 11, 15, 20]
+    assert all(value is not None for row in monitor.records[-1]["layers"].values() for value in row.values())
+    assert monitor.records[-1]["network"]["accuracy"] > monitor.records[0]["network"]["accuracy"]
+    without = gs.Monitor(model, (x, y))
+    assert "gradient_norm" not in without.records[0]["layers"]["0"]
+
+
+def test_held_sample_comes_from_loaders_data_sets_and_tensors() -> None:
+    model, _, _ = BY_NAME["mlp"].make()
+    x, y = data()
+    expected = gs.Monitor(model, (x[:20], y[:20]), samples=20).records
+    rng = torch.get_rng_state()
+    for source in (
+        DataLoader(TensorDataset(x, y), batch_size=7),
+        TensorDataset(x, y),
+        (x, y),
+        [(x[:15], y[:15]), (x[15:], y[15:])],
+    ):
+        records = gs.Monitor(model, source, samples=20).records
+        for layer, row in records[0]["layers"].items():
+            assert row == pytest.approx(expected[0]["layers"][layer])
+        assert records[0]["network"]["samples"] == 20
+    gs.Monitor(model, DataLoader(TensorDataset(x, y), batch_size=7, shuffle=True), samples=20)
+    assert torch.equal(rng, torch.get_rng_state())
+    kept = x.clone()
+    monitor = gs.Monitor(model, (x, y), samples=20)
+    x.zero_()
+    assert monitor.record()["layers"] == monitor.records[0]["layers"]
+    assert kept.any()
+
+
+def test_logging_to_a_callable_and_to_tensorboard(tmp_path: Any) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from torch.utils.tensorboard import SummaryWriter
+
+    model, _, _ = BY_NAME["mlp"].make()
+    x, y = data()
+    seen: list[tuple[int, dict[str, Any]]] = []
+    gs.Monitor(model, (x, y), log=lambda step, record: seen.append((step, record)))
+    assert seen[0][0] == 0
+    with SummaryWriter(str(tmp_path)) as writer:
+        monitor = gs.Monitor(model, (x, y), nn.CrossEntropyLoss(), log=writer, every=2)
+        train(model, x, y, 4, monitor)
+    events = EventAccumulator(str(tmp_path)).Reload()
+    logged = events.Scalars("0/target_linearity")
+    assert [e.step for e in logged] == [0, 2, 4]
+    table = gs.measure(model, (x, y), nn.CrossEntropyLoss())
+    assert logged[-1].value == pytest.approx(table["0"]["target_linearity"], rel=1e-6)
+    assert events.Scalars("network/loss")[-1].value == pytest.approx(table.network["loss"], rel=1e-6)
+
+
+def test_state_continues() -> None:
+    model, _, _ = BY_NAME["mlp"].make()
+    x, y = data()
+    monitor = gs.Monitor(model, (x, y), every=2)
+    train(model, x, y, 3, monitor)
+    resumed = gs.Monitor(model, (x, y), every=2)
+    resumed.load_state_dict(json.loads(json.dumps(monitor.state_dict())))
+    for m in (monitor, resumed):
+        m.step()
+    assert resumed.records == monitor.records
+    assert resumed.records[-1]["step"] == 4
+
+
+def test_bad_arguments() -> None:
+    model, x, y = BY_NAME["mlp"].make()
+    with pytest.raises(InputError, match="every=0"):
+        gs.Monitor(model, (x, y), every=0)
+    with pytest.raises(InputError, match="samples=1"):
+        gs.Monitor(model, (x, y), samples=1)
+    with pytest.raises(InputError, match="reference='start'"):
+        gs.Monitor(model, (x, y), reference="start")
+    with pytest.raises(InputError, match="yielded no batch"):
+        gs.Monitor(model, [])
+    with pytest.raises(InputError, match="no measure 'tl'"):
+        gs.Monitor(model, (x, y), measures="tl")
