@@ -78,7 +78,7 @@ def label_rows(labels: Array, classes: Tensor | int | None = None, name: str = "
     frequency = torch.zeros(classes.numel(), dtype=torch.float64, device=tensor.device)
     rows = OneHotRows(tensor, classes, to_double(frequency), name)
     columns = OneHotRows(present, classes, frequency, name).index(0, present.numel())
-    rows.shift[columns.to(rows.shift.device)] = to_double(counts / tensor.numel())
+    rows.shift[columns.to(rows.shift.device)] = to_double(counts) / tensor.numel()
     return rows
 
 
