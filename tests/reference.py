@@ -100,3 +100,59 @@ def mlp_tangents(weights: list[Tensor], x: Tensor, phi: Callable[[Tensor], Tenso
             h = phi(z)
         rows.append(torch.autograd.grad((weights[-1] @ h).sum(), kept)[0])
     return torch.stack(rows)
+
+
+# --- measures: definitions written out with n×n and d×d matrices and loops over samples ------------------------------
+
+
+def target_linearity(H: Tensor, Y: Tensor, ridge: float, intercept: bool) -> Tensor:
+    """R² from the definition, by a pseudo-inverse; Y is ``[n, c]``."""
+    h, y = (H - H.mean(0), Y - Y.mean(0)) if intercept else (H, Y)
+    gram = h.T @ h + ridge * torch.eye(h.shape[1]).double()
+    beta = torch.linalg.pinv(gram, hermitian=True) @ h.T @ y
+    return 1 - (y - h @ beta).square().sum() / (Y - Y.mean(0)).square().sum()
+
+
+def virtual_shift(W: Tensor, h: Tensor, delta: Tensor, gamma: float) -> Tensor:
+    """``Σ_i [h_i⁺h_i⁺ᵀ − h_ih_iᵀ]`` sample by sample, ``h [n, d]``, ``delta [n, k]``."""
+    total = torch.zeros(h.shape[1], h.shape[1], dtype=h.dtype)
+    for hi, di in zip(h, delta, strict=True):
+        moved = hi - gamma * (W.T @ di)
+        total += torch.outer(moved, moved) - torch.outer(hi, hi)
+    return total
+
+
+def correlation(A: Tensor, B: Tensor, center: bool) -> Tensor:
+    """Cosine of two matrices as vectors, or their Pearson correlation."""
+    a, b = A.flatten(), B.flatten()
+    if center:
+        a, b = a - a.mean(), b - b.mean()
+    return (a @ b) / (a.norm() * b.norm())
+
+
+def power_of(A: Tensor, power: float) -> Tensor:
+    """A power of a positive semidefinite matrix, null space excluded."""
+    values, vectors = torch.linalg.eigh(A)
+    kept = values > 1e-12 * values.max()
+    return vectors[:, kept] @ torch.diag(values[kept] ** power) @ vectors[:, kept].T
+
+
+def scatter_ratio(H: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """``tr(Σ_W Σ_B⁺)/C`` and the centred class means, from the definitions of Papyan et al."""
+    classes = labels.unique().tolist()
+    mean = H.mean(0)
+    means = torch.stack([H[labels == c].mean(0) for c in classes])
+    within = torch.zeros(H.shape[1], H.shape[1], dtype=H.dtype)
+    for i, c in enumerate(classes):
+        for h in H[labels == c]:
+            within += torch.outer(h - means[i], h - means[i]) / len(H)
+    between = (means - mean).T @ (means - mean) / len(classes)
+    return torch.trace(within @ torch.linalg.pinv(between, rtol=1e-10)) / len(classes), means - mean
+
+
+def kernel_alignment(X: Tensor, Y: Tensor) -> Tensor:
+    """Linear CKA through centred n×n kernels."""
+    n = X.shape[0]
+    C = torch.eye(n).double() - 1 / n
+    K, L = C @ X @ X.T @ C, C @ Y @ Y.T @ C
+    return (K * L).sum() / (K.norm() * L.norm())

@@ -205,7 +205,7 @@ class OneHotRows(Rows):
 
     def index(self, start: int, stop: int) -> Tensor:
         """Column of each label."""
-        labels = self.data[start:stop].to(torch.int64)
+        labels = self.data[start:stop].to(torch.int64).contiguous()
         column = torch.searchsorted(self.classes, labels).clamp_(max=self.width - 1)
         known = self.classes[column] == labels
         if not bool(known.all()):
@@ -244,6 +244,8 @@ def _floating(x: Array, name: str) -> Tensor:
 
 
 def _check_finite(x: Tensor, name: str) -> None:
+    if x.is_meta:
+        raise InputError(f"{name} lies on the meta device and holds no numbers")
     # A finite sum proves finite entries, cheaply; a sum that is not finite may still be an overflow.
     if bool(torch.isfinite(x.sum())):
         return

@@ -69,10 +69,10 @@ def interpolation_error(
     if not 0.0 <= lam <= 1.0:
         raise InputError(f"lam must be between 0 and 1, got {lam}")
     codes = as_float_tensor(Z, "Z", dim=2)
-    inputs = (
-        as_float_tensor(X, "X").flatten(1) if as_float_tensor(X, "X").dim() > 1 else as_float_tensor(X, "X")[:, None]
-    )
-    check_pair(Rows(codes, "Z"), Rows(inputs, "X"))
+    inputs = as_float_tensor(X, "X")
+    inputs = inputs[:, None] if inputs.dim() == 1 else inputs.flatten(1)
+    rows = Rows(inputs, "X")
+    check_pair(Rows(codes, "Z"), rows)
     fit = fit_linear(codes, inputs, intercept=intercept)
     if fit.rank >= codes.shape[0]:
         warnings.warn(
@@ -81,7 +81,7 @@ def interpolation_error(
             stacklevel=2,
         )
     linearity = float(held_out_target_linearity(fit, codes, inputs))
-    rows, mean = Rows(inputs, "X"), Rows(inputs, "X").mean()
+    mean = rows.mean()
     spread = sum(float((block - mean).square().sum()) for block in rows.blocks()) / rows.n
     residual = sum(
         float(_norms(to_double(inputs[i:j]) - fit.predict_block(to_double(codes[i:j]))).sum())

@@ -1,0 +1,120 @@
+"""Moments merge exactly: any split, any order, also with empty parts and large means."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from gramscope.errors import InputError
+from gramscope.linalg.moments import (
+    ClassMoments,
+    Moments,
+    block_moments,
+    class_moments,
+    empty_class_moments,
+    empty_moments,
+    is_constant,
+    merge,
+    moments,
+)
+from gramscope.linalg.rows import OneHotRows
+
+
+def same(a: Moments | ClassMoments, b: Moments | ClassMoments, scale: float = 1.0) -> bool:
+    pairs = [(getattr(a, field.name), getattr(b, field.name)) for field in fields(a)]
+    return all(
+        torch.allclose(x, y, rtol=1e-10, atol=1e-10 * scale) if isinstance(x, Tensor) else x == y for x, y in pairs
+    )
+
+
+def coded(labels: Tensor, classes: int) -> OneHotRows:
+    return OneHotRows(labels, torch.arange(classes), torch.zeros(classes, dtype=torch.float64))
+
+
+@st.composite
+def splits(draw: st.DrawFn) -> tuple[int, list[Tensor]]:
+    """A number of samples and a partition of them in random order, with empty parts."""
+    n = draw(st.integers(1, 12))
+    order = draw(st.permutations(range(n)))
+    cuts = sorted(draw(st.lists(st.integers(0, n), max_size=4)))
+    parts = [torch.tensor(order[i:j], dtype=torch.int64) for i, j in zip([0, *cuts], [*cuts, n], strict=True)]
+    return n, parts
+
+
+@given(splits(), st.booleans(), st.sampled_from([0.0, 1e4]), st.integers(0, 3))
+def test_merge_equals_one_pass(split: tuple[int, list[Tensor]], gram: bool, offset: float, seed: int) -> None:
+    n, parts = split
+    generator = torch.Generator().manual_seed(seed)
+    H = torch.randn(n, 3, dtype=torch.float64, generator=generator) + offset
+    Y = torch.randn(n, 2, dtype=torch.float64, generator=generator) - offset
+    merged = empty_moments(3, 2, gram)
+    for part in parts:
+        merged = merge(merged, moments(H[part], Y[part], gram) if len(part) else empty_moments(3, 2, gram))
+    assert same(merged, moments(H, Y, gram), 1 + offset)
+
+
+@given(splits(), st.integers(0, 3))
+def test_class_merge_equals_one_pass(split: tuple[int, list[Tensor]], seed: int) -> None:
+    n, parts = split
+    generator = torch.Generator().manual_seed(seed)
+    H = torch.randn(n, 3, dtype=torch.float64, generator=generator)
+    labels = torch.randint(4, (n,), generator=generator)
+    merged = empty_class_moments(3, 4)
+    for part in parts:
+        if len(part):
+            merged = merge(class_moments(H[part], coded(labels[part], 4)), merged)
+    assert same(merged, class_moments(H, coded(labels, 4)))
+
+
+def test_uncentred_forms_come_back(generator: torch.Generator) -> None:
+    H = torch.randn(30, 4, dtype=torch.float64, generator=generator) + 2
+    Y = torch.randn(30, 2, dtype=torch.float64, generator=generator) - 1
+    m = moments(H, Y)
+    assert torch.allclose(m.HtH, H.T @ H)
+    assert torch.allclose(m.HtY, H.T @ Y)
+    assert torch.allclose(m.YtY, Y.T @ Y)
+    centred = m.with_centred_targets()
+    assert torch.allclose(centred.HtY, H.T @ (Y - Y.mean(0)))
+    assert torch.allclose(centred.YtY, (Y - Y.mean(0)).T @ (Y - Y.mean(0)))
+
+
+def test_class_moments_hold_the_one_hot_moments(generator: torch.Generator) -> None:
+    H = torch.randn(30, 4, dtype=torch.float64, generator=generator) + 2
+    labels = torch.randint(3, (30,), generator=generator)
+    one_hot = torch.nn.functional.one_hot(labels, 3).double()
+    assert same(class_moments(H, coded(labels, 3)).to_moments(), moments(H, one_hot))
+
+
+def test_groups_have_moments_of_their_own(generator: torch.Generator) -> None:
+    h = torch.randn(2, 9, 3, dtype=torch.float64, generator=generator)
+    y = torch.randn(9, 2, dtype=torch.float64, generator=generator)
+    stacked = merge(block_moments(h[:, :4], y[:4]), block_moments(h[:, 4:], y[4:]))
+    for group in range(2):
+        alone = moments(h[group], y)
+        assert torch.allclose(stacked.HtY[group], alone.HtY)
+        assert torch.allclose(stacked.HtH[group], alone.HtH)
+
+
+def test_kinds_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(InputError, match="different kinds"):
+        merge(empty_moments(2, 1), empty_moments(2, 1, gram=False))
+    with pytest.raises(InputError, match="different kinds"):
+        merge(empty_class_moments(2, 3), empty_class_moments(2, 4))
+    with pytest.raises(InputError, match="cannot merge Moments with ClassMoments"):
+        merge(empty_moments(2, 1), empty_class_moments(2, 1))  # type: ignore[type-var]
+    with pytest.raises(InputError, match="gram=True"):
+        _ = empty_moments(2, 1, gram=False).HtH
+
+
+def test_a_constant_is_known_by_its_rounding() -> None:
+    H = torch.full((1000, 1), 0.1, dtype=torch.float64)
+    m = moments(H, H)
+    assert is_constant(m.n, m.mean_h, m.C_yy.trace())
+    H[0] += 1e-9
+    m = moments(H, H)
+    assert not is_constant(m.n, m.mean_h, m.C_yy.trace())

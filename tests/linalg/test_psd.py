@@ -1,0 +1,55 @@
+"""Powers of positive semidefinite matrices and random rotations."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.linalg import fractional_matrix_power
+
+from gramscope.errors import NumericalError, RescueWarning
+from gramscope.linalg.psd import eigh, psd_eigen, psd_power, random_orthogonal, svd
+
+
+@given(st.integers(1, 6), st.sampled_from([0.5, 0.25, 1.5, -0.5, -1.0]), st.integers(0, 4))
+def test_powers_equal_scipy(d: int, power: float, seed: int) -> None:
+    X = torch.randn(2, d, d, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    A = X.mT @ X + 0.1 * torch.eye(d)
+    result = psd_power(A, power)
+    for one, matrix in zip(result, A, strict=True):
+        assert torch.allclose(one, torch.from_numpy(fractional_matrix_power(matrix.numpy(), power)).real, atol=1e-9)
+
+
+def test_the_null_space_stays_null(generator: torch.Generator) -> None:
+    X = torch.randn(3, 8, dtype=torch.float64, generator=generator)
+    A = X.T @ X
+    assert torch.allclose(psd_power(A, -1.0), torch.linalg.pinv(A, hermitian=True), atol=1e-9)
+    assert torch.linalg.matrix_rank(psd_power(A, 0.1)) == 3
+
+
+def test_an_indefinite_matrix_is_clamped_and_announced() -> None:
+    with pytest.warns(RescueWarning, match=r"1 eigenvalues down to -5\.00e-01"):
+        values, _ = psd_eigen(torch.diag(torch.tensor([2.0, -1.0], dtype=torch.float64)))
+    assert values.tolist() == [0.0, 2.0]
+
+
+def test_failed_decompositions_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise torch.linalg.LinAlgError("no convergence")
+
+    monkeypatch.setattr(torch.linalg, "eigh", fail)
+    monkeypatch.setattr(torch.linalg, "svd", fail)
+    with pytest.raises(NumericalError, match=r"eigendecomposition of a \(2, 2\) matrix failed: no convergence"):
+        eigh(torch.eye(2))
+    with pytest.raises(NumericalError, match=r"a \(2, 2\) matrix did not converge"):
+        svd(torch.eye(2))
+
+
+def test_random_rotations_are_uniform(generator: torch.Generator) -> None:
+    Q = random_orthogonal(3, generator, stack=(4000,))
+    eye = torch.eye(3, dtype=torch.float64)
+    assert torch.allclose(Q @ Q.mT, eye.expand_as(Q), atol=1e-12)
+    # Without the sign correction the first diagonal entry would be of one sign.
+    assert Q[:, 0, 0].mean().abs() < 0.05
+    assert (Q[:, 0, 0].square().mean() - 1 / 3).abs() < 0.02

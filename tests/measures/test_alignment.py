@@ -1,0 +1,151 @@
+"""Cosines and the neural feature ansatz against dense matrices."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import gramscope as gs
+import reference
+from gramscope.errors import InputError
+from gramscope.linalg.factored import FactoredGram
+from gramscope.measures.alignment import corrupted, double_centered_ratio, egop
+
+
+def randoms(*shapes: tuple[int, ...], seed: int = 0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(*shape, dtype=torch.float64, generator=generator) for shape in shapes]
+
+
+def kernel(k: int, seed: int) -> Tensor:
+    (J,) = randoms((k + 2, k), seed=seed)
+    return J.T @ J / (k + 2)
+
+
+@pytest.mark.parametrize("center", [False, True])
+@pytest.mark.parametrize("shape", [(4, 4), (3, 2, 2), (5,)])
+def test_cosine_of_dense_matrices(shape: tuple[int, ...], center: bool) -> None:
+    A, B = randoms(shape, shape)
+    assert torch.allclose(gs.cosine(A + 1, B, center), reference.correlation(A + 1, B, center))
+    assert torch.allclose(
+        gs.cosine((A + 1).float(), B.float(), center), reference.correlation(A + 1, B, center), atol=1e-6
+    )
+
+
+def test_stacks_are_diagonal_blocks() -> None:
+    A, B = randoms((3, 2, 2), (3, 2, 2))
+    expected = reference.correlation(torch.block_diag(*A), torch.block_diag(*B), False)
+    assert torch.allclose(gs.cosine(A, B), expected)
+
+
+@pytest.mark.parametrize("center", [False, True])
+def test_cosine_of_factors(center: bool) -> None:
+    U, V, X, Y = randoms((2, 5), (2, 5), (3, 5), (3, 5))
+    A, B = FactoredGram(U, V), FactoredGram(X, Y)
+    expected = reference.correlation(A.dense(), B.dense(), center)
+    for one, two in ((A, B), (A, B.dense()), (A.dense(), B)):
+        assert torch.allclose(gs.cosine(one, two, center), expected)
+
+
+def test_cosine_with_nothing_is_nan() -> None:
+    A = torch.ones(2, 2)
+    assert gs.cosine(A, torch.zeros(2, 2)).isnan()
+    assert gs.cosine(torch.eye(2), 0.1 * A, center=True).isnan()
+    assert not gs.cosine(torch.eye(2), A).isnan()
+
+
+def dense_nfa(W: Tensor, K: Tensor, center: bool, power: float = 1.0) -> Tensor:
+    G = W.T @ K @ W
+    return reference.correlation(W.T @ W, G if power == 1 else reference.power_of(G, power), center)
+
+
+@given(st.integers(1, 6), st.integers(2, 6), st.booleans(), st.integers(0, 4))
+def test_all_kinds_equal_the_dense_form(k: int, d: int, center: bool, seed: int) -> None:
+    W, W0 = randoms((k, d), (k, d), seed=seed)
+    K, Kc = kernel(k, seed + 1), kernel(k, seed + 2)
+
+    def close(value: Tensor, expected: Tensor) -> bool:
+        return torch.allclose(value, expected, atol=1e-9)
+
+    assert close(gs.nfa(W, K, center=center), dense_nfa(W, K, center))
+    assert close(gs.nfa(W, K, W0, kind="centered", center=center), dense_nfa(W - W0, K, center))
+    assert close(gs.nfa(W, K, W0, Kc, kind="double", center=center), dense_nfa(W - W0, Kc, center))
+    assert close(gs.nfa(W, K, W0, Kc, kind="ptk", center=center), dense_nfa(W0, Kc, center))
+    bar = W - W0
+    F = bar.T @ bar
+    expected = torch.trace(F @ bar.T @ Kc @ bar) / torch.trace(F @ bar.T @ K @ bar)
+    assert close(double_centered_ratio(W, K, W0, Kc), expected)
+
+
+@pytest.mark.parametrize("center", [False, True])
+@pytest.mark.parametrize(("k", "d"), [(3, 7), (7, 3), (4, 4)])
+@pytest.mark.parametrize("power", [0.5, 0.25, 2.0])
+def test_powers_equal_the_dense_form(k: int, d: int, power: float, center: bool) -> None:
+    (W,) = randoms((k, d))
+    K = kernel(k, 1)
+    assert torch.allclose(gs.nfa(W, K, center=center, power=power), dense_nfa(W, K, center, power), atol=1e-9)
+
+
+def test_power_of_a_rank_deficient_kernel() -> None:
+    (W, J) = randoms((5, 9), (2, 5))
+    K = J.T @ J
+    assert torch.allclose(gs.nfa(W, K, power=0.5), dense_nfa(W, K, False, 0.5), atol=1e-8)
+
+
+def test_grouped_weights_count_as_one_matrix() -> None:
+    W = torch.stack(randoms((3, 5), (3, 5)))
+    K = torch.stack([kernel(3, 1), kernel(3, 2)])
+    blocks, big = torch.block_diag(*W), torch.block_diag(*K)
+    assert torch.allclose(gs.nfa(W, K), dense_nfa(blocks, big, False))
+    assert torch.allclose(gs.nfa(W, K, power=0.5), dense_nfa(blocks, big, False, 0.5))
+    assert torch.allclose(gs.nfa(W.mT, torch.eye(5).expand(2, 5, 5)), torch.ones((), dtype=torch.float64))
+
+
+def test_centred_ansatz_is_nan_at_initialisation() -> None:
+    W = torch.ones(2, 3)
+    assert gs.nfa(W, torch.eye(2), W, kind="centered").isnan()
+
+
+def test_what_a_kind_needs_is_named() -> None:
+    W, K = torch.ones(2, 3), torch.eye(2)
+    with pytest.raises(InputError, match="needs W0"):
+        gs.nfa(W, K, kind="centered")
+    with pytest.raises(InputError, match="needs K_centered"):
+        gs.nfa(W, K, W, kind="ptk")
+    with pytest.raises(InputError, match="kind must be"):
+        gs.nfa(W, K, kind="other")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"K has shape \(3, 3\)"):
+        gs.nfa(W, torch.eye(3))
+    with pytest.raises(InputError, match="one shape"):
+        gs.cosine(torch.eye(2), torch.eye(3))
+    with pytest.raises(InputError, match="one shape"):
+        gs.cosine(FactoredGram.gram(W.double()), torch.eye(2))
+    with pytest.raises(InputError, match="NaN"):
+        gs.cosine(torch.eye(2), torch.full((2, 2), float("nan")))
+    with pytest.raises(InputError, match="W lies on the meta device"):
+        gs.nfa(W.to("meta"), K)
+    with pytest.raises(InputError, match="square"):
+        corrupted(torch.ones(2, 3), torch.Generator())
+
+
+def test_corruption_keeps_the_spectrum_and_nothing_else(generator: torch.Generator) -> None:
+    K = torch.stack([kernel(4, 0), kernel(4, 1)])
+    Q = corrupted(K, generator)
+    assert torch.allclose(torch.linalg.eigvalsh(Q), torch.linalg.eigvalsh(K))
+    assert not torch.allclose(Q, K)
+    assert torch.allclose(Q, Q.mT)
+    assert torch.equal(Q, corrupted(K, torch.Generator().manual_seed(0)))
+
+
+def test_egop_is_the_mean_outer_product(generator: torch.Generator) -> None:
+    X = torch.randn(40, 3, dtype=torch.float64, generator=generator)
+    gradients = torch.stack([X[:, 1], X[:, 0], torch.zeros(40)], 1)
+    assert torch.allclose(egop(lambda x: x[:, 0] * x[:, 1], X), gradients.T @ gradients / 40)
+    # several outputs add up, an output that does not depend on x adds nothing
+    both = egop(lambda x: torch.stack([x[:, 0] * x[:, 1], x[:, 2], torch.ones(len(x)).to(x)], 1), X)
+    assert torch.allclose(both, gradients.T @ gradients / 40 + torch.diag(torch.tensor([0.0, 0.0, 1.0])))
+    with pytest.raises(InputError, match="must map"):
+        egop(lambda x: x.sum(), X)

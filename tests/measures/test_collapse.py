@@ -1,0 +1,125 @@
+"""NC1–NC4 against their definitions, at full collapse, and for samples that cannot be measured."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import gramscope as gs
+import reference
+from gramscope.errors import InputError, ResultWarning
+from gramscope.linalg.moments import ClassMoments, class_moments, merge
+from gramscope.measures.collapse import neural_collapse_from_moments
+from gramscope.measures.targets import as_targets, label_rows
+
+
+def data(n: int, d: int, c: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.cat([torch.arange(c), torch.randint(c, (n - c,), generator=generator)])
+    means = 3 * torch.randn(c, d, dtype=torch.float64, generator=generator) + 1
+    return means[labels] + torch.randn(n, d, dtype=torch.float64, generator=generator), labels
+
+
+def simplex(c: int) -> Tensor:
+    return torch.eye(c, dtype=torch.float64) - 1 / c
+
+
+@given(st.integers(2, 4), st.integers(2, 7), st.integers(0, 4))
+def test_equals_the_definitions(c: int, d: int, seed: int) -> None:
+    H, labels = data(25, d, c, seed)
+    W, b = torch.randn(c, d, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)), torch.arange(c) / 5.0
+    result = gs.neural_collapse(H, labels, (W, b))
+    nc1, M = reference.scatter_ratio(H, labels)
+    norms = M.norm(dim=1)
+    cosines = torch.tensor([float(M[i] @ M[j] / norms[i] / norms[j]) for i in range(c) for j in range(c) if i != j])
+    assert result.nc1 == pytest.approx(float(nc1), rel=1e-8)
+    assert result.nc2_equinorm == pytest.approx(float(norms.std(correction=0) / norms.mean()), rel=1e-9, abs=1e-12)
+    assert result.nc2_equiangular == pytest.approx(float(cosines.std(correction=0)), rel=1e-5, abs=1e-7)
+    assert result.nc2_simplex == pytest.approx(float((cosines + 1 / (c - 1)).abs().mean()), rel=1e-5, abs=1e-7)
+    assert result.nc3 == pytest.approx(float((W / W.norm() - M / M.norm()).square().sum()), rel=1e-9)
+    means = M + H.mean(0)
+    nearest = torch.tensor([int((h - means).norm(dim=1).argmin()) for h in H])
+    assert result.nc4 == pytest.approx(float((nearest == (H @ W.T + b).argmax(1)).double().mean()))
+    h, Y = H - H.mean(0), as_targets(labels)
+    G, T = h @ h.T, Y @ Y.T
+    assert result.normalized_surrogate == pytest.approx(float((G * T).sum() / (G.norm() * T.norm())), rel=1e-9)
+    assert result.missing == {}
+    assert result.classes == c
+
+
+def test_full_collapse() -> None:
+    M = simplex(4)
+    H = M.repeat(5, 1) @ torch.linalg.qr(torch.ones(4, 4, dtype=torch.float64) + torch.eye(4))[0] + 7
+    readout = torch.nn.utils.skip_init(torch.nn.Linear, 4, 4, dtype=torch.float64)
+    with torch.no_grad():
+        readout.weight.copy_(H[:4] - H.mean(0))
+        readout.bias.copy_(-readout.weight @ H.mean(0))
+    result = gs.neural_collapse(H, torch.arange(4).repeat(5), readout)
+    for value in (result.nc1, result.nc2_equinorm, result.nc2_equiangular, result.nc2_simplex, result.nc3):
+        assert value == pytest.approx(0.0, abs=1e-12)
+    assert result.nc4 == 1.0
+    assert result.normalized_surrogate == pytest.approx(1.0, abs=1e-12)
+
+
+def test_from_merged_moments() -> None:
+    H, labels = data(30, 5, 3)
+    whole = gs.neural_collapse(H, labels)
+    parts = [class_moments(H[i::2], label_rows(labels[i::2], 3)) for i in range(2)]
+    merged = neural_collapse_from_moments(merge(*parts))
+    assert merged.nc1 == pytest.approx(whole.nc1, rel=1e-10)
+    assert merged.nc3 is None
+    assert merged.nc4 is None
+    assert merged.missing == {"nc3": "needs a readout", "nc4": "needs the samples and a readout"} == whole.missing
+
+
+def test_labels_are_rows_of_the_readout() -> None:
+    H, labels = data(30, 5, 3)
+    W = torch.randn(9, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    moved = gs.neural_collapse(H, labels * 2 + 1, W)
+    plain = gs.neural_collapse(H, labels, W[[1, 3, 5]])
+    assert moved.nc3 == pytest.approx(plain.nc3)
+    assert moved.nc4 is not None
+    assert plain.nc4 is not None
+    assert moved.nc4 <= plain.nc4  # a prediction of a class that does not occur cannot agree
+    with pytest.raises(InputError, match="labels run from 0 to 2 but the readout has rows 0 to 1"):
+        gs.neural_collapse(H, labels, W[:2])
+    with pytest.raises(InputError, match="width 5"):
+        gs.neural_collapse(H, labels, W[:, :4])
+
+
+def test_one_sample_a_class_has_no_scatter_within() -> None:
+    H, labels = data(3, 5, 3)
+    assert gs.neural_collapse(H, labels).nc1 == 0.0
+
+
+def test_classes_without_samples_are_left_out() -> None:
+    H, labels = data(30, 5, 3)
+    sparse = neural_collapse_from_moments(class_moments(H, label_rows(labels * 2, 6)))
+    assert sparse.classes == 3
+    assert sparse.nc1 == pytest.approx(gs.neural_collapse(H, labels).nc1, rel=1e-12)
+    assert sparse.normalized_surrogate == pytest.approx(gs.neural_collapse(H, labels).normalized_surrogate, rel=1e-12)
+
+
+def test_dead_features_give_nan_and_say_so() -> None:
+    with pytest.warns(ResultWarning, match="class means coincide"):
+        result = gs.neural_collapse(torch.full((6, 3), 0.1), torch.tensor([0, 1, 2, 0, 1, 2]), torch.ones(3, 3))
+    assert result.nc1 != result.nc1
+    assert result.nc3 != result.nc3
+
+
+def test_bad_input_is_named() -> None:
+    H = torch.ones(4, 2)
+    with pytest.raises(InputError, match="one class only"):
+        gs.neural_collapse(H, torch.zeros(4, dtype=torch.int64))
+    with pytest.raises(InputError, match="vector of integer labels"):
+        gs.neural_collapse(H, torch.zeros(4))
+    with pytest.raises(InputError, match="same samples"):
+        gs.neural_collapse(H, torch.tensor([0, 1]))
+    counts, means = torch.tensor([3.0, 0.0]), torch.ones(2, 2)
+    with pytest.raises(InputError, match="at least two classes"):
+        neural_collapse_from_moments(ClassMoments(counts, means, torch.eye(2)))
+    with pytest.raises(InputError, match="gram=True"):
+        neural_collapse_from_moments(ClassMoments(counts + 1, means, None))

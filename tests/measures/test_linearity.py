@@ -1,0 +1,206 @@
+"""Target linearity, surrogate and linear fits against scikit-learn and the written-out definitions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.linear_model import LinearRegression, Ridge
+from sklearn.metrics import r2_score
+from torch import Tensor
+
+import gramscope as gs
+import reference
+from gramscope.errors import InputError, ResultWarning
+from gramscope.linalg.moments import class_moments, moments
+from gramscope.measures.fit import fit_linear, held_out_target_linearity, probe_accuracy
+from gramscope.measures.linearity import gram_induced_error, surrogate_from_moments, target_linearity_from_moments
+from gramscope.measures.targets import as_targets, label_rows
+
+
+def data(n: int, d: int, c: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    H = torch.randn(n, d, dtype=torch.float64, generator=generator) + 0.5
+    return H, H[:, :1] + torch.randn(n, c, dtype=torch.float64, generator=generator) * torch.arange(1, c + 1)
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("ridge", [0.0, 0.1, 100.0])
+@pytest.mark.parametrize("duplicates", [0, 3])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_agrees_with_scikit_learn(intercept: bool, ridge: float, duplicates: int, dtype: torch.dtype) -> None:
+    H, Y = data(200, 12, 4)
+    H = torch.cat([H, H[:, :duplicates]], 1).to(dtype)
+    h, y = H.double().numpy(), Y.numpy()
+    model = Ridge(ridge, fit_intercept=intercept) if ridge else LinearRegression(fit_intercept=intercept)
+    expected = r2_score(y, model.fit(h, y).predict(h), multioutput="variance_weighted")
+    assert float(gs.target_linearity(H, Y, ridge=ridge, intercept=intercept)) == pytest.approx(expected, abs=1e-11)
+    assert float(gs.target_linearity(h, y, ridge, intercept)) == pytest.approx(expected, abs=1e-11)
+    by_moments = target_linearity_from_moments(moments(H, Y), ridge, intercept)
+    assert float(by_moments) == pytest.approx(expected, abs=1e-11)
+
+
+@given(st.integers(6, 40), st.integers(1, 5), st.integers(1, 3), st.booleans(), st.sampled_from([0.0, 0.3]))
+def test_equals_the_definition(n: int, d: int, c: int, intercept: bool, ridge: float) -> None:
+    H, Y = data(n, d, c)
+    expected = reference.target_linearity(H, Y, ridge, intercept)
+    assert torch.allclose(gs.target_linearity(H, Y, ridge, intercept), expected, atol=1e-10)
+
+
+def test_labels_equal_their_centred_one_hot(generator: torch.Generator) -> None:
+    H = torch.randn(60, 5, dtype=torch.float64, generator=generator) + 1
+    labels = torch.randint(4, (60,), generator=generator)
+    expected = gs.target_linearity(H, as_targets(labels))
+    assert torch.allclose(gs.target_linearity(H, labels), expected)
+    assert torch.allclose(gs.target_linearity(H.numpy(), labels.numpy()), expected)
+    by_classes = class_moments(H, label_rows(labels)).to_moments().with_centred_targets()
+    assert torch.allclose(target_linearity_from_moments(by_classes), expected)
+    assert torch.allclose(surrogate_from_moments(by_classes), gs.surrogate(H, labels))
+
+
+def test_rank_deficient_float32_features() -> None:
+    # The published failure: an explicit inverse gave −2.7 here.
+    generator = torch.Generator().manual_seed(0)
+    H = torch.randn(500, 8, generator=generator) @ torch.randn(8, 64, generator=generator)
+    y = torch.randn(500, generator=generator)
+    linearity = gs.target_linearity(H, y, rtol=1e-5)
+    assert fit_linear(H, y, rtol=1e-5).rank == 8
+    exact = reference.target_linearity(torch.linalg.svd(H.double())[0][:, :8], y.double()[:, None], 0.0, False)
+    assert torch.allclose(linearity, exact, atol=1e-6)
+    assert -0.1 < float(gs.target_linearity(H, y)) < 1
+
+
+def test_mean_is_over_samples() -> None:
+    Y = torch.tensor([[1.0, 100.0], [2.0, 200.0], [4.0, 150.0], [3.0, 170.0], [0.0, 90.0]], dtype=torch.float64)
+    H = torch.tensor([[1.0], [0.0], [2.0], [0.5], [1.0]], dtype=torch.float64)
+    model = LinearRegression().fit(H, Y)
+    expected = r2_score(Y, model.predict(H), multioutput="variance_weighted")
+    assert float(gs.target_linearity(H, Y, intercept=True)) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(("n", "d", "intercept"), [(5, 8, False), (5, 5, False), (5, 4, True), (5, 8, True)])
+def test_warns_when_any_target_fits(n: int, d: int, intercept: bool) -> None:
+    H, Y = data(n, d, 1)
+    with pytest.warns(ResultWarning, match="5 samples, features of rank 5"):
+        assert float(gs.target_linearity(H, Y, intercept=intercept)) == pytest.approx(1.0)
+    assert float(gs.target_linearity(H, Y, ridge=100.0, intercept=intercept)) < 1  # no warning: not for any target
+
+
+def test_no_warning_below_full_rank() -> None:
+    H, Y = data(5, 4, 1)
+    assert float(gs.target_linearity(H, Y)) < 1
+    H, Y = data(50, 49, 1)
+    assert float(gs.target_linearity(H, Y)) < 1
+
+
+def test_held_out_equals_scikit_learn() -> None:
+    H, Y = data(80, 6, 3)
+    test_H, test_Y = data(40, 6, 3, seed=1)
+    fit = fit_linear(H, Y, ridge=0.5, intercept=True)
+    model = Ridge(0.5).fit(H, Y)
+    expected = r2_score(test_Y, model.predict(test_H), multioutput="variance_weighted")
+    assert float(held_out_target_linearity(fit, test_H, test_Y)) == pytest.approx(expected, abs=1e-11)
+    assert np.allclose(fit.predict(test_H).numpy(), model.predict(test_H))
+    # on the training data it is the target linearity itself
+    assert torch.allclose(held_out_target_linearity(fit, H, Y), gs.target_linearity(H, Y, 0.5, True))
+
+
+def test_held_out_labels_are_coded_as_in_training(generator: torch.Generator) -> None:
+    H = torch.randn(90, 4, dtype=torch.float64, generator=generator)
+    labels = (H[:, 0] > 0.3).long() + 5
+    labels[:30] = 8
+    test_H, test_labels = H[:50] + 0.1, labels[:50]
+    fit = fit_linear(H, labels)
+    frequency = torch.tensor([(labels == c).double().mean() for c in (5, 6, 8)], dtype=torch.float64)
+    Y = torch.stack([(test_labels == c).double() for c in (5, 6, 8)], 1) - frequency
+    residual = (Y - test_H @ fit.beta).square().sum()
+    expected = 1 - residual / (Y - Y.mean(0)).square().sum()
+    assert torch.allclose(held_out_target_linearity(fit, test_H, test_labels), expected)
+    guess = torch.tensor([5, 6, 8])[(test_H @ fit.beta + frequency).argmax(1)]
+    assert float(probe_accuracy(fit, test_H, test_labels)) == pytest.approx(
+        float((guess == test_labels).double().mean())
+    )
+    with pytest.raises(InputError, match=r"labels \[7\] that are not among"):
+        held_out_target_linearity(fit, test_H, test_labels + (test_labels == 6))
+
+
+@pytest.mark.parametrize("center", [False, True])
+@pytest.mark.parametrize("outputs", [None, 2, 9])
+@pytest.mark.parametrize("n", [30, 4])
+def test_surrogate_equals_the_gram_form(n: int, outputs: int | None, center: bool) -> None:
+    H, Y = data(n, 6, 3)
+    W = None if outputs is None else data(outputs, 6, 1, seed=3)[0]
+    h = H - H.mean(0) if center else H
+    x = h if W is None else h @ W.T
+    G = x @ x.T
+    expected = torch.trace(Y.T @ G @ Y)
+    assert torch.allclose(gs.surrogate(H, Y, W, center=center), expected, rtol=1e-12)
+    normalized = expected / (G.norm() * (Y @ Y.T).norm())
+    assert torch.allclose(gs.surrogate(H, Y, W, normalized=True, center=center), normalized, rtol=1e-12)
+    m = moments(H, Y)
+    assert torch.allclose(surrogate_from_moments(m, W, center=center), expected, rtol=1e-11)
+    assert torch.allclose(surrogate_from_moments(m, W, True, center), normalized, rtol=1e-11)
+
+
+def test_gram_induced_error_is_the_ridge_residual() -> None:
+    H, Y = data(25, 6, 2)
+    W = data(3, 6, 1, seed=3)[0]
+    for x, weight in ((H, None), (H @ W.T, W)):
+        G = x @ x.T
+        inverse = torch.linalg.inv(G + 0.7 * torch.eye(25, dtype=torch.float64))
+        expected = 0.49 * torch.trace(Y.T @ inverse @ inverse @ Y)
+        assert torch.allclose(gram_induced_error(H, Y, 0.7, weight), expected, rtol=1e-10)
+    total = (Y - Y.mean(0)).square().sum()
+    assert torch.allclose(gram_induced_error(H, Y, 0.7), (1 - gs.target_linearity(H, Y, 0.7)) * total)
+    with pytest.raises(InputError, match="ridge > 0"):
+        gram_induced_error(H, Y, 0.0)
+
+
+GOOD_Y = torch.tensor([0, 1, 1, 2])
+BAD_H: list[tuple[object, str]] = [
+    (torch.full((4, 2), float("nan")), "8 NaN or infinite"),
+    (torch.tensor([[1.0], [float("inf")], [0.0], [1.0]]), "1 NaN or infinite"),
+    (torch.ones(4, 2, dtype=torch.int64), "integer dtype"),
+    (torch.ones(4, 2, dtype=torch.complex64), "complex"),
+    (torch.ones(4), r"H\[:, None\]"),
+    (torch.ones(4, 2, 3), r"H.flatten\(1\)"),
+    (torch.ones(5, 2), "there are 5 samples|same samples"),
+    (torch.ones(0, 2), "empty"),
+    (torch.ones(4, 0), "empty"),
+    (torch.ones(4, 2, device="meta"), "different devices: H on meta, Y on cpu"),
+]
+
+
+@pytest.mark.parametrize(("H", "message"), BAD_H)
+@pytest.mark.parametrize("measure", [gs.target_linearity, gs.surrogate, fit_linear, gs.neural_collapse])
+def test_bad_features_are_named(measure: object, H: Tensor, message: str) -> None:
+    with pytest.raises(InputError, match=message.replace("Y on", "(Y|labels) on")):
+        measure(H, GOOD_Y)  # type: ignore[operator]
+
+
+def test_bad_arguments_are_named() -> None:
+    H, Y = data(10, 3, 2)
+    with pytest.raises(InputError, match="ridge must be"):
+        gs.target_linearity(H, Y, ridge=-1.0)
+    with pytest.raises(InputError, match=r"W of shape \(2, 4\) does not act on H with 3"):
+        gs.surrogate(H, Y, W=torch.ones(2, 4))
+    fit = fit_linear(H, Y)
+    with pytest.raises(InputError, match="the fit was made on 3"):
+        fit.predict(torch.ones(2, 4))
+    with pytest.raises(InputError, match="2 float targets"):
+        held_out_target_linearity(fit, H, torch.arange(10))
+    with pytest.raises(InputError, match="made on integer labels"):
+        probe_accuracy(fit, H, torch.arange(10))
+    with pytest.raises(InputError, match="constant"):
+        target_linearity_from_moments(moments(H, torch.full((10, 1), 0.1)))
+
+
+def test_results_carry_no_graph_and_leave_inputs_alone() -> None:
+    H, Y = data(20, 3, 1)
+    H.requires_grad_()
+    before = H.detach().clone()
+    assert not gs.target_linearity(H, Y).requires_grad
+    assert not gs.surrogate(H, Y).requires_grad
+    assert torch.equal(H, before)

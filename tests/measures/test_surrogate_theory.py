@@ -1,0 +1,155 @@
+"""The weight-Gram paper's statements on networks small enough to differentiate by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import gramscope as gs
+from gramscope.errors import InputError
+from gramscope.measures.surrogate_theory import (
+    homogeneity_errors,
+    linearity_bound,
+    moving_target,
+    surrogate_step,
+    taylor_errors,
+)
+from gramscope.measures.targets import as_targets
+
+
+def randoms(*shapes: tuple[int, ...], seed: int = 0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(*shape, dtype=torch.float64, generator=generator) for shape in shapes]
+
+
+@pytest.mark.filterwarnings("ignore::gramscope.errors.ResultWarning")
+@given(st.integers(2, 9), st.integers(1, 9), st.integers(1, 3), st.sampled_from([0.01, 1.0, 50.0]), st.integers(0, 5))
+def test_theorem_2_bounds_target_linearity(n: int, d: int, c: int, ridge: float, seed: int) -> None:
+    H, Y = randoms((n, d), (n, c), seed=seed)
+    result = linearity_bound(H, Y, ridge)
+    G = H @ H.T
+    values = torch.linalg.eigvalsh(G + ridge * torch.eye(n, dtype=torch.float64))
+    m, M = float(values[0]), float(values[-1])
+    S, square = float(torch.trace(Y.T @ G @ Y)), float(Y.square().sum())
+    total = float((Y - Y.mean(0)).square().sum())
+    expected = 1 - ridge**2 * (M + m) ** 2 * square**2 / (4 * M * m**2 * (S + ridge * square) * total)
+    assert result.bound == pytest.approx(expected, rel=1e-8)
+    assert result.target_linearity == pytest.approx(float(gs.target_linearity(H, Y, ridge)), abs=1e-12)
+    assert result.surrogate == pytest.approx(S, rel=1e-9)
+    assert result.slack >= -1e-9 * abs(expected)
+
+
+def test_the_bound_is_tight_where_kantorovich_is() -> None:
+    # G = I and any y: both eigenvalues coincide.
+    assert linearity_bound(torch.eye(4), torch.tensor([1.0, 2.0, -1.0, -2.0]), 0.5).slack == pytest.approx(
+        0.0, abs=1e-12
+    )
+    with pytest.raises(InputError, match="ridge > 0"):
+        linearity_bound(torch.eye(4), torch.arange(4.0), 0.0)
+
+
+def net(weights: list[Tensor], x: Tensor) -> Tensor:
+    for W in weights[:-1]:
+        x = torch.relu(x @ W.T)
+    return x @ weights[-1].T
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+@pytest.mark.parametrize("layer", [0, 1, 2])
+def test_surrogate_step_on_a_relu_net(layer: int, outputs: int) -> None:
+    x, *weights = randoms((15, 4), (6, 4), (5, 6), (outputs, 5))
+    y = randoms((15, outputs), seed=9)[0]
+    y = y - y.mean(0)
+    for W in weights:
+        W.requires_grad_()
+    yhat = net(weights, x)
+    ((yhat - y).square().sum() / 2).backward()
+    with torch.no_grad():
+        H = x
+        for W in weights[:layer]:
+            H = torch.relu(H @ W.T)
+        W = weights[layer]
+        D, gamma = W.grad, 1e-4
+        assert D is not None
+        e = y - yhat
+        step = surrogate_step(W, D, H, y, e, yhat, gamma)
+        before, after = gs.surrogate(H, y, W), gs.surrogate(H, y, W - gamma * D)
+        assert step.before == pytest.approx(float(before), rel=1e-10)
+        assert step.change == pytest.approx(float(after - before), rel=1e-7)
+        # Theorem 3 written out, sample by sample
+        predicted = 0.0
+        for i in range(15):
+            for j in range(15):
+                for l in range(15):
+                    predicted += float((y[j] @ y[l]) * (yhat[j] @ e[i]) * (H[i] @ H[l]))
+        assert step.predicted == pytest.approx(2 * gamma * predicted, rel=1e-9)
+        if layer == 2:  # exact at the readout
+            assert step.predicted == pytest.approx(step.first_order, rel=1e-9)
+            assert step.same_sign
+            assert step.ratio == pytest.approx(step.predicted / step.change)
+
+
+def test_surrogate_step_names_what_does_not_fit() -> None:
+    W, H, y = torch.ones(2, 3), torch.ones(4, 3), torch.arange(4.0)
+    with pytest.raises(InputError, match="must agree"):
+        surrogate_step(W, W, H, y, torch.ones(4, 2), torch.ones(4, 2), 0.1)
+    with pytest.raises(InputError, match="same samples"):
+        surrogate_step(W, W, H, y, torch.ones(3), torch.ones(4), 0.1)
+    with pytest.raises(InputError, match="one matrix"):
+        surrogate_step(W[None], W[None], H, y, y, y, 0.1)
+
+
+@pytest.mark.parametrize("ridge", [0.0, 0.01])
+def test_moving_target_is_a_triangle(ridge: float) -> None:
+    H, Y, F = randoms((20, 4), (20, 2), (20, 2))
+    beta = torch.linalg.solve(H.T @ H + ridge * torch.eye(4, dtype=torch.float64), H.T @ Y)
+    result = moving_target(H, Y, F, ridge)
+    assert result.error == pytest.approx(float((Y - F).norm()))
+    assert result.features == pytest.approx(float((Y - H @ beta).norm()))
+    assert result.chase == pytest.approx(float((H @ beta - F).norm()))
+    assert result.slack >= 0
+    with pytest.raises(InputError, match="columns"):
+        moving_target(H, Y, F[:, :1])
+
+
+def test_moving_target_takes_labels() -> None:
+    H, F = randoms((20, 4), (20, 3))
+    labels = torch.arange(20) % 3
+    assert moving_target(H, labels, F).error == pytest.approx(float((as_targets(labels) - F).norm()))
+
+
+@pytest.mark.parametrize("degree", [1, 2, 3])
+def test_homogeneous_functions(degree: int) -> None:
+    X, A = randoms((8, 3), (3, 5))
+    X = X - X.mean(0)
+
+    def function(x: Tensor) -> Tensor:
+        return (torch.relu(x @ A) ** degree).sum(1)
+
+    taylor, lemma = taylor_errors(function, X), homogeneity_errors(function, X, degree)
+    assert torch.allclose(taylor, -lemma, atol=1e-10)  # Euler: ∇f(x)ᵀx = m f(x)
+    x = X.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(function(x).sum(), x)
+    for i in range(8):
+        for j in range(8):
+            expected = gradient[i] @ X[j] - function(X)[j] - (degree - 1) * function(X)[i]
+            assert torch.allclose(lemma[i, j], expected, atol=1e-10)
+
+
+def test_proposition_4_the_errors_cancel() -> None:
+    X, A = randoms((8, 3), (3, 5))
+    X = torch.cat([X, -X])  # centred
+
+    def odd(x: Tensor) -> Tensor:  # 1-homogeneous with values that sum to zero over ±x
+        return (torch.relu(x @ A) - torch.relu(-x @ A)).sum(1) * x[:, 0].abs() / x.norm(dim=1)
+
+    errors = taylor_errors(odd, X)
+    assert float(errors.abs().max()) > 0.1
+    assert float(errors.sum().abs()) < 1e-9
+    uncentred = taylor_errors(lambda x: torch.relu(x @ A).sum(1), X)
+    assert float(uncentred.sum().abs()) > 1.0  # values that are not centred: no cancellation
+    with pytest.raises(InputError, match="one output"):
+        taylor_errors(lambda x: x, X)
