@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -25,37 +24,37 @@ def list_sets(data_dir: DataDir = None, as_json: Json = False) -> None:
 
     Example: gramscope data list --data-dir ~/data
     """
+    from gramscope.cli.console import print_json, print_table
     from gramscope.data.locate import data_root, locate
     from gramscope.data.registry import catalogue
 
     root = data_root(data_dir)
+    found = {entry.name: locate(entry.source, root) for entry in catalogue() if entry.source}
     rows = []
     for entry in catalogue():
-        found = locate(entry.source, root) if entry.source else None
-        rows.append((entry, str(found.folder) if found else None))
+        place = found.get(entry.name)
+        rows.append({**entry.to_dict(), "folder": str(place.folder) if place else None})
     if as_json:
-        typer.echo(json.dumps([{**entry.to_dict(), "folder": folder} for entry, folder in rows], indent=2))
+        print_json(rows)
         return
+    table = [
+        {
+            "name": row["name"],
+            "kind": _state(row),
+            "train / test": f"{row['train']:,} / {row['test']:,}",
+            "input": "×".join(map(str, row["input_shape"])),
+            "outputs": f"{row['classes']} classes" if row["classes"] else "1 value",
+            "about": f"{row['description']}. {row['citation']}",
+        }
+        for row in rows
+    ]
+    print_table(f"data sets (data directory: {root})", table)
 
-    from rich.console import Console
-    from rich.table import Table
 
-    table = Table(title=f"data sets (data directory: {root})", title_justify="left", show_lines=False)
-    for heading in ("name", "kind", "train / test", "input", "outputs"):
-        table.add_column(heading, no_wrap=True)
-    table.add_column("about", ratio=1)
-    for entry, folder in rows:
-        size = sum(file.size for file in entry.source.archives) if entry.source else 0
-        kind = entry.kind if not entry.source else ("on disk" if folder else f"to fetch, {size / 1e6:.0f} MB")
-        table.add_row(
-            entry.name,
-            kind,
-            f"{entry.train:,} / {entry.test:,}",
-            "×".join(map(str, entry.input_shape)),
-            f"{entry.classes} classes" if entry.classes else "1 value",
-            f"{entry.description}. [dim]{entry.citation}[/dim]",
-        )
-    Console().print(table)
+def _state(row: dict[str, Any]) -> str:
+    if row["kind"] != "downloaded":
+        return str(row["kind"])
+    return "on disk" if row["folder"] else f"to fetch, {row['download_bytes'] / 1e6:.0f} MB"
 
 
 @app.command()
@@ -69,6 +68,7 @@ def fetch(
 
     Example: gramscope data fetch mnist cifar10
     """
+    from gramscope.cli.console import print_json
     from gramscope.data.download import fetch as fetch_source
     from gramscope.data.locate import data_root
     from gramscope.data.registry import catalogue, find_entry
@@ -82,7 +82,7 @@ def fetch(
         if not as_json:
             typer.echo(f"{entry.name}: {folder}" if folder else f"{entry.name}: nothing to fetch, it is {entry.kind}")
     if as_json:
-        typer.echo(json.dumps(results, indent=2))
+        print_json(results)
 
 
 @app.command()
@@ -95,6 +95,7 @@ def verify(
 
     Example: gramscope data verify cifar10 --data-dir ~/data
     """
+    from gramscope.cli.console import print_json, print_table
     from gramscope.data.locate import data_root, locate
     from gramscope.data.registry import catalogue, find_entry
     from gramscope.data.verify import verify as verify_source
@@ -105,13 +106,12 @@ def verify(
     else:
         entries = [entry for entry in catalogue() if entry.source and locate(entry.source, root)]
     checks = [(entry.name, check) for entry in entries if entry.source for check in verify_source(entry.source, root)]
+    rows = [{"name": name, "file": str(check.path), "state": check.state, "note": check.note} for name, check in checks]
     if as_json:
-        rows = [{"name": n, "path": str(c.path), "state": c.state, "note": c.note} for n, c in checks]
-        typer.echo(json.dumps(rows, indent=2))
+        print_json(rows)
+    elif rows:
+        print_table("", rows)
     else:
-        for name, check in checks:
-            typer.echo(f"{check.state:9}  {name}  {check.path}  ({check.note})")
-        if not checks:
-            typer.echo(f"no downloaded data set in {root}")
+        typer.echo(f"no downloaded data set in {root}")
     if any(check.state == "bad" for _, check in checks):
         raise typer.Exit(1)

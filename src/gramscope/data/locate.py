@@ -39,7 +39,7 @@ def folders(layout: Layout, root: Path) -> Iterator[Path]:
     """The folders a layout may be in: those below ``root``, and ``root`` where it is already such a folder."""
     for folder in layout.folders:
         parts = Path(folder).parts
-        if parts and root.absolute().parts[-len(parts) :] == parts:
+        if root.absolute().parts[-len(parts) :] == parts:
             yield root
         yield root / folder
 

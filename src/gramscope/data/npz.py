@@ -29,7 +29,7 @@ def load_npz(path: Path, *, scale: Scale = "unit", classes: int | None = None) -
     if not path.is_file():
         raise InputError(f"there is no file {path}")
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as handle, np.load(handle, allow_pickle=False) as file:
             missing = [key for key in KEYS if key not in file]
             if missing:
                 raise InputError(f"{path} has no {', '.join(missing)}; it has {', '.join(file) or 'nothing'}")

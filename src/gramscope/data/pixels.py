@@ -42,7 +42,7 @@ def _channel_statistics(images: Bytes) -> tuple[npt.NDArray[Any], npt.NDArray[An
 
 
 def _affine(images: Bytes, centre: npt.NDArray[Any], spread: npt.NDArray[Any]) -> Tensor:
-    x = torch.from_numpy(images.astype(np.float32, order="C"))
+    x = torch.from_numpy(np.require(images, requirements=["C", "W"])).to(torch.float32)
     if centre.any():
         x.sub_(torch.from_numpy(centre).float()[:, None, None])
     return x.div_(torch.from_numpy(spread).float()[:, None, None])

@@ -17,12 +17,12 @@ from gramscope.models.parts import Stack, activation_module, conv, default_gener
 Norm: TypeAlias = Literal["group", "batch", "none"]
 
 
-def norm_module(norm: Norm, channels: int) -> nn.Module:
+def norm_module(norm: Norm, channels: int, device: torch.device) -> nn.Module:
     """A normalisation over ``channels``; group normalisation uses at most 8 groups."""
     if norm == "group":
-        return nn.GroupNorm(math.gcd(8, channels), channels)
+        return nn.GroupNorm(math.gcd(8, channels), channels, device=device)
     if norm == "batch":
-        return nn.BatchNorm2d(channels)
+        return nn.BatchNorm2d(channels, device=device)
     if norm == "none":
         return nn.Identity()
     raise InputError(f"norm={norm!r} is not known; there are: group, batch, none")
@@ -37,10 +37,10 @@ class Block(nn.Module):
         super().__init__()
         bias = norm == "none"
         self.conv1 = conv(inputs, outputs, 3, generator, stride=stride, padding=1, bias=bias)
-        self.norm1 = norm_module(norm, outputs)
+        self.norm1 = norm_module(norm, outputs, generator.device)
         self.activation1 = activation_module(activation)
         self.conv2 = conv(outputs, outputs, 3, generator, padding=1, bias=bias)
-        self.norm2 = norm_module(norm, outputs)
+        self.norm2 = norm_module(norm, outputs, generator.device)
         same = inputs == outputs and stride == 1
         self.shortcut = nn.Identity() if same else conv(inputs, outputs, 1, generator, stride=stride, bias=False)
         self.activation2 = activation_module(activation)
@@ -85,7 +85,7 @@ class ResNet(Stack):
         generator = default_generator(generator)
         modules: OrderedDict[str, nn.Module] = OrderedDict(
             stem=conv(channels, widths[0], 3, generator, padding=1, bias=norm == "none"),
-            norm=norm_module(norm, widths[0]),
+            norm=norm_module(norm, widths[0], generator.device),
             activation=activation_module(activation),
         )
         inputs = widths[0]

@@ -40,9 +40,9 @@ class EncoderBlock(nn.Module):
 
     def __init__(self, width: int, heads: int, ratio: int, activation: str, generator: torch.Generator) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(width)
+        self.norm1 = nn.LayerNorm(width, device=generator.device)
         self.attention = Attention(width, heads, generator)
-        self.norm2 = nn.LayerNorm(width)
+        self.norm2 = nn.LayerNorm(width, device=generator.device)
         self.fc1 = linear(width, ratio * width, generator)
         self.activation = activation_module(activation)
         self.fc2 = linear(ratio * width, width, generator)
@@ -106,7 +106,7 @@ class Transformer(nn.Module):
             )
         self.position = embedding(positions, width, generator)
         self.blocks = nn.Sequential(*(EncoderBlock(width, heads, ratio, activation, generator) for _ in range(depth)))
-        self.norm = nn.LayerNorm(width)
+        self.norm = nn.LayerNorm(width, device=generator.device)
         self.readout = linear(width, outputs, generator)
 
     @override
