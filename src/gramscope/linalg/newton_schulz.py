@@ -100,4 +100,5 @@ def _scalings(least: float) -> list[float]:
 def _distance_to_identity(G: Tensor) -> Tensor:
     """``‖G − I‖_F`` of symmetric ``[…, n, n]`` matrices."""
     identity = torch.eye(G.shape[-1], dtype=G.dtype, device=G.device)
-    return torch.linalg.matrix_norm(G - identity)
+    distance: Tensor = torch.linalg.matrix_norm(G - identity)
+    return distance

@@ -75,7 +75,7 @@ def _by_svd(A: Tensor, toward: Tensor | None) -> Tensor:
     if not bool(A.isfinite().all()):
         raise NumericalError(f"polar factor of a matrix with NaN or infinite entries, shape {tuple(A.shape)}")
     U, S, Vh = torch.linalg.svd(A, full_matrices=False)
-    rank = (S > rank_tolerance(A) * S[..., :1]).sum(-1)
+    rank = (rank_tolerance(A) * S[..., :1] < S).sum(-1)
     Q = U @ Vh
     if not bool((rank == A.shape[-1]).all()):
         Q = _completed(A, Q, rank, toward)

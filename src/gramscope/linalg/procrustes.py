@@ -62,7 +62,10 @@ def _tall(target: Tensor, source: Tensor, method: PolarMethod) -> Tensor:
             if method == "auto" and _float32_is_exact(source):
                 rotation = small_rotation(_symmetric(A).float(), _antisymmetric(A).float())
             P = polar(A, method) if rotation is None else _plus_identity(rotation.to(A.dtype))
-            return T @ torch.linalg.solve_triangular(L1.mT, P @ L2.mT, upper=True)
+            transport: Tensor = torch.linalg.solve_triangular(L1.mT, P @ L2.mT, upper=True)
+            return T @ transport
+    Y: Tensor
+    R: Tensor
     Y, R = torch.linalg.qr(W)
     return polar(T @ R.mT, method, toward=Y) @ R
 

@@ -1,0 +1,213 @@
+"""Which parameters of an optimizer are matrices, in which form, and why the others are not."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from gramscope.errors import InputError, ResultWarning
+from gramscope.layers.kinds import AttentionProjectionKind
+from gramscope.layers.select import Layer, all_layers, public_name, select_layers, unwrap
+
+#: tensors, ``(name, tensor)`` pairs as of ``named_parameters()``, or, with a model, names of layers
+Parameters: TypeAlias = Iterable[Tensor | tuple[str, Tensor] | str]
+
+
+@dataclass(frozen=True)
+class WeightMatrix:
+    """A parameter, or some rows of it, that is one matrix ``[k, d]`` or a stack ``[groups, k, d]``."""
+
+    name: str
+    parameter: Tensor
+    layer: Layer | None = None
+
+    def view(self, tensor: Tensor) -> Tensor:
+        """A tensor of the parameter's shape in matrix form."""
+        return tensor.flatten(1) if self.layer is None else self.layer.matrix(tensor)
+
+    @torch.no_grad()
+    def assign(self, matrix: Tensor) -> None:
+        """Write a matrix of the form of :meth:`view` into the parameter."""
+        if self.layer is None:
+            self.parameter.copy_(matrix.reshape(self.parameter.shape))
+        else:
+            self.layer.assign(matrix)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The chosen matrices, and every other parameter with the reason why it is not one of them."""
+
+    matrices: tuple[WeightMatrix, ...]
+    others: dict[str, str]
+
+    def table(self, verb: str) -> str:
+        """A readable table: parameter, its shape as matrices, and whether (``verb``) or why not."""
+        rows = [("parameter", "matrix", "")]
+        for matrix in self.matrices:
+            rows.append((matrix.name, _shape(matrix.view(matrix.parameter.detach())), verb))
+        rows += [(name, "", f"not {verb}: {reason}") for name, reason in self.others.items()]
+        first, second = (max(len(row[i]) for row in rows) for i in (0, 1))
+        return "\n".join(f"{a:<{first}}  {b:<{second}}  {c}".rstrip() for a, b, c in rows)
+
+
+def choose_matrices(
+    groups: Sequence[dict[str, Any]], model: nn.Module | None, params: Parameters | None, readout: bool
+) -> Choice:
+    """Resolve ``model=``, ``params=`` and ``readout=`` of an optimizer wrapper against its parameter groups.
+
+    With ``params`` those; with a model alone every linear-like layer's weight in matrix form; with neither every tensor
+    of two or more dimensions as ``[shape[0], -1]``.
+
+    Raises:
+        InputError: a parameter that is not in the optimizer or has fewer than two dimensions, or nothing to choose.
+    """
+    names = _names(groups, model)
+    known = {id(p): p for group in groups for p in group["params"]}
+    if not readout and (model is None or params is not None):
+        raise InputError("readout=False needs model= (to know which layer is the readout) and no params=")
+    candidates, others = _layer_matrices(model, names) if model is not None else ([], {})
+    if params is not None:
+        chosen = _named(params, model, candidates, names)
+    elif model is not None:
+        chosen = candidates if readout else candidates[:-1]
+        if not readout and candidates:
+            others[candidates[-1].name] = "the readout (last linear-like layer), left out by readout=False"
+    else:
+        chosen = [WeightMatrix(names[key], p) for key, p in known.items() if p.dim() >= 2]
+        _warn_about_groups(chosen)
+    matrices: list[WeightMatrix] = []
+    for matrix in chosen:
+        reason = _refusal(matrix, known)
+        if reason is None:
+            matrices.append(matrix)
+        elif params is not None:
+            raise InputError(f"params: {matrix.name} {reason}")
+        else:
+            others[matrix.name] = reason
+    if not matrices:
+        listing = "; ".join(f"{name}: {reason}" for name, reason in others.items())
+        raise InputError(f"there is no weight matrix to work on{': ' + listing if listing else ''}")
+    taken = {id(matrix.parameter) for matrix in matrices}
+    for key, p in known.items():
+        name = names[key]
+        if key not in taken and not any(other == name or other.startswith(name + "[") for other in others):
+            others[name] = _reason(p, params, model)
+    return Choice(tuple(matrices), others)
+
+
+def _layer_matrices(model: nn.Module, names: dict[int, str]) -> tuple[list[WeightMatrix], dict[str, str]]:
+    """Weights of the linear-like layers, each once, and the layers or modules that have none to offer."""
+    select_layers(model)  # raises when there is no layer at all
+    matrices: list[WeightMatrix] = []
+    others: dict[str, str] = {}
+    seen: dict[tuple[int, int], str] = {}
+    available = all_layers(model)
+    for layer in available:
+        parameter = layer.parameter
+        if parameter is None:
+            others[f"{layer.name}.weight"] = "computed by a parametrisation, so it cannot be set"
+            continue
+        if nn.parameter.is_lazy(parameter):
+            raise InputError(f"layer {layer.name!r} is lazy: run one forward pass before making the optimizer")
+        name = names.get(id(parameter), f"{layer.name}.weight")
+        if isinstance(layer.kind, AttentionProjectionKind) and name.endswith("in_proj_weight"):
+            name = f"{name}[{layer.kind.part}]"
+        key = (id(parameter), int(layer.matrix(parameter.detach()).storage_offset()))
+        if key in seen:
+            others[f"{layer.name}.weight"] = f"the same tensor as {seen[key]}"
+            continue
+        seen[key] = name
+        matrices.append(WeightMatrix(name, parameter, layer))
+    modules = dict(unwrap(model).named_modules())
+    for name, reason in available.unsupported.items():
+        module = modules.get(name if name != "(model)" else "")
+        own = [] if module is None else [p for p in module.parameters(recurse=False) if p.dim() >= 2]
+        others.update(
+            {names[id(p)]: reason for p in own if id(p) in names and not any(p is m.parameter for m in matrices)}
+        )
+    return matrices, others
+
+
+def _named(
+    params: Parameters, model: nn.Module | None, candidates: Sequence[WeightMatrix], names: dict[int, str]
+) -> list[WeightMatrix]:
+    """The matrices that ``params=`` asks for, in the form of their layer where the model has one."""
+    if isinstance(params, Tensor | str):
+        params = [params]
+    chosen: list[WeightMatrix] = []
+    for item in params:
+        if isinstance(item, str):
+            if model is None:
+                raise InputError(f"params: the name {item!r} needs model= to be looked up")
+            layers = {layer.name for layer in select_layers(model, item)}
+            found = [matrix for matrix in candidates if matrix.layer is not None and matrix.layer.name in layers]
+        else:
+            name, tensor = item if isinstance(item, tuple) else (None, item)
+            if not isinstance(tensor, Tensor):
+                raise InputError(
+                    f"params: expected tensors, (name, tensor) pairs or names, got {type(tensor).__name__}"
+                )
+            found = [matrix for matrix in candidates if matrix.parameter is tensor]
+            name = name or names.get(id(tensor), f"a tensor of shape {tuple(tensor.shape)}")
+            found = found or [WeightMatrix(name, tensor)]
+        chosen += [matrix for matrix in found if not any(matrix.name == other.name for other in chosen)]
+    if model is None:
+        _warn_about_groups(chosen)
+    return chosen
+
+
+def _refusal(matrix: WeightMatrix, known: dict[int, Tensor]) -> str | None:
+    """Why this matrix cannot be worked on, or None."""
+    p = matrix.parameter
+    if id(p) not in known:
+        return "is not in the optimizer"
+    if hasattr(p, "device_mesh"):
+        return "is sharded over devices; whole matrices are needed"
+    if p.dim() < 2:
+        return f"has {p.dim()} dimension(s), not a matrix"
+    if not p.is_floating_point():
+        return f"is {p.dtype}; only real floating-point weights have a Gram here"
+    return None
+
+
+def _reason(p: Tensor, params: Parameters | None, model: nn.Module | None) -> str:
+    if p.dim() < 2:
+        return f"{p.dim()}-dimensional, not a matrix"
+    if params is not None:
+        return "not among params="
+    return "no linear-like layer has it as its weight" if model is not None else "not a real matrix"
+
+
+def _names(groups: Sequence[dict[str, Any]], model: nn.Module | None) -> dict[int, str]:
+    """A name for every parameter: the model's, else the optimizer's, else its place."""
+    names: dict[int, str] = {}
+    for g, group in enumerate(groups):
+        given = group.get("param_names") or [f"group {g}, parameter {i}" for i in range(len(group["params"]))]
+        names.update({id(p): name for p, name in zip(group["params"], given, strict=True)})
+    if model is not None:
+        names.update({id(p): public_name(name) for name, p in unwrap(model).named_parameters()})
+    return names
+
+
+def _warn_about_groups(matrices: Sequence[WeightMatrix]) -> None:
+    deep = [matrix.name for matrix in matrices if matrix.parameter.dim() > 2]
+    if deep:
+        warnings.warn(
+            f"{', '.join(deep)}: taken as one matrix [out, in·kernel] each; a grouped convolution has one per group, which "
+            "cannot be known from the tensor. Pass model= if there is one",
+            ResultWarning,
+            stacklevel=4,
+        )
+
+
+def _shape(matrix: Tensor) -> str:
+    k, d = matrix.shape[-2:]
+    stack = math.prod(matrix.shape[:-2])
+    return f"{k} × {d}" if matrix.dim() == 2 else f"{stack} of {k} × {d}"

@@ -1,0 +1,179 @@
+"""Gram-whitened updates: any optimizer's step without the part that leaves the weights' Gram unchanged."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from gramscope.errors import InputError, NumericalError
+from gramscope.linalg.polar import PolarMethod
+from gramscope.linalg.procrustes import nearest_with_gram
+from gramscope.optim.matrices import Parameters, WeightMatrix, choose_matrices
+from gramscope.optim.wrapper import OptimizerWrapper
+
+#: equal-shaped matrices are worked on together up to this many entries
+_STACK_ENTRIES = 1 << 22
+
+
+class _GramUpdate(OptimizerWrapper):
+    """What :class:`GramWhitened` and :class:`GramFixed` share: snapshot, wrapped step, correction, equal shapes stacked."""
+
+    #: what is done to a matrix, for the summary
+    verb: str
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        model: nn.Module | None = None,
+        params: Parameters | None = None,
+        readout: bool = True,
+        method: PolarMethod = "auto",
+    ) -> None:
+        if method not in get_args(PolarMethod):
+            raise InputError(f"method={method!r}; choose one of {', '.join(map(repr, get_args(PolarMethod)))}")
+        super().__init__(optimizer)
+        self.method: PolarMethod = method
+        self._model = model
+        self._params = params if params is None or isinstance(params, str | Tensor) else list(params)
+        self._readout = readout
+        self._choose()
+
+    def _choose(self) -> None:
+        self._choice = choose_matrices(self.param_groups, self._model, self._params, self._readout)
+        self._count = self._parameter_count()
+
+    def _parameter_count(self) -> int:
+        return sum(len(group["params"]) for group in self.param_groups)
+
+    @abstractmethod
+    def _corrected(self, before: Tensor, proposed: Tensor) -> Tensor:
+        """The weights ``[…, k, d]`` that replace the proposal."""
+
+    def summary(self) -> str:
+        """A table of all parameters: which are worked on, as which matrices, and why the others are not."""
+        self._follow_groups()
+        return f"{type(self).__name__} around {type(self.optimizer).__name__}\n{self._choice.table(self.verb)}"
+
+    @override
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One step of the wrapped optimizer, then the correction of every chosen matrix.
+
+        A parameter the wrapped optimizer did not touch (no gradient) is left as it is.
+        """
+        self._follow_groups()
+        before = {matrix.parameter: matrix.parameter.detach().clone() for matrix in self._choice.matrices}
+        versions = {parameter: parameter._version for parameter in before}
+        loss = self.optimizer.step() if closure is None else self.optimizer.step(closure)
+        touched = [
+            matrix
+            for matrix in self._choice.matrices
+            if matrix.parameter.grad is not None or matrix.parameter._version != versions[matrix.parameter]
+        ]
+        self._correct(touched, before)
+        return loss
+
+    def _follow_groups(self) -> None:
+        """Parameter groups may have been added, here or to the wrapped optimizer."""
+        if self._parameter_count() != self._count:
+            self._choose()
+
+    @torch.no_grad()
+    def _correct(self, matrices: Sequence[WeightMatrix], before: dict[Tensor, Tensor]) -> None:
+        stacks: dict[tuple[Any, ...], list[WeightMatrix]] = defaultdict(list)
+        for matrix in matrices:
+            proposal = matrix.view(matrix.parameter)
+            stacks[(*proposal.shape[-2:], proposal.dtype, proposal.device)].append(matrix)
+        for (k, d, _, device), alike in stacks.items():
+            for some in _portions(alike, max(1, _STACK_ENTRIES // (k * d))):
+                with torch.autocast(device.type, enabled=False):
+                    self._correct_stack(some, before)
+
+    def _correct_stack(self, matrices: Sequence[WeightMatrix], before: dict[Tensor, Tensor]) -> None:
+        old = _stacked([matrix.view(before[matrix.parameter]) for matrix in matrices])
+        new = _stacked([matrix.view(matrix.parameter) for matrix in matrices])
+        try:
+            corrected = self._corrected(old, new)
+        except NumericalError:
+            broken = [matrix.name for matrix in matrices if not bool(matrix.parameter.isfinite().all())]
+            if not broken:
+                raise
+            raise NumericalError(
+                f"the step of {type(self.optimizer).__name__} left NaN or infinite values in {', '.join(broken)}; lower the "
+                "learning rate, clip the gradients, or skip such steps (torch.amp.GradScaler does)"
+            ) from None
+        start = 0
+        for matrix in matrices:
+            form = matrix.view(matrix.parameter).shape
+            count = form[:-2].numel()
+            matrix.assign(corrected[start : start + count].reshape(form))
+            start += count
+
+
+class GramWhitened(_GramUpdate):
+    """Wraps any torch optimizer so that only the part of its step that changes the Gram WᵀW is taken.
+
+    The wrapped optimizer proposes ``W₂`` from ``W₁``; the weights become ``W⁺ = polar(W₁W₂ᵀ) W₂``. ``W⁺`` has exactly the
+    Gram of ``W₂`` and is the closest such matrix to ``W₁`` (003 §2, B.1). Biases and everything that is not chosen move
+    as the wrapped optimizer moves them. Momentum and other state are the wrapped optimizer's own.
+
+    Args:
+        optimizer: a constructed torch optimizer (SGD, AdamW, Muon, …); kept as ``.optimizer``.
+        model: the model it trains. Every linear-like layer's weight is whitened in its matrix form: convolutions as
+            ``[out, in·kh·kw]``, grouped ones per group, the projections inside ``nn.MultiheadAttention`` one by one.
+        params: the tensors to whiten (or ``(name, tensor)`` pairs, or names of the model's layers). With neither
+            ``model`` nor ``params`` every tensor of two or more dimensions is taken as ``[shape[0], -1]``; groups of
+            convolutions cannot be known then.
+        readout: ``False`` leaves the model's last linear-like layer to the wrapped optimizer.
+        method: how the polar factor is computed, see :func:`gramscope.polar`. ``"auto"`` is the fastest that is exact,
+            ``"svd"`` the reference, ``"newton-schulz"`` products only, with a convergence test.
+
+    Example:
+        >>> import torch, gramscope as gs
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 3))
+        >>> optimizer = gs.GramWhitened(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)
+        >>> print(optimizer.summary())
+        GramWhitened around SGD
+        parameter  matrix
+        0.weight   16 × 8  whitened
+        2.weight   3 × 16  whitened
+        0.bias             not whitened: 1-dimensional, not a matrix
+        2.bias             not whitened: 1-dimensional, not a matrix
+    """
+
+    verb = "whitened"
+
+    @override
+    def _corrected(self, before: Tensor, proposed: Tensor) -> Tensor:
+        return nearest_with_gram(before, proposed, self.method)
+
+
+class GramFixed(_GramUpdate):
+    """The complementary control: takes only the part of the step that :class:`GramWhitened` removes.
+
+    ``W⁺ = polar(W₂W₁ᵀ) W₁``, the matrix nearest to the proposal whose Gram is that of ``W₁``: the Gram WᵀW never changes,
+    the layer only rotates its outputs. Arguments as for :class:`GramWhitened`.
+    """
+
+    verb = "kept at its Gram"
+
+    @override
+    def _corrected(self, before: Tensor, proposed: Tensor) -> Tensor:
+        return nearest_with_gram(proposed, before, self.method)
+
+
+def _portions(matrices: Sequence[WeightMatrix], size: int) -> Iterator[Sequence[WeightMatrix]]:
+    for start in range(0, len(matrices), size):
+        yield matrices[start : start + size]
+
+
+def _stacked(matrices: Sequence[Tensor]) -> Tensor:
+    """Matrices and stacks of matrices of one shape as ``[count, k, d]``; a single one is not copied."""
+    parts = [matrix.reshape(-1, *matrix.shape[-2:]) for matrix in matrices]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
