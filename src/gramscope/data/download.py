@@ -15,7 +15,6 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from gramscope import __version__
 from gramscope.data.digest import has_digest
 from gramscope.data.locate import Found, locate, not_found
 from gramscope.data.sources import RemoteFile, Source
@@ -149,7 +148,7 @@ def _transfer(url: str, part: Path, size: int, report: Report) -> None:
         have = 0
     if have == size:
         return
-    request = Request(url, headers={"User-Agent": f"gramscope/{__version__}"})
+    request = Request(url, headers={"User-Agent": "gramscope"})
     if have:
         request.add_header("Range", f"bytes={have}-")
     try:
