@@ -1,0 +1,177 @@
+"""``gramscope reproduce``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+
+from gramscope.cli.console import TerminalReporter, news, print_json, print_table, results
+from gramscope.errors import GramscopeError, InputError
+
+if TYPE_CHECKING:
+    from gramscope.experiments.core import Options
+    from gramscope.experiments.running import Reproduction
+
+_Path = Optional[Path]  # noqa: UP045 - typer reads it at run time
+_Text = Optional[str]  # noqa: UP045
+_HOLDS = {True: "yes", False: "no", None: "open"}
+
+
+def command(
+    names: Annotated[list[str], typer.Argument(metavar="NAME…", help="Experiments, or all.", show_default=False)] = [],  # noqa: B006 - typer copies it
+    scale: Annotated[
+        str, typer.Option(help="quick (two minutes at most) or paper (the published settings).")
+    ] = "quick",
+    data: Annotated[_Text, typer.Option(help="Data sets, with commas between.", show_default=False)] = None,
+    data_dir: Annotated[_Text, typer.Option(help="Folder of downloaded sets.", show_default=False)] = None,
+    seeds: Annotated[_Text, typer.Option(help="How many seeds (5), or which (0,3,7).", show_default=False)] = None,
+    set_: Annotated[
+        list[str], typer.Option("--set", help="Any other setting: steps=400. Can be repeated.", show_default=False)
+    ] = [],  # noqa: B006
+    select: Annotated[
+        str, typer.Option(help="Choose hyper-parameters on a validation split, or on test data as published.")
+    ] = "validation",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …")] = "auto",
+    out: Annotated[
+        _Path,
+        typer.Option(
+            help="Run directory [default: runs/NAME-SCALE]; with several names their parent.", show_default=False
+        ),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force/--resume", help="Start again, or go on with what is in the directory.")
+    ] = False,
+    plot_only: Annotated[
+        bool, typer.Option("--plot-only", help="Draw and judge from the records; run nothing.")
+    ] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Reproduce published results: run, draw the figure, and compare every claim with what was measured.
+
+    What is complete in the run directory is kept, so the same command goes on after an interruption. A claim that does
+    not hold is reported, and is no failure of the command.
+
+    [bold]Examples[/bold]
+
+      gramscope reproduce --list
+
+      gramscope reproduce nfa-fig1
+
+      gramscope reproduce nfa-fig2 --scale paper --seeds 5
+
+      gramscope reproduce all --scale quick --out runs/quick
+    """
+    if list_:
+        _list(json)
+        return
+    if not names:
+        raise InputError("name an experiment, or all; gramscope reproduce --list shows them")
+    for option, value, known in (("--scale", scale, ("quick", "paper")), ("--select", select, ("validation", "test"))):
+        if value not in known:
+            raise InputError(f"{option} {value}: use {' or '.join(known)}")
+    from gramscope.experiments.catalogue import catalogue, find
+    from gramscope.experiments.core import Options
+
+    chosen = [entry.name for entry in catalogue()] if names == ["all"] else [find(name).name for name in names]
+    values = _values(data, seeds, set_)
+    options = Options(scale, select, data_dir or "", device)  # type: ignore[arg-type]
+    if len(chosen) == 1:
+        made = _reproduce(chosen[0], options, values, out, force, plot_only)
+        print_json(made.to_dict()) if json else _show(made)
+        return
+    _several(chosen, options, values, out, force, plot_only, json)
+
+
+def _reproduce(
+    name: str, options: Options, values: dict[str, Any], out: Path | None, force: bool, plot_only: bool
+) -> Reproduction:
+    from gramscope.experiments.running import reproduce
+
+    return reproduce(
+        name, options, values=values, out=out, force=force, plot_only=plot_only, reporter=TerminalReporter()
+    )
+
+
+def _several(
+    names: list[str],
+    options: Options,
+    values: dict[str, Any],
+    out: Path | None,
+    force: bool,
+    plot_only: bool,
+    json: bool,
+) -> None:
+    """Run one after the other; an experiment that cannot run does not stop the rest, but the command fails."""
+    from gramscope.experiments.running import default_directory
+    from gramscope.training.interrupt import Interrupted
+
+    summary: list[dict[str, Any]] = []
+    found: list[dict[str, Any]] = []
+    for name in names:
+        path = None if out is None else out / default_directory(name, options).name
+        try:
+            made = _reproduce(name, options, values, path, force, plot_only)
+        except Interrupted:
+            raise
+        except GramscopeError as error:
+            news().print(f"{name}: {error}", markup=False)
+            summary.append({"experiment": name, "seconds": None, "hold": None, "claims": None, "note": str(error)})
+            found.append({"name": name, "error": str(error)})
+            continue
+        if not json:
+            _show(made)
+        found.append(made.to_dict())
+        hold = sum(claim.holds is True for claim in made.claims)
+        summary.append(
+            {"experiment": name, "seconds": made.seconds, "hold": hold, "claims": len(made.claims), "note": ""}
+        )
+    print_json(found) if json else print_table("all", summary)
+    if any("error" in item for item in found):
+        raise typer.Exit(1)
+
+
+def _show(made: Reproduction) -> None:
+    rows = [
+        {
+            "claim": claim.claim,
+            "published": claim.published,
+            "measured": claim.measured,
+            "holds?": _HOLDS[claim.holds],
+            "reason": claim.reason,
+        }
+        for claim in made.claims
+    ]
+    if not any(row["reason"] for row in rows):
+        for row in rows:
+            row.pop("reason")
+    title = (
+        f"{made.entry.name} ({made.entry.source}), {made.options.scale} scale, {made.selection}, {made.seconds:.0f} s"
+    )
+    print_table(title, rows)
+    results().print(f"figure: {made.figures[0]}", soft_wrap=True)
+
+
+def _values(data: str | None, seeds: str | None, settings: list[str]) -> dict[str, Any]:
+    from gramscope.cli.flags import parse_assignments, parse_seeds
+
+    values: dict[str, Any] = parse_assignments(settings)
+    if data is not None:
+        values["data"] = tuple(name.strip() for name in data.split(",") if name.strip())
+    if seeds is not None:
+        values["seeds"] = tuple(parse_seeds(seeds))
+    return values
+
+
+def _list(json: bool) -> None:
+    from gramscope.experiments.catalogue import PAPERS, catalogue
+
+    entries = [entry.to_dict() for entry in catalogue()]
+    if json:
+        print_json(entries)
+        return
+    print_table("", entries)
+    for number in sorted({entry["source"].split()[0] for entry in entries}):
+        results().print(f"{number}: {PAPERS[number]}", markup=False)

@@ -1,0 +1,75 @@
+"""Every experiment by name. Listing needs no torch."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from gramscope.errors import InputError
+
+if TYPE_CHECKING:
+    from gramscope.experiments.core import Experiment
+
+#: the papers by the number their figures are cited with
+PAPERS = {
+    "000": "Cha & Lee, Feature Learning as a Virtual Covariance Learning",
+    "001": "Cha & Lee, Feature Learning as a Virtual Covariance Learning (poster)",
+    "003": "The Weight Gram Matrix Captures Sequential Feature Linearization in Deep Networks",
+    "004": "Beaglehole, Mitliagkas & Agarwala, Gradient descent induces alignment between weights and the "
+    "pre-activation tangents for deep non-linear networks",
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One experiment of the catalogue.
+
+    Args:
+        name: what to pass to ``gramscope reproduce``.
+        source: paper and figure, such as ``004 Fig. 2``.
+        title: what it shows, in one line.
+        loader: ``module:attribute`` below ``gramscope.experiments``, an :class:`~gramscope.experiments.core.Experiment`.
+    """
+
+    name: str
+    source: str
+    title: str
+    loader: str
+
+    def load(self) -> Experiment[Any]:
+        """Import the experiment."""
+        module, _, attribute = self.loader.partition(":")
+        experiment: Experiment[Any] = getattr(import_module(f"gramscope.experiments.{module}"), attribute)
+        return experiment
+
+    def to_dict(self) -> dict[str, str]:
+        """The entry as plain values for JSON."""
+        return {"name": self.name, "source": self.source, "title": self.title}
+
+
+_ENTRIES = (
+    Entry(
+        "nfa-fig1",
+        "004 Fig. 1",
+        "EGOP, NFM, AGOP and corrupted AGOP of a trained net side by side",
+        "nfa_matrices:FIG1",
+    ),
+)
+
+
+def catalogue() -> tuple[Entry, ...]:
+    """Every experiment, family by family."""
+    return _ENTRIES
+
+
+def find(name: str) -> Entry:
+    """The entry of a name; case and underscores do not matter."""
+    by_name = {entry.name: entry for entry in _ENTRIES}
+    plain = name.lower().replace("_", "-")
+    if plain not in by_name:
+        close = difflib.get_close_matches(plain, by_name, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise InputError(f"experiment {name!r} is not known; {hint}there are: {', '.join(by_name)}")
+    return by_name[plain]
