@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,9 @@ from gramscope.layers.hooks import first_tensor
 from gramscope.layers.losses import Loss
 from gramscope.layers.select import LayerSelector, unwrap
 from gramscope.measures.columns import MEASURES
+from gramscope.measures.log import Log, PictureWriter, write_pictures, write_record
 from gramscope.measures.model import measure
+from gramscope.measures.pictures import input_diagonals, layer_spectra
 from gramscope.measures.table import Table
 
 #: what is recorded unless measures are named: no Jacobians, so that a record costs about one step on the held sample
@@ -37,17 +39,6 @@ DEFAULT = (
     "feature_rank",
     "nc1",
 )
-
-
-class ScalarWriter(Protocol):
-    """The part of TensorBoard's ``SummaryWriter`` that is used."""
-
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
-        """Write one number."""
-
-
-#: called with ``(step, record)``, or a TensorBoard writer
-Log: TypeAlias = Callable[[int, dict[str, Any]], object] | ScalarWriter
 
 
 def geometric(step: int, ratio: float = 1.3) -> bool:
@@ -80,7 +71,9 @@ class Monitor:
         samples: how many samples to hold.
         reference: ``"initial"`` keeps a copy of the model as it is now for measures that need the initialisation (only if
             one of them is asked for); or a network of one's own.
-        log: called with ``(step, record)`` for every record, or a TensorBoard ``SummaryWriter``.
+        log: called with ``(step, record)`` for every record, or a TensorBoard ``SummaryWriter``, which gets scalars,
+            histograms of singular values and, where inputs are images, the diagonals of WᵀW and (if a measure of Jacobians
+            was asked for, at the cost of a second pass) of the AGOP as images.
         unpack: ``batch -> (inputs, target)`` for loaders that yield something else.
         **options: further options of :func:`gramscope.measure` (``ridge``, ``tokens``, ``output``, ``reduction``, …).
 
@@ -123,7 +116,9 @@ class Monitor:
         if measures is None:
             measures = [name for name in DEFAULT if loss is not None or "loss" not in MEASURES[name].needs]
         names = list(MEASURES) if measures == "all" else [measures] if isinstance(measures, str) else list(measures)
-        needs_reference = any("reference" in MEASURES[name].needs for name in names if name in MEASURES)
+        needs = set().union(*(MEASURES[name].needs for name in names if name in MEASURES))
+        needs_reference = "reference" in needs
+        self._jacobians = "jacobians" in needs
         if reference == "initial":
             reference = copy.deepcopy(unwrap(model)) if needs_reference else None
         elif isinstance(reference, str):
@@ -148,8 +143,16 @@ class Monitor:
         record.pop("notes")
         self.records.append(record)
         if self._log is not None:
-            write(self._log, record)
+            write_record(self._log, record)
+        if isinstance(self._log, PictureWriter):
+            self._write_pictures(self._log)
         return record
+
+    def _write_pictures(self, log: PictureWriter) -> None:
+        layers, output = self._options["layers"], self._options.get("output")
+        agop = self._jacobians and self._options.get("sketch") is None  # all outputs, or none
+        diagonals = input_diagonals(self.model, self._data, layers, agop=agop, output=output)
+        write_pictures(log, self.step_count, layer_spectra(self.model, layers), diagonals)
 
     def measure(self) -> Table:
         """The table of the chosen measures at this moment, on the held sample."""
@@ -208,17 +211,3 @@ def _head(value: Any, count: int, n: int) -> Any:
     if isinstance(value, tuple | list):
         return type(value)(_head(item, count, n) for item in value)
     return value
-
-
-def write(log: Log, record: dict[str, Any]) -> None:
-    """Hand a record to a callable or a TensorBoard writer (one scalar per layer and measure)."""
-    if not hasattr(log, "add_scalar"):
-        log(record["step"], record)
-        return
-    for layer, row in record["layers"].items():
-        for name, value in row.items():
-            if value is not None:
-                log.add_scalar(f"{layer}/{name}", value, record["step"])
-    for name, value in record["network"].items():
-        if value is not None:
-            log.add_scalar(f"network/{name}", value, record["step"])

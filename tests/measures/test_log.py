@@ -1,0 +1,118 @@
+"""A monitor's log: TensorBoard files are read back and compared with what gs.measure and plain formulas give."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+import gramscope as gs
+from gramscope.measures.log import as_picture
+from gramscope.measures.pictures import input_diagonals, layer_spectra
+
+
+@pytest.fixture
+def images() -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(3)
+    x = torch.rand(30, 1, 4, 5, generator=g)
+    return x, (x.flatten(1)[:, :10].sum(1) > 5).long()
+
+
+def make_net() -> nn.Sequential:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(20, 6), nn.ReLU(), nn.Linear(6, 2)).double()
+    g = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=g, dtype=torch.float64) / 4)
+    return net
+
+
+def train(net: nn.Module, x: Tensor, y: Tensor, monitor: gs.Monitor, steps: int) -> None:
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.2)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+        monitor.step()
+
+
+def test_tensorboard_file_holds_what_measure_gives(tmp_path: Path, images: tuple[Tensor, Tensor]) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from torch.utils.tensorboard import SummaryWriter
+
+    x, y = images[0].double(), images[1]
+    net, measures = make_net(), ["nfa", "target_linearity", "effective_rank", "nc1"]
+    with SummaryWriter(str(tmp_path)) as writer:
+        monitor = gs.Monitor(net, (x, y), nn.CrossEntropyLoss(), measures=measures, every=2, log=writer)
+        train(net, x, y, monitor, 4)
+    events = EventAccumulator(str(tmp_path), size_guidance={"images": 0, "histograms": 0, "scalars": 0}).Reload()
+    table = gs.measure(net, (x, y), nn.CrossEntropyLoss(), measures=measures)
+    for layer, row in table.rows.items():
+        for name, value in row.items():
+            logged = events.Scalars(f"{layer}/{name}")
+            assert [event.step for event in logged] == [0, 2, 4]
+            assert logged[-1].value == pytest.approx(value, rel=1e-6)
+    assert events.Scalars("network/accuracy")[-1].value == pytest.approx(table.network["accuracy"])
+
+    weights = {"1": net[1].weight.detach(), "3": net[3].weight.detach()}
+    assert set(events.Tags()["histograms"]) == {"1/singular_values", "3/singular_values"}
+    for layer, W in weights.items():
+        values = torch.linalg.svdvals(W)
+        last = events.Histograms(f"{layer}/singular_values")[-1]
+        assert (last.step, last.histogram_value.num) == (4, len(values))
+        assert last.histogram_value.max == pytest.approx(float(values.max()))
+        assert last.histogram_value.sum_squares == pytest.approx(float(W.square().sum()))
+
+    assert set(events.Tags()["images"]) == {"1/diagonal_nfm", "1/diagonal_agop"}
+    expected = {
+        "nfm": gs.weight_gram(weights["1"]).diagonal(),
+        "agop": gs.agop(net, x, "1")["1"].diagonal(),
+    }
+    for name, diagonal in expected.items():
+        last_image = events.Images(f"1/diagonal_{name}")[-1]
+        pixels = np.asarray(Image.open(io.BytesIO(last_image.encoded_image_string)).convert("L"), dtype=float)
+        scaled = (diagonal - diagonal.min()) / (diagonal.max() - diagonal.min())
+        assert np.abs(pixels / 255 - scaled.reshape(4, 5).numpy()).max() < 0.005
+
+
+def test_a_writer_of_scalars_alone_gets_scalars(images: tuple[Tensor, Tensor]) -> None:
+    class Writer:
+        def __init__(self) -> None:
+            self.found: dict[str, float] = {}
+
+        def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
+            self.found[tag] = scalar_value
+
+    writer = Writer()
+    net = make_net()
+    x, y = images[0].double(), images[1]
+    monitor = gs.Monitor(net, (x, y), measures=["effective_rank"], log=writer)
+    expected: dict[str, Any] = monitor.records[0]["layers"]
+    assert writer.found["1/effective_rank"] == expected["1"]["effective_rank"]
+    assert "network/samples" in writer.found
+
+
+def test_diagonals_only_where_inputs_are_images(images: tuple[Tensor, Tensor]) -> None:
+    x = images[0].double()
+    net = make_net()
+    found = input_diagonals(net, x, agop=False)
+    assert list(found["1"]) == ["nfm"]
+    torch.testing.assert_close(found["1"]["nfm"].flatten(), net[1].weight.square().sum(0).detach())
+    assert input_diagonals(net, x.flatten(1)) == {}
+    assert input_diagonals(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(12, 2)).double(), x) == {}
+    assert layer_spectra(net, "3")["3"].shape == (2,)
+
+
+def test_pictures_lie_between_0_and_1() -> None:
+    g = torch.Generator().manual_seed(0)
+    assert as_picture(torch.randn(3, 4, 4, generator=g)).shape == (3, 4, 4)
+    five = as_picture(torch.randn(5, 4, 4, generator=g))
+    assert five.shape == (1, 4, 4)
+    assert (float(five.min()), float(five.max())) == (0.0, 1.0)
+    assert not as_picture(torch.ones(2, 2)).any()
