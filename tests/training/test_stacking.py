@@ -31,6 +31,10 @@ METHODS: dict[str, dict[str, Any]] = {
     "adamw": {"name": "adamw", "weight_decay": 0.1},
     "muon": {"name": "muon", "weight_decay": 0.05, "readout": "muon"},
     "muon-rms": {"name": "muon", "adjust": "match_rms_adamw", "nesterov": False},
+    "whiten-sgd": {"name": "whiten-sgd", "momentum": 0.9},
+    "whiten-adamw": {"name": "whiten-adamw", "whiten_readout": False},
+    "whiten-muon": {"name": "whiten-muon"},
+    "gram-fixed-sgd": {"name": "gram-fixed-sgd", "layers": "hidden*"},
 }
 
 
@@ -68,12 +72,13 @@ def test_stack_equals_one_by_one(config: Config, blobs: DataSet, name: str) -> N
     compare(stacked, alone, 5e-3 if "muon" in name else 2e-4)  # bfloat16 iterations
 
 
-def test_stack_of_convolutions_with_validation_and_full_batch(config: Config) -> None:
+@pytest.mark.parametrize("method", ["adamw", "whiten-sgd"])
+def test_stack_of_convolutions_with_validation_and_full_batch(config: Config, method: str) -> None:
     g = torch.Generator().manual_seed(0)
     x, y = torch.rand(48, 3, 8, 8, generator=g), torch.randint(4, (48,), generator=g)
     data = DataSet("images", x[:36], y[:36], x[36:], y[36:], classes=4).split_validation(0.25)
     settings = config(
-        {"name": "adamw"}, model={"name": "cnn", "channels": [4, 4, 4]}, seeds=[1, 2], batch_size=0, epochs=4, reduction="sum"
+        method, model={"name": "cnn", "channels": [4, 4, 4]}, seeds=[1, 2], batch_size=0, epochs=4, reduction="sum"
     )
     alone = train(replace(settings, execution="one-by-one"), data=data)
     stacked = train(replace(settings, execution="vectorised"), data=data)
@@ -107,7 +112,7 @@ def test_orthogonalise_is_torch_muons_iteration() -> None:
         torch.testing.assert_close(found, torch.stack(expected), rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.parametrize("method", ["sgd", "adamw", "muon"])
+@pytest.mark.parametrize("method", ["momentum", "adamw", "muon", "whiten-sgd"])
 def test_stacked_run_resumes_bit_identically(tmp_path: Path, config: Config, blobs: DataSet, method: str) -> None:
     settings = config(METHODS[method], seeds=[0, 1, 2], execution="vectorised", checkpoint_every=0.4)
     whole = train(settings, data=blobs)
@@ -127,8 +132,11 @@ def test_stacked_run_resumes_bit_identically(tmp_path: Path, config: Config, blo
     assert without_time(group.records()) == without_time(whole.records)
 
 
-def test_a_stack_that_diverges_in_one_member_goes_on(tmp_path: Path, config: Config, blobs: DataSet) -> None:
-    settings = config(sweep={"lr": [0.05, 1e30]}, execution="vectorised")
+@pytest.mark.parametrize("method", ["sgd", "whiten-sgd"])
+def test_a_stack_that_diverges_in_one_member_goes_on(
+    tmp_path: Path, config: Config, blobs: DataSet, method: str
+) -> None:
+    settings = config(method, sweep={"lr": [0.05, 1e30]}, execution="vectorised")
     trained = train(settings, tmp_path / "run", data=blobs)
     good, bad = trained.members.values()
     assert good.last("test_loss") > 0
@@ -184,17 +192,38 @@ def test_nets_that_differ_beyond_their_weights_are_noticed(config: Config, blobs
     ("changes", "reason"),
     [
         ({"sweep": {"model.hidden": [[4], [5]]}}, "their nets differ in shape"),
-        ({"sweep": {"nesterov": [True, False]}, "method": {"name": "sgd", "momentum": 0.5}}, "method.nesterov differs"),
-        ({"sweep": {"data.n_train": [30, 40]}, "data": {"name": "gaussian"}}, "numbers of steps or losses differ"),
-        ({"patience": 1, "seeds": [0, 1], "data": {"name": "gaussian", "validation": 0.5}}, "may stop early"),
+        (
+            {"sweep": {"nesterov": [True, False]}, "method": {"name": "sgd", "momentum": 0.5}},
+            "method.nesterov differs between them",
+        ),
+        (
+            {"sweep": {"data.n_train": [30, 40]}, "data": {"name": "gaussian"}},
+            "their numbers of steps or losses differ",
+        ),
+        (
+            {"patience": 1, "seeds": [0, 1], "data": {"name": "gaussian", "validation": 0.5}},
+            "each run may stop early on its own",
+        ),
     ],
 )
 def test_other_obstacles(config: Config, changes: dict[str, Any], reason: str) -> None:
     settings = config(**{"data": {"name": "gaussian", "n_train": 30}, **changes})
     jobs = [prepare(member, name) for name, member in settings.members().items()]
+    assert choose_execution(jobs, "auto", portable=True) == (
+        "one-by-one",
+        f"{len(jobs)} runs one after another, because {reason}",
+    )
+    jobs = [replace(job, config=replace(job.config, epochs=1e6)) for job in jobs]  # worth starting processes
     execution, text = choose_execution(jobs, "auto", portable=True)
     assert execution == "processes"
     assert reason in text
+
+
+def test_large_nets_are_not_stacked_on_a_cpu(config: Config, blobs: DataSet) -> None:
+    settings = config(seeds=[0, 1], model={"name": "mlp", "hidden": [800, 800]}, batch_size=64)
+    jobs = [prepare(member, name, data=blobs) for name, member in settings.members().items()]
+    assert "a stacked step of nets this large is slower" in choose_execution(jobs, "auto", portable=True)[1]
+    assert choose_execution(jobs, "vectorised", portable=True)[0] == "vectorised"
 
 
 def test_processes_give_the_same_and_carry_errors(tmp_path: Path, config: Config) -> None:

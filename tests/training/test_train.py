@@ -25,6 +25,8 @@ METHODS: list[str | dict[str, Any]] = [
     "adam",
     "adamw",
     "muon",
+    {"name": "whiten-sgd", "momentum": 0.9},
+    "whiten-adamw",
 ]
 
 
@@ -219,3 +221,40 @@ def test_resume_run_reads_its_own_configuration(tmp_path: Path, config: Config) 
         train(settings, tmp_path / "run", reporter=StopAfter(5))
     resumed = resume_run(tmp_path / "run")
     assert torch.equal(weights(resumed), weights(train(settings)))
+
+
+def test_kept_matrices_follow_the_gram(tmp_path: Path, config: Config, blobs: DataSet) -> None:
+    """For small full-batch gradient descent the summed virtual shifts are the change of the Gram, to second order."""
+    settings = config(
+        {"name": "sgd", "lr": 0.01}, batch_size=0, epochs=20, dtype="float64", measure={"every": 10, "matrices": True}
+    )
+    trained = train(settings, tmp_path / "run", data=blobs)
+    run = RunDirectory.open(tmp_path / "run")
+    assert run.artefacts() == ["layers-000000000", "layers-000000010", "layers-000000020"]
+    first, last = run.load_artefact("layers-000000000"), run.load_artefact("layers-000000020")
+    W = trained.members["seed-0"].model.get_parameter("hidden1.weight").detach()
+    torch.testing.assert_close(last["hidden1/gram"], (W.mT @ W).diagonal().float())
+    torch.testing.assert_close(last["hidden1/spectrum"], torch.linalg.svdvals(W).float())
+    for layer in ("hidden1", "hidden2", "readout"):
+        change = last[f"{layer}/gram"] - first[f"{layer}/gram"]
+        assert float((last[f"{layer}/vcs"] - change).norm()) < 0.02 * float(change.norm()), layer
+        assert "hidden1/vcs" not in first
+    records = run.records("measurement")
+    assert {record["layer"] for record in records} == {"hidden1", "hidden2", "readout"}
+    assert records[-1]["weight_norm"] == pytest.approx(
+        float(trained.members["seed-0"].model.get_parameter("readout.weight").detach().norm())
+    )
+
+
+def test_watched_shifts_are_resumed(tmp_path: Path, config: Config, blobs: DataSet) -> None:
+    settings = config("adamw", measure={"every": 1, "matrices": True}, checkpoint_every=0.5)
+    train(settings, tmp_path / "whole", data=blobs)
+    with pytest.raises(Interrupted):
+        train(settings, tmp_path / "run", data=blobs, reporter=StopAfter(7))
+    train(settings, tmp_path / "run", data=blobs, resume=True)
+    for name in RunDirectory(tmp_path / "whole").artefacts():
+        expected, found = (RunDirectory(tmp_path / run).load_artefact(name) for run in ("whole", "run"))
+        assert expected.keys() == found.keys()
+        assert all(torch.equal(expected[key], found[key]) for key in expected)
+    whole, run = (RunDirectory(tmp_path / name).records() for name in ("whole", "run"))
+    assert without_time(whole) == without_time(run)

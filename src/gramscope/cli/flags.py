@@ -106,8 +106,7 @@ def read_config(
         if value is not None:
             _put(tree, flag.key, _numbers(flag.name, value) if flag.kind is list else value)
     for setting in settings:
-        key, value = _assignment("--set", setting)
-        _put(tree, key, value)
+        _put(tree, *_assignment("--set", setting))
     for sweep in sweeps:
         key, value = _assignment("--sweep", sweep, listed=True)
         tree.setdefault("sweep", {})[key] = value
@@ -153,6 +152,14 @@ def to_arguments(config: TrainConfig) -> list[str]:
     for key, values in config.sweep.items():
         arguments += ["--sweep", f"{key}={_toml(list(values))}"]
     return [*arguments, "--seeds", ",".join(map(str, config.seeds)) + ("," if len(config.seeds) == 1 else "")]
+
+
+def parse_assignments(settings: Iterable[str]) -> dict[str, Any]:
+    """``model.width=64`` and the like as nested tables."""
+    tree: dict[str, Any] = {}
+    for setting in settings:
+        _put(tree, *_assignment("--set", setting))
+    return tree
 
 
 def _put(tree: dict[str, Any], key: str, value: Any) -> None:

@@ -25,6 +25,7 @@ from gramscope.errors import InputError
 from gramscope.runs.checkpoints import (
     Checkpoint,
     checkpoint_steps,
+    is_checkpoint,
     prune_checkpoints,
     read_checkpoint,
     read_tensors,
@@ -86,6 +87,14 @@ class RunDirectory:
                 f"{run.path} holds no run ({CONFIG} is missing); `gramscope runs list` shows what is there"
             )
         return run
+
+    @classmethod
+    def locate(cls, path: Path | str) -> tuple[RunDirectory, int | None]:
+        """The run or group at ``path``, or the run a checkpoint folder belongs to, with the checkpoint's step."""
+        path = Path(path)
+        if is_checkpoint(path):
+            return cls.open(path.parent.parent), int(path.name.removeprefix("step-"))
+        return cls.open(path), None
 
     def exists(self) -> bool:
         """Whether a run was started here."""

@@ -59,7 +59,7 @@ class _Table:
 
     def to_table(self) -> dict[str, Any]:
         """The table as plain values, without what TOML cannot say (``None``)."""
-        return {item.name: getattr(self, item.name) for item in fields(self)}  # type: ignore[arg-type]
+        return {item.name: _as_list(getattr(self, item.name)) for item in fields(self)}  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -154,9 +154,15 @@ class MeasureTable(_Table):
     samples: int = _setting(1000, "training samples measured on", least=1)
     batch_size: int = _setting(500, "samples a batch while measuring", least=1)
     layers: str = _setting("", "glob of the layers; empty for all")
+    matrices: bool = _setting(False, "keep spectra and diagonals of every layer too, for the report")
+    names: tuple[str, ...] = ()  #: which measures; empty for the usual ones
 
     def __post_init__(self) -> None:
         self._check()
+        names: Any = self.names
+        if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+            raise InputError(f"measure.names = {names!r}: must be a list of names, such as ['nfa', 'target_linearity']")
+        object.__setattr__(self, "names", tuple(names))
 
 
 @dataclass(frozen=True)

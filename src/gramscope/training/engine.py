@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from gramscope.training.job import Job, Plan
 from gramscope.training.losses import evaluate
 from gramscope.training.methods import build_method
 from gramscope.training.seeding import PrivateRandomState, epoch_order
+from gramscope.training.watching import ShiftWatcher
 
 
 class Engine(ABC):
@@ -45,6 +46,10 @@ class Engine(ABC):
     def models(self) -> Iterator[nn.Module]:
         """Each member's net with its present weights; valid until the next one is asked for."""
 
+    def shifts(self, index: int) -> Mapping[str, Tensor]:
+        """Diagonals of a member's virtual covariance shifts summed over training, by layer, where they are watched."""
+        return {}
+
     @abstractmethod
     def states(self) -> Iterator[tuple[dict[str, Tensor], Any]]:
         """Each member's model state and training state."""
@@ -67,6 +72,7 @@ class SingleEngine(Engine):
         )
         self.notes = self.method.notes
         self._mean = config.reduction == "mean"
+        self._watcher = ShiftWatcher(job.model, config) if config.measure.every and config.measure.matrices else None
         self._random = PrivateRandomState(config.seed, "training", job.device)
         self._order: Tensor | None = None
         self._order_epoch = -1
@@ -94,11 +100,13 @@ class SingleEngine(Engine):
     def advance(self, step: int) -> None:
         """One forward, backward and optimizer step."""
         x, y = self.batch(step)
-        self.method.set_factor(self.plan.factor(step))
+        factor = self.plan.factor(step)
+        self.method.set_factor(factor)
         self.method.zero_grad()
-        losses = self.job.loss(self.job.model(x), y)
-        loss = losses.mean() if self._mean else losses.sum()
-        loss.backward()  # type: ignore[no-untyped-call]
+        with nullcontext() if self._watcher is None else self._watcher.step(len(x), factor):
+            losses = self.job.loss(self.job.model(x), y)
+            loss = losses.mean() if self._mean else losses.sum()
+            loss.backward()  # type: ignore[no-untyped-call]
         self.method.step()
         self._loss_sum += loss.detach() if self._mean else loss.detach() / len(x)
         self._loss_count += 1
@@ -123,12 +131,17 @@ class SingleEngine(Engine):
         yield self.job.model
 
     @override
+    def shifts(self, index: int) -> Mapping[str, Tensor]:
+        return {} if self._watcher is None else self._watcher.diagonals
+
+    @override
     def states(self) -> Iterator[tuple[dict[str, Tensor], Any]]:
         training = {
             "optimizers": self.method.state_dict(),
             "random": self._random.current(),
             "loss_sum": self._loss_sum,
             "loss_count": self._loss_count,
+            "shifts": dict(self.shifts(0)),
         }
         yield self.job.model.state_dict(), training
 
@@ -143,3 +156,5 @@ class SingleEngine(Engine):
         self._random.load(training["random"])
         self._loss_sum = training["loss_sum"].to(self.job.device)
         self._loss_count = training["loss_count"]
+        if self._watcher is not None:
+            self._watcher.load(training["shifts"], self.job.device)

@@ -20,6 +20,10 @@ _RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)
 _RUNNING = (nn.modules.batchnorm._NormBase,)
 
 
+#: operations in a step up to which stacking was measured to pay on a CPU
+STACK_UP_TO = 5e7
+
+
 def choose_execution(jobs: Sequence[Job], asked: str, *, portable: bool) -> tuple[str, str]:
     """How to run the members, and a sentence that says why.
 
@@ -42,7 +46,7 @@ def choose_execution(jobs: Sequence[Job], asked: str, *, portable: bool) -> tupl
     obstacle = obstacle or _does_not_pay(jobs)
     if not obstacle:
         return "vectorised", f"{len(jobs)} runs in one vectorised step"
-    if portable:
+    if portable and not _too_short(jobs):
         return "processes", f"{len(jobs)} runs in processes, because {obstacle}"
     return "one-by-one", f"{len(jobs)} runs one after another, because {obstacle}"
 
@@ -50,6 +54,8 @@ def choose_execution(jobs: Sequence[Job], asked: str, *, portable: bool) -> tupl
 def stack_obstacle(jobs: Sequence[Job]) -> str:
     """Why the members cannot be stacked; empty if they can."""
     first = jobs[0]
+    if first.config.measure.every and first.config.measure.matrices:
+        return "measure.matrices follows the gradients of every step"
     if first.config.patience:
         return "each run may stop early on its own"
     if any(job.plan != first.plan or job.loss is not first.loss for job in jobs):
@@ -93,8 +99,23 @@ def _net_obstacle(jobs: Sequence[Job]) -> str:
     return ""
 
 
+def _arithmetic(job: Job) -> float:
+    """Roughly, the floating-point operations of one step of a fully connected net: 6 per parameter and sample."""
+    return 6.0 * sum(p.numel() for p in job.model.parameters()) * job.plan.batch_size
+
+
 def _does_not_pay(jobs: Sequence[Job]) -> str:
-    """Why a stacked step would be slower than processes; empty if it would not."""
-    if jobs[0].device.type == "cuda":
+    """Why a stacked step would be slower than separate ones; empty if it would not.
+
+    On a CPU a step of a small net is mostly overhead, which a stack pays once for all runs; a large one is mostly
+    memory traffic, which a stack makes no smaller.
+    """
+    if jobs[0].device.type == "cuda" or max(map(_arithmetic, jobs)) <= STACK_UP_TO:
         return ""
-    return ""
+    return f"on a CPU a stacked step of nets this large is slower ({_arithmetic(jobs[0]) / 1e6:.0f} Mflop a step)"
+
+
+def _too_short(jobs: Sequence[Job]) -> bool:
+    """Whether all runs one after another take less time than starting processes would."""
+    seconds = sum(job.plan.steps * (5e-4 + _arithmetic(job) / 1e10) for job in jobs)
+    return jobs[0].device.type == "cpu" and seconds < 20.0

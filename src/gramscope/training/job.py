@@ -179,3 +179,9 @@ def prepare(
         model = build_model(config.model, config.seed, data.input_shape, data.outputs)
     loss = loss or sample_loss(config.loss, data.task)
     return Job(name, config, data, model.to(device=device, dtype=dtype), loss)
+
+
+def probe(x: Tensor, y: Tensor, samples: int, batch_size: int) -> list[tuple[Tensor, Tensor]]:
+    """The samples that are measured: a fixed random choice of ``samples``, in batches."""
+    order = torch.randperm(len(x), generator=generator(0, "probe"))[:samples].to(x.device)
+    return [(x[part], y[part]) for part in torch.split(order, batch_size)]

@@ -18,8 +18,9 @@ from gramscope.runs.directory import RunDirectory
 from gramscope.training.checkpoint import pack, portable, unpack
 from gramscope.training.engine import Engine
 from gramscope.training.interrupt import StopRequest, stop_on_signal
-from gramscope.training.job import Job
+from gramscope.training.job import Job, probe
 from gramscope.training.reporting import Reporter
+from gramscope.training.watching import layer_matrices
 
 #: ``(net, job, step) -> records`` of one measurement, one a layer or one for the net
 Measure: TypeAlias = Callable[[nn.Module, Job, int], Iterable[Mapping[str, Any]]]
@@ -117,6 +118,15 @@ class Loop:
             for index, (job, model) in enumerate(zip(self.engine.jobs, self.engine.models(), strict=True)):
                 if not self._diverged[index]:
                     self._append(index, "measurement", step, self._measure(model, job, step))
+                    self._keep_matrices(index, model, step)
+
+    def _keep_matrices(self, index: int, model: nn.Module, step: int) -> None:
+        job = self.engine.jobs[index]
+        table = job.config.measure
+        if self.runs is not None and table.matrices:
+            batches = probe(job.data.x_train, job.data.y_train, table.samples, table.batch_size)
+            found = layer_matrices(model, batches, self.engine.shifts(index), table.layers or None)
+            self.runs[index].save_artefact(f"layers-{step:09d}", found)
 
     def _evaluate(self, step: int) -> None:
         self._progress.seconds = time.perf_counter() - self._began

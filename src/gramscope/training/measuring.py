@@ -1,15 +1,169 @@
-"""Layer measurements of a net in training."""
+"""Layer measurements of nets: while they train, from run directories, and of the user's own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from gramscope.training.job import Job
+from gramscope.data.dataset import DataSet
+from gramscope.errors import InputError
+from gramscope.measures.model import measure
+from gramscope.measures.monitor import DEFAULT as MONITORED
+from gramscope.measures.monitor import Monitor
+from gramscope.measures.table import Table
+from gramscope.runs.checkpoints import read_tensors
+from gramscope.runs.directory import RunDirectory
+from gramscope.training.config import DataTable, MeasureTable, ModelTable, TrainConfig
+from gramscope.training.job import Job, build_model, load_data, prepare, probe, resolve_device
+from gramscope.training.losses import SampleLoss, sample_loss
+
+Batches = list[tuple[Tensor, Tensor]]
+
+#: measured while training unless the configuration names others
+WHILE_TRAINING = (*MONITORED, "nfa", "weight_change")
 
 
-def measure_layers(model: nn.Module, job: Job, step: int) -> Iterable[Mapping[str, Any]]:
-    """One record a layer."""
-    return []
+def measure_net(
+    model: nn.Module, batches: Batches, loss: SampleLoss, table: MeasureTable, reference: nn.Module | None = None
+) -> Table:
+    """:func:`gramscope.measure` with the settings of a configuration."""
+    return measure(model, batches, loss, measures=table.names or None, layers=table.layers or None, reference=reference)
+
+
+class LayerMeasures:
+    """Measures every layer of the members of a run while they train: one :class:`~gramscope.Monitor` a member."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self._initial = {job.name: copy.deepcopy(job.model) for job in jobs}
+        self._monitors: dict[str, Monitor] = {}
+
+    def __call__(self, model: nn.Module, job: Job, step: int) -> Iterator[Mapping[str, Any]]:
+        """One record a layer."""
+        monitor = self._monitors.get(job.name)
+        if monitor is None:  # its creation makes the first record
+            table = job.config.measure
+            monitor = self._monitors[job.name] = Monitor(
+                model,
+                probe(job.data.x_train, job.data.y_train, table.samples, table.batch_size),
+                job.loss,
+                measures=table.names or WHILE_TRAINING,
+                layers=table.layers or None,
+                samples=table.samples,
+                reference=self._initial[job.name],
+            )
+        else:
+            monitor.step_count = step
+            monitor.record()
+        for layer, row in monitor.records[-1]["layers"].items():
+            yield {"layer": layer, **row}
+
+
+# -- nets on disk -------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Measured:
+    """The table of one net: a checkpoint of a run, or the user's own."""
+
+    name: str
+    step: int | None
+    epoch: float | None
+    table: Table
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {"run": self.name, "step": self.step, "epoch": self.epoch, **self.table.to_dict()}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row a layer, for printing."""
+        where = {} if self.step is None else {"run": self.name, "step": self.step}
+        return [{**where, "layer": layer, **row} for layer, row in self.table.rows.items()]
+
+
+def measure_runs(
+    path: Path | str, table: MeasureTable, *, part: str = "train", every: bool = False, device: str = "auto"
+) -> Iterator[Measured]:
+    """Measure what is in a run directory: each member's newest checkpoint, or with ``every`` all of them in order.
+
+    Args:
+        path: a run, a group of runs, or one checkpoint folder.
+        table: how to measure.
+        part: on which samples: ``train``, ``validation`` or ``test``.
+        every: all checkpoints instead of the newest.
+        device: where to compute.
+    """
+    root, only = RunDirectory.locate(path)
+    for run in root.runs():
+        config = TrainConfig.from_dict({**run.config, "device": device})
+        steps = [only] if only is not None else run.checkpoint_steps() if every else run.checkpoint_steps()[-1:]
+        if not steps:
+            raise InputError(f"{run.path} has no checkpoint yet")
+        job = prepare(config)
+        initial = copy.deepcopy(job.model)
+        batches = probe(*choose_part(job.data, part), table.samples, table.batch_size)
+        for step in steps:
+            job.model.load_state_dict(dict(run.load_checkpoint(step).model))
+            found = measure_net(job.model, batches, job.loss, table, initial)
+            name = run.path.relative_to(root.path).as_posix() if run.path != root.path else run.name
+            yield Measured(name, step, step / job.plan.steps_per_epoch, found)
+
+
+def measure_own(
+    model: ModelTable,
+    weights: Path | None,
+    data: DataTable,
+    table: MeasureTable,
+    *,
+    loss: str = "auto",
+    part: str = "train",
+    device: str = "auto",
+) -> Measured:
+    """Measure the user's net: a factory (or one of our nets by name) with weights from a file."""
+    place = resolve_device(device)
+    loaded = load_data(data).to(place)
+    net = build_model(model, 0, loaded.input_shape, loaded.outputs)
+    if weights is not None:
+        load_weights(net, weights)
+    net.to(place)
+    batches = probe(*choose_part(loaded, part), table.samples, table.batch_size)
+    found = measure_net(net, batches, sample_loss(loss, loaded.task), table)
+    return Measured(model.name, None, None, found)
+
+
+def choose_part(data: DataSet, part: str) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of one part of a data set."""
+    parts = {"train": (data.x_train, data.y_train), "test": (data.x_test, data.y_test)}
+    if data.x_val is not None and data.y_val is not None:
+        parts["validation"] = (data.x_val, data.y_val)
+    if part not in parts:
+        raise InputError(f"part = {part!r}: choose one of {', '.join(parts)}")
+    return parts[part]
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Load a state dict from ``.safetensors``, or from ``.pt``/``.pth`` read as weights only (no code is run)."""
+    if not path.is_file():
+        raise InputError(f"{path} is not a file; give weights as .safetensors or .pt")
+    state = read_tensors(path) if path.suffix == ".safetensors" else _read_torch_file(path)
+    try:
+        model.load_state_dict(state)
+    except (RuntimeError, TypeError, AttributeError) as error:
+        raise InputError(f"{path} does not fit {type(model).__name__}: {error}") from error
+
+
+def _read_torch_file(path: Path) -> Any:
+    import pickle
+
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"{path} cannot be read as weights only, and nothing else is read: {reason}") from error
+    for key in ("state_dict", "model_state_dict", "model"):
+        if isinstance(state, dict) and isinstance(state.get(key), dict):
+            return state[key]
+    return state

@@ -64,11 +64,8 @@ def build_method(table: MethodTable, model: nn.Module, *, reduction: str = "mean
     try:
         if table.name == "vcl":
             return _vcl(model, options, reduction, steps_per_epoch)
-        for prefix in ("whiten-", "gram-fixed-"):
-            if table.name.startswith(prefix):
-                layers = options.pop("layers") or None
-                return _wrapped(prefix, _plain(table.name.removeprefix(prefix), model, options), model, layers)
-        return _plain(table.name, model, options)
+        kind, name = split_wrapper(table.name)
+        return _wrapped(kind, name, model, options) if kind else _plain(name, model, options)
     except (ValueError, TypeError) as error:
         if isinstance(error, InputError):
             raise
@@ -124,11 +121,22 @@ def _muon(model: nn.Module, options: dict[str, Any]) -> Method:
     return Method([first, rest], [f"Muon trains {', '.join(muon)}; AdamW trains {', '.join(adamw)}"])
 
 
-def _wrapped(prefix: str, inner: Method, model: nn.Module, layers: str | None) -> Method:
+def split_wrapper(name: str) -> tuple[str, str]:
+    """``whiten-sgd`` as ``("whiten", "sgd")``; ``("", name)`` for a method that wraps nothing."""
+    for prefix in ("whiten", "gram-fixed"):
+        if name.startswith(f"{prefix}-"):
+            return prefix, name.removeprefix(f"{prefix}-")
+    return "", name
+
+
+def _wrapped(kind: str, name: str, model: nn.Module, options: dict[str, Any]) -> Method:
     from gramscope.optim.whitening import GramFixed, GramWhitened
 
-    wrapper = GramWhitened if prefix == "whiten-" else GramFixed
-    first = wrapper(inner.optimizers[0], model=model, layers=layers)
+    layers, readout, polar = (options.pop(key) for key in ("layers", "whiten_readout", "polar"))
+    inner = _plain(name, model, options)
+    wrapper = GramWhitened if kind == "whiten" else GramFixed
+    params = [layers] if layers else None
+    first = wrapper(inner.optimizers[0], model, params, readout, polar)
     return Method([first, *inner.optimizers[1:]], inner.notes)
 
 

@@ -77,7 +77,12 @@ _VCL: dict[str, Option] = {
     "readout_lr": Option(0.1, "learning rate of that optimizer", least=0.0),
     "readout_momentum": Option(0.0, "momentum of that optimizer (sgd)", least=0.0),
 }
-_LAYERS = Option("", "glob of the layers concerned; empty for the method's own choice")
+_LAYERS = Option("", "glob of the layers concerned; empty for all")
+_WHITEN: dict[str, Option] = {
+    "layers": _LAYERS,
+    "whiten_readout": Option(True, "treat the last layer too"),
+    "polar": Option("auto", "how the polar factor is computed", choices=("auto", "svd", "newton-schulz")),
+}
 
 #: method → its options; ``whiten-X`` wraps X in the Gram-whitened update, ``gram-fixed-X`` in its complement
 METHODS: dict[str, dict[str, Option]] = {
@@ -88,8 +93,8 @@ METHODS: dict[str, dict[str, Option]] = {
     "vcl": {**_VCL, "layers": _LAYERS},
 }
 for _base in ("sgd", "adam", "adamw", "muon"):
-    METHODS[f"whiten-{_base}"] = {**METHODS[_base], "layers": _LAYERS}
-    METHODS[f"gram-fixed-{_base}"] = {**METHODS[_base], "layers": _LAYERS}
+    METHODS[f"whiten-{_base}"] = {**METHODS[_base], **_WHITEN}
+    METHODS[f"gram-fixed-{_base}"] = {**METHODS[_base], **_WHITEN}
 
 SCHEDULES = ("constant", "linear", "cosine", "step")
 LOSSES = ("auto", "cross-entropy", "mse", "half-squared")

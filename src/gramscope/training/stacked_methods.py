@@ -8,7 +8,8 @@ from typing import Any
 from torch import nn
 
 from gramscope.training.job import Job
-from gramscope.training.methods import muon_split
+from gramscope.training.methods import muon_split, split_wrapper
+from gramscope.training.stacked_gram import GramRule
 from gramscope.training.stacked_rules import AdamRule, MuonRule, Rule, SGDRule, Stack
 
 #: numeric options that may differ between the members of a stack; all others must agree
@@ -21,7 +22,7 @@ def method_obstacle(jobs: Sequence[Job]) -> str:
     if len(names) > 1:
         return f"the methods differ ({', '.join(sorted(names))})"
     name = names.pop()
-    if name not in RULES:
+    if split_wrapper(name)[1] not in RULES:
         return f"{name} has no stacked form"
     first = jobs[0].config.method.options
     for key, value in first.items():
@@ -33,7 +34,11 @@ def method_obstacle(jobs: Sequence[Job]) -> str:
 def build_rules(jobs: Sequence[Job], template: nn.Module, params: Stack) -> tuple[list[Rule], list[str]]:
     """The rules that update all stacked parameters, and what there is to say about them."""
     options = [dict(job.config.method.options) for job in jobs]
-    return RULES[jobs[0].config.method.name](template, params, options)
+    kind, name = split_wrapper(jobs[0].config.method.name)
+    rules, notes = RULES[name](template, params, options)
+    if kind:
+        rules[0] = GramRule(rules[0], template, fixed=kind == "gram-fixed")
+    return rules, notes
 
 
 _Built = tuple[list[Rule], list[str]]

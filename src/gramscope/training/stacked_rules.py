@@ -26,6 +26,13 @@ def per_run(values: Tensor, like: Tensor) -> Tensor:
     return values.to(like.dtype).reshape(-1, *([1] * (like.dim() - 1)))
 
 
+def accumulate_square(total: Tensor, g: Tensor, beta: Tensor | float) -> Tensor:
+    """``β total + (1 − β) g²`` in place."""
+    if isinstance(beta, float):
+        return total.mul_(beta).addcmul_(g, g, value=1 - beta)
+    return total.mul_(beta).add_((1 - beta) * g * g)
+
+
 def orthogonalise(matrices: Tensor, steps: int, eps: float = 1e-7) -> Tensor:
     """``torch.optim.Muon``'s Newton–Schulz iteration in bfloat16 on a stack ``[runs, k, d]``."""
     x = matrices.bfloat16()
@@ -53,10 +60,9 @@ class Rule(ABC):
     def __init__(self, params: Stack, options: Sequence[Mapping[str, Any]]) -> None:
         self.params = params
         self.options = options
-        device = next(iter(params.values())).device
-        self._device = device
-        self._hyper = {
-            key: torch.tensor([float(run[key]) for run in options], dtype=torch.float64, device=device)
+        self._device = next(iter(params.values())).device
+        self._numbers = {
+            key: torch.tensor([float(run[key]) for run in options], dtype=torch.float64, device=self._device)
             for key, value in options[0].items()
             if isinstance(value, int | float)
         }
@@ -65,6 +71,12 @@ class Rule(ABC):
     def any(self, key: str) -> bool:
         """Whether some run has a value other than 0."""
         return any(run[key] != 0 for run in self.options)
+
+    def number(self, key: str, like: Tensor) -> Tensor | float:
+        """A hyper-parameter: one number if all runs agree on it (which is faster), else shaped to multiply ``like``."""
+        if all(run[key] == self.options[0][key] for run in self.options):
+            return float(self.options[0][key])
+        return per_run(self._numbers[key], like)
 
     def zeros(self) -> Stack:
         """A state tensor for every parameter, starting at 0."""
@@ -89,16 +101,16 @@ class SGDRule(Rule):
 
     @override
     def update(self, grads: Stack, factor: Tensor) -> None:
-        lr, decays = self._hyper["lr"] * factor, self.any("weight_decay")
+        size = -self._numbers["lr"] * factor
         for name, p in self.params.items():
             g = grads[name]
-            if decays:
-                g = g + per_run(self._hyper["weight_decay"], p) * p
+            if self.any("weight_decay"):
+                g = g + self.number("weight_decay", p) * p
             if self.state:
-                momentum = per_run(self._hyper["momentum"], p)
+                momentum = self.number("momentum", p)
                 buffer = self.state["momentum"][name].mul_(momentum).add_(g)
                 g = g + momentum * buffer if self.options[0]["nesterov"] else buffer
-            p.sub_(per_run(lr, p) * g)
+            p.addcmul_(g, per_run(size, p))
 
 
 class AdamRule(Rule):
@@ -115,23 +127,23 @@ class AdamRule(Rule):
 
     @override
     def update(self, grads: Stack, factor: Tensor) -> None:
-        h = self._hyper
+        n = self._numbers
         step = self.state["step"][""].add_(1)
-        lr = h["lr"] * factor
-        size = -lr / (1 - h["beta1"] ** step)
-        root = (1 - h["beta2"] ** step).sqrt()
+        lr = n["lr"] * factor
+        size = lr / (1 - n["beta1"] ** step)
+        root = (1 - n["beta2"] ** step).sqrt()
         decays = self.any("weight_decay")
         for name, p in self.params.items():
             g = grads[name]
             if decays and self._decoupled:
-                p.mul_(per_run(1 - lr * h["weight_decay"], p))
+                p.mul_(per_run(1 - lr * n["weight_decay"], p))
             elif decays:
-                g = g + per_run(h["weight_decay"], p) * p
-            beta2 = per_run(h["beta2"], p)
-            mean = self.state["mean"][name].lerp_(g, per_run(1 - h["beta1"], p))
-            square = self.state["square"][name].mul_(beta2).add_(g * g * (1 - beta2))
-            denominator = (square.sqrt() / per_run(root, p)).add_(per_run(h["eps"], p))
-            p.add_(mean / denominator * per_run(size, p))
+                g = g + self.number("weight_decay", p) * p
+            mean = self.state["mean"][name].lerp_(g, per_run(1 - n["beta1"], p))
+            square = accumulate_square(self.state["square"][name], g, self.number("beta2", p))
+            # −size · mean / (√square / root + eps), with the size divided into the denominator
+            denominator = square.sqrt().mul_(per_run(1 / root, p)).add_(self.number("eps", p))
+            p.addcdiv_(mean, denominator.mul_(per_run(-1 / size, p)))
 
 
 class MuonRule(Rule):
@@ -143,15 +155,15 @@ class MuonRule(Rule):
 
     @override
     def update(self, grads: Stack, factor: Tensor) -> None:
-        lr = self._hyper["lr"] * factor
+        lr = self._numbers["lr"] * factor
         for name, p in self.params.items():
-            momentum = per_run(self._hyper["momentum"], p)
+            momentum = per_run(self._numbers["momentum"], p)
             buffer = self.state["momentum"][name].lerp_(grads[name], 1 - momentum)
             update = grads[name].lerp(buffer, momentum) if self.options[0]["nesterov"] else buffer
             update = orthogonalise(update, self.options[0]["ns_steps"])
             if self.any("weight_decay"):
-                p.mul_(per_run(1 - lr * self._hyper["weight_decay"], p))
-            p.sub_(per_run(lr * self._ratio(p), p) * update)
+                p.mul_(per_run(1 - lr * self._numbers["weight_decay"], p))
+            p.addcmul_(update.to(p.dtype), per_run(-lr * self._ratio(p), p))
 
     def _ratio(self, p: Tensor) -> float:
         k, d = p.shape[-2:]

@@ -25,7 +25,7 @@ from gramscope.training.interrupt import Interrupted
 from gramscope.training.job import Job, load_data, prepare, resolve_device
 from gramscope.training.loop import Loop, Measure, Outcome
 from gramscope.training.losses import SampleLoss
-from gramscope.training.measuring import measure_layers
+from gramscope.training.measuring import LayerMeasures
 from gramscope.training.processes import run_in_processes
 from gramscope.training.reporting import Reporter
 from gramscope.training.stacking import StackedEngine
@@ -215,7 +215,7 @@ def _run(
     if runs and all(run.status() == "finished" for run in runs):
         return {job.name: _from_disk(job, run) for job, run in zip(engine.jobs, runs, strict=True)}
     config = engine.jobs[0].config
-    measure = parts.measure or (measure_layers if config.measure.every else None)
+    measure = parts.measure or (LayerMeasures(engine.jobs) if config.measure.every else None)
     with ExitStack() as stack:
         for run in runs or []:
             if root is None or run.path != root.path:  # the root's lock is held already

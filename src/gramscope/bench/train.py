@@ -1,0 +1,209 @@
+"""Training speed: an epoch against its pure arithmetic and against a DataLoader, and many runs against one by one.
+
+The data have the shapes of CIFAR-10 and random content; speed does not depend on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from typing_extensions import override
+
+from gramscope.bench.timing import Row, compare
+from gramscope.data.dataset import DataSet
+from gramscope.training.config import TrainConfig
+from gramscope.training.engine import SingleEngine
+from gramscope.training.execution import stack_obstacle
+from gramscope.training.job import Job, prepare
+from gramscope.training.loop import Loop
+from gramscope.training.losses import cross_entropy
+from gramscope.training.methods import build_method
+from gramscope.training.stacking import StackedEngine
+
+BATCH = 64
+RUNS = 25
+
+
+def run(device: str = "cpu", seconds: float = 10.0) -> list[Row]:
+    """All comparisons; ``seconds`` for each."""
+    small = torch.device(device).type == "cpu"
+    data = _images(2_560 if small else 12_800, device)
+    rows = _epoch(data, device, seconds)
+    for method in ("sgd", "adamw", "muon", "whiten-sgd", "vcl"):
+        rows += _many(method, data, device, seconds)
+    return rows
+
+
+# -- one run ------------------------------------------------------------------------------------------------------
+def _epoch(data: DataSet, device: str, seconds: float) -> list[Row]:
+    """An epoch of the loop, evaluation included, against the same steps on one batch that is ready, and a loader."""
+    ours, pure, loader = _job("sgd", data, device), _job("sgd", data, device), _job("sgd", data, device)
+    times = compare(
+        {
+            "epoch": lambda: Loop(SingleEngine(ours)).run(),
+            "arithmetic": _pure_arithmetic(pure),
+            "DataLoader": _data_loader(loader, data),
+        },
+        device=device,
+        seconds=seconds,
+        warm_up=1,
+    )
+    samples = f"{len(data.x_train):,} samples"
+    rows = [
+        _row("epoch", "gramscope", times["epoch"], "arithmetic", times["arithmetic"], "≤ 1.3", lambda r: r <= 1.3),
+        _row("epoch", "arithmetic", times["arithmetic"], "arithmetic", times["arithmetic"]),
+        _row(
+            "epoch",
+            "DataLoader with transforms",
+            times["DataLoader"],
+            "gramscope",
+            times["epoch"],
+            "≥ 4",
+            lambda r: r >= 4,
+        ),
+    ]
+    return [_noted(row, f"CIFAR-10 MLP 3072-256-10, batch {BATCH}, {samples}") for row in rows]
+
+
+def _pure_arithmetic(job: Job) -> Callable[[], None]:
+    """Forward, backward and optimizer step on one batch, as often as an epoch has steps; nothing else."""
+    method = build_method(job.config.method, job.model)
+    x, y = job.data.x_train[:BATCH].clone(), job.data.y_train[:BATCH].clone()
+    (optimizer,) = method.optimizers
+
+    def epoch() -> None:
+        for _ in range(job.plan.steps):
+            optimizer.zero_grad()
+            cross_entropy(job.model(x), y).mean().backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+
+    return epoch
+
+
+class _Images(Dataset[tuple[Tensor, int]]):
+    """Images as bytes, made tensors one by one: the operations of torchvision's CIFAR10, ToTensor and Normalize."""
+
+    MEAN, STD = (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)
+
+    def __init__(self, data: DataSet) -> None:
+        pixels = (data.x_train.cpu().clamp(0, 1) * 255).to(torch.uint8)
+        self._images = pixels.permute(0, 2, 3, 1).contiguous().numpy()
+        self._labels = data.y_train.tolist()
+        try:
+            from PIL.Image import fromarray
+        except ImportError:
+            fromarray = np.asarray  # type: ignore[assignment]
+        self._open: Callable[[Any], Any] = fromarray
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    @override
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        array = np.array(self._open(self._images[index]), np.uint8, copy=True)
+        image = torch.from_numpy(array).permute((2, 0, 1)).contiguous().to(torch.float32).div(255).clone()
+        mean, std = torch.as_tensor(self.MEAN), torch.as_tensor(self.STD)
+        if (std == 0).any():
+            raise ValueError("the standard deviation is 0")
+        return image.sub_(mean.view(-1, 1, 1)).div_(std.view(-1, 1, 1)), self._labels[index]
+
+
+def _data_loader(job: Job, data: DataSet) -> Callable[[], None]:
+    method = build_method(job.config.method, job.model)
+    (optimizer,) = method.optimizers
+    order = torch.Generator().manual_seed(0)
+    loader = DataLoader(_Images(data), batch_size=BATCH, shuffle=True, generator=order)
+    criterion = nn.CrossEntropyLoss()
+
+    def epoch() -> None:
+        for x, y in loader:
+            optimizer.zero_grad()
+            criterion(job.model(x.to(job.device)), y.to(job.device)).backward()
+            optimizer.step()
+
+    return epoch
+
+
+# -- many runs ----------------------------------------------------------------------------------------------------
+def _many(method: str, data: DataSet, device: str, seconds: float) -> list[Row]:
+    """One step of 25 runs stacked, against 25 steps one by one."""
+    jobs = [_job(method, data, device, seed) for seed in range(RUNS)]
+    obstacle = stack_obstacle(jobs)
+    note = f"{RUNS} runs of the CIFAR-10 MLP, batch {BATCH}; throughput ratio to one by one"
+    case = f"{RUNS} runs, {method}"
+    singles = [SingleEngine(job) for job in jobs]
+    steps = {
+        "one by one": _advance(iter(_forever(singles[0].plan.steps - 1)), lambda s: [e.advance(s) for e in singles])
+    }
+    if not obstacle:
+        stack = StackedEngine(jobs)
+        steps["stacked"] = _advance(iter(_forever(stack.plan.steps - 1)), stack.advance)
+    times = compare(steps, device=device, seconds=seconds, warm_up=3)
+    alone = times["one by one"]
+    rows = [_noted(_row(case, "one by one", alone, "one by one", alone), note)]
+    if obstacle:
+        return [_noted(rows[0], f"not stacked: {obstacle}")]
+    goal = device != "cpu" and method in ("sgd", "adamw", "muon")
+    met = (lambda r: r >= 10) if goal else None
+    rows.append(_noted(_throughput(case, times["stacked"], alone, "≥ 10" if goal else "", met), note))
+    return rows
+
+
+def _forever(steps: int) -> Iterator[int]:
+    while True:
+        yield from range(steps)  # full batches only
+
+
+def _advance(steps: Iterator[int], advance: Callable[[int], Any]) -> Callable[[], None]:
+    return lambda: advance(next(steps)) and None
+
+
+# -- pieces -------------------------------------------------------------------------------------------------------
+def _images(n: int, device: str) -> DataSet:
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.rand(n, 3, 32, 32, generator=g), torch.randint(10, (n,), generator=g)
+    held = n // 5  # CIFAR-10 has one test image for five to train on
+    return DataSet("random images", x, y, x[:held], y[:held], classes=10).to(device)
+
+
+def _job(method: str, data: DataSet, device: str, seed: int = 0) -> Job:
+    config = TrainConfig.from_dict(
+        {
+            "data": {"name": "cifar10"},
+            "model": {"name": "mlp", "hidden": [256]},
+            "method": {"name": method},
+            "seeds": [seed],
+            "epochs": 1,
+            "batch_size": BATCH,
+            "device": device,
+        }
+    )
+    return prepare(config, f"seed-{seed}", data=data)
+
+
+def _row(
+    case: str,
+    method: str,
+    time: float,
+    baseline: str,
+    base: float,
+    goal: str = "",
+    met: Callable[[float], bool] | None = None,
+) -> Row:
+    ratio = time / base
+    return Row(case, method, time * 1e3, baseline, ratio, goal, met(ratio) if met else None)
+
+
+def _throughput(case: str, time: float, alone: float, goal: str, met: Callable[[float], bool] | None) -> Row:
+    """A stack's row gives how many times more run-steps a second it takes."""
+    ratio = alone / time
+    return Row(case, "stacked", time * 1e3, "one by one", ratio, goal, met(ratio) if met else None)
+
+
+def _noted(row: Row, note: str) -> Row:
+    return Row(**{**row.to_dict(), "note": note})
