@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from gramscope.errors import InputError, LayerError, NumericalError
+from gramscope.errors import LayerError, NumericalError
 from gramscope.layers.jacobians import jacobian_chunks
 from gramscope.layers.record import LayerRecord
 from gramscope.layers.tape import Tape
-from gramscope.linalg.moments import block_class_moments, block_moments
-from gramscope.linalg.rows import to_double
 from gramscope.statistics.features import output_rows, rows_and_targets
 from gramscope.statistics.layer import (
     FeatureStatistics,
     LayerStatistics,
     NetworkStatistics,
-    merge_features,
     merge_networks,
 )
 from gramscope.statistics.result import Statistics
+from gramscope.statistics.rows import FeatureAccumulator
 from gramscope.statistics.step import Options, Step
-
-#: largest d for which HᵀH is kept unless asked for
-GRAM_LIMIT = 512
-#: largest number of real target columns whose c×c moments are kept
-TARGET_LIMIT = 4096
-
 
 #: outputs of a sample up to which jacobians="auto" takes all of them
 OUTPUT_LIMIT = 256
@@ -41,8 +35,9 @@ class Accumulator:
         self._sums: dict[tuple[str, str], Tensor] = {}
         self._partial: dict[str, Tensor] = {}
         self._waiting: dict[str, int] = {}
-        self._features: dict[str, FeatureStatistics] = {}
-        self._outputs: dict[str, FeatureStatistics] = {}
+        self._features: dict[str, FeatureAccumulator] = {}
+        self._outputs: dict[str, FeatureAccumulator] = {}
+        self._final: dict[str, FeatureAccumulator] = {}
         self._weights: dict[str, Tensor] = {}
         self._network: NetworkStatistics | None = None
         self._n = 0
@@ -53,7 +48,8 @@ class Accumulator:
         self._n += step.n
         target = step.target if isinstance(step.target, Tensor) else None
         for record in tape:
-            self._weights.setdefault(record.name, record.layer.weight().clone())
+            if record.name not in self._weights:
+                self._weights[record.name] = record.layer.weight().clone()
             if self._options.gradients:
                 self._add_gradient(record, step.n)
                 if record.name in step.autograd:
@@ -63,9 +59,7 @@ class Accumulator:
                 self._add_layer_features(record, step, target)
         for name, value in tape.outputs.items():
             if self._options.features:
-                part = self._rows(name, output_rows(value), step, target)
-                if part is not None:
-                    self._outputs[name] = merge_features(self._outputs[name], part) if name in self._outputs else part
+                self._add_rows(self._outputs, name, output_rows(value), step, target)
         if self._wants_jacobians(step.output):
             self._add_jacobians(tape, step.output, twin)
         self._add_network(step, target)
@@ -128,66 +122,36 @@ class Accumulator:
                 self._add_sum(name, "JtJ_centered", _gram(J - reference[name]))
 
     def _add_layer_features(self, record: LayerRecord, step: Step, target: Tensor | None) -> None:
-        labelled = isinstance(target, Tensor) and target.dim() == 2 and not target.is_floating_point()
+        labelled = target is not None and target.dim() == 2 and not target.is_floating_point()
         averaged = self._options.tokens in ("auto", "mean") and not labelled
         h = record.mean_h.unsqueeze(-2) if averaged else record.h
-        single = self._options.gradients and record.sites == 1
-        part = self._rows(record.name, h, step, target, step.residual if single else None)
-        if part is None:
-            return
-        known = self._features.get(record.name)
-        self._features[record.name] = part if known is None else merge_features(known, part)
+        single = step.residual is not None and step.residual.dim() == 2 and record.sites == 1
+        self._add_rows(self._features, record.name, h, step, target, step.residual if single else None)
 
-    def _rows(
-        self, name: str, h: Tensor, step: Step, target: Tensor | None, residual: Tensor | None = None
-    ) -> FeatureStatistics | None:
-        """Moments of one batch of rows in normal form, or a note why there are none."""
+    def _add_rows(
+        self,
+        known: dict[str, FeatureAccumulator],
+        name: str,
+        h: Tensor,
+        step: Step,
+        target: Tensor | None,
+        residual: Tensor | None = None,
+    ) -> None:
+        """Add rows in normal form to the accumulator of ``name``, or note why they cannot be paired with targets."""
         batch = h.shape[-3]
         if batch != step.n:
             self._notes[name] = (
                 f"no features: its inputs have {batch} rows for {step.n} samples, so rows and targets cannot be paired"
             )
-            return None
+            return
         rows, y = rows_and_targets(h, target, self._options.tokens, step.inputs, name)
-        if rows.shape[0] == 0:
-            return None
-        rows = to_double(rows)
-        d = rows.shape[-1]
-        gram = d <= GRAM_LIMIT if self._options.gram == "auto" else bool(self._options.gram)
-        HtE = None
-        if residual is not None and residual.dim() == 2 and rows.shape[0] == step.n:
-            HtE = rows.mT @ to_double(residual)
-        if y is None:
-            return FeatureStatistics(name, block_moments(rows, rows.new_zeros(rows.shape[0], 0), gram), None, HtE)
-        if y.is_floating_point():
-            matrix = to_double(y.reshape(y.shape[0], -1))
-            if matrix.shape[1] > TARGET_LIMIT:
-                raise InputError(
-                    f"the target has {matrix.shape[1]} columns, more than {TARGET_LIMIT}; choose some with targets=, or "
-                    "collect with features=False"
-                )
-            return FeatureStatistics(name, block_moments(rows, matrix, gram), None, HtE)
-        labels = y.to(rows.device)
-        if labels.dim() == 2 and labels.shape[1] == 1:
-            labels = labels[:, 0]
-        if labels.dim() != 1:
-            raise InputError(
-                f"integer targets of shape {tuple(y.shape)} do not give one label per row at {name!r} ({rows.shape[0]} "
-                "rows); pass targets= or tokens=, or collect with features=False"
-            )
-        if int(labels.min()) < 0:
-            raise InputError(
-                f"labels must not be negative, found {int(labels.min())}; mask ignored positions with -100"
-            )
-        classes = block_class_moments(rows, labels.long(), int(labels.max()) + 1, gram)
-        return FeatureStatistics(name, None, classes, HtE)
+        known.setdefault(name, FeatureAccumulator(name, self._options.gram)).add(rows, y, residual)
 
     def _add_network(self, step: Step, target: Tensor | None) -> None:
         correct, counted = _count_correct(step.output, target)
-        output = None
-        if self._options.features and isinstance(target, Tensor) and step.output.dim() == 2:
-            output = self._rows("(output)", step.output.detach().unsqueeze(1), step, target)
-        new = NetworkStatistics(step.n, step.loss, correct, counted, output)
+        if self._options.features and target is not None and step.output.dim() == 2:
+            self._add_rows(self._final, "(output)", step.output.detach().unsqueeze(1), step, target)
+        new = NetworkStatistics(step.n, step.loss, correct, counted)
         self._network = new if self._network is None else merge_networks(self._network, new)
 
     def result(self, unsupported: dict[str, str]) -> Statistics:
@@ -195,14 +159,11 @@ class Accumulator:
         for name in self._partial:
             self._flush(name)
         for (name, what), value in self._sums.items():
-            if not torch.isfinite(value).all():
+            if not torch.isfinite(value.sum()):
                 raise NumericalError(
                     f"{what} of layer {name!r} is NaN or infinite; look at the inputs and weights there"
                 )
-        for part in (*self._features.values(), *self._outputs.values()):
-            mean = part.moments.mean_h if part.moments is not None else part.classes.means  # type: ignore[union-attr]
-            if not torch.isfinite(mean).all():
-                raise NumericalError(f"the features at {part.name!r} are NaN or infinite; look at the inputs")
+        features = _finished(self._features)
         layers = {
             name: LayerStatistics(
                 name,
@@ -213,12 +174,18 @@ class Accumulator:
                 self._sums.get((name, "autograd")),
                 self._sums.get((name, "JtJ")),
                 self._sums.get((name, "JtJ_centered")),
-                self._features.get(name),
+                features.get(name),
             )
             for name, weight in self._weights.items()
         }
         network = self._network if self._network is not None else NetworkStatistics()
-        return Statistics(layers, dict(self._outputs), network, {**unsupported, **self._notes})
+        network = replace(network, output=_finished(self._final).get("(output)"))
+        return Statistics(layers, _finished(self._outputs), network, {**unsupported, **self._notes})
+
+
+def _finished(accumulators: dict[str, FeatureAccumulator]) -> dict[str, FeatureStatistics]:
+    found = {name: accumulator.result() for name, accumulator in accumulators.items()}
+    return {name: part for name, part in found.items() if part is not None}
 
 
 def _gram(J: Tensor) -> Tensor:

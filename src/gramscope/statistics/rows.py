@@ -1,0 +1,95 @@
+"""Moments of feature rows and their targets, added batch by batch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gramscope.errors import InputError, NumericalError
+from gramscope.linalg.moments import block_class_moments, block_moments
+from gramscope.linalg.rows import to_double
+from gramscope.statistics.layer import FeatureStatistics, merge_features
+
+#: largest d for which HᵀH is kept unless asked for
+GRAM_LIMIT = 512
+#: largest number of real target columns whose c×c moments are kept
+TARGET_LIMIT = 4096
+#: entries gathered before they are turned into moments: merging d×c moments for every small batch would cost more
+BUFFER = 2**22
+
+
+class FeatureAccumulator:
+    """Gathers rows of one layer (or module output) and keeps their moments.
+
+    Args:
+        name: the layer, for messages.
+        gram: keep ``HᵀH``: ``"auto"`` where d ≤ 512, ``True`` or ``False``.
+    """
+
+    def __init__(self, name: str, gram: bool | str) -> None:
+        self._name, self._gram = name, gram
+        self._buffer: Tensor | None = None
+        self._count = 0
+        self._targets: list[Tensor] = []
+        self._residuals: list[Tensor] = []
+        self._moments: FeatureStatistics | None = None
+
+    def add(self, rows: Tensor, target: Tensor | None, residual: Tensor | None = None) -> None:
+        """Add rows ``[m, d]``, their targets (``None`` for all batches or for none) and residuals ``[m, c]``."""
+        if rows.shape[0] == 0:
+            return
+        target = rows.new_zeros(rows.shape[0], 0) if target is None else self._checked(target, rows.shape[0])
+        m, d = rows.shape
+        if self._buffer is not None and (self._count + m > self._buffer.shape[0] or d != self._buffer.shape[1]):
+            self._flush()
+        if self._buffer is None or m > self._buffer.shape[0]:
+            self._buffer = to_double(rows[:0]).new_empty(max(m, min(BUFFER // d, 2048)), d)
+        self._buffer[self._count : self._count + m] = rows.detach()
+        self._count += m
+        self._targets.append(target)
+        if residual is not None:
+            self._residuals.append(residual)
+
+    def result(self) -> FeatureStatistics | None:
+        """The moments of everything added, or ``None`` if nothing was."""
+        self._flush()
+        if self._moments is not None:
+            means = self._moments.classes.means if self._moments.classes is not None else self._moments.joint.mean_h
+            if not torch.isfinite(means).all():
+                raise NumericalError(f"the features at {self._name!r} are NaN or infinite; look at the inputs")
+        return self._moments
+
+    def _checked(self, target: Tensor, m: int) -> Tensor:
+        if target.is_floating_point():
+            target = target.reshape(m, -1)
+            if target.shape[1] > TARGET_LIMIT:
+                raise InputError(
+                    f"the target has {target.shape[1]} columns, more than {TARGET_LIMIT}; choose some with targets=, or "
+                    "collect with features=False"
+                )
+            return target
+        labels = target[:, 0] if target.dim() == 2 and target.shape[1] == 1 else target
+        if labels.dim() != 1:
+            raise InputError(
+                f"integer targets of shape {tuple(target.shape)} do not give one label per row at {self._name!r} ({m} "
+                "rows); pass targets= or tokens=, or collect with features=False"
+            )
+        return labels.long()
+
+    def _flush(self) -> None:
+        if self._count == 0 or self._buffer is None:
+            return
+        rows, target = self._buffer[: self._count], torch.cat(self._targets)
+        residual = torch.cat(self._residuals) if self._residuals else None
+        gram = rows.shape[1] <= GRAM_LIMIT if self._gram == "auto" else bool(self._gram)
+        HtE = None if residual is None else rows.mT @ to_double(residual)
+        if target.is_floating_point():
+            new = FeatureStatistics(self._name, block_moments(rows, to_double(target), gram), None, HtE)
+        else:
+            low, high = (int(v) for v in torch.aminmax(target))
+            if low < 0:
+                raise InputError(f"labels must not be negative, found {low}; mask ignored positions with -100")
+            labels = target.to(rows.device)
+            new = FeatureStatistics(self._name, None, block_class_moments(rows, labels, high + 1, gram), HtE)
+        self._moments = new if self._moments is None else merge_features(self._moments, new)
+        self._count, self._targets, self._residuals = 0, [], []
