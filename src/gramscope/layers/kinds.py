@@ -70,7 +70,8 @@ class LayerKind(ABC):
 
     def mean_inputs(self, module: nn.Module, x: Tensor, batch_dim: int = 0) -> Tensor:
         """Inputs averaged over the sites, ``[batch, d]`` (``[groups, batch, d]``)."""
-        return self.inputs(module, x, batch_dim).mean(-2)
+        h = self.inputs(module, x, batch_dim)
+        return h.squeeze(-2) if h.shape[-2] == 1 else h.mean(-2)
 
     def weight_gradient(self, module: nn.Module, x: Tensor, dz: Tensor) -> Tensor:
         """``D = Σ δ hᵀ`` in matrix form from native input and output gradient."""
