@@ -156,3 +156,29 @@ def kernel_alignment(X: Tensor, Y: Tensor) -> Tensor:
     C = torch.eye(n).double() - 1 / n
     K, L = C @ X @ X.T @ C, C @ Y @ Y.T @ C
     return (K * L).sum() / (K.norm() * L.norm())
+
+
+# --- linalg: polar factors and Procrustes problems as SciPy and the definitions give them -----------------------------
+
+
+def polar_factor(A: Tensor) -> Tensor:
+    """``U Vᵀ`` in float64, completed on the null spaces by ``U₀ polar(U₀ᵀ I V₀) V₀ᵀ`` (I rectangular where A is)."""
+    from scipy.linalg import null_space, svd
+
+    matrix = A.double().numpy()
+    U, S, Vh = svd(matrix, full_matrices=False)
+    keep = 1e-12 * max(S.max(), 1e-300) < S
+    result = U[:, keep] @ Vh[keep]
+    if not keep.all():
+        U0, V0 = (null_space(X, rcond=1e-12) for X in (result.T, result))
+        P, _, Rh = svd(U0.T @ np.eye(*matrix.shape) @ V0, full_matrices=False)
+        result = result + U0 @ P @ Rh @ V0.T
+    return torch.from_numpy(result)
+
+
+def nearest_with_gram(target: Tensor, source: Tensor) -> Tensor:
+    """The matrix nearest to ``target`` with the Gram of ``source``: SciPy's orthogonal Procrustes on the transposes."""
+    from scipy.linalg import orthogonal_procrustes
+
+    rotation, _ = orthogonal_procrustes(source.double().numpy().T, target.double().numpy().T)
+    return torch.from_numpy((source.double().numpy().T @ rotation).T.copy())

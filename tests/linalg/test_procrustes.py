@@ -1,0 +1,155 @@
+"""The nearest matrix with a given Gram against SciPy's orthogonal Procrustes; small rotations against polar factors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import reference
+from gramscope.linalg.procrustes import nearest_with_gram
+from gramscope.linalg.small_rotation import small_rotation
+
+METHODS = ("auto", "svd", "newton-schulz")
+SHAPES = ((12, 30), (16, 16), (30, 12), (17, 16), (1, 7), (7, 1), (40, 200))
+
+
+def pair(k: int, d: int, decades: float, change: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Float32 weights with singular values over ``decades`` and a neighbour at relative distance ``change``."""
+    generator = torch.Generator().manual_seed(seed)
+    r = min(k, d)
+    U, V = (torch.linalg.qr(torch.randn(x, r, generator=generator, dtype=torch.float64))[0] for x in (k, d))
+    W1 = ((U * torch.logspace(0, -decades, r, dtype=torch.float64)) @ V.mT).float()
+    D = torch.randn(k, 2, generator=generator) @ torch.randn(2, d, generator=generator)
+    D = D + 0.3 * torch.randn(k, d, generator=generator)
+    return W1, W1 + D * (change * W1.norm() / D.norm())
+
+
+def gram_error(X: Tensor, W: Tensor) -> float:
+    G, wanted = (Z.double().mT @ Z.double() for Z in (X, W))
+    return float((G - wanted).norm() / wanted.norm())
+
+
+@pytest.mark.parametrize("method", METHODS)
+@given(
+    shape=st.sampled_from(SHAPES),
+    decades=st.floats(0, 9),
+    change=st.sampled_from([0.0, 1e-5, 1e-3, 1e-2, 0.3, 10.0]),
+    seed=st.integers(0, 10**6),
+)
+@pytest.mark.filterwarnings("ignore::gramscope.errors.RescueWarning")
+def test_has_the_gram_and_is_nearest(
+    method: str, shape: tuple[int, int], decades: float, change: float, seed: int
+) -> None:
+    W1, W2 = pair(*shape, decades, change, seed)
+    X = nearest_with_gram(W1, W2, method)
+    assert X.dtype == torch.float32
+    assert gram_error(X, W2) < 2e-7
+    nearest = reference.nearest_with_gram(W1, W2)
+    assert (X.double() - W1).norm() < (nearest - W1).norm() + 1e-7 * W2.norm()
+    if decades <= 6:  # beyond, W1 W2ᵀ leaves the solution undetermined even in float64
+        torch.testing.assert_close(X.double(), nearest, atol=1e-6 * float(W2.norm()), rtol=0)
+
+
+@given(shape=st.sampled_from(SHAPES), change=st.sampled_from([1e-3, 0.1, 1.0]), seed=st.integers(0, 10**6))
+def test_no_rotation_of_the_proposal_is_nearer(shape: tuple[int, int], change: float, seed: int) -> None:
+    W1, W2 = pair(*shape, 1, change, seed)
+    distance = (nearest_with_gram(W1, W2).double() - W1).norm()
+    generator = torch.Generator().manual_seed(seed)
+    for size in (1e-3, 0.1, 10.0):
+        K = torch.randn(shape[0], shape[0], generator=generator, dtype=torch.float64) * size
+        Q = torch.linalg.matrix_exp(K - K.mT)
+        assert distance <= (Q @ W2.double() - W1).norm() + 1e-6 * W1.norm()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.filterwarnings("ignore::gramscope.errors.RescueWarning")
+def test_rank_deficient_products_keep_the_gram_exact(method: str, shape: tuple[int, int]) -> None:
+    k, d = shape
+    W1, W2 = pair(k, d, 0, 0.1, 0)
+    dead_rows, dead_columns, low_rank = W1.clone(), W1.clone(), W1[:, :1] @ W1[:1]
+    dead_rows[: k // 2] = 0
+    dead_columns[:, : d // 2] = 0
+    for old in (dead_rows, dead_columns, low_rank, torch.zeros_like(W1)):
+        for new in (W2, old, torch.zeros_like(W1), old + 1e-4 * W2):
+            X = nearest_with_gram(old, new, method)
+            wanted = new.double().mT @ new.double()
+            assert (X.double().mT @ X.double() - wanted).norm() < 2e-7 * wanted.norm() + 1e-30
+            excess = (X.double() - old).norm() - (reference.nearest_with_gram(old, new) - old).norm()
+            assert excess <= 1e-6 * (old.norm() + new.norm())
+    # with nothing to be near to, the proposal is taken as it is
+    torch.testing.assert_close(nearest_with_gram(torch.zeros_like(W1), W2, method), W2)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_no_change_comes_back_unchanged(method: str, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    W = pair(*shape, 3, 0, 0)[0].to(dtype)
+    X = nearest_with_gram(W, W, method)
+    assert X.dtype == dtype
+    assert float((X - W).norm()) <= (0 if dtype != torch.float64 else 1e-12) * float(W.norm())
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_stacks_are_the_matrices_one_by_one(shape: tuple[int, int]) -> None:
+    pairs = [pair(*shape, 1, 10.0**-seed, seed) for seed in range(4)]
+    W1, W2 = (torch.stack(x).reshape(2, 2, *shape) for x in zip(*pairs, strict=True))
+    X = nearest_with_gram(W1, W2).flatten(0, 1)
+    for x, (old, new) in zip(X, pairs, strict=True):
+        torch.testing.assert_close(x, nearest_with_gram(old, new), atol=2e-7 * float(new.norm()), rtol=0)
+
+
+@given(n=st.integers(1, 20), decades=st.floats(0, 2), size=st.floats(1e-9, 3e-3), seed=st.integers(0, 10**6))
+def test_small_rotation_is_the_polar_factor(n: int, decades: float, size: float, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    V = torch.linalg.qr(torch.randn(n, n, generator=generator, dtype=torch.float64))[0]
+    S = (V * torch.logspace(0, -decades, n, dtype=torch.float64)) @ V.mT
+    R = torch.randn(n, n, generator=generator, dtype=torch.float64)
+    R = size * 10**-decades * (R - R.mT) / max(1.0, float((R - R.mT).norm()))
+    S, R = ((S + S.mT) / 2).float(), R.float()
+    E = small_rotation(S[None], R[None])
+    assert E is not None
+    exact = reference.polar_factor(S.double() + R.double()) - torch.eye(n, dtype=torch.float64)
+    # relative to the rotation, not to the identity
+    assert (E[0].double() - exact).norm() <= 1e-5 * 10**decades * exact.norm() + 1e-13
+
+
+def test_small_rotation_refuses_what_it_cannot_do_accurately() -> None:
+    S, R = torch.diag(torch.tensor([1.0, 0.5, 0.1])), torch.zeros(3, 3)
+    R[0, 1], R[1, 0] = 1e-3, -1e-3
+    assert small_rotation(S[None], R[None]) is not None
+    assert torch.equal(small_rotation(S[None], 0 * R[None]), torch.zeros(1, 3, 3))
+    assert small_rotation(-S[None], R[None]) is None
+    assert small_rotation(S[None], 1e3 * R[None]) is None
+    assert small_rotation(S[None], float("nan") * R[None]) is None
+    tiny = torch.diag(torch.tensor([1.0, 1e-9, 1e-9]))
+    R = torch.zeros(3, 3)
+    R[1, 2], R[2, 1] = 1e-11, -1e-11
+    assert small_rotation(tiny[None], R[None]) is None
+
+
+def test_reduced_precision_products_are_not_relied_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where float32 products are allowed to be bfloat16 ones, the float64 way is taken."""
+    import gramscope.linalg.procrustes as module
+
+    W1, W2 = pair(12, 30, 0, 1e-3, 0)
+    calls: list[int] = []
+
+    def counted(S: Tensor, R: Tensor) -> Tensor | None:
+        calls.append(1)
+        return small_rotation(S, R)
+
+    monkeypatch.setattr(module, "small_rotation", counted)
+    nearest_with_gram(W1, W2)
+    assert calls == [1]
+    before = torch.backends.mkldnn.matmul.fp32_precision
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+    try:
+        nearest_with_gram(W1, W2)
+    finally:
+        torch.backends.mkldnn.matmul.fp32_precision = before
+    assert calls == [1]
