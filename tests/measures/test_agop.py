@@ -117,3 +117,13 @@ class Pair(nn.Module):
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self.a(x), x
+
+
+def test_symmetric_product_by_blocks(generator: torch.Generator) -> None:
+    from gramscope.measures.agop import _symmetric_product
+
+    W = torch.randn(2, 3, 11, generator=generator, dtype=torch.float64)
+    K = torch.randn(2, 3, 3, generator=generator, dtype=torch.float64)
+    K = K + K.mT
+    for block in (1, 4, 11, 50):
+        torch.testing.assert_close(_symmetric_product(W, K @ W, block), W.mT @ K @ W)

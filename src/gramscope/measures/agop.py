@@ -51,7 +51,7 @@ def agop(
     generator: torch.Generator | None = None,
     memory: int = MEMORY,
 ) -> dict[str, Tensor]:
-    """Average gradient outer product at the input of every layer, ``{layer: [d, d]}``, in float64.
+    """Average gradient outer product at the input of every layer, ``{layer: [d, d]}``, in the weights' precision.
 
     Args:
         model: any module.
@@ -66,14 +66,14 @@ def agop(
     >>> import torch, gramscope as gs
     >>> net = torch.nn.Linear(3, 1, bias=False)
     >>> G = gs.agop(net, torch.rand(8, 3))["(model)"]
-    >>> torch.allclose(G, (net.weight.T @ net.weight).double())
+    >>> torch.allclose(G, net.weight.T @ net.weight)
     True
     """
     stats = _kernels(model, inputs, layers, None, output, sketch, generator, memory)
     result = {}
     for layer in stats:
-        W = layer.weight.to(layer.K.device, torch.float64)
-        G = W.mT @ layer.K @ W
+        W = layer.weight.to(layer.K.device, torch.promote_types(layer.weight.dtype, torch.float32))
+        G = _symmetric_product(W, layer.K.to(W.dtype) @ W)
         result[layer.name] = G if power == 1 else psd_power(G, power)
     return result
 
@@ -177,6 +177,17 @@ def _kernels(
         generator=generator,
         memory=memory,
     )
+
+
+def _symmetric_product(A: Tensor, B: Tensor, block: int = 768) -> Tensor:
+    """``AᵀB [d, d]`` where that is known to be symmetric: blocks below the diagonal are copied, not computed."""
+    d = A.shape[-1]
+    result = A.new_empty(*A.shape[:-2], d, d)
+    for i in range(0, d, block):
+        rows = slice(i, i + block)
+        result[..., rows, i:] = A[..., rows].mT @ B[..., i:]
+        result[..., i + block :, rows] = result[..., rows, i + block :].mT
+    return result
 
 
 def _cut(inputs: Any) -> Any:
