@@ -147,5 +147,6 @@ def test_egop_is_the_mean_outer_product(generator: torch.Generator) -> None:
     # several outputs add up, an output that does not depend on x adds nothing
     both = egop(lambda x: torch.stack([x[:, 0] * x[:, 1], x[:, 2], torch.ones(len(x)).to(x)], 1), X)
     assert torch.allclose(both, gradients.T @ gradients / 40 + torch.diag(torch.tensor([0.0, 0.0, 1.0])))
+    assert torch.equal(egop(lambda x: torch.ones(len(x)), X), torch.zeros(3, 3, dtype=torch.float64))
     with pytest.raises(InputError, match="must map"):
         egop(lambda x: x.sum(), X)

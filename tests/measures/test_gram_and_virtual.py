@@ -108,7 +108,15 @@ def test_low_rank_sum_keeps_the_largest_magnitudes_and_bounds_its_error() -> Non
             one.add(W, D, torch.eye(3), 0.5)
     assert 0 < float((total.dense() - exact.dense()).norm()) <= total.discarded
     assert torch.linalg.matrix_rank(total.dense()) == 4
-    assert float(torch.linalg.eigvalsh(total.dense())[0]) < 0  # negative directions are kept too
+
+
+def test_truncation_is_by_magnitude() -> None:
+    W, D = torch.eye(3, 6, dtype=torch.float64), torch.zeros(3, 6, dtype=torch.float64)
+    D[0, 0], D[1, 1], D[2, 2] = 5.0, -1.0, -2.0  # the shift is −2γ of this diagonal
+    total = AccumulatedShift("low-rank", rank=2)
+    total.add(W, D, torch.zeros(3, 3), 0.5)
+    assert total.diagonal().tolist() == pytest.approx([-5.0, 0.0, 2.0, 0.0, 0.0, 0.0])
+    assert total.discarded == pytest.approx(1.0)
 
 
 def test_trajectory_sums_the_gradients() -> None:

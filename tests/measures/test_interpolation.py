@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 import gramscope as gs
 from gramscope.errors import InputError, LayerError, ResultWarning
-from gramscope.measures.interpolation import choose_pairs, interpolation_error
+from gramscope.linalg import rows as rows_module
+from gramscope.measures.interpolation import interpolation_error, pair_blocks
 from gramscope.measures.regions import region_crossings
 
 
@@ -62,6 +63,17 @@ def test_inequalities_hold(lam: float, seed: int, intercept: bool, pairs: int | 
     assert best.decoder_gap == pytest.approx(0.0, abs=1e-12)
 
 
+def test_blocks_of_pairs_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    Z, X = codes()
+    whole = interpolation_error(lambda z: z.repeat(1, 2)[:, :4], Z, X)
+    crossings = region_crossings(lambda z: [z], Z).per_segment
+    monkeypatch.setattr(rows_module, "BLOCK_ENTRIES", 50)
+    parts = interpolation_error(lambda z: z.repeat(1, 2)[:, :4], Z, X)
+    assert parts.error == pytest.approx(whole.error, rel=1e-12)
+    assert parts.pairs == whole.pairs == 144
+    assert torch.equal(region_crossings(lambda z: [z], Z).per_segment, crossings)
+
+
 def test_training_error_alone_bounds_nothing() -> None:
     Z, X = codes(noise=0.05)
 
@@ -100,7 +112,9 @@ def test_bad_input_is_named() -> None:
 
 
 def test_random_pairs_are_distinct(generator: torch.Generator) -> None:
-    first, second = choose_pairs(4, 500, generator)
+    blocks = list(pair_blocks(4, 500, generator, width=10_000))
+    assert len(blocks) == 5
+    first, second = (torch.cat(index) for index in zip(*blocks, strict=True))
     assert bool((first != second).all())
     counts = torch.bincount(first * 4 + second, minlength=16).reshape(4, 4)
     assert int((counts > 0).sum()) == 12

@@ -38,6 +38,11 @@ def test_more_classes_than_samples_give_empty_columns() -> None:
     assert result.tolist() == [[-0.5, 0.0, 0.0, 0.5, 0.0], [0.5, 0.0, 0.0, -0.5, 0.0]]
 
 
+def test_given_classes_are_sorted() -> None:
+    labels = torch.tensor([3, 0, 3])
+    assert torch.equal(as_targets(labels, classes=torch.tensor([3, 0])), as_targets(labels))
+
+
 def test_blocks_count_the_same_classes(monkeypatch: pytest.MonkeyPatch, generator: torch.Generator) -> None:
     labels = torch.randint(-3, 4, (50,), generator=generator)
     whole = as_targets(labels)

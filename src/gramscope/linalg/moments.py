@@ -182,7 +182,8 @@ def block_moments(h: Tensor, y: Tensor, gram: bool = True) -> Moments:
     """Moments of one float64 block ``h [..., m, d]``, ``y [m, c]``."""
     mean_h, mean_y = h.mean(-2), y.mean(-2)
     h, y = h - mean_h.unsqueeze(-2), y - mean_y
-    return Moments(h.shape[-2], mean_h, mean_y, h.mT @ h if gram else None, h.mT @ y, y.mT @ y)
+    C_hy = (y.mT @ h).mT  # faster than hᵀy for few targets
+    return Moments(h.shape[-2], mean_h, mean_y, h.mT @ h if gram else None, C_hy, y.mT @ y)
 
 
 def class_moments(H: Array | Rows, labels: OneHotRows, gram: bool = True) -> ClassMoments:

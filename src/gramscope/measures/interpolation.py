@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -87,34 +87,39 @@ def interpolation_error(
         float(_norms(to_double(inputs[i:j]) - fit.predict_block(to_double(codes[i:j]))).sum())
         for i, j in spans(rows.n, rows.width + codes.shape[1])
     )
-    first, second = choose_pairs(rows.n, pairs, generator)
     sums = torch.zeros(3, dtype=torch.float64, device=fit.beta.device)
-    for i, j in spans(first.numel(), rows.width + codes.shape[1]):
-        a, b = first[i:j].to(codes.device), second[i:j].to(codes.device)
+    for first, second in pair_blocks(rows.n, pairs, generator, rows.width + codes.shape[1]):
+        a, b = first.to(codes.device), second.to(codes.device)
         z = lam * codes[a] + (1 - lam) * codes[b]
         x = lam * to_double(inputs[a]) + (1 - lam) * to_double(inputs[b])
         linear = fit.predict_block(lam * to_double(codes[a]) + (1 - lam) * to_double(codes[b]))
         decoded = _decode(decoder, z, x)
         sums += torch.stack([_norms(decoded - x).sum(), _norms(decoded - linear).sum(), _norms(linear - x).sum()])
-    error, gap, between = (sums / first.numel()).tolist()
+    count = rows.n**2 if pairs is None else pairs
+    error, gap, between = (sums / count).tolist()
     bound = math.sqrt(max(0.0, 1.0 - linearity) * spread)
-    return Interpolation(error, gap, between, residual / rows.n, bound, linearity, first.numel())
+    return Interpolation(error, gap, between, residual / rows.n, bound, linearity, count)
 
 
-def choose_pairs(n: int, pairs: int | None, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    """Indices of all n² ordered pairs, or of ``pairs`` random ones of distinct samples.
+def pair_blocks(
+    n: int, pairs: int | None, generator: torch.Generator | None, width: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Indices of all n² ordered pairs, or of ``pairs`` random ones of distinct samples, in blocks for ``width`` columns.
 
-    >>> choose_pairs(2, None, None)
-    (tensor([0, 0, 1, 1]), tensor([0, 1, 0, 1]))
+    >>> list(pair_blocks(2, None, None, 1))
+    [(tensor([0, 0, 1, 1]), tensor([0, 1, 0, 1]))]
     """
     if pairs is None:
-        index = torch.arange(n)
-        return index.repeat_interleave(n), index.repeat(n)
+        for start, stop in spans(n * n, width):
+            index = torch.arange(start, stop)
+            yield index // n, index % n
+        return
     if generator is None or pairs < 1 or n < 2:
         raise InputError(f"random pairs need a generator, pairs ≥ 1 and two samples; got {pairs} pairs of {n} samples")
     first = torch.randint(n, (pairs,), generator=generator, device=generator.device)
-    shift = torch.randint(1, n, (pairs,), generator=generator, device=generator.device)
-    return first, (first + shift) % n
+    second = (first + torch.randint(1, n, (pairs,), generator=generator, device=generator.device)) % n
+    for start, stop in spans(pairs, width):
+        yield first[start:stop], second[start:stop]
 
 
 def _decode(decoder: Callable[[Tensor], Tensor], z: Tensor, like: Tensor) -> Tensor:

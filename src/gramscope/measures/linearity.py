@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError, ResultWarning
-from gramscope.linalg.moments import Moments, is_constant
+from gramscope.linalg.moments import Moments, class_moments, is_constant
 from gramscope.linalg.psd import frobenius
 from gramscope.linalg.ridge import Reduced, check_ridge, reduce_moments, reduce_rows
 from gramscope.linalg.rows import (
     Array,
     MappedRows,
+    OneHotRows,
     Rows,
     as_float_tensor,
     check_pair,
@@ -104,9 +105,7 @@ def surrogate(H: Array, Y: Array, W: Array | None = None, normalized: bool = Fal
     weight = _weight(W, features)
     if center:
         features = MappedRows(features, shift=features.mean())
-    cross = torch.zeros(features.width, targets.width, dtype=torch.float64, device=targets.block(0, 1).device)
-    for start, stop in spans(features.n, features.width + targets.width):
-        cross.addmm_(features.block(start, stop).mT, targets.block(start, stop))
+    cross = _cross(features, targets)
     value = (cross if weight is None else weight @ cross).square().sum()
     if not normalized:
         return value
@@ -156,6 +155,16 @@ def gram_induced_error(H: Array, Y: Array, ridge: float, W: Array | None = None)
     if weight is not None:
         features = MappedRows(features, weight)
     return reduce_rows(features, targets).residual(float(ridge))
+
+
+def _cross(features: Rows, targets: Rows) -> Tensor:
+    """``HᵀY [d, c]``; for labels from class means, which costs one addition per feature instead of c products."""
+    if isinstance(targets, OneHotRows):
+        return class_moments(features, targets, gram=False).to_moments().C_hy
+    cross = torch.zeros(targets.width, features.width, dtype=torch.float64, device=targets.block(0, 1).device)
+    for start, stop in spans(features.n, features.width + targets.width):
+        cross.addmm_(targets.block(start, stop).mT, features.block(start, stop))
+    return cross.mT
 
 
 def _weight(W: Array | None, features: Rows) -> Tensor | None:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from gramscope.errors import InputError, LayerError
-from gramscope.linalg.rows import Array, as_float_tensor, spans
-from gramscope.measures.interpolation import choose_pairs
+from gramscope.linalg.rows import Array, as_float_tensor
+from gramscope.measures.interpolation import pair_blocks
 
 #: where the slope of a module changes; the two numbers of Hardtanh are read from the module
 _BREAKS: dict[type[nn.Module], tuple[float, ...]] = {
@@ -67,16 +67,15 @@ def region_crossings(
     samples = as_float_tensor(X, "X")
     if points < 2:
         raise InputError(f"points must be at least 2, got {points}")
-    first, second = choose_pairs(samples.shape[0], pairs, generator)
     places = torch.linspace(0.0, 1.0, points, dtype=torch.float64).to(samples.device, samples.dtype)
     counts: list[Tensor] = []
     with _state_reader(network) as states, torch.no_grad():
-        for i, j in spans(first.numel(), points * samples[0].numel()):
-            a, b = samples[first[i:j].to(samples.device)], samples[second[i:j].to(samples.device)]
+        for first, second in pair_blocks(samples.shape[0], pairs, generator, points * samples[0].numel()):
+            a, b = samples[first.to(samples.device)], samples[second.to(samples.device)]
             t = places.reshape(-1, *[1] * a.dim())
             segment = (1 - t) * a + t * b  # [points, pairs, ...]
             layers = states(segment.flatten(0, 1))
-            changes = [state.reshape(points, j - i, -1).diff(dim=0).abs().sum((0, 2)) for state in layers]
+            changes = [state.reshape(points, first.numel(), -1).diff(dim=0).abs().sum((0, 2)) for state in layers]
             counts.append(torch.stack(changes, 1))
     per_layer = torch.cat(counts)
     return RegionCrossings(

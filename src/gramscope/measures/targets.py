@@ -70,14 +70,13 @@ def label_rows(labels: Array, classes: Tensor | int | None = None, name: str = "
             f"{name} has one class only (label {present.tolist()[0]} for all {tensor.numel()} samples); "
             "a sample with at least two classes is needed"
         )
-    if classes is None:
-        classes = present
-    elif isinstance(classes, int):
-        classes = torch.arange(classes, device=tensor.device)
-    classes = classes.to(tensor.device, torch.int64)
-    frequency = torch.zeros(classes.numel(), dtype=torch.float64, device=tensor.device)
-    rows = OneHotRows(tensor, classes, to_double(frequency), name)
-    columns = OneHotRows(present, classes, frequency, name).index(0, present.numel())
+    values = present
+    if classes is not None:
+        given = torch.arange(classes) if isinstance(classes, int) else classes
+        values = torch.as_tensor(torch.unique(given.to(tensor.device, torch.int64)))  # sorted
+    frequency = torch.zeros(values.numel(), dtype=torch.float64, device=tensor.device)
+    rows = OneHotRows(tensor, values, to_double(frequency), name)
+    columns = OneHotRows(present, values, frequency, name).index(0, present.numel())
     rows.shift[columns.to(rows.shift.device)] = to_double(counts) / tensor.numel()
     return rows
 
