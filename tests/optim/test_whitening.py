@@ -1,0 +1,251 @@
+"""What a whitened step does to the weights: Gram of the proposal, nearest to before, for every kind of layer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gramscope as gs
+import reference
+from gramscope.errors import InputError, LayerError, NumericalError, ResultWarning
+from gramscope.layers.select import select_layers
+
+
+def gram(W: Tensor) -> Tensor:
+    return W.double().mT @ W.double()
+
+
+def fill(model: nn.Module, seed: int = 0, size: float = 1.0) -> None:
+    """Random parameters and gradients, without touching the global random state."""
+    generator = torch.Generator().manual_seed(seed)
+    for p in model.parameters():
+        scale = p.shape[-1] ** -0.5 if p.dim() > 1 else 1.0
+        p.data = (scale * torch.randn(p.shape, generator=generator)).to(p.dtype)
+        p.grad = (size * scale * torch.randn(p.shape, generator=generator)).to(p.dtype)
+
+
+class Everything(nn.Module):
+    """One of each kind of weight matrix, some equal in shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+        self.grouped = nn.Conv2d(8, 12, 3, groups=4)
+        self.depthwise = nn.Conv1d(6, 6, 3, groups=6)
+        self.attention = nn.MultiheadAttention(8, 2)
+        self.wide, self.tall, self.same = nn.Linear(20, 8), nn.Linear(6, 16), nn.Linear(20, 8)
+        self.embedding = nn.Embedding(10, 8)
+        self.norm = nn.LayerNorm(8)
+        self.scale = nn.Parameter(torch.ones(3, 4))
+        self.readout = nn.Linear(8, 3)
+
+
+def matrices(model: nn.Module) -> dict[str, Tensor]:
+    return {layer.name: layer.weight().clone() for layer in select_layers(model)}
+
+
+@pytest.mark.parametrize("method", ["auto", "svd", "newton-schulz"])
+@pytest.mark.parametrize("lr", [1e-4, 1e-2, 0.5])
+@pytest.mark.parametrize("kind", [gs.GramWhitened, gs.GramFixed])
+def test_every_layer_gets_the_gram_and_the_nearest_weights(kind: type, lr: float, method: str) -> None:
+    model, plain = Everything(), Everything()
+    fill(model), fill(plain)
+    before = matrices(model)
+    torch.optim.SGD(plain.parameters(), lr=lr).step()
+    proposal = matrices(plain)
+    kind(torch.optim.SGD(model.parameters(), lr=lr), model, method=method).step()
+    for name, W in matrices(model).items():
+        old, new = (before[name], proposal[name]) if kind is gs.GramWhitened else (proposal[name], before[name])
+        stacks = [x.reshape(-1, *x.shape[-2:]) for x in (W, old, new)]
+        for w, o, n in zip(*stacks, strict=True):
+            assert (gram(w) - gram(n)).norm() < 2e-6 * gram(n).norm(), name
+            torch.testing.assert_close(w.double(), reference.nearest_with_gram(o, n), atol=2e-6, rtol=0, msg=name)
+    whitened = {id(layer.parameter) for layer in select_layers(model)}
+    for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+        if id(p) not in whitened:
+            assert torch.equal(p, q)
+
+
+@pytest.mark.parametrize("shape", [(24, 24), (8, 40), (40, 8)])
+@pytest.mark.parametrize("kind", [gs.GramWhitened, gs.GramFixed])
+@pytest.mark.parametrize("decades", [0, 4])
+def test_zero_gradient_leaves_the_weights_as_they_are(shape: tuple[int, int], kind: type, decades: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    U, _, Vh = torch.linalg.svd(torch.randn(shape, generator=generator), full_matrices=False)
+    W = ((U * torch.logspace(0, -decades, min(shape))) @ Vh).requires_grad_()
+    W.grad = torch.zeros_like(W)
+    start = W.detach().clone()
+    optimizer = kind(torch.optim.SGD([W], lr=0.1, momentum=0.9))
+    for _ in range(1000):
+        optimizer.step()
+    assert (W - start).norm() < 1e-6 * start.norm()
+
+
+def test_gram_fixed_never_changes_the_gram() -> None:
+    model = nn.Linear(12, 9)
+    fill(model, size=3.0)
+    start = gram(model.weight.detach())
+    optimizer = gs.GramFixed(torch.optim.SGD(model.parameters(), lr=0.03, momentum=0.9), model)
+    weight = model.weight.detach().clone()
+    for _ in range(200):
+        optimizer.step()
+    assert (gram(model.weight.detach()) - start).norm() < 3e-6 * start.norm()
+    assert (model.weight - weight).norm() > 0.1 * weight.norm()
+
+
+def test_parameters_without_gradient_are_not_touched() -> None:
+    model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4))
+    fill(model)
+    model[0].weight.grad = None
+    before = model[0].weight.detach().clone()
+    for kind in (gs.GramWhitened, gs.GramFixed):
+        optimizer = kind(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        optimizer.step()
+        assert torch.equal(model[0].weight, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_other_precisions(dtype: torch.dtype) -> None:
+    model = nn.Sequential(nn.Linear(16, 8), nn.Linear(8, 8)).to(dtype)
+    plain = nn.Sequential(nn.Linear(16, 8), nn.Linear(8, 8)).to(dtype)
+    fill(model), fill(plain)
+    before = matrices(model)
+    torch.optim.SGD(plain.parameters(), lr=0.1).step()
+    gs.GramWhitened(torch.optim.SGD(model.parameters(), lr=0.1), model).step()
+    for name, W in matrices(model).items():
+        assert W.dtype == dtype
+        exact = reference.nearest_with_gram(before[name], matrices(plain)[name])
+        assert (W.double() - exact).norm() < 2 * torch.finfo(dtype).eps * exact.norm() + 1e-14
+
+
+def test_step_inside_autocast_keeps_full_precision() -> None:
+    model = nn.Linear(16, 8)
+    fill(model)
+    plain = model.weight.detach() - 0.1 * model.weight.grad
+    optimizer = gs.GramWhitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        optimizer.step()
+    assert (gram(model.weight.detach()) - gram(plain)).norm() < 2e-6 * gram(plain).norm()
+
+
+def test_channels_last_and_transposed_memory() -> None:
+    model = nn.Conv2d(4, 6, 3).to(memory_format=torch.channels_last)
+    other = nn.Conv2d(4, 6, 3)
+    fill(model), fill(other)
+    model = model.to(memory_format=torch.channels_last)
+    for m in (model, other):
+        gs.GramWhitened(torch.optim.SGD(m.parameters(), lr=0.1), m).step()
+    torch.testing.assert_close(model.weight, other.weight)
+    assert model.weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_nan_names_the_parameter() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    fill(model)
+    model[1].weight.grad[0, 0] = float("nan")
+    with pytest.raises(NumericalError, match=r"SGD left NaN or infinite values in 1\.weight;"):
+        gs.GramWhitened(torch.optim.SGD(model.parameters(), lr=0.1), model).step()
+
+
+# --- which parameters --------------------------------------------------------------------------------------------------
+
+
+def test_summary_says_everything() -> None:
+    model = Everything()
+    table = gs.GramWhitened(torch.optim.SGD(model.parameters(), lr=0.1), model).summary()
+    lines = {line.split("  ")[0]: " ".join(line.split()) for line in table.splitlines()}
+    assert lines["conv.weight"] == "conv.weight 8 × 27 whitened"
+    assert lines["grouped.weight"] == "grouped.weight 4 of 3 × 18 whitened"
+    assert lines["attention.in_proj_weight[k_proj]"].endswith("8 × 8 whitened")
+    assert "lookup table" in lines["embedding.weight"]
+    assert "1-dimensional" in lines["norm.weight"]
+    assert "not whitened" in lines["scale"]
+    assert len(lines) == 2 + sum(1 for _ in model.parameters()) + 2  # three projections share one parameter
+
+
+def test_readout_can_be_left_to_the_optimizer() -> None:
+    model, plain = Everything(), Everything()
+    fill(model), fill(plain)
+    optimizer = gs.GramWhitened(torch.optim.SGD(model.parameters(), lr=0.1), model, readout=False)
+    assert "readout.weight" in optimizer.summary()
+    assert "left out by readout=False" in optimizer.summary()
+    optimizer.step()
+    torch.optim.SGD(plain.parameters(), lr=0.1).step()
+    assert torch.equal(model.readout.weight, plain.readout.weight)
+    assert not torch.equal(model.wide.weight, plain.wide.weight)
+
+
+def test_params_by_tensor_pair_and_name() -> None:
+    for choose in (
+        lambda m: [m[0].weight],
+        lambda m: m[0].weight,
+        lambda m: [("first", m[0].weight)],
+        lambda m: ["0"],
+        lambda m: "0",
+        lambda m: (p for p in [m[0].weight]),
+    ):
+        model, plain = (nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4)) for _ in range(2))
+        fill(model), fill(plain)
+        optimizer = gs.GramWhitened(torch.optim.SGD(model.parameters(), lr=0.1), model, params=choose(model))
+        optimizer.step()
+        torch.optim.SGD(plain.parameters(), lr=0.1).step()
+        assert torch.equal(model[1].weight, plain[1].weight)
+        assert not torch.equal(model[0].weight, plain[0].weight)
+        assert "1.weight" in optimizer.summary()
+
+
+def test_params_with_a_model_use_the_layers_form() -> None:
+    first, second = nn.Conv2d(8, 12, 3, groups=4), nn.Conv2d(8, 12, 3, groups=4)
+    fill(first), fill(second)
+    gs.GramWhitened(torch.optim.SGD(first.parameters(), lr=0.1), first, params=[first.weight]).step()
+    gs.GramWhitened(torch.optim.SGD(second.parameters(), lr=0.1), second).step()
+    assert torch.equal(first.weight, second.weight)
+
+
+def test_without_a_model_every_matrix_is_taken_and_groups_are_mentioned() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 6, 3), nn.Linear(6, 5))
+    fill(model)
+    with pytest.warns(ResultWarning, match="group 0, parameter 0: taken as one matrix"):
+        optimizer = gs.GramWhitened(torch.optim.SGD(model.parameters(), lr=0.1))
+    assert "6 × 36" in optimizer.summary()
+    optimizer = gs.GramWhitened(torch.optim.SGD(model[1].named_parameters(), lr=0.1))
+    assert optimizer.summary().splitlines()[2].split() == ["weight", "5", "×", "6", "whitened"]
+
+
+def test_shared_and_computed_weights_are_explained() -> None:
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 2))
+    model[1].weight = model[0].weight
+    nn.utils.parametrizations.weight_norm(model[2])
+    summary = gs.GramWhitened(torch.optim.SGD(model.parameters(), lr=0.1), model).summary()
+    assert "not whitened: the same tensor as 0.weight" in summary
+    assert "not whitened: computed by a parametrisation" in summary
+
+
+def test_layers_outside_the_optimizer_are_explained() -> None:
+    model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4))
+    optimizer = gs.GramWhitened(torch.optim.SGD(model[1].parameters(), lr=0.1), model)
+    assert "not whitened: is not in the optimizer" in optimizer.summary()
+
+
+def test_bad_arguments() -> None:
+    model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4))
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(InputError, match="not type"):
+        gs.GramWhitened(torch.optim.SGD)
+    with pytest.raises(InputError, match="'exact'; choose one of"):
+        gs.GramWhitened(sgd, model, method="exact")
+    with pytest.raises(InputError, match="readout=False needs model="):
+        gs.GramWhitened(sgd, readout=False)
+    with pytest.raises(InputError, match="0.bias has 1 dimension"):
+        gs.GramWhitened(sgd, model, params=[model[0].bias])
+    with pytest.raises(InputError, match="shape \\(3, 3\\) is not in the optimizer"):
+        gs.GramWhitened(sgd, params=[torch.zeros(3, 3)])
+    with pytest.raises(InputError, match="needs model="):
+        gs.GramWhitened(sgd, params=["0"])
+    with pytest.raises(LayerError, match="'nope' matches no linear-like layer"):
+        gs.GramWhitened(sgd, model, params=["nope"])
+    with pytest.raises(InputError, match="no weight matrix"):
+        gs.GramWhitened(torch.optim.SGD([model[0].bias], lr=0.1))
+    with pytest.raises(InputError, match="differentiable"):
+        gs.GramWhitened(torch.optim.SGD(model.parameters(), lr=0.1, differentiable=True), model)
