@@ -122,6 +122,10 @@ def test_held_out_labels_are_coded_as_in_training(generator: torch.Generator) ->
     assert float(probe_accuracy(fit, test_H, test_labels)) == pytest.approx(
         float((guess == test_labels).double().mean())
     )
+    one = test_labels == 8  # a test sample may hold one class only
+    assert float(probe_accuracy(fit, test_H[one], test_labels[one])) == pytest.approx(
+        float((guess[one] == 8).double().mean())
+    )
     with pytest.raises(InputError, match=r"labels \[7\] that are not among"):
         held_out_target_linearity(fit, test_H, test_labels + (test_labels == 6))
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from gramscope.errors import InputError
 from gramscope.linalg.ridge import check_ridge, reduce_rows
 from gramscope.linalg.rows import Array, OneHotRows, Rows, check_pair, spans
-from gramscope.measures.targets import label_rows, target_rows
+from gramscope.measures.targets import as_labels, label_rows, target_rows
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def probe_accuracy(fit: LinearFit, H: Array, labels: Array) -> Tensor:
     if fit.classes is None or fit.shift is None:
         raise InputError("probe_accuracy needs a fit made on integer labels")
     features = fit.features(H)
-    targets = label_rows(labels, fit.classes, "labels")
+    targets = OneHotRows(as_labels(labels), fit.classes, fit.shift, "labels")
     check_pair(features, targets)
     right = torch.zeros((), dtype=torch.int64, device=fit.beta.device)
     for start, stop in spans(features.n, features.width + targets.width):

@@ -59,11 +59,7 @@ def target_rows(Y: Array, n: int | None = None, classes: Tensor | int | None = N
 
 def label_rows(labels: Array, classes: Tensor | int | None = None, name: str = "Y") -> OneHotRows:
     """Centred one-hot rows of integer labels ``[n]``; at least two classes must occur."""
-    tensor = as_tensor(labels, name)
-    if tensor.is_floating_point() or tensor.dim() != 1 or tensor.numel() == 0:
-        raise InputError(
-            f"{name} must be a vector of integer labels, got {tensor.dtype} of shape {tuple(tensor.shape)}"
-        )
+    tensor = as_labels(labels, name)
     present, counts = _count(tensor)
     if present.numel() < 2:
         raise InputError(
@@ -74,11 +70,24 @@ def label_rows(labels: Array, classes: Tensor | int | None = None, name: str = "
     if classes is not None:
         given = torch.arange(classes) if isinstance(classes, int) else classes
         values = torch.as_tensor(torch.unique(given.to(tensor.device, torch.int64)))  # sorted
-    frequency = torch.zeros(values.numel(), dtype=torch.float64, device=tensor.device)
-    rows = OneHotRows(tensor, values, to_double(frequency), name)
+    frequency = to_double(torch.zeros(values.numel(), device=tensor.device))
     columns = OneHotRows(present, values, frequency, name).index(0, present.numel())
-    rows.shift[columns.to(rows.shift.device)] = to_double(counts) / tensor.numel()
-    return rows
+    frequency[columns.to(frequency.device)] = to_double(counts) / tensor.numel()
+    return OneHotRows(tensor, values, frequency, name)
+
+
+def as_labels(labels: Array, name: str = "labels") -> Tensor:
+    """Integer labels ``[n]`` as a tensor of their own dtype.
+
+    >>> as_labels([2, 0, 1])
+    tensor([2, 0, 1])
+    """
+    tensor = as_tensor(labels, name)
+    if tensor.is_floating_point() or tensor.dim() != 1 or tensor.numel() == 0:
+        raise InputError(
+            f"{name} must be a vector of integer labels, got {tensor.dtype} of shape {tuple(tensor.shape)}"
+        )
+    return tensor
 
 
 def _count(labels: Tensor) -> tuple[Tensor, Tensor]:
