@@ -208,15 +208,16 @@ def _compiled(model: nn.Module) -> bool:
 
 
 def select_modules(model: nn.Module, patterns: str | Sequence[str]) -> dict[str, nn.Module]:
-    """Modules whose dotted name equals or matches one of ``patterns``."""
+    """Modules of these dotted names; a glob stands for the outermost modules it matches (``h.*`` for the blocks of h)."""
     wanted = [patterns] if isinstance(patterns, str) else list(patterns)
     modules = {public_name(name) or "(model)": module for name, module in unwrap(model).named_modules()}
     chosen: dict[str, nn.Module] = {}
     for pattern in wanted:
-        hits = {name: module for name, module in modules.items() if name == pattern or fnmatchcase(name, pattern)}
-        if not hits:
+        hits = [pattern] if pattern in modules else [name for name in modules if fnmatchcase(name, pattern)]
+        outermost = [name for name in hits if not any(name.startswith(other + ".") for other in hits)]
+        if not outermost:
             raise LayerError(f"outputs={pattern!r} matches no module; there are: {', '.join(modules)}")
-        chosen |= hits
+        chosen |= {name: modules[name] for name in outermost}
     return chosen
 
 

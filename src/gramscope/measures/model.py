@@ -104,7 +104,7 @@ def table_of(statistics: Statistics, names: Iterable[str], context: Context) -> 
     for module, part in statistics.outputs.items():
         # A module's output has features but no weight.
         featured = LayerStatistics(module, torch.empty(0, 0, dtype=torch.float64), part.n, features=part)
-        rows[module] = {
+        rows[f"{module} (output)" if module in rows else module] = {
             name: _evaluate(name, context, featured, notes) if name in OF_FEATURES else None for name in names
         }
     network = statistics.network

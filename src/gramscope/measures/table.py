@@ -75,9 +75,9 @@ class Table:
         cells = [["layer", *columns]]
         cells += [[layer, *(format_value(row.get(name)) for name in columns)] for layer, row in self.rows.items()]
         lines = _aligned(cells)
-        if max(map(len, lines)) > WIDTH:  # one line per measure reads better than a very wide one per layer
+        if len(lines[0]) > WIDTH:  # one line per measure may read better than one per layer
             turned = [list(line) for line in zip(*cells, strict=True)]
-            lines = _aligned([["measure", *turned[0][1:]], *turned[1:]])
+            lines = min(lines, _aligned([["measure", *turned[0][1:]], *turned[1:]]), key=lambda rows: len(rows[0]))
         if self.network:
             lines.append(
                 "network: " + ", ".join(f"{name} {format_value(value)}" for name, value in self.network.items())
@@ -85,7 +85,9 @@ class Table:
         reasons: dict[str, list[str]] = {}
         for name, reason in self.notes.items():
             reasons.setdefault(reason, []).append(name)
-        lines += [f"note: {', '.join(names)}: {reason}" for reason, names in reasons.items()]
+        for reason, names in reasons.items():
+            shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+            lines.append(f"note: {shown}: {reason}")
         return "\n".join(lines)
 
     __repr__ = __str__
