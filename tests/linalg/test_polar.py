@@ -122,8 +122,10 @@ def test_batches_are_the_matrices_one_by_one(method: str) -> None:
 def test_newton_schulz_falls_back_only_where_it_must() -> None:
     A = torch.stack([with_condition(6, 6, 2, seed) for seed in range(3)])
     A[1, :, 0] = 0
-    _, converged = newton_schulz(A)
-    assert converged.tolist() == [True, False, True]
+    deficient = newton_schulz(A)[1]
+    assert deficient is not None
+    assert deficient.tolist() == [False, True, False]
+    assert newton_schulz(A[::2])[1] is None
     with pytest.warns(RescueWarning, match="1 of 3 matrices of shape \\(6, 6\\)"):
         Q = gs.polar(A, "newton-schulz")
     torch.testing.assert_close(Q, gs.polar(A, "svd"))

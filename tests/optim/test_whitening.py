@@ -67,9 +67,15 @@ def test_every_layer_gets_the_gram_and_the_nearest_weights(kind: type, lr: float
             assert torch.equal(p, q)
 
 
-@pytest.mark.parametrize("shape", [(24, 24), (8, 40), (40, 8)])
-@pytest.mark.parametrize("kind", [gs.GramWhitened, gs.GramFixed])
-@pytest.mark.parametrize("decades", [0, 4])
+@pytest.mark.parametrize(
+    ("shape", "kind", "decades"),
+    [
+        ((24, 24), gs.GramWhitened, 0),
+        ((12, 12), gs.GramWhitened, 5),
+        ((40, 8), gs.GramWhitened, 3),
+        ((8, 40), gs.GramFixed, 2),
+    ],
+)
 def test_zero_gradient_leaves_the_weights_as_they_are(shape: tuple[int, int], kind: type, decades: int) -> None:
     generator = torch.Generator().manual_seed(0)
     U, _, Vh = torch.linalg.svd(torch.randn(shape, generator=generator), full_matrices=False)

@@ -14,20 +14,22 @@ from gramscope.errors import NumericalError
 _SAFE = 0.05
 #: singular values in [_DONE, 1] count as found; what is left converges quadratically
 _DONE = 0.99
+#: plain steps converge quickly from ‖XᵀX − I‖_F below this
+_NEAR = 0.9
 
 
-def newton_schulz(A: Tensor) -> tuple[Tensor, Tensor]:
+def newton_schulz(A: Tensor) -> tuple[Tensor, Tensor | None]:
     """Orthonormalise the columns of ``A`` ``[…, m, n]``, m ≥ n, with as many iterations as it takes.
 
     ``X ← (α/2) X (3I − α² XᵀX)`` from ``X = A/‖A‖_F``. With ``α² = 3/(1 + l + l²)`` this is the cubic that lifts
     singular values in [l, 1] the most without overshooting (Chen & Chow 2014); as l → 1 it is the plain iteration and
     converges quadratically. The least singular value is not known, so a pass assumes one, runs without looking (no
-    device synchronisation), then measures ``‖I − XᵀX‖_F`` once. When that is not small, another pass starts from where
+    device synchronisation), then measures ``‖XᵀX − I‖_F`` once. When that is not small, another pass starts from where
     this one ended, until all singular values that count as non-zero (:func:`rank_tolerance`) would have been found.
 
     Returns:
-        ``X``, and a boolean tensor ``[…]`` that is False where the columns of ``A`` are linearly dependent to working
-        precision: ``X`` is then no polar factor.
+        ``X``, and None, or a boolean tensor ``[…]`` that marks where the columns of ``A`` are linearly dependent to
+        working precision and ``X`` is no polar factor.
     """
     eps = torch.finfo(A.dtype).eps
     X = A / torch.linalg.matrix_norm(A, keepdim=True).clamp_min(torch.finfo(A.dtype).tiny)
@@ -35,23 +37,21 @@ def newton_schulz(A: Tensor) -> tuple[Tensor, Tensor]:
     assumed = 0.25 / math.sqrt(A.shape[-1])
     found = 1.0  # singular values above this (relative to ‖A‖_F) have been lifted to 1
     while True:
-        gain = 1.0
         for alpha in _scalings(assumed):
-            X = _step(X, X.mT @ X, alpha)
-            gain *= 1.5 * alpha
-        found /= gain
-        G = X.mT @ X
-        residual = _distance_to_identity(G)
+            X = _combine(X, X.mT @ X, 1.5 * alpha, -0.5 * alpha**3)
+            found /= 1.5 * alpha
+        excess = _excess(X)
+        residual: Tensor = torch.linalg.matrix_norm(excess)
         worst = float(residual.max())  # the only synchronisation of a pass
         if not math.isfinite(worst):
             raise NumericalError(
                 f"polar factor of a matrix with NaN, infinite or overflowing entries, {tuple(A.shape)}"
             )
-        if worst < 0.9:
-            return _finish(X, G, worst, eps), torch.ones_like(residual, dtype=torch.bool)
         assumed = max(1e-3, limit / found)
+        if worst < _NEAR:
+            return _finish(X, excess, worst, eps), None
         if assumed > _DONE:
-            return _finish(X, G, 0.9, eps), residual < 0.9
+            return _finish(X, excess, _NEAR, eps), residual >= _NEAR
 
 
 def rank_tolerance(A: Tensor) -> float:
@@ -63,27 +63,34 @@ def rank_tolerance(A: Tensor) -> float:
 
 
 def polish(X: Tensor) -> Tensor:
-    """One plain Newton–Schulz step, ``X (3I − XᵀX)/2``: squares the distance of ``X`` from orthonormal columns."""
-    return _step(X, X.mT @ X, 1.0)
+    """One plain Newton–Schulz step, ``X − ½X(XᵀX − I)``: squares the distance of ``X`` from orthonormal columns."""
+    return _combine(X, _excess(X), 1.0, -0.5)
 
 
-def _finish(X: Tensor, G: Tensor, residual: float, eps: float) -> Tensor:
-    """Plain steps until ``‖I − XᵀX‖``, which follows e → ¾e² + ¼e³, is below rounding; ``G = XᵀX`` is given."""
-    while residual > eps:
-        X = _step(X, G, 1.0)
+def _finish(X: Tensor, excess: Tensor, residual: float, eps: float) -> Tensor:
+    """Plain steps until ``‖XᵀX − I‖``, which follows e → ¾e² + ¼e³, is below rounding; the first excess is given."""
+    while True:
+        X = _combine(X, excess, 1.0, -0.5)
         residual = 0.75 * residual**2 + 0.25 * residual**3
-        if residual > eps:
-            G = X.mT @ X
-    return X
+        if residual < eps:
+            return X
+        excess = _excess(X)
 
 
-def _step(X: Tensor, G: Tensor, alpha: float) -> Tensor:
-    """``(α/2) X (3I − α² G)``."""
+def _excess(X: Tensor) -> Tensor:
+    """``XᵀX − I``."""
+    G = X.mT @ X
+    G.diagonal(dim1=-2, dim2=-1).sub_(1)
+    return G
+
+
+def _combine(X: Tensor, G: Tensor, b: float, c: float) -> Tensor:
+    """``b X + c X G``, in one kernel where there is one."""
     if X.dim() == 2:
-        return torch.addmm(X, X, G, beta=1.5 * alpha, alpha=-0.5 * alpha**3)
+        return torch.addmm(X, X, G, beta=b, alpha=c)
     if X.dim() == 3:
-        return torch.baddbmm(X, X, G, beta=1.5 * alpha, alpha=-0.5 * alpha**3)
-    return 1.5 * alpha * X - 0.5 * alpha**3 * (X @ G)
+        return torch.baddbmm(X, X, G, beta=b, alpha=c)
+    return b * X + c * (X @ G)
 
 
 def _scalings(least: float) -> list[float]:
@@ -95,10 +102,3 @@ def _scalings(least: float) -> list[float]:
         alphas.append(alpha)
         least = min(alpha * x * (3 - alpha**2 * x**2) / 2 for x in (least, 1.0))
     return alphas
-
-
-def _distance_to_identity(G: Tensor) -> Tensor:
-    """``‖G − I‖_F`` of symmetric ``[…, n, n]`` matrices."""
-    identity = torch.eye(G.shape[-1], dtype=G.dtype, device=G.device)
-    distance: Tensor = torch.linalg.matrix_norm(G - identity)
-    return distance

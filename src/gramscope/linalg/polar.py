@@ -54,19 +54,18 @@ def polar(A: Tensor, method: PolarMethod = "auto", *, toward: Tensor | None = No
         return polar(A.mT, method, toward=None if toward is None else toward.mT).mT
     if method == "svd" or (method == "auto" and A.device.type == "cpu"):
         return _by_svd(A, toward)
-    X, converged = newton_schulz(A)
-    if bool(converged.all()):
+    X, deficient = newton_schulz(A)
+    if deficient is None:
         return X
     if method == "newton-schulz":
         warnings.warn(
-            f"{int((~converged).sum())} of {math.prod(A.shape[:-2])} matrices of shape {tuple(A.shape[-2:])} are "
+            f"{int(deficient.sum())} of {math.prod(A.shape[:-2])} matrices of shape {tuple(A.shape[-2:])} are "
             "rank-deficient to working precision; their polar factors were completed from a singular value decomposition",
             RescueWarning,
             stacklevel=2,
         )
     X = X.clone()
-    rest = None if toward is None else toward.expand_as(A)[~converged]
-    X[~converged] = _by_svd(A[~converged], rest)
+    X[deficient] = _by_svd(A[deficient], None if toward is None else toward.expand_as(A)[deficient])
     return X
 
 

@@ -40,34 +40,49 @@ def nearest_with_gram(target: Tensor, source: Tensor, method: PolarMethod = "aut
 
 
 def _wide(target: Tensor, source: Tensor, method: PolarMethod) -> Tensor:
+    """``polar(target sourceᵀ) source`` of ``[batch, k, d]``, k ≤ d."""
     if method == "auto" and _float32_is_exact(source):
         T, W = target.float(), source.float()
-        rotation = small_rotation(_symmetric(T @ W.mT), _antisymmetric(W @ (W - T).mT))
-        if rotation is not None:
+        rotation, reliable = small_rotation(_symmetric(T @ W.mT), _antisymmetric(W @ (W - T).mT))
+        if bool(reliable.all()):
             return torch.baddbmm(W, rotation, W)
+        if bool(reliable.any()):
+            X = torch.baddbmm(W, rotation, W)
+            X[~reliable] = _by_product(target[~reliable], source[~reliable], method).to(X.dtype)
+            return X
+    return _by_product(target, source, method)
+
+
+def _by_product(target: Tensor, source: Tensor, method: PolarMethod) -> Tensor:
     T, W = _precise(target), _precise(source)
     return polar(T @ W.mT, method) @ W
 
 
 def _tall(target: Tensor, source: Tensor, method: PolarMethod) -> Tensor:
+    """The same for k > d without the k×k product."""
     T, W = _precise(target), _precise(source)
     if method != "svd":
         L, failed = torch.linalg.cholesky_ex(torch.stack([T.mT @ T, W.mT @ W]))
         diagonal = L.diagonal(dim1=-2, dim2=-1)
-        sound = (failed == 0).all() & (diagonal.amin(-1) > _SPAN * diagonal.amax(-1)).all()
-        if bool(sound):
+        if bool(((failed == 0) & (diagonal.amin(-1) > _SPAN * diagonal.amax(-1))).all()):
             L1, L2 = L.unbind()
-            A = L1.mT @ L2
-            rotation = None
-            if method == "auto" and _float32_is_exact(source):
-                rotation = small_rotation(_symmetric(A).float(), _antisymmetric(A).float())
-            P = polar(A, method) if rotation is None else _plus_identity(rotation.to(A.dtype))
-            transport: Tensor = torch.linalg.solve_triangular(L1.mT, P @ L2.mT, upper=True)
+            transport: Tensor = torch.linalg.solve_triangular(
+                L1.mT, _square(L1.mT @ L2, source, method) @ L2.mT, upper=True
+            )
             return T @ transport
     Y: Tensor
     R: Tensor
     Y, R = torch.linalg.qr(W)
     return polar(T @ R.mT, method, toward=Y) @ R
+
+
+def _square(A: Tensor, like: Tensor, method: PolarMethod) -> Tensor:
+    """``polar(A)`` of float64 matrices that are nearly symmetric when source and target are close."""
+    if method == "auto" and _float32_is_exact(like):
+        rotation, reliable = small_rotation(_symmetric(A).float(), _antisymmetric(A).float())
+        if bool(reliable.all()):
+            return rotation.to(A.dtype) + torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
+    return polar(A, method)
 
 
 def _precise(W: Tensor) -> Tensor:
@@ -86,7 +101,3 @@ def _symmetric(A: Tensor) -> Tensor:
 
 def _antisymmetric(A: Tensor) -> Tensor:
     return 0.5 * (A - A.mT)
-
-
-def _plus_identity(A: Tensor) -> Tensor:
-    return A + torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)

@@ -10,28 +10,28 @@ _LARGEST = 0.05
 _ITERATIONS = 4
 
 
-def small_rotation(S: Tensor, R: Tensor) -> Tensor | None:
-    """``polar(S + R) − I`` for positive definite ``S`` and a small antisymmetric ``R``, or None if they are not so.
+def small_rotation(S: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
+    """``polar(S + R) − I`` for positive definite ``S`` and small antisymmetric ``R``, and where it can be relied on.
 
     Every orthogonal Q near I is ``K + √(I + K²) = I + K + ½K² − ⅛K⁴ + …`` with K antisymmetric, and ``Qᵀ(S + R)`` is
     symmetric when ``½(SK + KS) = R + O(K²)``: a Lyapunov equation, which is elementwise in the eigenbasis of S. The
     higher-order terms are iterated there. All errors are relative to R, so R = 0 gives exactly 0, which a polar factor in
     the same precision does not.
 
-    Rounding of S by ε changes K_ij by the factor ε/(s_i + s_j). The result is refused, rather than returned
-    inaccurate, when that or the iteration leaves an error in ``Q W`` (where ``S ≈ W Wᵀ``) above half a unit of rounding of W.
+    Rounding of S by ε changes K_ij by the factor ε/(s_i + s_j). A result is not to be relied on when that or the
+    iteration leaves an error in ``Q W`` (where ``S ≈ W Wᵀ``) above half a unit of rounding of W.
 
     Args:
         S: ``[batch, n, n]``, symmetric.
         R: ``[batch, n, n]``, antisymmetric.
 
     Returns:
-        ``[batch, n, n]`` with ``I + result`` orthogonal, or None when the result would not be accurate (S indefinite or
-        too ill-conditioned, R too large).
+        ``E`` ``[batch, n, n]`` with ``I + E`` orthogonal, and a boolean tensor ``[batch]`` that is False where S is
+        indefinite or too ill-conditioned or R too large for E to be accurate.
     """
     eps = torch.finfo(S.dtype).eps
     if not bool((S.sum() + R.sum()).isfinite()):
-        return None
+        return torch.zeros_like(S), torch.zeros(S.shape[0], dtype=torch.bool, device=S.device)
     s: Tensor
     V: Tensor
     s, V = torch.linalg.eigh(S)
@@ -43,24 +43,22 @@ def small_rotation(S: Tensor, R: Tensor) -> Tensor | None:
     size = squares.sum((-2, -1)).sqrt()
     effect = _effect(squares, s)
     rounding = eps * s[:, -1] * _effect(squares / pairs.square(), s)
-    if not bool(((s[:, 0] > 0) & (size < _LARGEST) & (rounding < unit)).all()):
-        return None
+    reliable = (s[:, 0] > 0) & (size < _LARGEST) & (rounding < unit)
     M = R + torch.diag_embed(s)
     for _ in range(_ITERATIONS):
-        if bool((size * effect < unit).all()):
+        if not bool((reliable & (size * effect >= unit)).any()):
             break
         KM = K @ M
         lost = torch.baddbmm(KM, K, KM, alpha=-0.5)  # M − QᵀM
         correction = (2 * R - lost + lost.mT) / pairs
         K = K + correction
         effect = _effect(correction.square(), s)
-    else:
-        return None
+    reliable &= size * effect < unit
     KK = K @ K
     E = K + 0.5 * KK
-    if not bool((size**4 < eps).all()):
+    if bool((reliable & (size**4 > eps)).any()):
         E = torch.baddbmm(E, KK, KK, alpha=-0.125)
-    return V @ E @ V.mT
+    return V @ E @ V.mT, reliable
 
 
 def _effect(squares: Tensor, s: Tensor) -> Tensor:

@@ -53,8 +53,8 @@ class _GramUpdate(OptimizerWrapper):
         return sum(len(group["params"]) for group in self.param_groups)
 
     @abstractmethod
-    def _corrected(self, before: Tensor, proposed: Tensor) -> Tensor:
-        """The weights ``[…, k, d]`` that replace the proposal."""
+    def corrected(self, before: Tensor, proposed: Tensor) -> Tensor:
+        """The weights ``[count, k, d]`` that replace the proposal of the wrapped optimizer."""
 
     def summary(self) -> str:
         """A table of all parameters: which are worked on, as which matrices, and why the others are not."""
@@ -99,7 +99,7 @@ class _GramUpdate(OptimizerWrapper):
         old = _stacked([matrix.view(before[matrix.parameter]) for matrix in matrices])
         new = _stacked([matrix.view(matrix.parameter) for matrix in matrices])
         try:
-            corrected = self._corrected(old, new)
+            corrected = self.corrected(old, new)
         except NumericalError:
             broken = [matrix.name for matrix in matrices if not bool(matrix.parameter.isfinite().all())]
             if not broken:
@@ -150,7 +150,7 @@ class GramWhitened(_GramUpdate):
     verb = "whitened"
 
     @override
-    def _corrected(self, before: Tensor, proposed: Tensor) -> Tensor:
+    def corrected(self, before: Tensor, proposed: Tensor) -> Tensor:
         return nearest_with_gram(before, proposed, self.method)
 
 
@@ -164,7 +164,7 @@ class GramFixed(_GramUpdate):
     verb = "kept at its Gram"
 
     @override
-    def _corrected(self, before: Tensor, proposed: Tensor) -> Tensor:
+    def corrected(self, before: Tensor, proposed: Tensor) -> Tensor:
         return nearest_with_gram(proposed, before, self.method)
 
 
