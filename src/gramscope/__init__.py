@@ -14,17 +14,41 @@ if TYPE_CHECKING:
     from gramscope.layers.tape import Tape as Tape
     from gramscope.layers.tape import capture as capture
     from gramscope.linalg.polar import polar as polar
+    from gramscope.measures.actual import lipschitz_constant as lipschitz_constant
+    from gramscope.measures.actual import virtual_against_actual as virtual_against_actual
     from gramscope.measures.agop import agop as agop
+    from gramscope.measures.agop import dual_tangent_kernel as dual_tangent_kernel
     from gramscope.measures.agop import tangent_kernel as tangent_kernel
+    from gramscope.measures.alignment import corrupted as corrupted
     from gramscope.measures.alignment import cosine as cosine
+    from gramscope.measures.alignment import double_centered_ratio as double_centered_ratio
+    from gramscope.measures.alignment import egop as egop
     from gramscope.measures.alignment import nfa as nfa
     from gramscope.measures.collapse import neural_collapse as neural_collapse
+    from gramscope.measures.fit import fit_linear as fit_linear
+    from gramscope.measures.fit import held_out_target_linearity as held_out_target_linearity
+    from gramscope.measures.gram import fle_residual as fle_residual
+    from gramscope.measures.gram import gram_shift as gram_shift
+    from gramscope.measures.gram import gram_shift_residual as gram_shift_residual
     from gramscope.measures.gram import weight_gram as weight_gram
+    from gramscope.measures.interpolation import interpolation_error as interpolation_error
+    from gramscope.measures.linearity import gram_induced_error as gram_induced_error
     from gramscope.measures.linearity import surrogate as surrogate
     from gramscope.measures.linearity import target_linearity as target_linearity
     from gramscope.measures.model import measure as measure
     from gramscope.measures.monitor import Monitor as Monitor
+    from gramscope.measures.regions import region_crossings as region_crossings
+    from gramscope.measures.similarity import linear_cka as linear_cka
+    from gramscope.measures.similarity import linear_probe_accuracy as linear_probe_accuracy
+    from gramscope.measures.spectrum import feature_spectrum as feature_spectrum
+    from gramscope.measures.spectrum import weight_spectrum as weight_spectrum
+    from gramscope.measures.surrogate_theory import linearity_bound as linearity_bound
+    from gramscope.measures.surrogate_theory import moving_target as moving_target
+    from gramscope.measures.surrogate_theory import surrogate_step as surrogate_step
+    from gramscope.measures.virtual import AccumulatedShift as AccumulatedShift
     from gramscope.measures.virtual import virtual_covariance_shift as virtual_covariance_shift
+    from gramscope.measures.virtual import virtual_trajectory as virtual_trajectory
+    from gramscope.measures.virtual import virtual_update as virtual_update
     from gramscope.optim.vcl import VCL as VCL
     from gramscope.optim.whitening import GramFixed as GramFixed
     from gramscope.optim.whitening import GramWhitened as GramWhitened
@@ -32,6 +56,7 @@ if TYPE_CHECKING:
 
 #: public name -> module that defines it
 _PUBLIC = {
+    "AccumulatedShift": "gramscope.measures.virtual",
     "GramFixed": "gramscope.optim.whitening",
     "GramWhitened": "gramscope.optim.whitening",
     "Monitor": "gramscope.measures.monitor",
@@ -40,16 +65,39 @@ _PUBLIC = {
     "agop": "gramscope.measures.agop",
     "capture": "gramscope.layers.tape",
     "collect": "gramscope.statistics.collect",
+    "corrupted": "gramscope.measures.alignment",
     "cosine": "gramscope.measures.alignment",
+    "double_centered_ratio": "gramscope.measures.alignment",
+    "dual_tangent_kernel": "gramscope.measures.agop",
+    "egop": "gramscope.measures.alignment",
+    "feature_spectrum": "gramscope.measures.spectrum",
+    "fit_linear": "gramscope.measures.fit",
+    "fle_residual": "gramscope.measures.gram",
+    "gram_induced_error": "gramscope.measures.linearity",
+    "gram_shift": "gramscope.measures.gram",
+    "gram_shift_residual": "gramscope.measures.gram",
+    "held_out_target_linearity": "gramscope.measures.fit",
+    "interpolation_error": "gramscope.measures.interpolation",
+    "linear_cka": "gramscope.measures.similarity",
+    "linear_probe_accuracy": "gramscope.measures.similarity",
+    "linearity_bound": "gramscope.measures.surrogate_theory",
+    "lipschitz_constant": "gramscope.measures.actual",
     "measure": "gramscope.measures.model",
+    "moving_target": "gramscope.measures.surrogate_theory",
     "neural_collapse": "gramscope.measures.collapse",
     "nfa": "gramscope.measures.alignment",
     "polar": "gramscope.linalg.polar",
+    "region_crossings": "gramscope.measures.regions",
     "surrogate": "gramscope.measures.linearity",
+    "surrogate_step": "gramscope.measures.surrogate_theory",
     "tangent_kernel": "gramscope.measures.agop",
     "target_linearity": "gramscope.measures.linearity",
+    "virtual_against_actual": "gramscope.measures.actual",
     "virtual_covariance_shift": "gramscope.measures.virtual",
+    "virtual_trajectory": "gramscope.measures.virtual",
+    "virtual_update": "gramscope.measures.virtual",
     "weight_gram": "gramscope.measures.gram",
+    "weight_spectrum": "gramscope.measures.spectrum",
 }
 
 __all__ = [*_PUBLIC, "__version__"]

@@ -144,8 +144,8 @@ def monitoring(device: str, generator: torch.Generator) -> list[Row]:
     rows = []
     for case, net in (("MLP", _mlp(3072, (256,), generator)), ("CNN", _cnn())):
         model = net.to(device)
-        x = torch.randn(512, 3, 32, 32, generator=generator).to(device)
-        y = torch.randint(10, (512,), generator=generator).to(device)
+        x = torch.randn(1024, 3, 32, 32, generator=generator).to(device)
+        y = torch.randint(10, (1024,), generator=generator).to(device)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
         monitor = Monitor(model, (x, y), nn.CrossEntropyLoss())
 

@@ -80,7 +80,8 @@ def measure(
     statistics = collect(
         model,
         loader,
-        loss if "loss" in needs or measures is None else None,
+        loss,
+        gradients="loss" in needs,
         jacobians=jacobians,
         reference=reference if wants_centered else None,
         **options,

@@ -27,28 +27,18 @@ from gramscope.measures.model import measure
 from gramscope.measures.pictures import input_diagonals, layer_spectra
 from gramscope.measures.table import Table
 
-#: what is recorded unless measures are named: no Jacobians, so that a record costs about one step on the held sample
-DEFAULT = (
-    "weight_norm",
-    "effective_rank",
-    "gradient_norm",
-    "vcs_cosine",
-    "target_linearity",
-    "surrogate",
-    "surrogate_linearized",
-    "feature_rank",
-    "nc1",
-)
+#: what is recorded unless measures are named: nothing that needs a backward pass, so that a record is cheap
+DEFAULT = ("weight_norm", "effective_rank", "target_linearity", "surrogate", "surrogate_linearized", "nc1")
 
 
-def geometric(step: int, ratio: float = 1.3) -> bool:
+def geometric(step: int, ratio: float = 1.35) -> bool:
     """Whether ``step`` belongs to the default cadence: 0, 1, 2, 3, 4, then every time the step has grown by ``ratio``.
 
-    It depends on the step alone, so that resumed runs record the same steps; 20 records take about 300 steps and 35 take
+    It depends on the step alone, so that resumed runs record the same steps; 20 records take about 800 steps and 30 take
     about 15,000.
 
     >>> [step for step in range(40) if geometric(step)]
-    [0, 1, 2, 3, 4, 6, 8, 11, 15, 20, 27, 36]
+    [0, 1, 2, 3, 4, 6, 9, 13, 18, 25, 34]
     """
     due = 0
     while due < step:
@@ -63,12 +53,12 @@ class Monitor:
         model: the model being trained; it is never changed.
         data: tensors ``(x, y)``, a loader or a data set, of which the first ``samples`` are held.
         loss: as for :func:`gramscope.measure`; without one, measures of gradients are left out.
-        measures: names of measures; ``None`` for a set that costs about as much as one step on the held sample.
+        measures: names of measures; ``None`` for a cheap set without backward passes.
         every: record every this many calls of :meth:`step`; ``None`` for the geometric cadence (dense at the start, about
-            35 records in 15,000 steps); or a function ``step -> bool``. To record by epochs, call :meth:`step` once an epoch
+            30 records in 15,000 steps); or a function ``step -> bool``. To record by epochs, call :meth:`step` once an epoch
             with ``every=1``.
         layers: names, globs or types of layers; ``None`` for all.
-        samples: how many samples to hold.
+        samples: how many samples to hold. Target linearity wants several times as many as a layer has features.
         reference: ``"initial"`` keeps a copy of the model as it is now for measures that need the initialisation (only if
             one of them is asked for); or a network of one's own.
         log: called with ``(step, record)`` for every record, or a TensorBoard ``SummaryWriter``, which gets scalars,
@@ -97,7 +87,7 @@ class Monitor:
         measures: str | Iterable[str] | None = None,
         every: int | Callable[[int], bool] | None = None,
         layers: LayerSelector = None,
-        samples: int = 512,
+        samples: int = 1024,
         reference: nn.Module | str | None = "initial",
         log: Log | None = None,
         unpack: Unpack | None = None,
@@ -114,7 +104,7 @@ class Monitor:
         self._due = every if callable(every) else (geometric if every is None else _multiple_of(every))
         self._log = log
         if measures is None:
-            measures = [name for name in DEFAULT if loss is not None or "loss" not in MEASURES[name].needs]
+            measures = DEFAULT
         names = list(MEASURES) if measures == "all" else [measures] if isinstance(measures, str) else list(measures)
         needs = set().union(*(MEASURES[name].needs for name in names if name in MEASURES))
         needs_reference = "reference" in needs

@@ -45,6 +45,7 @@ def collect(
     tokens: Tokens = "auto",
     features: bool = True,
     gram: bool | str = "auto",
+    gradients: bool = True,
     residuals: bool = False,
     autograd: bool = False,
     jacobians: bool | str = False,
@@ -72,6 +73,7 @@ def collect(
         tokens: how sites become feature rows (:func:`gramscope.statistics.features.rows_and_targets`).
         features: keep moments of the layers' inputs with the targets.
         gram: keep ``HᵀH``: ``"auto"`` where d ≤ 512, ``True`` or ``False`` for all.
+        gradients: keep ``D`` and ``Σ`` (where there is a loss); ``False`` evaluates the loss alone.
         residuals: keep ``HᵀE`` with ``E = −∂L/∂f``, for the predicted change of the surrogate (003 Theorem 3).
         autograd: keep the parameters' own gradients too, to check ``D`` against them.
         jacobians: keep ``Σ JᵀJ``, from which K, AGOP and the NFA follow; ``"auto"`` unless a sample has more than
@@ -95,7 +97,7 @@ def collect(
     if loss is not None and not callable(loss):
         raise InputError(f"loss={loss!r} is not callable; give a criterion or a function of (output, target)")
     options = Options(
-        gradients=loss is not None,
+        gradients=gradients and loss is not None,
         features=features,
         jacobians=True if reference is not None else jacobians,
         sketch=sketch,

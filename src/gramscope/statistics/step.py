@@ -76,6 +76,8 @@ def backward(step: Step, tape: Tape, loss: Loss, reduction: str | float | None, 
     total = sample_losses(loss, step.output, step.target, step.n, reduction).sum()
     if not torch.isfinite(total):
         raise NumericalError(f"the loss is {total.item()} in batch {index}")
+    if not options.gradients:
+        return replace(step, loss=float(total.detach()))
     with tape.paused():
         residual, autograd = _extra_gradients(step, tape, total, options)
     tape.backward(total, retain_graph=bool(options.jacobians))
