@@ -160,13 +160,18 @@ def test_resuming_elsewhere_warns(tmp_path: Path, config: Config, blobs: DataSet
         train(config(), tmp_path / "run", data=blobs, resume=True)
 
 
-def test_only_the_newest_checkpoints_are_kept(tmp_path: Path, config: Config, blobs: DataSet) -> None:
+def test_only_the_newest_checkpoints_are_kept(
+    tmp_path: Path, config: Config, blobs: DataSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     train(config(keep=2, checkpoint_every=0.2), tmp_path / "two", data=blobs)
     assert RunDirectory(tmp_path / "two").checkpoint_steps() == [14, 15]
     train(config(keep=0, checkpoint_every=0.2), tmp_path / "all", data=blobs)
     assert RunDirectory(tmp_path / "all").checkpoint_steps() == list(range(1, 16))
     train(config(checkpoint_every=0), tmp_path / "end", data=blobs)
     assert RunDirectory(tmp_path / "end").checkpoint_steps() == [15]
+    monkeypatch.setattr("gramscope.training.loop.CHECKPOINT_SECONDS", 0.0)
+    train(config(checkpoint_every=0, keep=0), tmp_path / "timed", data=blobs)
+    assert RunDirectory(tmp_path / "timed").checkpoint_steps() == list(range(1, 16))
 
 
 def test_early_stopping_watches_the_validation_set(tmp_path: Path, config: Config, blobs: DataSet) -> None:

@@ -18,13 +18,13 @@ from gramscope.training.reporting import Reporter
 
 
 def results() -> Console:
-    """Where results go."""
-    return Console(highlight=False)
+    """Where results go. Text is printed as it is: no markup, no wrapping."""
+    return Console(highlight=False, markup=False, soft_wrap=True)
 
 
 def news() -> Console:
     """Where progress, notes and errors go."""
-    return Console(stderr=True, highlight=False)
+    return Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
 
 def print_json(value: Any) -> None:
@@ -34,16 +34,16 @@ def print_json(value: Any) -> None:
 
 def print_table(title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None) -> None:
     """Print rows as a table; numbers are right-aligned with four significant digits."""
-    console = results()
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:  # a pipe has no width: do not cut columns
+        console.width = max(console.width, 200)
     names = list(columns or dict.fromkeys(key for row in rows for key in row))
     table = Table(title=title or None, title_justify="left")
     for name in names:
         number = all(isinstance(row.get(name), int | float | None) for row in rows)
         table.add_column(name.replace("_", " "), justify="right" if number else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(cell(row.get(name)) for name in names))
-    if not console.is_terminal and console.width < 160:  # a pipe has no width: do not cut columns
-        console = Console(highlight=False, width=160)
+        table.add_row(*(Text(cell(row.get(name))) for name in names))
     console.print(table)
 
 

@@ -60,7 +60,9 @@ FLAGS: tuple[Flag, ...] = (
     Flag("--dtype", "dtype", str, "float32 or float64.", _COURSE),
     Flag("--evaluate-every", "evaluate_every", float, "Epochs between evaluations.", _COURSE),
     Flag("--measure-every", "measure.every", float, "Epochs between measurements of every layer (0: none).", _COURSE),
-    Flag("--checkpoint-every", "checkpoint_every", float, "Epochs between checkpoints.", _COURSE),
+    Flag(
+        "--checkpoint-every", "checkpoint_every", float, "Epochs between checkpoints (0: every half minute).", _COURSE
+    ),
     Flag("--keep", "keep", int, "Checkpoints to keep (0: all).", _COURSE),
     Flag("--execution", "execution", str, "Several runs: auto, vectorised, processes or one-by-one.", _COURSE),
 )
@@ -121,7 +123,7 @@ def parse_seeds(seeds: str | None, seed: int | None = None) -> list[int]:
         numbers = [int(part) for part in (seeds or "1").split(",")]
     except ValueError:
         raise InputError(f"--seeds {seeds}: give how many (5) or which (0,3,7)") from None
-    if len(numbers) > 1 or (seeds or "").endswith(","):
+    if len(numbers) > 1:
         if seed is not None:
             raise InputError(f"--seeds {seeds} names the seeds; --seed {seed} only goes with a number of them")
         return numbers
@@ -134,24 +136,20 @@ def to_arguments(config: TrainConfig) -> list[str]:
     """The command-line arguments that give this configuration."""
     plain = TrainConfig.from_dict({**DEFAULTS, **{name: {"name": config.to_dict()[name]["name"]} for name in DEFAULTS}})
     wanted, default = _leaves(config.to_dict()), _leaves(plain.to_dict())
-    by_key = {flag.key: flag for flag in FLAGS}
     arguments: list[str] = []
+    for flag in FLAGS:
+        value = wanted.get(flag.key)
+        named = flag.key in ("data.name", "model.name", "method.name")
+        if (value != default.get(flag.key) or named) and (flag.kind is not list or _is_numbers(value)):
+            arguments += [flag.name, _text(wanted.pop(flag.key))]
     for key, value in wanted.items():
-        if key == "seeds" or key.startswith("sweep/") or (default.get(key) == value and not key.endswith(".name")):
-            continue
-        flag = by_key.get(key)
-        if (
-            flag is None
-            or (flag.kind is list and not _is_numbers(value))
-            or (key == "schedule.name" and value == default[key])
-        ):
-            if default.get(key) != value:
-                arguments += ["--set", f"{key}={_toml(value)}"]
-        else:
-            arguments += [flag.name, ",".join(map(str, value)) if flag.kind is list else str(value)]
+        if key != "seeds" and not key.startswith("sweep/") and default.get(key) != value:
+            arguments += ["--set", f"{key}={_toml(value)}"]
     for key, values in config.sweep.items():
         arguments += ["--sweep", f"{key}={_toml(list(values))}"]
-    return [*arguments, "--seeds", ",".join(map(str, config.seeds)) + ("," if len(config.seeds) == 1 else "")]
+    if len(config.seeds) == 1:
+        return [*arguments, "--seed", str(config.seeds[0])]
+    return [*arguments, "--seeds", ",".join(map(str, config.seeds))]
 
 
 def parse_assignments(settings: Iterable[str]) -> dict[str, Any]:
@@ -200,6 +198,12 @@ def _numbers(flag: str, text: str) -> list[int]:
         return [int(part) for part in text.split(",") if part.strip()]
     except ValueError:
         raise InputError(f"{flag} {text}: give whole numbers with commas between, such as 256,256") from None
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def _is_numbers(value: Any) -> bool:

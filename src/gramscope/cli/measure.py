@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated, Any, Optional
 
 import typer
 
@@ -73,8 +74,16 @@ def command(
         return
     for item in found:
         title = item.name if item.step is None else f"{item.name}, step {item.step} (epoch {item.epoch:g})"
-        rows = [{"layer": layer, **row} for layer, row in item.table.rows.items()]
-        shown = [name for name in ("layer", *item.table.columns) if any(row.get(name) is not None for row in rows)]
-        print_table(title, rows, shown)
-        for where, reason in item.table.notes.items():
-            news().print(f"note: {where}: {reason}")
+        print_measures(title, item.table.rows)
+    for note in dict.fromkeys(f"{where}: {reason}" for item in found for where, reason in item.table.notes.items()):
+        news().print(f"note: {note}")
+
+
+def print_measures(title: str, rows: Mapping[str, Mapping[str, Any]]) -> None:
+    """A table of layers by measures, lying on its side when there are more measures than layers."""
+    columns = list(dict.fromkeys(name for row in rows.values() for name in row))
+    shown = [name for name in columns if any(row.get(name) is not None for row in rows.values())]
+    if len(shown) > max(len(rows), 6):
+        print_table(title, [{"measure": m} | {layer: row.get(m) for layer, row in rows.items()} for m in shown])
+    else:
+        print_table(title, [{"layer": layer} | {m: row.get(m) for m in shown} for layer, row in rows.items()])

@@ -184,7 +184,7 @@ class TrainConfig(_Table):
     dtype: str = _setting("float32", "type of weights and inputs", choices=options.DTYPES)
     evaluate_train: bool = _setting(False, "evaluate on the training set too")
     evaluate_every: float = _setting(1.0, "epochs between evaluations (0: only at the end)", least=0.0)
-    checkpoint_every: float = _setting(1.0, "epochs between checkpoints (0: only at the end)", least=0.0)
+    checkpoint_every: float = _setting(0.0, "epochs between checkpoints (0: every half minute)", least=0.0)
     keep: int = _setting(2, "checkpoints kept (0: all)", least=0)
     patience: int = _setting(0, "evaluations without improvement before stopping early (0: never stop)", least=0)
     execution: str = _setting("auto", "how several members run", choices=options.EXECUTIONS)

@@ -26,6 +26,10 @@ from gramscope.training.watching import layer_matrices
 Measure: TypeAlias = Callable[[nn.Module, Job, int], Iterable[Mapping[str, Any]]]
 
 
+#: between checkpoints where the configuration names no cadence; small nets have epochs shorter than a disk's flush
+CHECKPOINT_SECONDS = 30.0
+
+
 @dataclass
 class Progress:
     """What the loop itself remembers between steps; part of every checkpoint."""
@@ -72,7 +76,8 @@ class Loop:
         label = self.engine.jobs[0].name if len(self.engine.jobs) == 1 else f"{len(self.engine.jobs)} runs"
         self._reporter.start(label, plan.steps)
         with stop_on_signal() as stop, self.engine.active(), deterministic_kernels(self.engine.jobs[0].device):
-            self._began = time.perf_counter() - progress.seconds
+            self._saved = time.perf_counter()
+            self._began = self._saved - progress.seconds
             if progress.step == 0:
                 self._observe(0)
             outcome = self._advance_to_end(stop)
@@ -92,14 +97,19 @@ class Loop:
             self._reporter.advance(progress.step)
             self._observe(progress.step)
             early = self._early_end()
-            saved = early or stop.asked or plan.due(plan.checkpoint_every, progress.step)
-            if saved:
+            if early or stop.asked or self._checkpoint_due(progress.step):
                 self._save()
             if early:
                 return Outcome(progress.step, True, early)
             if stop.asked and progress.step < plan.steps:
                 return Outcome(progress.step, False, "interrupted")
         return Outcome(progress.step, True)
+
+    def _checkpoint_due(self, step: int) -> bool:
+        plan = self.engine.plan
+        if plan.checkpoint_every or step == plan.steps:
+            return plan.due(plan.checkpoint_every, step)
+        return time.perf_counter() - self._saved > CHECKPOINT_SECONDS
 
     def _early_end(self) -> str:
         if all(self._diverged):
@@ -192,6 +202,7 @@ class Loop:
             }
             model = {name: portable(tensor) for name, tensor in weights.items()}
             run.save_checkpoint(Checkpoint(self._progress.step, model, tensors, state))
+        self._saved = time.perf_counter()
         for run in self.runs:  # only now, so that a step that all members have is there at every moment
             run.prune_checkpoints(self._config.keep)
 

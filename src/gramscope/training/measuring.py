@@ -78,11 +78,6 @@ class Measured:
         """Plain values for JSON."""
         return {"run": self.name, "step": self.step, "epoch": self.epoch, **self.table.to_dict()}
 
-    def rows(self) -> list[dict[str, Any]]:
-        """One row a layer, for printing."""
-        where = {} if self.step is None else {"run": self.name, "step": self.step}
-        return [{**where, "layer": layer, **row} for layer, row in self.table.rows.items()]
-
 
 def measure_runs(
     path: Path | str, table: MeasureTable, *, part: str = "train", every: bool = False, device: str = "auto"

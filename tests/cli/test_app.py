@@ -1,0 +1,205 @@
+"""The command as a user runs it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from gramscope.cli import app
+from gramscope.errors import InputError
+from gramscope.training.measuring import load_weights
+
+Command = Callable[..., "Done"]
+RUN = [sys.executable, "-c", "from gramscope.cli.app import main; main()"]
+
+
+@dataclass
+class Done:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def gramscope(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Done]:
+    """Runs the command in this process, in an empty directory; what it prints and its exit code."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("warnings.showwarning", warnings.showwarning)
+
+    def call(*arguments: str) -> Done:
+        out, err, code = io.StringIO(), io.StringIO(), 0
+        monkeypatch.setattr(sys, "argv", ["gramscope", *arguments])
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                app.main()
+            except SystemExit as end:
+                code = int(end.code or 0)
+        return Done(code, out.getvalue(), err.getvalue())
+
+    return call
+
+
+def test_help_and_completion_need_no_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "sys.argv = ['gramscope', *sys.argv[1:]]\n"
+        "from gramscope.cli.app import main\n"
+        "try:\n    main()\nfinally:\n    assert 'torch' not in sys.modules, 'torch was imported'\n"
+    )
+    for arguments in (
+        ["--help"],
+        ["train", "--help"],
+        ["measure", "--help"],
+        ["runs", "list"],
+        ["bench"],
+        ["data", "--help"],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+    complete = {"_GRAMSCOPE_COMPLETE": "complete_bash", "COMP_WORDS": "gramscope tr", "COMP_CWORD": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, env={**os.environ, **complete}
+    )
+    assert "train" in done.stdout
+    assert "torch was imported" not in done.stderr
+
+
+def test_train_measure_runs_resume(gramscope: Command) -> None:
+    arguments = ["train", "--data", "digits", "--hidden", "8", "--epochs", "2", "--seeds", "2", "--out", "runs/x"]
+    arguments += ["--checkpoint-every", "1"]
+    done = gramscope(*arguments, "--json")
+    assert done.code == 0, done.err
+    assert [row["run"] for row in json.loads(done.out)["runs"]] == ["seed-0", "seed-1"]
+    assert "epoch 2, test accuracy" in done.err  # plain lines where there is no terminal
+    assert "\x1b" not in done.err
+
+    done = gramscope(*arguments)
+    assert done.code == 2
+    assert done.err == "gramscope: runs/x already holds a run; resume it (--resume) or replace it (--force)\n"
+
+    done = gramscope("measure", "runs/x", "--measures", "nfa,target_linearity", "--samples", "200", "--json")
+    tables = json.loads(done.out)
+    assert [table["run"] for table in tables] == ["seed-0", "seed-1"]
+    assert set(tables[0]["layers"]) == {"hidden1", "readout"}
+    assert 0 < tables[0]["layers"]["readout"]["target_linearity"] <= 1
+    checkpoint = next(Path("runs/x/seed-1/checkpoints").iterdir())
+    (table,) = json.loads(gramscope("measure", str(checkpoint), "--measures", "weight_norm", "--json").out)
+    assert table["step"] == int(checkpoint.name.removeprefix("step-"))
+    series = json.loads(gramscope("measure", "runs/x/seed-1", "--all", "--measures", "weight_norm", "--json").out)
+    assert [table["epoch"] for table in series] == [1, 2]
+    assert "weight norm" in gramscope("measure", "runs/x/seed-1", "--measures", "weight_norm", "--part", "test").out
+
+    listed = json.loads(gramscope("runs", "list", "--json").out)
+    assert (listed[0]["state"], listed[0]["runs"]) == ("finished", 2)
+    assert "gramscope train --data digits --model mlp --hidden 8" in gramscope("runs", "show", "runs/x").out
+    assert len(json.loads(gramscope("runs", "show", "runs/x", "--json").out)["evaluations"]) == 6
+
+    done = gramscope("train", "--resume", "runs/x")
+    assert done.code == 0, done.err
+    done = gramscope("train", "--resume", "runs/x", "--epochs", "9")
+    assert "no other options" in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "--method", "sdg"], "gramscope: method.name = 'sdg': choose one of sgd"),
+        (["train", "--data", "nosuchset"], "nosuchset"),
+        (["train", "--resume"], "--resume: name the run directory"),
+        (["train", "--resume", "nowhere"], "holds no run"),
+        (["train", "--lr"], "requires an argument"),
+        (["measure"], "name a run directory, or your own net"),
+        (["measure", "--model", "nomodule:f", "--data", "digits"], "'nomodule:f': No module named 'nomodule'"),
+        (["bench", "nothing"], "benchmark 'nothing' is not known"),
+        (["runs", "show", "nowhere"], "holds no run"),
+        (["nothing"], "No such command"),
+    ],
+)
+def test_wrong_use_is_one_clear_line(gramscope: Command, arguments: list[str], message: str) -> None:
+    done = gramscope(*arguments)
+    assert done.code == 2
+    assert message in done.err
+    assert "Traceback" not in done.err
+
+
+def test_debug_shows_where_an_error_came_from(gramscope: Command) -> None:
+    with pytest.raises(InputError):
+        gramscope("--debug", "train", "--method", "sdg")
+
+
+def test_interrupt_saves_and_says_how_to_resume(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*RUN, "train", "--data", "digits", "--hidden", "8", "--epochs", "5000", "--out", "runs/long"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stderr is not None
+    for line in process.stderr:  # wait until it trains
+        if "epoch 2" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    rest = process.stderr.read()
+    process.stderr.close()
+    assert process.wait() == 130, rest
+    assert "saved; continue with: gramscope train --resume runs/long" in rest
+    assert "Traceback" not in rest
+
+
+FACTORY = """
+from torch import nn
+
+def build(width=4):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
+"""
+
+
+def test_measuring_your_own_net(gramscope: Command, tmp_path: Path) -> None:
+    (tmp_path / "mynets.py").write_text(FACTORY)
+    own = ["measure", "--model", "mynets:build", "--data", "digits", "--samples", "100"]
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.ReLU(), nn.Linear(6, 10))
+    save_file(net.state_dict(), tmp_path / "w.safetensors")
+    done = gramscope(*own, "--weights", "w.safetensors", "--set", "model.width=6", "--json")
+    assert done.code == 0, done.err
+    (table,) = json.loads(done.out)
+    assert table["layers"]["1"]["weight_norm"] == pytest.approx(float(net[1].weight.detach().norm()))
+    torch.save({"state_dict": net.state_dict()}, tmp_path / "w.pt")
+    assert gramscope(*own, "--weights", "w.pt", "--set", "model.width=6").code == 0
+    done = gramscope(*own, "--weights", "w.pt")
+    assert done.code == 2
+    assert "w.pt does not fit Sequential" in done.err
+
+
+def test_files_that_would_run_code_are_refused(tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> Any:
+            return (os.system, (f"touch {tmp_path / 'ran'}",))
+
+    torch.save({"w": Evil()}, tmp_path / "evil.pt")
+    with pytest.raises(InputError, match="cannot be read as weights only"):
+        load_weights(nn.Linear(1, 1), tmp_path / "evil.pt")
+    assert not (tmp_path / "ran").exists()
+    (tmp_path / "short.pt").write_bytes(b"PK")
+    with pytest.raises(InputError, match=r"short\.pt"):
+        load_weights(nn.Linear(1, 1), tmp_path / "short.pt")
+    with pytest.raises(InputError, match="is not a file"):
+        load_weights(nn.Linear(1, 1), tmp_path / "none.pt")

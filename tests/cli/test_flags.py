@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from gramscope.cli.app import app
+from gramscope.cli.flags import FLAGS, parse_seeds, read_config, to_arguments
+from gramscope.errors import InputError
+from gramscope.training.config import TrainConfig
+from gramscope.training.options import METHODS, SCHEDULES
+
+
+def parsed(arguments: list[str]) -> TrainConfig:
+    """What the command line itself makes of the arguments."""
+    result = CliRunner().invoke(app, ["train", *arguments, "--print-config"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return TrainConfig.from_dict(tomllib.loads(result.stdout))
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> TrainConfig:
+    method = draw(st.sampled_from(sorted(METHODS)))
+    options: dict[str, Any] = {"name": method}
+    for key, option in METHODS[method].items():
+        if isinstance(option.default, float):
+            options[key] = draw(st.floats(0, 5))
+    rate = "gamma" if method == "vcl" else "lr"
+    tree: dict[str, Any] = {
+        "data": {"name": draw(st.sampled_from(["digits", "my data.npz"])), "seed": draw(st.integers(0, 5)), "d": 3},
+        "model": {"name": "mlp", "hidden": draw(st.lists(st.integers(1, 9), max_size=2)), "bias": draw(st.booleans())},
+        "method": options,
+        "schedule": {"name": draw(st.sampled_from(SCHEDULES)), "final": draw(st.floats(0, 1))},
+        "measure": {
+            "every": draw(st.floats(0, 3)),
+            "names": draw(st.lists(st.sampled_from(["nfa", "nc1"]), max_size=1)),
+        },
+        "sweep": draw(st.sampled_from([{}, {f"method.{rate}": [0.1, 0.5]}, {"model.hidden": [[3], [4, 5]]}])),
+        "seeds": draw(st.lists(st.integers(0, 9), min_size=1, max_size=3, unique=True)),
+        "epochs": draw(st.floats(0, 9)),
+        "evaluate_train": draw(st.booleans()),
+    }
+    return TrainConfig.from_dict(tree)
+
+
+@settings(max_examples=15)
+@given(configs())
+def test_command_line_round_trip(config: TrainConfig) -> None:
+    assert parsed(to_arguments(config)) == config
+
+
+def test_every_flag_reaches_its_key() -> None:
+    values = {str: "x", int: "3", float: "0.5", list: "3,4"}
+    fixed = {
+        "--method": "vcl", "--loss": "mse", "--schedule": "step", "--dtype": "float64", "--execution": "processes",
+    }  # fmt: skip
+    for flag in FLAGS:
+        method = {"--lr": "sgd", "--momentum": "sgd", "--weight-decay": "sgd"}.get(flag.name, "vcl")
+        config = parsed(["--method", method, flag.name, fixed.get(flag.name, values[flag.kind])])
+        table, _, name = flag.key.rpartition(".")
+        tree = config.to_dict()
+        value = (tree[table] if table else tree)[name]
+        expected = {str: "x", int: 3, float: 0.5, list: [3, 4]}[flag.kind]
+        assert value == fixed.get(flag.name, expected), flag.name
+
+
+def test_flags_go_on_top_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(
+        'epochs = 7\nseeds = [4]\n[data]\nname = "mnist"\n[model]\nname = "cnn"\n[method]\nname = "sgd"\nlr = 3'
+    )
+    config = parsed([str(path), "--epochs", "2", "--set", "data.seed=5"])
+    assert (config.epochs, config.seeds, config.data.name, config.data.seed) == (2.0, (4,), "mnist", 5)
+    assert config.method.options["lr"] == 3.0
+    other = parsed([str(path), "--method", "vcl"])  # another method: the old one's options do not apply
+    assert other.method.options["gamma"] == 1.0
+
+
+def test_seeds() -> None:
+    assert parse_seeds("5") == [0, 1, 2, 3, 4]
+    assert parse_seeds("2", 7) == [7, 8]
+    assert parse_seeds(None, 7) == [7]
+    assert parse_seeds("3,1") == [3, 1]
+    for text, seed in (("x", None), ("0", None), ("1,2", 3)):
+        with pytest.raises(InputError, match="--seeds"):
+            parse_seeds(text, seed)
+
+
+@pytest.mark.parametrize(
+    ("flags", "settings_", "sweeps", "message"),
+    [
+        ({"hidden": "a,b"}, [], [], "--hidden a,b: give whole numbers"),
+        ({}, ["nonsense"], [], "--set nonsense: write key=value"),
+        ({}, [], ["lr"], "--sweep lr: write key=value, such as lr=0.1,0.01"),
+        ({}, ["epochs.x=3"], [], "unknown key|is not a table|must be"),
+        ({"method": "sdg"}, [], [], "method.name = 'sdg'"),
+    ],
+)
+def test_wrong_use_is_explained(flags: Any, settings_: list[str], sweeps: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read_config(None, flags, settings_, sweeps)
+
+
+def test_values_are_toml_or_text() -> None:
+    config = read_config(None, {}, ["model.activation=relu", "model.bias=false", "model.hidden=[3,4]"], ["lr=0.1,1e-2"])
+    assert config.model.options == {"activation": "relu", "bias": False, "hidden": (3, 4)}
+    assert config.sweep == {"method.lr": (0.1, 0.01)}
