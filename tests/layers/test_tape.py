@@ -435,3 +435,77 @@ def test_layer_assign_writes_normal_form_back() -> None:
             new = torch.randn_like(layer.weight())
             layer.assign(new)
             close(layer.weight(), new)
+
+
+class SameConv(nn.Conv2d):
+    """Pads by itself, as some image libraries do: the patches are not those of the module's own padding."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(F.pad(x, (1, 1, 1, 1)))
+
+
+class ScaledLinear(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, 0.5 * self.weight, self.bias)
+
+
+class LoggedLinear(nn.Linear):
+    """Overrides forward without changing the map."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+def test_overridden_forwards_are_checked(generator) -> None:
+    model = nn.Sequential(
+        SameConv(2, 3, 3), nn.Tanh(), nn.Flatten(), LoggedLinear(48, 5), nn.Tanh(), ScaledLinear(5, 3)
+    ).double()
+    x = torch.randn(4, 2, 4, 4, generator=generator, dtype=torch.float64)
+    y = torch.arange(4) % 3
+    tape = captured(model, x, y)
+    assert tape.order == ["3"]
+    assert set(tape.unsupported) == {"0", "5"}
+    assert "SameConv overrides its forward" in tape.unsupported["0"]
+    (gradient,) = torch.autograd.grad(sample_losses(model(x), y).sum(), model[3].weight)
+    close(tape["3"].D, gradient)
+    with pytest.raises(LayerError, match="layer '5' cannot be captured: ScaledLinear overrides"):
+        captured(model, x, y, ["5", "3"])
+    assert "SameConv" in gs.measure(model, (x, y)).notes["0"]
+
+
+def test_distributed_data_parallel(tmp_path) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model, x, y = BY_NAME["mlp"].make()
+        expected = captured(model, x, y)
+        wrapped = nn.parallel.DistributedDataParallel(model)
+        with gs.capture(wrapped) as tape:
+            sample_losses(wrapped(x), y).sum().backward()
+        close(tape["0"].D, expected["0"].D)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_encoder_decoder_transformer(generator) -> None:
+    model = nn.Transformer(8, 2, 1, 1, 16, dropout=0.0, batch_first=True).double()
+    source = torch.randn(3, 5, 8, generator=generator, dtype=torch.float64)
+    target = torch.randn(3, 4, 8, generator=generator, dtype=torch.float64)
+    mask = nn.Transformer.generate_square_subsequent_mask(4, dtype=torch.float64)
+    with gs.capture(model) as tape:
+        tape.backward(model(source, target, tgt_mask=mask).square().sum())
+    plain = model(source, target, tgt_mask=mask).square().sum()
+    assert len(tape) == 4 * 3 + 4
+    for record in tape:
+        parameter = record.layer.parameter
+        (gradient,) = torch.autograd.grad(plain, parameter, retain_graph=True)
+        close(record.D, record.layer.matrix(gradient))
+
+
+def test_half_precision_weights(generator) -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    x, y = torch.randn(20, 6, generator=generator), torch.arange(20) % 3
+    exact = gs.collect(model, (x, y), nn.CrossEntropyLoss(), jacobians=True)
+    half = gs.collect(copy.deepcopy(model).bfloat16(), (x.bfloat16(), y), nn.CrossEntropyLoss(), jacobians=True)
+    assert half["0"].D.dtype == torch.float64
+    torch.testing.assert_close(half["0"].D, exact["0"].D, rtol=0.1, atol=0.1)
+    torch.testing.assert_close(half["0"].K, exact["0"].K, rtol=0.1, atol=0.05)

@@ -52,6 +52,10 @@ class LayerKind(ABC):
     def matches(self, module: nn.Module) -> bool:
         """Whether this kind handles ``module``."""
 
+    def is_standard(self, module: nn.Module) -> bool:
+        """Whether the module runs the forward this kind was written for; a subclass may override it."""
+        return True
+
     @abstractmethod
     def to_matrix(self, module: nn.Module, weight: Tensor) -> Tensor:
         """The weight (or anything of its shape, such as a gradient) as ``[k, d]`` or ``[groups, k, d]``."""
@@ -90,6 +94,10 @@ class LinearKind(LayerKind):
         return isinstance(module, nn.Linear)
 
     @override
+    def is_standard(self, module: nn.Module) -> bool:
+        return type(module).forward is nn.Linear.forward
+
+    @override
     def to_matrix(self, module: nn.Module, weight: Tensor) -> Tensor:
         return weight
 
@@ -119,6 +127,10 @@ class TransposedLinearKind(LinearKind):
         return type(module).__name__ == "Conv1D" and type(module).__module__.startswith("transformers.")
 
     @override
+    def is_standard(self, module: nn.Module) -> bool:
+        return True
+
+    @override
     def to_matrix(self, module: nn.Module, weight: Tensor) -> Tensor:
         return weight.mT
 
@@ -133,6 +145,13 @@ class ConvKind(LayerKind):
     @override
     def matches(self, module: nn.Module) -> bool:
         return isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
+
+    @override
+    def is_standard(self, module: nn.Module) -> bool:
+        return any(
+            type(module).forward is base.forward and type(module)._conv_forward is base._conv_forward  # type: ignore[attr-defined]
+            for base in (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+        )
 
     @override
     def to_matrix(self, module: nn.Module, weight: Tensor) -> Tensor:

@@ -147,7 +147,14 @@ class Tape:
         if _in_backward():  # activation checkpointing runs the forward again
             self._recomputed(record, x, z)
             return None
+        if layer.name in self.unsupported:
+            return None
         if not record.applications:
+            if not layer.kind.is_standard(layer.module) and not _is_linear_map(layer, x, z):
+                self.unsupported[layer.name] = (
+                    f"{type(layer.module).__name__} overrides its forward, and its output is not W h + b of its inputs"
+                )
+                return None
             self.order.append(layer.name)
             self._applied_layers.add(layer.name)
             if self._copy_weights:
@@ -187,13 +194,33 @@ class Tape:
         if not self._ran:
             return
         unseen = [name for name in self.records if name not in self._applied_layers]
+        known = {name: self.unsupported[name] for name in unseen if name in self.unsupported}
+        if known and explicit:
+            raise LayerError("; ".join(f"layer {name!r} cannot be captured: {why}" for name, why in known.items()))
         if unseen and (explicit or len(unseen) == len(self.records)):
             raise LayerError(
                 f"the model ran but these layers were never applied: {', '.join(unseen)}. Either the forward does not "
                 "use them, or it uses their weights without calling the layers"
             )
         for name in unseen:
-            self.unsupported[name] = "not reached by the forward"
+            self.unsupported.setdefault(name, "not reached by the forward")
+
+
+@torch.no_grad()
+def _is_linear_map(layer: Layer, x: Tensor, z: Tensor) -> bool:
+    """Whether ``z = W h + b`` holds for the first sample, in the precision of ``z``."""
+    kind, module = layer.kind, layer.module
+    try:
+        h = kind.inputs(module, x.detach())[..., :1, :, :].double()
+        found = kind.outputs(module, z.detach())[..., :1, :, :].double()
+        bias = getattr(module, "bias", None)
+        expected = (h.flatten(-3, -2) @ layer.weight().double().mT).reshape(found.shape)
+        if bias is not None:
+            expected = expected + bias.detach().double().reshape(layer.groups, 1, 1, -1).squeeze(0)
+    except RuntimeError:  # shapes that do not fit
+        return False
+    tolerance = 200 * max(torch.finfo(z.dtype).eps, torch.finfo(x.dtype).eps if x.is_floating_point() else 0.0)
+    return bool((found - expected).norm() <= tolerance * expected.norm() + 1e-30)
 
 
 def _in_backward() -> bool:
