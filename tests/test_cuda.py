@@ -6,10 +6,10 @@ import copy
 
 import pytest
 import torch
-from cases import BY_NAME, sample_losses
 from torch import nn
 
 import gramscope as gs
+from cases import BY_NAME, sample_losses
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
