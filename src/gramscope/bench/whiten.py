@@ -46,10 +46,26 @@ def run(device: torch.device | str = "cpu", seconds: float = 4.0) -> list[Row]:
                     ratio=ratio,
                     goal=f"≤ {goal:.1f}" if judged else "",
                     met=ratio <= goal if judged else None,
-                    note=f"{torch.get_num_threads()} threads" if torch.device(device).type == "cpu" else "",
+                    note=f"Gram off by {_gram_error(k, d, device):.0e}" if judged else "",
                 )
             )
     return rows
+
+
+def _gram_error(k: int, d: int, device: torch.device | str) -> float:
+    """``‖W⁺ᵀW⁺ − W₂ᵀW₂‖/‖W₂ᵀW₂‖`` of one whitened step, in float64."""
+    seen: list[Tensor] = []
+
+    def make(W: Tensor) -> Optimizer:
+        inner = _sgd(W)
+        inner.register_step_post_hook(lambda *_: seen.append(W.detach().double()))
+        optimizer = GramWhitened(inner)
+        optimizer.register_step_post_hook(lambda *_: seen.append(W.detach().double()))
+        return optimizer
+
+    _stepper(k, d, device, make)()
+    wanted, got = (W.mT @ W for W in seen)
+    return float((got - wanted).norm() / wanted.norm())
 
 
 def _sgd(W: Tensor) -> SGD:
