@@ -1,0 +1,75 @@
+"""``gramscope report``."""
+
+from __future__ import annotations
+
+import webbrowser
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from gramscope.cli.console import news, print_json, results
+from gramscope.errors import InputError
+
+_Path = Optional[Path]  # noqa: UP045 - typer reads it at run time
+
+
+def command(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN…", help="Run directories or groups; several are compared.")
+    ],
+    out: Annotated[
+        _Path,
+        typer.Option(help="Folder to write to [default: RUN/figures, or report for several].", show_default=False),
+    ] = None,
+    figures: Annotated[bool, typer.Option(help="Also write every figure as PNG and PDF.")] = True,
+    live: Annotated[bool, typer.Option("--live", help="Serve the report and refresh it while the runs go on.")] = False,
+    host: Annotated[
+        str, typer.Option(help="Address to serve on; others than this machine's own are seen by others.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to serve on (0: any free one).")] = 8787,
+    open_: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the paths as JSON.")] = False,
+) -> None:
+    """Show runs: one HTML page that needs no network, and the same figures as PNG and PDF.
+
+    [bold]Examples[/bold]
+
+      gramscope report runs/x
+
+      gramscope report runs/sgd runs/vcl --out comparison
+
+      gramscope report --live runs/x
+    """
+    if live:
+        if out is not None or json:
+            raise InputError("--live serves the report and writes nothing; leave out --out and --json")
+        _serve(runs, host, port, open_)
+        return
+    from gramscope.report.build import write_report
+
+    report = write_report(runs, out, figures=figures)
+    if json:
+        print_json({"page": report.page, "figures": list(report.figures)})
+    else:
+        results().print(f"report: {report.page}", soft_wrap=True, markup=False)
+        if report.figures:
+            news().print(f"{len(report.figures)} figures (PNG and PDF) beside it", markup=False)
+    if open_:
+        webbrowser.open(report.page.resolve().as_uri())
+
+
+def _serve(runs: list[Path], host: str, port: int, open_: bool) -> None:
+    from gramscope.report.live import make_server
+
+    with make_server(runs, host, port) as server:
+        shown = f"[{host}]" if ":" in host else host
+        address = f"http://{shown}:{server.server_port}/"
+        results().print(f"live report: {address}", soft_wrap=True, markup=False)
+        news().print("Ctrl-C stops it", markup=False)
+        if open_:
+            webbrowser.open(address)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            news().print("stopped", markup=False)

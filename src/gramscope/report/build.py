@@ -1,0 +1,79 @@
+"""From run directories to a report on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gramscope.errors import InputError
+from gramscope.report.collapse import collapse_panel
+from gramscope.report.curves import curve_panels
+from gramscope.report.layers import layer_panels
+from gramscope.report.page import Content, render_page, require_extra
+from gramscope.report.reading import Runs, read_runs
+from gramscope.report.snapshots import diagonals_panel, spectra_panel
+from gramscope.report.static import save_panel
+from gramscope.report.summary import OWN_FIGURE, overview
+from gramscope.runs.directory import RunDirectory
+from gramscope.runs.files import write_file
+
+PAGE = "report.html"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was written."""
+
+    page: Path
+    figures: tuple[Path, ...]
+
+
+def write_report(paths: Sequence[Path | str], out: Path | str | None = None, *, figures: bool = True) -> Report:
+    """Write one self-contained HTML page about runs, and the same figures as PNG and PDF.
+
+    Args:
+        paths: run directories or groups of them; several are compared.
+        out: folder to write to; the run's own ``figures`` if there is one run, ``report`` in the working directory if
+            there are several. What an earlier report left there is replaced.
+        figures: also write PNG and PDF files.
+
+    Raises:
+        MissingExtraError: plotly, jinja2 or matplotlib is not installed.
+        InputError: a path holds no run, or the folder cannot be written.
+    """
+    require_extra()
+    if not paths:
+        raise InputError("name at least one run directory")
+    content = collect(read_runs(paths))
+    folder = _folder(paths, out)
+    page = folder / PAGE
+    write_file(page, render_page(content).encode())
+    if not figures:
+        return Report(page, ())
+    for old in folder.glob(f"{OWN_FIGURE}*"):
+        old.unlink()
+    return Report(page, tuple(path for panel in content.panels for path in save_panel(panel, folder, OWN_FIGURE)))
+
+
+def collect(runs: Runs) -> Content:
+    """Everything a report of these runs says."""
+    panels = [
+        *curve_panels(runs),
+        *layer_panels(runs),
+        spectra_panel(runs),
+        diagonals_panel(runs),
+        collapse_panel(runs),
+    ]
+    return Content(runs, overview(runs), panels)
+
+
+def _folder(paths: Sequence[Path | str], out: Path | str | None) -> Path:
+    if out is None and len(paths) == 1:
+        return RunDirectory.open(paths[0]).figure_path(PAGE).parent
+    folder = Path("report" if out is None else out)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot write the report to {folder}: {error}; choose another --out") from error
+    return folder

@@ -1,0 +1,160 @@
+"""Accuracy and loss over training, and where they ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gramscope.report.over_seeds import Curve, Summary, evaluation_curve
+from gramscope.report.panel import DataTable, Facet, Line, LinePlot, Panel, View, shorten, thin
+from gramscope.report.reading import Run, Runs, Setting
+from gramscope.report.words import PARTS
+
+#: most points of a drawn line
+POINTS = 300
+#: most rows of a panel's table
+ROWS = 8000
+
+_SENTENCES = {
+    "accuracy": "Share of samples classified correctly, for each setting; lines are means over seeds and bands are "
+    "mean ± 2σ.",
+    "loss": "Mean loss per sample, for each setting; lines are means over seeds and bands are mean ± 2σ.",
+}
+_FORMULAS = {
+    "accuracy": "(1/n) Σ_i [argmax f(x_i) = y_i]; σ is the standard deviation over seeds",
+    "loss": "(1/n) Σ_i L_i; σ is the standard deviation over seeds",
+}
+
+
+def curve_panels(runs: Runs) -> list[Panel]:
+    """Accuracy, loss, and both at the end of training."""
+    return [_panel(runs, "accuracy"), _panel(runs, "loss"), _ends(runs)]
+
+
+def evaluated_parts(runs: Sequence[Run], what: str) -> list[str]:
+    """Parts of the data for which ``accuracy`` or ``loss`` was recorded, test first."""
+    ending = f"_{what}"
+    found = {
+        key.removesuffix(ending)
+        for run in runs
+        for record in run.evaluations
+        for key, value in record.items()
+        if key.endswith(ending) and value is not None
+    }
+    return [part for part in PARTS if part in found] + sorted(found - set(PARTS))
+
+
+def _panel(runs: Runs, what: str) -> Panel:
+    parts = evaluated_parts(runs.all, what)
+    views = []
+    for clock in (runs.clock, "seconds"):
+        lines: dict[str, list[Line]] = {}
+        for part in parts:
+            for setting in runs.settings:
+                line = as_line(setting, evaluation_curve(setting, f"{part}_{what}", clock))
+                if line is not None:
+                    lines.setdefault(PARTS.get(part, part), []).append(line)
+        if lines:
+            ends = common_range(
+                [line for found in lines.values() for line in found], 1.0 if what == "accuracy" else None
+            )
+            plots = {title: LinePlot(tuple(found), clock, what, y_range=ends) for title, found in lines.items()}
+            label = "over seconds of training" if clock == "seconds" else f"over {clock}s"
+            views.append(View(label, tuple(Facet(t, (plot,)) for t, plot in plots.items()), _FORMULAS[what]))
+    table, note = _table(runs, [f"{part}_{what}" for part in parts])
+    return Panel(
+        what,
+        "Training",
+        what.capitalize(),
+        _SENTENCES[what],
+        tuple(views),
+        table,
+        missing="" if views else f"No {what} was recorded: records of kind “evaluation” hold test_{what}.",
+        note=note,
+    )
+
+
+def as_line(setting: Setting, found: Curve) -> Line | None:
+    """A curve as a line with its band."""
+    if not found:
+        return None
+    chosen = thin(range(len(found.steps)), POINTS)
+    values = [found.values[i] for i in chosen]
+    low, high = band(values)
+    return Line(setting.name, setting.index, [found.moments[i] for i in chosen], [v.mean for v in values], low, high)
+
+
+def band(values: Sequence[Summary]) -> tuple[list[float] | None, list[float] | None]:
+    """Ends of the band, or nothing when no value has a spread."""
+    if not any(value.deviation for value in values):
+        return None, None
+    return [value.low for value in values], [value.high for value in values]
+
+
+def common_range(lines: Sequence[Line], ceiling: float | None = None) -> tuple[float, float]:
+    """One range for all facets; bands do not stretch it below zero or above the ceiling, which values cannot cross."""
+    means = [y for line in lines for y in line.y if y is not None]
+    reach = [
+        *means,
+        *(y for line in lines for band in (line.low or (), line.high or ()) for y in band if y is not None),
+    ]
+    low, high = min(reach), max(reach)
+    if min(means) >= 0:
+        low = max(low, 0.0)
+    if ceiling is not None and max(means) <= ceiling:
+        high = min(high, ceiling)
+    air = 0.04 * (high - low) or 0.1
+    return low - air, high + air
+
+
+def _ends(runs: Runs) -> Panel:
+    """The last value of each setting, side by side."""
+    views = []
+    names = tuple(shorten(setting.name) for setting in runs.settings)
+    for what in ("accuracy", "loss"):
+        for part in evaluated_parts(runs.all, what):
+            lines = []
+            for setting in runs.settings:
+                found = evaluation_curve(setting, f"{part}_{what}", runs.clock)
+                if found:
+                    last = found.values[-1]
+                    low, high = band([last])
+                    lines.append(Line(setting.name, setting.index, [float(setting.index)], [last.mean], low, high))
+            if lines:
+                label = f"{PARTS.get(part, part)} {what}"
+                plot = LinePlot(tuple(lines), "", what, ticks=names, joined=False)
+                views.append(View(label, (Facet("", (plot,)),), _FORMULAS[what]))
+    columns = ("setting", "measure", "mean", "sigma", "seeds", runs.clock)
+    rows = []
+    for what in ("accuracy", "loss"):
+        for part in evaluated_parts(runs.all, what):
+            for setting in runs.settings:
+                found = evaluation_curve(setting, f"{part}_{what}", runs.clock)
+                if found:
+                    last = found.values[-1]
+                    name = f"{part}_{what}"
+                    rows.append((setting.name, name, last.mean, last.deviation, last.count, found.moments[-1]))
+    return Panel(
+        "ends",
+        "Training",
+        "Where they ended",
+        "The last value of each setting: the point is the mean over seeds, the bar reaches ± 2σ.",
+        tuple(views),
+        DataTable(columns, rows),
+        missing="" if views else "Nothing was evaluated.",
+    )
+
+
+def _table(runs: Runs, keys: Sequence[str]) -> tuple[DataTable, str]:
+    """Every recorded value of ``keys``, one row a run and step."""
+    with_seconds = any("seconds" in record for run in runs.all for record in run.evaluations)
+    columns = ("setting", "seed", "step", *(["epoch"] if runs.clock == "epoch" else []), *(["seconds"] * with_seconds))
+    rows = []
+    for setting in runs.settings:
+        for run in setting.runs:
+            for record in run.evaluations:
+                if any(record.get(key) is not None for key in keys):
+                    head = {"setting": setting.name, "seed": run.seed, **record}
+                    rows.append([head.get(name) for name in (*columns, *keys)])
+    kept = thin(rows, ROWS)
+    note = "" if len(kept) == len(rows) else f"The table keeps {len(kept)} of {len(rows)} rows, evenly spread."
+    return DataTable((*columns, *keys), kept), note

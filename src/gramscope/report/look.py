@@ -1,0 +1,42 @@
+"""Colours and dashes, the same in every figure: Okabe and Ito's palette, which colour-blind readers can tell apart."""
+
+from __future__ import annotations
+
+#: legible on white and on black; yellow and black are not
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C")
+DASHES = ("solid", "dash", "dot")
+MARKERS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "star")
+
+#: the same to matplotlib
+MATPLOTLIB_DASHES = {"solid": "-", "dash": "--", "dot": ":"}
+MATPLOTLIB_MARKERS = {
+    "circle": "o", "square": "s", "diamond": "D", "triangle-up": "^", "x": "X", "cross": "P", "star": "*",
+}  # fmt: skip
+
+SEQUENTIAL = "cividis"
+DIVERGING = "RdBu_r"
+
+
+def colour(index: int) -> str:
+    """Colour of setting number ``index``."""
+    return PALETTE[index % len(PALETTE)]
+
+
+def dash(index: int) -> str:
+    """Dashes of setting number ``index``: they change when the colours are used up."""
+    return DASHES[index // len(PALETTE) % len(DASHES)]
+
+
+def marker(index: int) -> str:
+    """Shape of its points."""
+    return MARKERS[index % len(MARKERS)]
+
+
+def faint(hexadecimal: str, alpha: float) -> str:
+    """A colour with transparency, for bands.
+
+    >>> faint("#0072B2", 0.2)
+    'rgba(0,114,178,0.2)'
+    """
+    red, green, blue = (int(hexadecimal[i : i + 2], 16) for i in (1, 3, 5))
+    return f"rgba({red},{green},{blue},{alpha})"

@@ -1,0 +1,176 @@
+"""The HTML page: one file with everything inside, and nothing fetched from anywhere."""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import hashlib
+import html
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import gramscope
+from gramscope.errors import MissingExtraError
+from gramscope.report.interactive import draw
+from gramscope.report.look import colour, dash
+from gramscope.report.panel import DataTable, Facet, Panel, View
+from gramscope.report.reading import Runs
+from gramscope.report.summary import Overview
+from gramscope.runs.files import plain
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a report says, before it is drawn."""
+
+    runs: Runs
+    overview: Overview
+    panels: Sequence[Panel]
+
+
+def require_extra() -> None:
+    """Raise with the way out when the libraries that draw are not installed."""
+    missing = [name for name in ("jinja2", "matplotlib", "plotly") if find_spec(name) is None]
+    if missing:
+        raise MissingExtraError(
+            f"the report needs {' and '.join(missing)}, not installed here: pip install 'gramscope[report]'"
+        )
+
+
+def render_page(content: Content, *, version: str = "", interval: int = 0) -> str:
+    """The whole page.
+
+    Args:
+        content: what to show.
+        version: what the live server calls this state of the runs.
+        interval: milliseconds between questions to the live server; 0 for a page that stands alone.
+    """
+    from markupsafe import Markup
+    from plotly.offline import get_plotlyjs
+
+    style, script = _template_text("report.css"), _template_text("report.js")
+    plotly = get_plotlyjs()
+    sections: dict[str, list[Panel]] = {}
+    for panel in content.panels:
+        sections.setdefault(panel.section, []).append(panel)
+    values = {
+        "overview": content.overview,
+        "sections": list(sections.items()),
+        "payload": payload(content, version=version, interval=interval),
+        "policy": policy(plotly, script, live=interval > 0),
+        "version": gramscope.__version__,
+        "made": dt.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"),
+        "live": interval > 0,
+    }
+    return (
+        _environment()
+        .get_template("page.html")
+        .render(**values, style=Markup(style), script=Markup(script), plotly=Markup(plotly))
+    )
+
+
+def render_update(content: Content, *, version: str, interval: int) -> dict[str, Any]:
+    """What the live server sends when the runs have changed."""
+    render = _environment().get_template
+    return {
+        **payload(content, version=version, interval=interval),
+        "summary_html": render("overview.html").render(overview=content.overview),
+        "tables_html": render("tables.html").render(overview=content.overview),
+    }
+
+
+def payload(content: Content, *, version: str = "", interval: int = 0) -> dict[str, Any]:
+    """Everything the page's script draws, as plain values for JSON."""
+    found = {
+        "version": version,
+        "interval": interval,
+        "status": content.overview.status,
+        "settings": [
+            {"name": setting.name, "colour": colour(setting.index), "dash": dash(setting.index)}
+            for setting in content.runs.settings
+        ],
+        "panels": [_panel(panel) for panel in content.panels],
+    }
+    return dict(plain(found))
+
+
+def policy(*scripts: str, live: bool) -> str:
+    """Content security policy: the page's own scripts run, no other; nothing is fetched, but from the live server."""
+    hashes = " ".join(
+        f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" for script in scripts
+    )
+    fetch = "connect-src 'self'; " if live else ""
+    return (
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; {fetch}"
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def formula_html(text: str) -> str:
+    """A formula, escaped, with single letters after ``_`` set low.
+
+    >>> formula_html("‖W_0‖_F < 1")
+    '‖W<sub>0</sub>‖<sub>F</sub> &lt; 1'
+    """
+    return re.sub(r"_(\w)(?![A-Za-z0-9_])", r"<sub>\1</sub>", html.escape(text))
+
+
+def _panel(panel: Panel) -> dict[str, Any]:
+    return {
+        "key": panel.key,
+        "title": panel.title,
+        "missing": panel.missing,
+        "note": panel.note,
+        "views": [_view(view) for view in panel.views],
+        "table": _table(panel.table),
+    }
+
+
+def _view(view: View) -> dict[str, Any]:
+    return {
+        "label": view.label,
+        "formula": formula_html(view.formula),
+        "moments": list(view.moments),
+        "facets": [_facet(facet) for facet in view.facets],
+    }
+
+
+def _facet(facet: Facet) -> dict[str, Any]:
+    frames = [draw(plot) for plot in facet.frames]
+    return {
+        "title": facet.title,
+        "name": facet.name,
+        "layout": frames[-1]["layout"],
+        "frames": [frame["data"] for frame in frames],
+    }
+
+
+def _table(table: DataTable) -> dict[str, Any]:
+    rows = [[float(f"{v:.8g}") if isinstance(v, float) else v for v in row] for row in table.rows]
+    return {"columns": list(table.columns), "rows": rows}
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    return Environment(
+        loader=PackageLoader("gramscope.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+@cache
+def _template_text(name: str) -> str:
+    return (resources.files("gramscope.report") / "templates" / name).read_text(encoding="utf-8")

@@ -1,0 +1,236 @@
+"""Run directories as the report sees them: settings, each with its runs, which differ by the seed alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from gramscope.report.panel import shorten
+from gramscope.runs.directory import RunDirectory
+from gramscope.runs.records import Record
+
+#: configuration that says how a run was executed rather than what was run
+_INCIDENTAL = frozenset({"seeds", "execution", "device", "keep", "checkpoint_every", "evaluate_every", "data.dir"})
+#: kinds of records that have a place of their own in the report
+KNOWN_KINDS = frozenset({"evaluation", "measurement", "end", "claim"})
+#: keys of a measurement that are no measures
+_HEAD = frozenset({"kind", "step", "epoch", "method", "seed", "lr", "gamma", "layer", "run", "seconds"})
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run.
+
+    Args:
+        directory: where it is.
+        root: what was given to the report, a group of which this may be a member.
+        config: its configuration.
+        status: running, finished, stopped or new.
+        records: everything it recorded; records of a monitor count as measurements.
+    """
+
+    directory: RunDirectory
+    root: RunDirectory
+    config: Mapping[str, Any]
+    status: str
+    records: Sequence[Record]
+
+    @property
+    def name(self) -> str:
+        """Its path below the group, or the directory's name."""
+        if self.directory.path == self.root.path:
+            return self.root.name
+        return f"{self.root.name}/{self.directory.path.relative_to(self.root.path).as_posix()}"
+
+    @cached_property
+    def evaluations(self) -> list[Record]:
+        """Records of the whole net, by step; a monitor's are those of its held sample."""
+        found = [record for record in self.records if record.get("kind") == "evaluation"]
+        for record in self.records:
+            if isinstance(record.get("network"), Mapping):
+                values = {f"held_{k}": v for k, v in record["network"].items() if k in ("loss", "accuracy")}
+                found.append({"step": record["step"], **values})
+        return sorted(found, key=_step)
+
+    @cached_property
+    def measurements(self) -> list[Record]:
+        """Records of layers, one a layer and step, by step."""
+        found = [record for record in self.records if record.get("kind") == "measurement" and "layer" in record]
+        for record in self.records:
+            if isinstance(record.get("layers"), Mapping):
+                head: Record = {key: value for key, value in record.items() if key in ("step", "epoch")}
+                found += [{**head, "layer": layer, **row} for layer, row in record["layers"].items()]
+        return sorted(found, key=_step)
+
+    @cached_property
+    def by_layer(self) -> dict[str, list[Record]]:
+        """The measurements of each layer, layers in order of appearance."""
+        found: dict[str, list[Record]] = {}
+        for record in self.measurements:
+            found.setdefault(record["layer"], []).append(record)
+        return found
+
+    @cached_property
+    def measures(self) -> dict[str, list[str]]:
+        """Layers with at least one number, for each measure, both in order of appearance."""
+        found: dict[str, list[str]] = {}
+        for layer, records in self.by_layer.items():
+            for key in dict.fromkeys(key for record in records for key in record if key not in _HEAD):
+                if any(is_number(record.get(key)) for record in records):
+                    found.setdefault(key, []).append(layer)
+        return found
+
+    @property
+    def seed(self) -> int | None:
+        """The seed, where it is known."""
+        seeds = self.config.get("seeds")
+        if isinstance(seeds, list) and len(seeds) == 1:
+            return int(seeds[0])
+        return next((record["seed"] for record in self.records if "seed" in record), None)
+
+    @property
+    def end(self) -> Record:
+        """The last record of an ended run, or nothing."""
+        ends = [record for record in self.records if record.get("kind") == "end"]
+        return ends[-1] if ends else {}
+
+    def moment(self, step: int) -> float:
+        """The epoch of a step, or the step itself where epochs are not known."""
+        if step in self._epochs or not self._epochs:
+            return self._epochs.get(step, float(step))
+        last = max(self._epochs)
+        return step * self._epochs[last] / last if last else float(step)
+
+    @cached_property
+    def _epochs(self) -> dict[int, float]:
+        return {record["step"]: float(record["epoch"]) for record in self.records if "epoch" in record}
+
+    @property
+    def clock(self) -> str:
+        """What time is counted in."""
+        return "epoch" if self._epochs else "step"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Runs that differ by the seed alone. ``index`` decides the colour."""
+
+    name: str
+    index: int
+    runs: tuple[Run, ...]
+
+    @property
+    def clock(self) -> str:
+        """What time is counted in; a run that has not recorded anything yet does not decide."""
+        return "step" if any(run.clock == "step" and run.records for run in self.runs) else "epoch"
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Everything the report is made from.
+
+    Args:
+        roots: the directories that were given.
+        settings: the runs in which nets were evaluated, measured or looked at.
+        others: the rest: claims and computations of an experiment.
+    """
+
+    roots: tuple[RunDirectory, ...]
+    settings: tuple[Setting, ...]
+    others: tuple[Run, ...] = ()
+
+    @property
+    def all(self) -> list[Run]:
+        """Every run of a setting."""
+        return [run for setting in self.settings for run in setting.runs]
+
+    @property
+    def clock(self) -> str:
+        """What time is counted in."""
+        return "epoch" if self.settings and all(setting.clock == "epoch" for setting in self.settings) else "step"
+
+    @property
+    def status(self) -> str:
+        """The worst state of all runs."""
+        found = {root.status() for root in self.roots}
+        return next(name for name in ("running", "stopped", "new", "finished") if name in found)
+
+    def records(self, kind: str) -> list[Record]:
+        """Records of a kind from everything that was given."""
+        return [record for run in (*self.all, *self.others) for record in run.records if record.get("kind") == kind]
+
+
+def read_runs(paths: Sequence[Path | str]) -> Runs:
+    """Read runs and groups of runs, and sort their single runs into settings."""
+    roots = tuple(RunDirectory.open(path) for path in paths)
+    groups: dict[tuple[int, str], list[Run]] = {}
+    others = []
+    for number, root in enumerate(roots):
+        for directory in root.runs():
+            config = directory.config
+            run = Run(directory, root, config, directory.status(), directory.records())
+            if "method" not in config and not run.evaluations and not run.measurements:
+                others.append(run)
+                continue
+            groups.setdefault((number, repr(_decisive(config)) if "method" in config else run.name), []).append(run)
+    names = _names([runs[0] for runs in groups.values()])
+    settings = zip(names, groups.values(), strict=True)
+    found = tuple(Setting(name, index, tuple(runs)) for index, (name, runs) in enumerate(settings))
+    return Runs(roots, found, tuple(others))
+
+
+def is_number(value: object) -> bool:
+    """Whether a recorded value is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _step(record: Record) -> int:
+    return int(record.get("step", 0))
+
+
+# -- names of settings ----------------------------------------------------------------------------------------------
+def _decisive(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The configuration as dotted keys, without what does not decide the outcome."""
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        dotted = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            found |= _decisive(value, f"{dotted}.")
+        elif dotted not in _INCIDENTAL:
+            found[dotted] = value
+    return found
+
+
+def _names(firsts: Sequence[Run]) -> list[str]:
+    """A name for each setting: its method and what sets it apart from the others, or its directory."""
+    configs = [_decisive(run.config) for run in firsts]
+    keys = dict.fromkeys(key for config in configs for key in config)
+    names = []
+    for run, config in zip(firsts, configs, strict=True):
+        if "method.name" not in config:
+            names.append(run.name)
+            continue
+        rivals = [other for other in configs if other.get("method.name") == config["method.name"]]
+        apart = [key for key in keys if key in config and len({repr(other.get(key)) for other in rivals}) > 1]
+        parts = [f"{key.rsplit('.', 1)[-1]} {_value(config[key])}" for key in apart if not key.endswith(".name")]
+        named = [str(config[key]) for key in apart if key.endswith(".name")]
+        label = ", ".join([str(config["method.name"]), *named, *parts])
+        names.append(label if len(parts) <= 3 else run.name)
+    return _distinct(names, [run.root.name for run in firsts])
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list):
+        return "×".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _distinct(names: Iterable[str], roots: Sequence[str]) -> list[str]:
+    """Short names that differ: the group is added to equal ones, then a number."""
+    plain = [shorten(name, 60) for name in names]
+    named = [f"{n} ({root})" if plain.count(n) > 1 else n for n, root in zip(plain, roots, strict=True)]
+    return [f"{n} #{named[:i].count(n) + 1}" if named.count(n) > 1 else n for i, n in enumerate(named)]

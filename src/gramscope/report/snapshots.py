@@ -1,0 +1,215 @@
+"""Spectra of the weights and diagonals at the input, with a slider over training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from gramscope.report.panel import DataTable, Facet, HeatMap, Line, LinePlot, Panel, View, shorten, thin
+from gramscope.report.reading import Run, Runs, Setting
+from gramscope.runs.snapshots import DIAGONALS, SPECTRA, load_diagonals, load_spectra, snapshot_steps
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+T = TypeVar("T")
+
+#: most moments of a slider, layers that are drawn, values of a spectrum, pixels along a side, numbers in a panel
+MOMENTS, LAYERS, VALUES, PIXELS, BUDGET = 20, 8, 160, 64, 80_000
+
+QUANTITIES = {
+    "nfm": ("Weight Gram WᵀW", "diag(WᵀW)"),
+    "agop": ("AGOP", "diag((1/n) Σ_i ∇f(x_i) ∇f(x_i)ᵀ) = diag(WᵀKW)"),
+    "vcs": ("Accumulated virtual covariance shift", "diag(Σ_τ v_τ), v = Σ_i (h_i⁺ h_i⁺ᵀ − h_i h_iᵀ), h⁺ = h − γg"),
+}
+
+
+@dataclass(frozen=True)
+class _Stored(Generic[T]):
+    """What the first run of a setting that stored anything has, by step."""
+
+    setting: Setting
+    run: Run
+    found: Mapping[int, Mapping[str, T]]
+
+    def at(self, step: int) -> Mapping[str, T]:
+        """The newest that is not later than ``step``, or the first."""
+        return self.found[max((s for s in self.found if s <= step), default=min(self.found))]
+
+    @cached_property
+    def layers(self) -> list[str]:
+        """Layers in the order of measurement, then of storage."""
+        measured = dict.fromkeys(record["layer"] for record in self.run.measurements)
+        stored = dict.fromkeys(layer for found in self.found.values() for layer in found)
+        return [layer for layer in measured if layer in stored] + [layer for layer in stored if layer not in measured]
+
+
+def _stored(runs: Runs, kind: str, load: Any, moments: int) -> list[_Stored[Any]]:
+    result = []
+    for setting in runs.settings:
+        run = next((run for run in setting.runs if snapshot_steps(run.directory, kind)), None)
+        if run is not None:
+            steps = thin(snapshot_steps(run.directory, kind), moments)
+            result.append(_Stored(setting, run, {step: load(run.directory, step) for step in steps}))
+    return result
+
+
+# -- spectra --------------------------------------------------------------------------------------------------------
+def spectra_panel(runs: Runs) -> Panel:
+    """Singular values of every layer's weight, one line a setting."""
+    words = (
+        "spectra",
+        "Inside the net",
+        "Spectra of the weights",
+        "Singular values of each layer's weight, the largest first, at the moment the slider shows: learning features "
+        "pulls a few of them out of the bulk.",
+    )
+    stored: list[_Stored[Tensor]] = _stored(runs, SPECTRA, load_spectra, MOMENTS)
+    if not stored:
+        return Panel(*words, missing="No spectra were stored with these runs.")
+    layers = list(dict.fromkeys(layer for item in stored for layer in item.layers))
+    shown = thin(layers, LAYERS)
+    steps = sorted({step for item in stored for step in item.found})
+    steps = thin(steps, max(2, min(MOMENTS, BUDGET // (len(stored) * len(layers) * VALUES))))
+    view = View(
+        "",
+        tuple(_spectrum_facet(layer, stored, steps) for layer in shown),
+        "W = U diag(s) Vᵀ, s₁ ≥ s₂ ≥ …",
+        tuple(_moment(stored[0].run, runs, step) for step in steps),
+    )
+    rows = [
+        [item.setting.name, step, layer, *_rounded(thin(item.at(step)[layer].tolist(), VALUES))]
+        for item in stored
+        for step in steps
+        for layer in item.layers
+        if layer in item.at(step)
+    ]
+    width = max(map(len, rows)) - 3
+    notes = [_first_seeds(stored)]
+    if len(shown) < len(layers):
+        notes.append(f"{len(shown)} of {len(layers)} layers are drawn; the table has all.")
+    if width == VALUES:
+        notes.append(f"Of a longer spectrum {VALUES} values are kept, evenly spread.")
+    columns = ("setting", "step", "layer", *(f"s{i + 1}" for i in range(width)))
+    return Panel(*words, (view,), DataTable(columns, rows), note=" ".join(notes))
+
+
+def _spectrum_facet(layer: str, stored: Sequence[_Stored[Tensor]], steps: Sequence[int]) -> Facet:
+    known = [item.at(step)[layer] for item in stored for step in steps if layer in item.at(step)]
+    ends = _log_range([float(value) for values in known for value in values[values > 0]])
+    frames = []
+    for step in steps:
+        lines = tuple(_spectrum(item.setting, item.at(step)[layer]) for item in stored if layer in item.at(step))
+        frames.append(LinePlot(lines, "index", "singular value", log_y=True, y_range=ends))
+    return Facet(shorten(layer), tuple(frames))
+
+
+def _spectrum(setting: Setting, values: Tensor) -> Line:
+    chosen = thin(range(len(values)), VALUES)
+    numbers = values.tolist()
+    y = [numbers[i] if numbers[i] > 0 else None for i in chosen]
+    return Line(setting.name, setting.index, [float(i + 1) for i in chosen], y)
+
+
+# -- diagonals ------------------------------------------------------------------------------------------------------
+def diagonals_panel(runs: Runs) -> Panel:
+    """Diagonals of WᵀW, AGOP and accumulated shift as images, one view a setting and layer."""
+    words = (
+        "diagonals",
+        "Inside the net",
+        "What the first layer looks at",
+        "Diagonals of matrices at the input as images, side by side: bright pixels are those the net has learned to use. "
+        "ρ is the Pearson correlation with the diagonal of WᵀW at the end.",
+    )
+    stored: list[_Stored[dict[str, Tensor]]] = _stored(runs, DIAGONALS, load_diagonals, MOMENTS)
+    if not stored:
+        return Panel(*words, missing="No diagonals were stored with these runs (they exist where inputs are images).")
+    pixels = sum(
+        _picture(image).numel()
+        for item in stored
+        for q in list(item.found.values())[-1].values()
+        for image in q.values()
+    )
+    views, rows = [], []
+    for item in stored:
+        steps = thin(sorted(item.found), max(2, BUDGET // pixels))
+        for layer in item.layers:
+            moments = [item.found[step].get(layer, {}) for step in steps]
+            names = dict.fromkeys([*QUANTITIES, *(name for found in moments for name in found)])
+            facets = [_picture_facet(name, moments) for name in names if any(name in found for found in moments)]
+            label = item.setting.name if len(item.layers) == 1 else f"{item.setting.name}, {layer}"
+            formula = "; ".join(QUANTITIES[name][1] for name in QUANTITIES if any(name in m for m in moments))
+            views.append(View(label, tuple(facets), formula, tuple(_moment(item.run, runs, step) for step in steps)))
+            for name, image in moments[-1].items():
+                lines = _picture(image).tolist()
+                rows += [[item.setting.name, steps[-1], layer, name, i, *_rounded(row)] for i, row in enumerate(lines)]
+    width = max(map(len, rows)) - 5
+    columns = ("setting", "step", "layer", "quantity", "row", *(f"column {i}" for i in range(width)))
+    note = f"{_first_seeds(stored)} Colour channels are summed. The table has the last moment."
+    return Panel(*words, tuple(views), DataTable(columns, rows), note=note)
+
+
+def _picture_facet(name: str, moments: Sequence[Mapping[str, Tensor]]) -> Facet:
+    """One quantity over training, its correlation with WᵀW at the end in the title."""
+    known = [_picture(found[name]) for found in moments if name in found]
+    low = min(float(image.min()) for image in known)
+    high = max(float(image.max()) for image in known)
+    diverging = low < 0 < high
+    if diverging:
+        high = max(-low, high)
+        low = -high
+    if not high > low:
+        low, high = low - 0.5, high + 0.5
+    frames, image = [], known[0]
+    for found in moments:
+        image = _picture(found[name]) if name in found else image
+        rows = [_rounded(row) for row in image.tolist()]
+        frames.append(HeatMap(rows, low, high, diverging=diverging, picture=True))
+    title = QUANTITIES[name][0] if name in QUANTITIES else name
+    rho = _pearson(moments[-1].get(name), moments[-1].get("nfm")) if name != "nfm" else None
+    return Facet(title if rho is None else f"{title}, ρ = {rho:.2f}", tuple(frames))
+
+
+def _picture(image: Tensor) -> Tensor:
+    """Channels summed, and pixels averaged where there are too many to draw."""
+    from torch.nn.functional import adaptive_avg_pool2d
+
+    image = image.double().sum(0) if image.dim() == 3 else image.double()
+    size = tuple(min(side, PIXELS) for side in image.shape)
+    return image if tuple(image.shape) == size else adaptive_avg_pool2d(image[None], size)[0]  # type: ignore[arg-type]
+
+
+def _pearson(a: Tensor | None, b: Tensor | None) -> float | None:
+    if a is None or b is None or a.shape != b.shape:
+        return None
+    a, b = a.double().flatten(), b.double().flatten()
+    a, b = a - a.mean(), b - b.mean()
+    size = float(a.norm() * b.norm())
+    return float(a @ b) / size if size > 0 else None
+
+
+# -- both -----------------------------------------------------------------------------------------------------------
+def _first_seeds(stored: Sequence[_Stored[Any]]) -> str:
+    several = any(len(item.setting.runs) > 1 for item in stored)
+    seeds = dict.fromkeys(str(item.run.seed) for item in stored)
+    return f"Of each setting one seed ({', '.join(seeds)})." if several else ""
+
+
+def _moment(run: Run, runs: Runs, step: int) -> str:
+    return f"epoch {run.moment(step):.4g}" if runs.clock == "epoch" else f"step {step}"
+
+
+def _rounded(values: Sequence[float]) -> list[float]:
+    return [float(f"{value:.5g}") for value in values]
+
+
+def _log_range(values: Sequence[float]) -> tuple[float, float] | None:
+    """Ends for a logarithmic axis with a little air; what lies below a millionth of the largest does not count."""
+    if not values:
+        return None
+    high = max(values)
+    low = max(min(values), high * 1e-6)
+    return 10 ** (math.log10(low) - 0.1), 10 ** (math.log10(high) + 0.1)

@@ -1,0 +1,176 @@
+"""Panels with matplotlib: the same plots on paper. Figures are objects, without pyplot, so nothing global changes."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gramscope.report.interactive import log_ticks
+from gramscope.report.look import (
+    DIVERGING,
+    MATPLOTLIB_DASHES,
+    MATPLOTLIB_MARKERS,
+    SEQUENTIAL,
+    colour,
+    dash,
+    marker,
+)
+from gramscope.report.panel import HeatMap, Line, LinePlot, Panel, Plot, View
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
+
+STYLE: dict[str, Any] = {
+    "font.size": 8,
+    "axes.titlesize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.5,
+    "lines.linewidth": 1.3,
+    "legend.frameon": False,
+    "pdf.fonttype": 42,
+}
+DPI = 150
+#: facets side by side
+COLUMNS = 3
+
+
+def save_panel(panel: Panel, folder: Path, prefix: str) -> list[Path]:
+    """Write all views of a panel as one figure, PNG and PDF; a slider stands at its end."""
+    import matplotlib as mpl
+
+    if not panel.views:
+        return []
+    paths = [folder / f"{prefix}{panel.key}.{ending}" for ending in ("png", "pdf")]
+    with mpl.rc_context(STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # a user's names, in any script
+        figure = draw_panel(panel)
+        for path in paths:
+            figure.savefig(path, dpi=DPI)
+            figure.set_layout_engine("none")  # found once, kept for the next format
+    return paths
+
+
+def draw_panel(panel: Panel) -> Figure:
+    """All facets of all views in a grid; a view starts a row unless every view has one facet."""
+    from matplotlib.figure import Figure
+
+    rows = _rows(panel)
+    heights = [max(_height(plot) for _, plot in row) for row in rows]
+    columns = max(map(len, rows))
+    figure = Figure(figsize=(max(4.2, 3.1 * columns), sum(heights) + 0.7), layout="constrained")
+    grid = figure.subplots(len(rows), columns, squeeze=False, gridspec_kw={"height_ratios": heights})
+    for row, places in zip(rows, grid, strict=True):
+        for axes in places[len(row) :]:
+            axes.set_visible(False)
+        for (title, plot), axes in zip(row, places, strict=False):
+            axes.set_title(_plain(title))
+            if isinstance(plot, LinePlot):
+                _lines(axes, plot)
+            else:
+                image = _map(axes, plot)
+                if plot.picture or axes is places[len(row) - 1]:  # a row of maps shares its colours
+                    _colour_bar(figure, image, axes if plot.picture else list(places[: len(row)]), plot)
+    moments = panel.views[0].moments
+    figure.suptitle(_plain(f"{panel.title}, {moments[-1]}" if moments else panel.title), fontsize=10)
+    _legend(figure, [plot for row in rows for _, plot in row])
+    return figure
+
+
+def _rows(panel: Panel) -> list[list[tuple[str, Plot]]]:
+    def titled(view: View) -> list[tuple[str, Plot]]:
+        return [("\n".join(part for part in (view.label, f.title) if part), f.frames[-1]) for f in view.facets]
+
+    cells = [titled(view) for view in panel.views]
+    if all(len(view) == 1 for view in cells):
+        cells = [[cell for view in cells for cell in view]]
+    return [view[i : i + COLUMNS] for view in cells for i in range(0, len(view), COLUMNS)]
+
+
+def _height(plot: LinePlot | HeatMap) -> float:
+    if isinstance(plot, LinePlot) or plot.picture:
+        return 2.4
+    return max(1.4, min(9.0, 0.8 + 0.22 * len(plot.values)))
+
+
+def _legend(figure: Figure, plots: Sequence[Plot]) -> None:
+    from matplotlib.lines import Line2D
+
+    lines = {line.name: line for plot in plots if isinstance(plot, LinePlot) and plot.joined for line in plot.lines}
+    if len(lines) > 1:
+        handles = [Line2D([], [], label=_plain(name), **_style(line)) for name, line in lines.items()]
+        figure.legend(handles=handles, loc="outside lower center", ncols=min(4, len(handles)))
+
+
+def _style(line: Line) -> dict[str, Any]:
+    kind = MATPLOTLIB_DASHES[dash(line.index)]
+    shape = MATPLOTLIB_MARKERS[marker(line.index)] if len(line.x) <= 40 else ""
+    return {"color": colour(line.index), "linestyle": kind, "marker": shape, "markersize": 3}
+
+
+def _lines(axes: Axes, plot: LinePlot) -> None:
+    if plot.log_y:
+        axes.set_yscale("log")
+    for line in plot.lines:
+        y = [math.nan if value is None else value for value in line.y]
+        if plot.joined:
+            axes.plot(line.x, y, **_style(line))
+            if line.low is not None and line.high is not None:
+                axes.fill_between(line.x, line.low, line.high, color=colour(line.index), alpha=0.18, linewidth=0)  # type: ignore[arg-type]
+        else:
+            reach = None if line.high is None else [h - m for h, m in zip(line.high, y, strict=True) if h is not None]
+            shape = MATPLOTLIB_MARKERS[marker(line.index)]
+            axes.errorbar(line.x, y, reach, color=colour(line.index), marker=shape, linestyle="", capsize=4)
+    if plot.ticks:
+        long = sum(map(len, plot.ticks)) > 40
+        axes.set_xticks(
+            range(len(plot.ticks)),
+            [_plain(name) for name in plot.ticks],
+            rotation=30 * long,
+            ha="right" if long else "center",
+        )
+        axes.set_xlim(-0.4, len(plot.ticks) - 0.6)
+    if plot.y_range is not None:
+        axes.set_ylim(*plot.y_range)
+    axes.set_xlabel(_plain(plot.x_label))
+    axes.set_ylabel(_plain(plot.y_label))
+
+
+def _map(axes: Axes, plot: HeatMap) -> AxesImage:
+    from matplotlib.colors import LogNorm, Normalize
+
+    values = [[math.nan if value is None else value for value in row] for row in plot.values]
+    norm = LogNorm(plot.low, plot.high) if plot.log else Normalize(plot.low, plot.high)
+    shades = DIVERGING if plot.diverging else SEQUENTIAL
+    image = axes.imshow(values, cmap=shades, norm=norm, interpolation="nearest")
+    axes.set_aspect("equal" if plot.picture else "auto")
+    axes.grid(visible=False)
+    if plot.picture:
+        axes.set_axis_off()
+        return image
+    every = max(1, math.ceil(len(plot.x_ticks) / 8))
+    chosen = range(0, len(plot.x_ticks), every)
+    axes.set_xticks(chosen, [_plain(plot.x_ticks[i]) for i in chosen])
+    axes.set_yticks(range(len(plot.y_ticks)), [_plain(name) for name in plot.y_ticks])
+    axes.set_xlabel(_plain(plot.x_label))
+    return image
+
+
+def _colour_bar(figure: Figure, image: AxesImage, axes: Axes | list[Axes], plot: HeatMap) -> None:
+    bar = figure.colorbar(image, ax=axes, shrink=0.9, pad=0.02)
+    if plot.log:
+        marks = log_ticks(plot.low, plot.high)
+        bar.set_ticks(marks, labels=[f"{mark:.3g}" for mark in marks])
+        bar.minorticks_off()
+
+
+def _plain(text: str) -> str:
+    """Text that matplotlib shows as it is: it would take dollars for mathematics."""
+    return text.replace("$", r"\$")
