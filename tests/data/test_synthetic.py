@@ -41,6 +41,7 @@ def test_generators_depend_on_nothing_but_their_generator() -> None:
 def test_targets_by_hand() -> None:
     x = torch.tensor([[2.0, 3.0, 5.0, 7.0]])
     assert s.chain_monomial(x, 3).tolist() == [2 * 3 + 3 * 5 + 5 * 2]
+    assert s.chain_monomial(x, 4).tolist() == [2 * 3 + 3 * 5 + 5 * 7 + 7 * 2]
     assert s.merged_staircase(x, 3).tolist() == [2 + 6 + 30]
     q = torch.tensor([[1.0, 0, 0, -1], [0, 2, 0, 0]])
     assert s.high_rank_polynomial(x, q).tolist() == [(2 - 7) ** 2 + 6**2]

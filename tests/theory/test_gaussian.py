@@ -43,6 +43,16 @@ def test_second_moment_by_hand() -> None:
     assert scaled.tolist() == pytest.approx([6 * float(moments[0]), 36 * float(moments[1])])
 
 
+def test_products_that_are_not_symmetric_by_hand() -> None:
+    """E Tr(MRNR) = (1 − 1/k) Tr(MN) + (3/k) [Tr(M)Tr(N) + Tr(MN) + Tr(MNᵀ)] with M = N = AB."""
+    k, d = 5, 4
+    matrices = data(d)
+    m = matrices["A"] @ matrices["B"]
+    expected = (1 - 1 / k) * (m @ m).trace() + 3 / k * (m.trace() ** 2 + (m @ m).trace() + (m @ m.mT).trace())
+    found = d * gaussian_moment("ABRABR", MatrixFamily(matrices), k, size=d)
+    assert float(found) == pytest.approx(float(expected))
+
+
 def test_freeness_is_the_limit() -> None:
     gaps = []
     for d in (20, 40, 80):

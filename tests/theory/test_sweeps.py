@@ -51,6 +51,7 @@ def test_reversal_prediction_follows_observation() -> None:
     assert by_key[1.0, "pseudo", 0.3].observed > 0.999
     assert by_key[1.0, "literal", 0.3].observed < 0.96
     assert by_key[1 / 128, "pseudo", 0.9].observed < by_key[1 / 128, "pseudo", 1.0].observed - 0.02
+    assert by_key[1.0, "pseudo", 0.9].observed == by_key[1.0, "literal", 0.9].observed, "one net, the same data"
     assert all(abs(row.difference) < 0.08 for row in rows)
     again = next(iter(reversal_sweep(128, balances=(0.3,), data_seeds=1, nets=10)))
     assert again == rows[0]

@@ -85,7 +85,7 @@ def nfa_fig3(
     if as_json:
         print_json(records)
         return
-    cells = dict.fromkeys((row.scale, row.inverse, row.balance) for row in rows)
+    cells = sorted({(row.scale, row.inverse, row.balance) for row in rows}, reverse=True)
     table = []
     for scale, inverse, balance in cells:
         group = [row for row in rows if (row.scale, row.inverse, row.balance) == (scale, inverse, balance)]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -83,13 +84,62 @@ def high_rank_polynomial(x: Tensor, q: Tensor) -> Tensor:
     return (x @ q.to(x).mT).square().sum(1)
 
 
+InverseRule: TypeAlias = Literal["pseudo", "literal"]
+
+
+@dataclass(frozen=True)
+class ReversingDraw:
+    """The random parts of alignment-reversing data, from which each inversion rule and scale builds its own set."""
+
+    x1: Tensor  # [n₁, d], unscaled
+    vectors: Tensor  # U₁ [d, d]
+    values: Tensor  # S₁ [d], falling
+    v2: Tensor  # [n₂, min(n₂, d)]
+    noise: Tensor  # Z [n, d]
+
+    def build(
+        self, inverse: InverseRule, scale: float, eps2: float = 1e-2, label_shift: float = 1e-5
+    ) -> tuple[Tensor, Tensor]:
+        """``x [n, d]`` and ``y [n]`` in float64; see :func:`alignment_reversing`."""
+        if inverse not in ("pseudo", "literal"):
+            raise InputError(f"inverse={inverse!r}: give 'pseudo' or 'literal'")
+        r, n = self.v2.shape[1], self.noise.shape[0]
+        values = self.values[:r]
+        inverted = 1 / (scale**2 * values)
+        if inverse == "pseudo":
+            cutoff = self.values[0] * self.values.numel() * torch.finfo(values.dtype).eps
+            inverted = inverted.where(values > cutoff, torch.zeros_like(values))
+        x = torch.cat([scale * self.x1, (self.v2 * inverted) @ self.vectors[:, :r].mT]) + eps2 * self.noise
+        if not bool(torch.isfinite(x).all()):
+            raise InputError(f"inverse={inverse!r} met an exactly zero singular value of X₁ᵀX₁; use inverse='pseudo'")
+        y = (torch.arange(n, device=x.device) < self.x1.shape[0]).to(x.dtype)
+        return x, y + label_shift
+
+
+def draw_alignment_reversing(
+    n: int, d: int, balance: float, generator: torch.Generator, *, eps1: float = 0.5
+) -> ReversingDraw:
+    """The expensive part of :func:`alignment_reversing`: two samples and their decompositions, in float64."""
+    _at_least("n", n, 1)
+    _at_least("d", d, 1)
+    if not 0 < balance <= 1:
+        raise InputError(f"balance={balance} must lie in (0, 1]: it is the fraction of samples with label 1")
+    first = round(n * balance)
+    if first == 0:
+        raise InputError(f"balance={balance} leaves no sample with label 1 among n={n}; use at least {1 / n:g}")
+    x1 = _spiked(first, d, eps1, generator)
+    vectors, values, _ = torch.linalg.svd(x1.mT @ x1)
+    v2 = torch.linalg.svd(_spiked(n - first, d, eps1, generator), full_matrices=False)[0]
+    return ReversingDraw(x1, vectors, values, v2, _normal((n, d), generator, torch.float64))
+
+
 def alignment_reversing(
     n: int,
     d: int,
     balance: float,
     generator: torch.Generator,
     *,
-    inverse: Literal["pseudo", "literal"] = "pseudo",
+    inverse: InverseRule = "pseudo",
     scale: float = 1.0,
     eps1: float = 0.5,
     eps2: float = 1e-2,
@@ -113,29 +163,9 @@ def alignment_reversing(
 
     Everything is computed in float64 and then cast to ``dtype``.
     """
-    _at_least("n", n, 1)
-    _at_least("d", d, 1)
-    if not 0 < balance <= 1:
-        raise InputError(f"balance={balance} must lie in (0, 1]: it is the fraction of samples with label 1")
-    if inverse not in ("pseudo", "literal"):
-        raise InputError(f"inverse={inverse!r}: give 'pseudo' or 'literal'")
-    first = round(n * balance)
-    if first == 0:
-        raise InputError(f"balance={balance} leaves no sample with label 1 among n={n}; use at least {1 / n:g}")
-    x1 = scale * _spiked(first, d, eps1, generator)
-    vectors, values, _ = torch.linalg.svd(x1.mT @ x1)
-    inverted = 1 / values
-    if inverse == "pseudo":
-        inverted = inverted.where(values > values[0] * d * torch.finfo(values.dtype).eps, torch.zeros_like(values))
-    second = _spiked(n - first, d, eps1, generator)
-    v2 = torch.linalg.svd(second, full_matrices=False)[0]
-    r = v2.shape[1]
-    x = torch.cat([x1, (v2 * inverted[:r]) @ vectors[:, :r].mT])
-    x = x + eps2 * _normal((n, d), generator, torch.float64)
-    if not bool(torch.isfinite(x).all()):
-        raise InputError(f"inverse={inverse!r} met an exactly zero singular value of X₁ᵀX₁; use inverse='pseudo'")
-    y = torch.cat([torch.ones(first, dtype=x.dtype), torch.zeros(n - first, dtype=x.dtype)]).to(x.device)
-    return x.to(dtype), (y + label_shift).to(dtype)
+    draw = draw_alignment_reversing(n, d, balance, generator, eps1=eps1)
+    x, y = draw.build(inverse, scale, eps2, label_shift)
+    return x.to(dtype), y.to(dtype)
 
 
 def swiss_roll(

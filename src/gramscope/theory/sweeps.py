@@ -9,15 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from itertools import product
 
 import torch
 from torch import Tensor
 
 from gramscope.data.synthetic import (
-    alignment_reversing,
+    InverseRule,
     chain_monomial,
     decaying_spectrum,
+    draw_alignment_reversing,
     gaussian,
     high_rank_polynomial,
     random_basis,
@@ -137,7 +138,7 @@ def reversal_sweep(
     balances: Sequence[float] = BALANCES,
     data_seeds: int = 4,
     nets: int = 30,
-    inverses: Sequence[Literal["pseudo", "literal"]] = ("pseudo", "literal"),
+    inverses: Sequence[InverseRule] = ("pseudo", "literal"),
     scales: Sequence[float] | None = None,
     seed: int = 0,
 ) -> Iterator[Reversal]:
@@ -151,24 +152,21 @@ def reversal_sweep(
     r = weight_matrix(size, size, generator)
     sampled = torch.stack([spectral_moments(weight_matrix(size, size, generator)) for _ in range(nets)]).mean(0)
     exact = gaussian_spectral_moments(size, size)
-    for scale in (1.0, 1.0 / size) if scales is None else scales:
-        for inverse in inverses:
-            for balance in balances:
-                for data_seed in range(data_seeds):
-                    data = torch.Generator().manual_seed(1000 * seed + data_seed)
-                    x, y = alignment_reversing(size, size, balance, data, inverse=inverse, scale=scale)
-                    matrices = data_matrices(x, y)
-                    family = MatrixFamily(matrices)
-                    yield Reversal(
-                        balance,
-                        data_seed,
-                        inverse,
-                        scale,
-                        observed=float(observed_traces(matrices, r).correlation),
-                        free_sampled_moments=float(free_traces(family, sampled).correlation),
-                        free_exact_moments=float(free_traces(family, exact).correlation),
-                        gaussian=float(gaussian_traces(family, size).correlation),
-                    )
+    for balance, data_seed in product(balances, range(data_seeds)):
+        draw = draw_alignment_reversing(size, size, balance, torch.Generator().manual_seed(1000 * seed + data_seed))
+        for scale, inverse in product((1.0, 1.0 / size) if scales is None else scales, inverses):
+            matrices = data_matrices(*draw.build(inverse, scale))
+            family = MatrixFamily(matrices)
+            yield Reversal(
+                balance,
+                data_seed,
+                inverse,
+                scale,
+                observed=float(observed_traces(matrices, r).correlation),
+                free_sampled_moments=float(free_traces(family, sampled).correlation),
+                free_exact_moments=float(free_traces(family, exact).correlation),
+                gaussian=float(gaussian_traces(family, size).correlation),
+            )
 
 
 @dataclass(frozen=True)
