@@ -101,6 +101,25 @@ def test_completion_towards_a_given_isometry() -> None:
         assert (Q - T).norm() <= (other - T).norm() + 1e-12
 
 
+def test_large_rank_deficient_matrices_are_recognised() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for dtype in (torch.float32, torch.float64):
+        A = torch.randn(100, 60, generator=generator, dtype=dtype) @ torch.randn(
+            60, 100, generator=generator, dtype=dtype
+        )
+        assert newton_schulz(A)[1] is not None
+        with pytest.warns(RescueWarning):
+            Q = gs.polar(A, "newton-schulz")
+        torch.testing.assert_close(Q, gs.polar(A, "svd"), atol=1e3 * torch.finfo(dtype).eps, rtol=0)
+
+
+def test_float32_is_orthonormal_to_rounding() -> None:
+    A = torch.randn(256, 256, generator=torch.Generator().manual_seed(0))
+    for method in METHODS:
+        Q = gs.polar(A, method).double()
+        assert torch.linalg.matrix_norm(Q.mT @ Q - torch.eye(256, dtype=torch.float64), 2) < 1e-6
+
+
 @given(m=sizes, n=sizes, seed=st.integers(0, 10**6))
 def test_is_the_nearest_orthonormal_matrix(m: int, n: int, seed: int) -> None:
     A = with_condition(m, n, 1, seed)

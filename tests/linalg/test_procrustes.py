@@ -118,6 +118,14 @@ def test_small_rotation_is_the_polar_factor(n: int, decades: float, size: float,
     assert (E[0].double() - exact).norm() <= 1e-5 * 10**decades * exact.norm() + 1e-13
 
 
+def test_small_rotation_is_orthogonal_up_to_its_largest() -> None:
+    R = torch.tensor([[0.0, 0.035], [-0.035, 0.0]])
+    E, reliable = small_rotation(torch.eye(2)[None], R[None])
+    Q = torch.eye(2, dtype=torch.float64) + E[0].double()
+    assert reliable.all()
+    assert (Q.mT @ Q - torch.eye(2, dtype=torch.float64)).abs().max() < 5e-9
+
+
 def test_small_rotation_says_where_it_is_not_accurate() -> None:
     S, R = torch.diag(torch.tensor([1.0, 0.5, 0.1])), torch.zeros(3, 3)
     R[0, 1], R[1, 0] = 1e-3, -1e-3

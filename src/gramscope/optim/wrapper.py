@@ -38,7 +38,6 @@ class OptimizerWrapper(Optimizer):
 
     param_groups = _Shared()
     state = _Shared()
-    defaults = _Shared()
     _ready = False
 
     def __init__(self, optimizer: Optimizer) -> None:
