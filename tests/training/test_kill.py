@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from training.kill_resume import kill_and_resume, same
 
 from gramscope.cli.flags import to_arguments
 from gramscope.training.config import TrainConfig
 from gramscope.training.train import train
+from training.kill_resume import kill_and_resume, same
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import nn
 from gramscope.data import DataSet
 from gramscope.errors import InputError, ResultWarning
 from gramscope.runs.directory import RunDirectory
+from gramscope.runs.snapshots import load_diagonals, load_spectra, snapshot_steps
 from gramscope.training.config import TrainConfig
 from gramscope.training.interrupt import Interrupted
 from gramscope.training.loop import Loop
@@ -233,17 +235,17 @@ def test_kept_matrices_follow_the_gram(tmp_path: Path, config: Config, blobs: Da
     settings = config(
         {"name": "sgd", "lr": 0.01}, batch_size=0, epochs=20, dtype="float64", measure={"every": 10, "matrices": True}
     )
-    trained = train(settings, tmp_path / "run", data=blobs)
+    trained = train(settings, tmp_path / "run", data=images(blobs))
     run = RunDirectory.open(tmp_path / "run")
-    assert run.artefacts() == ["layers-000000000", "layers-000000010", "layers-000000020"]
-    first, last = run.load_artefact("layers-000000000"), run.load_artefact("layers-000000020")
+    assert snapshot_steps(run, "spectra") == snapshot_steps(run, "diagonals") == [0, 10, 20]
     W = trained.members["seed-0"].model.get_parameter("hidden1.weight").detach()
-    torch.testing.assert_close(last["hidden1/gram"], (W.mT @ W).diagonal().float())
-    torch.testing.assert_close(last["hidden1/spectrum"], torch.linalg.svdvals(W).float())
-    for layer in ("hidden1", "hidden2", "readout"):
-        change = last[f"{layer}/gram"] - first[f"{layer}/gram"]
-        assert float((last[f"{layer}/vcs"] - change).norm()) < 0.02 * float(change.norm()), layer
-        assert "hidden1/vcs" not in first
+    first, last = (load_diagonals(run, step)["hidden1"] for step in (0, 20))
+    assert last["nfm"].shape == (2, 4)
+    torch.testing.assert_close(last["nfm"].flatten(), (W.mT @ W).diagonal().float())
+    torch.testing.assert_close(load_spectra(run, 20)["hidden1"], torch.linalg.svdvals(W).float())
+    change = last["nfm"] - first["nfm"]
+    assert float((last["vcs"] - change).norm()) < 0.02 * float(change.norm())
+    assert "vcs" not in first
     records = run.records("measurement")
     assert {record["layer"] for record in records} == {"hidden1", "hidden2", "readout"}
     assert records[-1]["weight_norm"] == pytest.approx(
@@ -251,8 +253,14 @@ def test_kept_matrices_follow_the_gram(tmp_path: Path, config: Config, blobs: Da
     )
 
 
+def images(data: DataSet) -> DataSet:
+    """The eight inputs as images of 2 × 4."""
+    return replace(data, x_train=data.x_train.reshape(-1, 1, 2, 4), x_test=data.x_test.reshape(-1, 1, 2, 4))
+
+
 def test_watched_shifts_are_resumed(tmp_path: Path, config: Config, blobs: DataSet) -> None:
     settings = config("adamw", measure={"every": 1, "matrices": True}, checkpoint_every=0.5)
+    blobs = images(blobs)
     train(settings, tmp_path / "whole", data=blobs)
     with pytest.raises(Interrupted):
         train(settings, tmp_path / "run", data=blobs, reporter=StopAfter(7))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
 
-from gramscope.cli.console import TerminalReporter, news, print_json, print_table
+from gramscope.cli.console import TerminalReporter, news, print_json, print_table, results
 from gramscope.errors import MissingExtraError
+from gramscope.runs.directory import free_path
 
 
 def command(
@@ -32,37 +32,25 @@ def command(
     from gramscope.training.demo import demo_configs, run_demo, summarise
 
     began = time.perf_counter()
-    out = out or free_name("demo")
+    out = out or free_path("demo")
     configs = demo_configs(epochs=epochs, seeds=range(seeds), device=device)
     rows = summarise(run_demo(configs, out, reporter=TerminalReporter()))
-    written = write_figures(out)
+    report = write_report(out)
     if json:
-        print_json({"path": out, "summary": rows, "written": written})
+        print_json({"path": out, "summary": rows, "report": report})
         return
     print_table(f"digits, {epochs:g} epochs, {seeds} seeds: mean ± 2σ", rows)
-    news().print(f"done in {time.perf_counter() - began:.0f} s; everything is in {out}")
-    for path in written:
-        news().print(f"  {path}")
+    news().print(f"done in {time.perf_counter() - began:.0f} s; records and checkpoints are in {out}")
+    if report is not None:
+        results().print(f"report: {report}")
 
 
-def free_name(name: str) -> Path:
-    """A directory of this name, numbered if it is taken."""
-    number = 1
-    while (path := Path(name if number == 1 else f"{name}-{number}")).exists():
-        number += 1
-    return path
+def write_report(out: Path) -> Path | None:
+    """The report with its figures; none, with a note, where its libraries are missing."""
+    from gramscope.report import build
 
-
-def write_figures(out: Path) -> list[Path]:
-    """The report if it is there, else plain figures; nothing, with a note, where matplotlib is missing."""
     try:
-        if find_spec("gramscope.report.build") is not None:
-            from gramscope.report.build import write_report  # type: ignore[import-not-found]
-
-            return [Path(path) for path in write_report([out])]
-        from gramscope.cli.figures import demo_figures
-
-        return demo_figures(out)
+        return build.write_report([out]).page
     except MissingExtraError as error:
         news().print(str(error))
-        return []
+        return None

@@ -10,7 +10,7 @@ import typer
 from gramscope.cli.console import TerminalReporter, news, print_json, print_table
 from gramscope.cli.flags import read_config, takes_flags
 from gramscope.errors import InputError
-from gramscope.training.config import TrainConfig
+from gramscope.runs.directory import free_path
 
 _Path = Optional[Path]  # noqa: UP045 - typer reads it at run time
 
@@ -70,19 +70,10 @@ def command(
             return
         from gramscope.training.train import train
 
-        out = out or free_directory(chosen)
+        name = f"{Path(chosen.data.name).stem}-{chosen.model.name.split(':')[-1]}-{chosen.method.name}"
+        out = out or free_path(Path("runs") / name)
         trained = train(chosen, out, force=force, reporter=TerminalReporter())
     show_result(trained, out, json)
-
-
-def free_directory(config: TrainConfig) -> Path:
-    """A directory below runs/ that is not taken."""
-    parts = (Path(config.data.name).stem, config.model.name.split(":")[-1], config.method.name)
-    name = "-".join(parts)
-    number = 1
-    while (path := Path("runs") / (name if number == 1 else f"{name}-{number}")).exists():
-        number += 1
-    return path
 
 
 def show_result(trained: Any, out: Path, json: bool) -> None:

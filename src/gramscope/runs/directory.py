@@ -265,6 +265,16 @@ class RunDirectory:
         return "stopped" if self.checkpoint_steps() else "new"
 
 
+def free_path(path: Path | str) -> Path:
+    """``path`` itself, or with the first number that makes it new: x, x-2, x-3 …"""
+    path = free = Path(path)
+    number = 1
+    while free.exists():
+        number += 1
+        free = path.with_name(f"{path.name}-{number}")
+    return free
+
+
 def _file_name(name: str) -> str:
     if not name or name.startswith(".") or not all(letter.isalnum() or letter in "-_.," for letter in name):
         raise InputError(f"{name!r} cannot name a file here; use letters, digits, '-', '_' and '.'")

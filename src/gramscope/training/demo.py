@@ -13,9 +13,9 @@ from gramscope.training.reporting import Reporter
 from gramscope.training.train import Trained, train
 
 METHODS: dict[str, dict[str, Any]] = {
-    "sgd": {"name": "sgd", "lr": 0.1},
+    "sgd": {"name": "sgd", "lr": 0.1, "momentum": 0.9},
     "vcl": {"name": "vcl", "gamma": 1.0},
-    "whiten-sgd": {"name": "whiten-sgd", "lr": 0.1},
+    "whiten-sgd": {"name": "whiten-sgd", "lr": 0.1, "momentum": 0.9},
 }
 
 

@@ -12,16 +12,13 @@ from torch.func import functional_call, vmap
 
 from gramscope.errors import InputError
 from gramscope.training.job import Job
+from gramscope.training.machine import SMALL_STEP, arithmetic
 from gramscope.training.stacked_methods import method_obstacle
 from gramscope.training.stacked_rules import Stack
 from gramscope.training.stacking import stack_weights
 
 _RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)
 _RUNNING = (nn.modules.batchnorm._NormBase,)
-
-
-#: operations in a step up to which stacking was measured to pay on a CPU
-STACK_UP_TO = 5e7
 
 
 def choose_execution(jobs: Sequence[Job], asked: str, *, portable: bool) -> tuple[str, str]:
@@ -99,23 +96,18 @@ def _net_obstacle(jobs: Sequence[Job]) -> str:
     return ""
 
 
-def _arithmetic(job: Job) -> float:
-    """Roughly, the floating-point operations of one step of a fully connected net: 6 per parameter and sample."""
-    return 6.0 * sum(p.numel() for p in job.model.parameters()) * job.plan.batch_size
-
-
 def _does_not_pay(jobs: Sequence[Job]) -> str:
     """Why a stacked step would be slower than separate ones; empty if it would not.
 
     On a CPU a step of a small net is mostly overhead, which a stack pays once for all runs; a large one is mostly
     memory traffic, which a stack makes no smaller.
     """
-    if jobs[0].device.type == "cuda" or max(map(_arithmetic, jobs)) <= STACK_UP_TO:
+    if jobs[0].device.type == "cuda" or max(map(arithmetic, jobs)) <= SMALL_STEP:
         return ""
-    return f"on a CPU a stacked step of nets this large is slower ({_arithmetic(jobs[0]) / 1e6:.0f} Mflop a step)"
+    return f"on a CPU a stacked step of nets this large is slower ({arithmetic(jobs[0]) / 1e6:.0f} Mflop a step)"
 
 
 def _too_short(jobs: Sequence[Job]) -> bool:
     """Whether all runs one after another take less time than starting processes would."""
-    seconds = sum(job.plan.steps * (5e-4 + _arithmetic(job) / 1e10) for job in jobs)
+    seconds = sum(job.plan.steps * (5e-4 + arithmetic(job) / 1e10) for job in jobs)
     return jobs[0].device.type == "cpu" and seconds < 20.0

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
+
+from gramscope.errors import RescueWarning
 
 Result = TypeVar("Result")
 
@@ -27,12 +30,26 @@ class GraphedSteps(Generic[Result]):
     def __init__(self, step: Callable[[Tensor], Result], state: Callable[[], Sequence[Tensor]]) -> None:
         self._step = step
         self._state = state
+        self._broken = False
         self._graphs: dict[torch.Size, tuple[torch.cuda.CUDAGraph, Tensor, Result]] = {}
 
     def run(self, index: Tensor) -> Result:
         """One step for the batch ``index``."""
+        if self._broken:
+            return self._step(index)
         if index.shape not in self._graphs:
-            self._graphs[index.shape] = self._capture(index)
+            kept = [tensor.clone() for tensor in self._state()]
+            try:
+                self._graphs[index.shape] = self._capture(index)
+            except RuntimeError as error:
+                self._broken = True
+                reason = str(error).splitlines()[0]
+                warnings.warn(
+                    f"no CUDA graph ({reason}): steps are launched one kernel at a time", RescueWarning, stacklevel=2
+                )
+            for tensor, before in zip(self._state(), kept, strict=True):
+                tensor.copy_(before)
+            return self.run(index)
         graph, place, result = self._graphs[index.shape]
         place.copy_(index)
         graph.replay()
@@ -40,7 +57,6 @@ class GraphedSteps(Generic[Result]):
 
     def _capture(self, index: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor, Result]:
         place = index.clone()
-        kept = [tensor.clone() for tensor in self._state()]
         aside = torch.cuda.Stream(index.device)  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream(index.device))
         with torch.cuda.stream(aside):
@@ -50,6 +66,4 @@ class GraphedSteps(Generic[Result]):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             result = self._step(place)
-        for tensor, before in zip(self._state(), kept, strict=True):
-            tensor.copy_(before)
         return graph, place, result

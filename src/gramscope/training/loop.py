@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-import torch
 from torch import nn
 
 from gramscope.errors import NumericalError
 from gramscope.runs.checkpoints import Checkpoint
 from gramscope.runs.directory import RunDirectory
+from gramscope.runs.snapshots import save_diagonals, save_spectra
 from gramscope.training.checkpoint import pack, portable, unpack
 from gramscope.training.engine import Engine
 from gramscope.training.interrupt import StopRequest, stop_on_signal
 from gramscope.training.job import Job, probe
+from gramscope.training.machine import machine_settings
 from gramscope.training.reporting import Reporter
 from gramscope.training.watching import layer_matrices
 
@@ -75,7 +75,7 @@ class Loop:
         plan, progress = self.engine.plan, self._progress
         label = self.engine.jobs[0].name if len(self.engine.jobs) == 1 else f"{len(self.engine.jobs)} runs"
         self._reporter.start(label, plan.steps)
-        with stop_on_signal() as stop, self.engine.active(), deterministic_kernels(self.engine.jobs[0].device):
+        with stop_on_signal() as stop, self.engine.active(), machine_settings(self.engine.jobs):
             self._saved = time.perf_counter()
             self._began = self._saved - progress.seconds
             if progress.step == 0:
@@ -136,7 +136,9 @@ class Loop:
         if self.runs is not None and table.matrices:
             batches = probe(job.data.x_train, job.data.y_train, table.samples, table.batch_size)
             found = layer_matrices(model, batches, self.engine.shifts(index), table.layers or None)
-            self.runs[index].save_artefact(f"layers-{step:09d}", found)
+            save_spectra(self.runs[index], step, found.spectra)
+            if found.diagonals:
+                save_diagonals(self.runs[index], step, found.diagonals)
 
     def _evaluate(self, step: int) -> None:
         self._progress.seconds = time.perf_counter() - self._began
@@ -224,18 +226,3 @@ class Loop:
             self.records[index] = run.records()
             self._diverged[index] = bool(checkpoint.state["diverged"])
         return self._progress.step
-
-
-@contextmanager
-def deterministic_kernels(device: torch.device) -> Iterator[None]:
-    """cuDNN's deterministic kernels for the duration of a run; the caller's choice comes back afterwards."""
-    if device.type != "cuda":
-        yield
-        return
-    cudnn = torch.backends.cudnn
-    before = cudnn.deterministic, cudnn.benchmark
-    try:
-        cudnn.deterministic, cudnn.benchmark = True, False
-        yield
-    finally:
-        cudnn.deterministic, cudnn.benchmark = before

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -49,20 +51,32 @@ class ShiftWatcher:
         self.diagonals = {name: tensor.to(device) for name, tensor in diagonals.items()}
 
 
-def layer_matrices(
-    model: nn.Module, batches: list[tuple[Tensor, Tensor]], shifts: Mapping[str, Tensor], layers: str | None = None
-) -> dict[str, Tensor]:
-    """What the report draws of each layer, as ``layer/what`` in float32.
+@dataclass(frozen=True)
+class Matrices:
+    """What the report draws: singular values by layer, and diagonals in the shape of the input image."""
 
-    ``spectrum``: singular values of W; ``gram``: diag WᵀW; ``agop``: diag WᵀKW; ``vcs``: the summed shifts, if watched.
-    """
+    spectra: dict[str, Tensor]
+    diagonals: dict[str, dict[str, Tensor]]
+
+
+def layer_matrices(
+    model: nn.Module,
+    batches: list[tuple[Tensor, Tensor]],
+    shifts: Mapping[str, Tensor],
+    layers: str | None = None,
+) -> Matrices:
+    """Spectra of all layers; diagonals ``nfm`` (WᵀW), ``agop`` (WᵀKW) and ``vcs`` (``shifts``) of those that see images."""
     statistics = collect(model, batches, layers=layers, features=False, jacobians=True)
-    found: dict[str, Tensor] = {}
+    image = tuple(batches[0][0].shape[1:])
+    shape = image[1:] if len(image) == 3 and image[0] == 1 else image
+    spectra, diagonals = {}, {}
     for layer in statistics:
         W = layer.weight.double()
-        found[f"{layer.name}/spectrum"] = torch.linalg.svdvals(W)
-        found[f"{layer.name}/gram"] = W.square().sum(-2)
-        found[f"{layer.name}/agop"] = (W * (layer.K.double() @ W)).sum(-2)
+        spectra[layer.name] = torch.linalg.svdvals(W).flatten().sort(descending=True).values.float()
+        if W.dim() != 2 or len(image) not in (2, 3) or W.shape[-1] != math.prod(image):
+            continue
+        found = {"nfm": W.square().sum(-2), "agop": (W * (layer.K.double() @ W)).sum(-2)}
         if layer.name in shifts:
-            found[f"{layer.name}/vcs"] = shifts[layer.name]
-    return {name: tensor.float() for name, tensor in found.items()}
+            found["vcs"] = shifts[layer.name]
+        diagonals[layer.name] = {name: diagonal.float().reshape(shape) for name, diagonal in found.items()}
+    return Matrices(spectra, diagonals)

@@ -1,0 +1,40 @@
+"""Settings of torch that a run needs while it goes on, given back afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from gramscope.training.job import Job
+
+#: operations in a step below which a second thread costs more than it gives, and a stack of runs pays on a CPU
+SMALL_STEP = 5e7
+
+
+def arithmetic(job: Job) -> float:
+    """Roughly, the floating-point operations of one step of a fully connected net: 6 per parameter and sample."""
+    return 6.0 * sum(p.numel() for p in job.model.parameters()) * job.plan.batch_size
+
+
+@contextmanager
+def machine_settings(jobs: Sequence[Job]) -> Iterator[None]:
+    """One thread for small steps on a CPU (threads that wait for each other are slow, above all on a busy machine);
+    deterministic kernels of cuDNN on a GPU."""
+    if jobs[0].device.type == "cpu":
+        threads = torch.get_num_threads()
+        try:
+            if sum(map(arithmetic, jobs)) <= SMALL_STEP:
+                torch.set_num_threads(1)
+            yield
+        finally:
+            torch.set_num_threads(threads)
+        return
+    cudnn = torch.backends.cudnn
+    before = cudnn.deterministic, cudnn.benchmark
+    try:
+        cudnn.deterministic, cudnn.benchmark = True, False
+        yield
+    finally:
+        cudnn.deterministic, cudnn.benchmark = before
