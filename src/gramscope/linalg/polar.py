@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from typing import Literal, TypeAlias, get_args
 
@@ -15,7 +14,9 @@ from gramscope.linalg.newton_schulz import newton_schulz, polish, rank_tolerance
 PolarMethod: TypeAlias = Literal["auto", "svd", "newton-schulz"]
 
 
-def polar(A: Tensor, method: PolarMethod = "auto", *, toward: Tensor | None = None) -> Tensor:
+def polar(
+    A: Tensor, method: PolarMethod = "auto", *, toward: Tensor | None = None, tolerance: float | None = None
+) -> Tensor:
     """The polar factor ``U Vᵀ`` of ``A = U S Vᵀ``: the matrix with orthonormal columns (rows) nearest to ``A``.
 
     Where ``A`` is rank-deficient the polar factor is not unique. With ``U₀``, ``V₀`` bases of the left and right null
@@ -28,6 +29,7 @@ def polar(A: Tensor, method: PolarMethod = "auto", *, toward: Tensor | None = No
             decomposition for rank-deficient matrices, with a :class:`~gramscope.errors.RescueWarning`; ``"auto"`` is
             ``"svd"`` on the CPU and ``"newton-schulz"``, with the same fallback as a matter of course, elsewhere.
         toward: ``T`` above, of the shape of ``A``.
+        tolerance: Newton–Schulz stops this close to orthonormal columns (‖QᵀQ − I‖); rounding when None.
 
     Returns:
         ``[…, m, n]`` in the dtype of ``A``; orthonormal to about ``eps·√n``.
@@ -49,24 +51,25 @@ def polar(A: Tensor, method: PolarMethod = "auto", *, toward: Tensor | None = No
     if A.numel() == 0:
         return torch.zeros_like(A)
     if A.dtype in (torch.bfloat16, torch.float16):
-        return polar(A.float(), method, toward=None if toward is None else toward.float()).to(A.dtype)
+        toward = None if toward is None else toward.float()
+        return polar(A.float(), method, toward=toward, tolerance=tolerance).to(A.dtype)
     if A.shape[-2] < A.shape[-1]:
-        return polar(A.mT, method, toward=None if toward is None else toward.mT).mT
+        return polar(A.mT, method, toward=None if toward is None else toward.mT, tolerance=tolerance).mT
     if method == "svd" or (method == "auto" and A.device.type == "cpu"):
         return _by_svd(A, toward)
-    X, deficient = newton_schulz(A)
-    if deficient is None:
-        return X
-    if method == "newton-schulz":
-        warnings.warn(
-            f"{int(deficient.sum())} of {math.prod(A.shape[:-2])} matrices of shape {tuple(A.shape[-2:])} are "
-            "rank-deficient to working precision; their polar factors were completed from a singular value decomposition",
-            RescueWarning,
-            stacklevel=2,
-        )
-    X = X.clone()
-    X[deficient] = _by_svd(A[deficient], None if toward is None else toward.expand_as(A)[deficient])
-    return X
+    matrices = A.reshape(-1, *A.shape[-2:])
+    X, deficient = newton_schulz(matrices, tolerance)
+    if deficient is not None:
+        rest = None if toward is None else toward.expand_as(A).reshape(matrices.shape)[deficient]
+        X[deficient] = _by_svd(matrices[deficient], rest)
+        if method == "newton-schulz":
+            warnings.warn(
+                f"{int(deficient.sum())} of {len(matrices)} matrices of shape {tuple(A.shape[-2:])} are rank-deficient to "
+                "working precision; their polar factors were completed from a singular value decomposition",
+                RescueWarning,
+                stacklevel=2,
+            )
+    return X.reshape(A.shape)
 
 
 def _by_svd(A: Tensor, toward: Tensor | None) -> Tensor:

@@ -55,7 +55,7 @@ def _wide(target: Tensor, source: Tensor, method: PolarMethod) -> Tensor:
 
 def _by_product(target: Tensor, source: Tensor, method: PolarMethod) -> Tensor:
     T, W = _precise(target), _precise(source)
-    return polar(T @ W.mT, method) @ W
+    return torch.bmm(polar(torch.bmm(T, W.mT), method, tolerance=_tolerance(source)), W)
 
 
 def _tall(target: Tensor, source: Tensor, method: PolarMethod) -> Tensor:
@@ -73,7 +73,7 @@ def _tall(target: Tensor, source: Tensor, method: PolarMethod) -> Tensor:
     Y: Tensor
     R: Tensor
     Y, R = torch.linalg.qr(W)
-    return polar(T @ R.mT, method, toward=Y) @ R
+    return polar(T @ R.mT, method, toward=Y, tolerance=_tolerance(source)) @ R
 
 
 def _square(A: Tensor, like: Tensor, method: PolarMethod) -> Tensor:
@@ -82,7 +82,7 @@ def _square(A: Tensor, like: Tensor, method: PolarMethod) -> Tensor:
         rotation, reliable = small_rotation(_symmetric(A).float(), _antisymmetric(A).float())
         if bool(reliable.all()):
             return rotation.to(A.dtype) + torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
-    return polar(A, method)
+    return polar(A, method, tolerance=_tolerance(like))
 
 
 def _precise(W: Tensor) -> Tensor:
@@ -93,6 +93,11 @@ def _float32_is_exact(W: Tensor) -> bool:
     """Whether float32 products are true float32 products and enough for the dtype of ``W``."""
     reduced = getattr(getattr(torch.backends.mkldnn, "matmul", None), "fp32_precision", "none") not in ("none", "ieee")
     return W.device.type == "cpu" and W.dtype != torch.float64 and not reduced
+
+
+def _tolerance(W: Tensor) -> float | None:
+    """How orthogonal a rotation of ``W`` needs to be for a thousand of them to stay below the rounding of ``W``."""
+    return None if W.dtype == torch.float64 else 1e-11
 
 
 def _symmetric(A: Tensor) -> Tensor:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
@@ -26,6 +26,11 @@ class WeightMatrix:
     name: str
     parameter: Tensor
     layer: Layer | None = None
+
+    @cached_property
+    def shape(self) -> torch.Size:
+        """``[k, d]`` or ``[groups, k, d]``."""
+        return self.view(self.parameter.detach()).shape
 
     def view(self, tensor: Tensor) -> Tensor:
         """A tensor of the parameter's shape in matrix form."""
@@ -51,7 +56,7 @@ class Choice:
         """A readable table: parameter, its shape as matrices, and whether (``verb``) or why not."""
         rows = [("parameter", "matrix", "")]
         for matrix in self.matrices:
-            rows.append((matrix.name, _shape(matrix.view(matrix.parameter.detach())), verb))
+            rows.append((matrix.name, _shape(matrix.shape), verb))
         rows += [(name, "", f"not {verb}: {reason}") for name, reason in self.others.items()]
         first, second = (max(len(row[i]) for row in rows) for i in (0, 1))
         return "\n".join(f"{a:<{first}}  {b:<{second}}  {c}".rstrip() for a, b, c in rows)
@@ -207,7 +212,6 @@ def _warn_about_groups(matrices: Sequence[WeightMatrix]) -> None:
         )
 
 
-def _shape(matrix: Tensor) -> str:
-    k, d = matrix.shape[-2:]
-    stack = math.prod(matrix.shape[:-2])
-    return f"{k} × {d}" if matrix.dim() == 2 else f"{stack} of {k} × {d}"
+def _shape(shape: torch.Size) -> str:
+    k, d = shape[-2:]
+    return f"{k} × {d}" if len(shape) == 2 else f"{shape[:-2].numel()} of {k} × {d}"

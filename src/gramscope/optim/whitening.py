@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any, get_args
 
 import torch
@@ -88,11 +89,16 @@ class _GramUpdate(OptimizerWrapper):
     def _correct(self, matrices: Sequence[WeightMatrix], before: dict[Tensor, Tensor]) -> None:
         stacks: dict[tuple[Any, ...], list[WeightMatrix]] = defaultdict(list)
         for matrix in matrices:
-            proposal = matrix.view(matrix.parameter)
-            stacks[(*proposal.shape[-2:], proposal.dtype, proposal.device)].append(matrix)
+            k, d = matrix.shape[-2:]
+            stacks[k, d, matrix.parameter.dtype, matrix.parameter.device].append(matrix)
         for (k, d, _, device), alike in stacks.items():
-            for some in _portions(alike, max(1, _STACK_ENTRIES // (k * d))):
-                with torch.autocast(device.type, enabled=False):
+            plain = (
+                nullcontext()
+                if not torch.is_autocast_enabled(device.type)
+                else torch.autocast(device.type, enabled=False)
+            )
+            with plain:
+                for some in _portions(alike, max(1, _STACK_ENTRIES // (k * d))):
                     self._correct_stack(some, before)
 
     def _correct_stack(self, matrices: Sequence[WeightMatrix], before: dict[Tensor, Tensor]) -> None:
@@ -110,9 +116,8 @@ class _GramUpdate(OptimizerWrapper):
             ) from None
         start = 0
         for matrix in matrices:
-            form = matrix.view(matrix.parameter).shape
-            count = form[:-2].numel()
-            matrix.assign(corrected[start : start + count].reshape(form))
+            count = matrix.shape[:-2].numel()
+            matrix.assign(corrected[start : start + count].reshape(matrix.shape))
             start += count
 
 
