@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 from typing_extensions import override
 
@@ -62,7 +62,8 @@ class _Rate(ProgressColumn):
     @override
     def render(self, task: Any) -> Text:
         speed = task.finished_speed or task.speed
-        return Text("" if speed is None else f"{speed:.3g} {task.fields['unit']}s/s", style="progress.data.speed")
+        rate = "" if speed is None else f"{speed:.3g} {task.fields['unit']}s/s"
+        return Text(rate, style="progress.data.speed", no_wrap=True)
 
 
 class TerminalReporter(Reporter):
@@ -84,12 +85,12 @@ class TerminalReporter(Reporter):
         if not self._console.is_terminal:
             return
         self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
+            TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+            BarColumn(bar_width=20),
             MofNCompleteColumn(),
             _Rate(),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[news]}"),
+            TextColumn("{task.fields[news]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
             console=self._console,
         )
         self._task = self._progress.add_task(label, total=total, unit=unit, news="")
