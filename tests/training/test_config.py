@@ -91,9 +91,10 @@ def test_members_are_every_combination() -> None:
     )
     members = config.members()
     assert len(members) == 8
-    member = members["lr-0.01,hidden-8x4,seed-3"]
+    member = members["lr-0.01,model_hidden-8x4,seed-3"]
     assert (member.method.options["lr"], member.model.options["hidden"], member.seed) == (0.01, (8, 4), 3)
     assert member.sweep == {}
+    assert config.swept(member) == {"lr": 0.01, "model_hidden": [8, 4]}
     with pytest.raises(InputError, match="take one of its members"):
         _ = config.seed
 

@@ -96,8 +96,11 @@ def test_stack_over_data_and_initial_scale(config: Config) -> None:
     stacked = train(replace(settings, execution="vectorised"))
     assert stacked.execution == "vectorised"
     compare(stacked, alone)
-    losses = {member.last("test_loss") for member in stacked.members.values()}
-    assert len(losses) == 4
+    found = {
+        (r["data_seed"], r["model_init_scale"]): r["test_loss"] for r in stacked.records if r["kind"] == "evaluation"
+    }
+    assert set(found) == {(0, 0.5), (0, 2.0), (1, 0.5), (1, 2.0)}
+    assert len(set(found.values())) == 4
 
 
 def test_orthogonalise_is_torch_muons_iteration() -> None:

@@ -219,10 +219,15 @@ class TrainConfig(_Table):
         for values in itertools.product(*self.sweep.values()):
             chosen = dict(zip(self.sweep, values, strict=True))
             for seed in self.seeds:
-                parts = [f"{key.split('.', 1)[1]}-{_label(value)}" for key, value in chosen.items()]
+                parts = [f"{_short(key)}-{_label(value)}" for key, value in chosen.items()]
                 member = replace(self, sweep={}, seeds=(seed,)).with_values(chosen)
                 found[",".join([*parts, f"seed-{seed}"])] = member
         return found
+
+    def swept(self, member: TrainConfig) -> dict[str, Any]:
+        """The values that make a member what it is (``lr``, ``model_init_scale``, ``data_seed``), for its records."""
+        tree = member.to_dict()
+        return {_short(key): tree[key.partition(".")[0]].get(key.partition(".")[2]) for key in self.sweep}
 
     @property
     def seed(self) -> int:
@@ -303,6 +308,11 @@ def _sweep_values(key: str, value: Any) -> tuple[Any, ...]:
     if len({repr(item) for item in values}) != len(values):
         raise InputError(f"sweep.{key} = {list(value)!r}: a value occurs twice")
     return values
+
+
+def _short(key: str) -> str:
+    """``method.lr`` as ``lr``, other tables' keys as ``data_seed``."""
+    return key.removeprefix("method.").replace(".", "_")
 
 
 def _label(value: Any) -> str:

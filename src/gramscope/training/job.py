@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,6 +78,8 @@ class Job:
     data: DataSet = field(repr=False)
     model: nn.Module = field(repr=False)
     loss: SampleLoss = field(repr=False)
+    #: what distinguishes it from other members, for its records
+    labels: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def device(self) -> torch.device:
@@ -167,6 +169,7 @@ def prepare(
     data: DataSet | None = None,
     model: nn.Module | None = None,
     loss: SampleLoss | None = None,
+    labels: Mapping[str, Any] | None = None,
 ) -> Job:
     """Load, build and move everything a member needs; what is given in Python replaces what the configuration says."""
     device, dtype = resolve_device(config.device), getattr(torch, config.dtype)
@@ -178,7 +181,7 @@ def prepare(
     if model is None:
         model = build_model(config.model, config.seed, data.input_shape, data.outputs)
     loss = loss or sample_loss(config.loss, data.task)
-    return Job(name, config, data, model.to(device=device, dtype=dtype), loss)
+    return Job(name, config, data, model.to(device=device, dtype=dtype), loss, labels or {})
 
 
 def probe(x: Tensor, y: Tensor, samples: int, batch_size: int) -> list[tuple[Tensor, Tensor]]:

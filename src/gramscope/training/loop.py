@@ -172,7 +172,7 @@ class Loop:
         for key in ("lr", "gamma"):
             if key in job.config.method.options:
                 head[key] = job.config.method.options[key]
-        full = [{**head, **record} for record in records]
+        full = [{**head, **job.labels, **record} for record in records]
         self.records[index] += full
         if self.runs is not None:
             self.runs[index].append(*full)

@@ -5,14 +5,27 @@ from __future__ import annotations
 import multiprocessing
 import os
 import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
+from typing import Any
 
 from gramscope.errors import GramscopeError
 from gramscope.training.config import TrainConfig
 from gramscope.training.interrupt import Interrupted, stop_on_signal
 from gramscope.training.reporting import Reporter
+
+
+@dataclass(frozen=True)
+class Errand:
+    """What a process is told: which member to train, and where."""
+
+    name: str
+    config: TrainConfig
+    path: Path
+    labels: Mapping[str, Any]
 
 
 def worker_count(members: int) -> int:
@@ -24,28 +37,27 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def run_in_processes(members: dict[str, tuple[TrainConfig, Path]], reporter: Reporter) -> None:
+def run_in_processes(errands: Sequence[Errand], reporter: Reporter) -> None:
     """Train each member in a fresh process, as many at a time as there are cores, one thread each.
 
     A member that fails stops the others from starting; its error is raised here. An interrupt reaches every process,
     each of which saves before it ends.
     """
     context = multiprocessing.get_context("spawn")
-    waiting = dict(members)
+    waiting = list(errands)
     running: dict[Connection, tuple[str, SpawnProcess]] = {}
-    workers = worker_count(len(members))
+    workers = worker_count(len(errands))
     failure, done = "", 0
-    reporter.start(f"{len(members)} runs in {workers} processes", len(members), unit="run")
+    reporter.start(f"{len(errands)} runs in {workers} processes", len(errands), unit="run")
     with stop_on_signal() as stop:
         while (waiting and not failure and not stop.asked) or running:
             while waiting and len(running) < workers and not failure and not stop.asked:
-                name = next(iter(waiting))
-                config, path = waiting.pop(name)
+                errand = waiting.pop(0)
                 ours, theirs = context.Pipe(duplex=False)
-                process = context.Process(target=_work, args=(config.to_dict(), str(path), name, theirs), name=name)
+                process = context.Process(target=_work, args=(errand, theirs), name=errand.name)
                 process.start()
                 theirs.close()
-                running[ours] = (name, process)
+                running[ours] = (errand.name, process)
             for connection in wait(list(running), timeout=0.2):
                 assert isinstance(connection, Connection)
                 name, process = running.pop(connection)
@@ -67,11 +79,11 @@ def run_in_processes(members: dict[str, tuple[TrainConfig, Path]], reporter: Rep
     if failure:
         raise GramscopeError(failure)
     if stop.asked:
-        root = next(iter(members.values()))[1].parent
+        root = errands[0].path.parent
         raise Interrupted(f"stopped and saved; continue with: gramscope train --resume {root}")
 
 
-def _work(tree: dict[str, object], path: str, name: str, connection: Connection) -> None:
+def _work(errand: Errand, connection: Connection) -> None:
     """Body of a process: train one member and send an empty text, ``interrupted`` or what went wrong."""
     import torch
 
@@ -80,7 +92,7 @@ def _work(tree: dict[str, object], path: str, name: str, connection: Connection)
     torch.set_num_threads(1)
     message = ""
     try:
-        run_member(TrainConfig.from_dict(tree), Path(path), name)
+        run_member(errand)
     except (Interrupted, KeyboardInterrupt):
         message = "interrupted"
     except GramscopeError as error:

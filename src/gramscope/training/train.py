@@ -26,7 +26,7 @@ from gramscope.training.job import Job, load_data, prepare, resolve_device
 from gramscope.training.loop import Loop, Measure, Outcome
 from gramscope.training.losses import SampleLoss
 from gramscope.training.measuring import LayerMeasures
-from gramscope.training.processes import run_in_processes
+from gramscope.training.processes import Errand, run_in_processes
 from gramscope.training.reporting import Reporter
 from gramscope.training.stacking import StackedEngine
 
@@ -110,7 +110,7 @@ def train(
             stack.enter_context(root.lock)
             stack.callback(root.close)
             _note_environment(root, config, resume)
-        jobs = _jobs(members, parts)
+        jobs = _jobs(config, members, parts)
         execution, reason = choose_execution(
             list(jobs.values()), _asked(root, config, resume), portable=not parts.given()
         )
@@ -122,7 +122,9 @@ def train(
             if root is None:
                 root = RunDirectory.create(stack.enter_context(tempfile.TemporaryDirectory()), config.to_dict())
             runs = _member_runs(root, members)
-            run_in_processes({name: (member, runs[name].path) for name, member in members.items()}, reporter)
+            run_in_processes(
+                [Errand(name, jobs[name].config, runs[name].path, jobs[name].labels) for name in jobs], reporter
+            )
             trained = {name: _from_disk(job, runs[name]) for name, job in jobs.items()}
         else:
             all_runs = None if root is None else _member_runs(root, members)
@@ -142,9 +144,10 @@ def resume_run(path: Path | str, *, reporter: Reporter | None = None) -> Trained
     return train(config, path, resume=True, reporter=reporter)
 
 
-def run_member(config: TrainConfig, path: Path, name: str) -> None:
+def run_member(errand: Errand) -> None:
     """Train one member into its directory, going on where it stopped. Runs in a process of its own."""
-    _run(SingleEngine(prepare(config, name)), [RunDirectory(path)], Parts(), Reporter(), None)
+    job = prepare(errand.config, errand.name, labels=errand.labels)
+    _run(SingleEngine(job), [RunDirectory(errand.path)], Parts(), Reporter(), None)
 
 
 # -- preparing ----------------------------------------------------------------------------------------------------
@@ -169,7 +172,7 @@ def _member_runs(root: RunDirectory, members: dict[str, TrainConfig]) -> dict[st
     return runs
 
 
-def _jobs(members: dict[str, TrainConfig], parts: Parts) -> dict[str, Job]:
+def _jobs(config: TrainConfig, members: dict[str, TrainConfig], parts: Parts) -> dict[str, Job]:
     """Load each data set once, however many members share it."""
     loaded: list[tuple[DataTable, DataSet]] = []
     jobs = {}
@@ -179,7 +182,8 @@ def _jobs(members: dict[str, TrainConfig], parts: Parts) -> dict[str, Job]:
             data = load_data(member.data).to(resolve_device(member.device))
             loaded.append((member.data, data))
         model = None if parts.model is None else parts.model(member, data)
-        jobs[name] = prepare(member, name, data=data, model=model, loss=parts.loss)
+        labels = config.swept(member)
+        jobs[name] = prepare(member, name, data=data, model=model, loss=parts.loss, labels=labels)
     return jobs
 
 
