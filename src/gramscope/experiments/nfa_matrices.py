@@ -60,7 +60,7 @@ def _train(settings: Settings, options: Options, recorder: Recorder) -> None:
     losses = (passed.outputs - task.y).square().mean(-1)[0]
     test_losses = (outputs_of(weights, task.x_test) - task.y_test).square().mean(-1)[0]
     for index, seed in enumerate(settings.seeds):
-        w, kernel = weights[0][0, index], kernels[index]
+        w, kernel = weights[0][0, index].double(), kernels[index]
         truth = egop(lambda x: chain_monomial(x, settings.rank), task.x[index])
         random = [corrupted(kernel, generator(seed, "corrupted", draw)) for draw in range(settings.corruptions)]
         matrices = {"EGOP": truth, "NFM": w.mT @ w, "AGOP": w.mT @ kernel @ w, "corrupted": w.mT @ random[0] @ w}
@@ -139,7 +139,7 @@ def _unit(values: Tensor) -> Tensor:
 
 
 FIG1 = Experiment(
-    Settings(seeds=(0, 1, 2), steps=400),
+    Settings(seeds=(0, 1, 2)),
     Settings(),
     parts,
     (aligned, corruption, far_from_identity, like_the_target),

@@ -1,0 +1,389 @@
+"""nfa-fig2, 4, 5, 7, 8: forms of the neural feature ansatz over training, for several initialisation scales.
+
+The caption of 004 Fig. 2 varies the scale of the first layer alone. Its remark that the second layer's UC-NFA is extremely
+sensitive to the scale shows only when both hidden layers are scaled, so both are run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from gramscope.experiments.core import Claim, Computation, Experiment, Options, Recorder, Results
+from gramscope.experiments.nfa_descent import (
+    Pass,
+    Weights,
+    chain_monomials,
+    covariance,
+    descend,
+    initial_weights,
+    outputs_of,
+    run_nets,
+)
+from gramscope.experiments.plots import band, legend_below, mean, panels
+from gramscope.measures.alignment import double_centered_ratio, nfa
+from gramscope.runs.records import Record
+from gramscope.training.job import resolve_device
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: name of a spectrum of the inputs -> α in λ_k = 1/(1+k^α), and how it is written
+SPECTRA: dict[str, tuple[float | None, str]] = {
+    "isotropic": (None, "isotropic"),
+    "decay-1": (1.0, r"$\lambda_k \sim 1/(1+k)$"),
+    "decay-2": (2.0, r"$\lambda_k \sim 1/(1+k^2)$"),
+}
+#: which layers' scale varies -> their number, and how it is written
+VARIED = {"first": (1, "scale of layer 1 varied"), "hidden": (2, "scale of layers 1 and 2 varied")}
+LAYERS = (1, 2)
+#: a training step counted as early
+EARLY = 10
+
+
+@dataclass(frozen=True)
+class Settings:
+    """004 Appendix H: 2 hidden ReLU layers of 256, d 32, n 256, step size 0.05, 800 steps. It gives no scales."""
+
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    spectra: tuple[str, ...] = ("isotropic",)
+    varied: tuple[str, ...] = ("first",)
+    scales: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+    n: int = 256
+    d: int = 32
+    rank: int = 5
+    width: int = 256
+    lr: float = 0.05
+    steps: int = 800
+    every: int = 5
+
+
+#: values of one layer of one net, from weights now and at the start, K, and K̄ where it is needed
+Measures = dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]]
+CENTRED: Measures = {
+    "uncentered": lambda w, w0, k, _: nfa(w, k),
+    "centered": lambda w, w0, k, _: nfa(w, k, w0, kind="centered"),
+}
+RATIO: Measures = {"ratio": lambda w, w0, k, centred: double_centered_ratio(w, k, w0, centred)}
+PTK: Measures = {"ptk": lambda w, w0, k, centred: nfa(w, k, w0, centred, kind="ptk")}
+
+
+def _parts(measures: Measures) -> Callable[[Settings, Options], list[Computation]]:
+    def parts(settings: Settings, options: Options) -> list[Computation]:
+        return [
+            Computation(f"{spectrum}-{varied}", _Descent(settings, options, spectrum, varied, measures).run)
+            for spectrum in settings.spectra
+            for varied in settings.varied
+        ]
+
+    return parts
+
+
+@dataclass(frozen=True)
+class _Descent:
+    """Train all scales and seeds of one spectrum together, measuring on the way."""
+
+    settings: Settings
+    options: Options
+    spectrum: str
+    varied: str
+    measures: Measures
+
+    def run(self, recorder: Recorder) -> None:
+        s = self.settings
+        device = resolve_device(self.options.device)
+        alpha = SPECTRA[self.spectrum][0]
+        task = chain_monomials(s.seeds, n=s.n, n_test=1000, d=s.d, rank=s.rank, alpha=alpha, device=device)
+        weights = start = initial_weights(
+            s.d, s.width, len(LAYERS), s.scales, s.seeds, device, scaled=VARIED[self.varied][0]
+        )
+        first = run_nets(start, task.x)
+        for step in recorder.track(range(s.steps + 1), s.steps + 1):
+            passed = run_nets(weights, task.x)
+            if step % s.every == 0 or step == s.steps:
+                train = (passed.outputs - task.y).square().mean(-1)
+                test = (outputs_of(weights, task.x_test) - task.y_test).square().mean(-1)
+                for layer in LAYERS:
+                    self._measure(recorder, step, layer, weights, start, passed, first, train, test)
+            weights = descend(weights, passed, task.y, s.lr)
+
+    def _measure(
+        self,
+        recorder: Recorder,
+        step: int,
+        layer: int,
+        weights: Weights,
+        start: Weights,
+        passed: Pass,
+        first: Pass,
+        train: Tensor,
+        test: Tensor,
+    ) -> None:
+        w, w0 = weights[layer - 1], start[layer - 1]
+        kernel = covariance(passed.tangents[layer - 1])
+        centred = kernel
+        if self.measures is not CENTRED:
+            centred = covariance(passed.tangents[layer - 1], first.tangents[layer - 1])
+        for i, scale in enumerate(self.settings.scales):
+            for j, seed in enumerate(self.settings.seeds):
+                recorder.record(
+                    "nfa",
+                    spectrum=self.spectrum,
+                    varied=self.varied,
+                    scale=scale,
+                    seed=seed,
+                    step=step,
+                    layer=layer,
+                    train_loss=float(train[i, j]),
+                    test_loss=float(test[i, j]),
+                    **{
+                        name: float(measure(w[i, j], w0[i, j], kernel[i, j], centred[i, j]))
+                        for name, measure in self.measures.items()
+                    },
+                )
+
+
+# -- claims -------------------------------------------------------------------------------------------------------
+def _by_scale(results: Results[Settings], key: str, step: int, **match: Any) -> list[float]:
+    """Means over seeds at one step, in the order of the scales."""
+    found = results.records("nfa", step=step, **match)
+    return [
+        mean(r[key] for r in found if r["scale"] == scale and r[key] is not None) for scale in results.settings.scales
+    ]
+
+
+def _range(values: list[float]) -> str:
+    return f"{min(values):.2f} … {max(values):.2f}"
+
+
+def _width(values: list[float]) -> float:
+    return max(values) - min(values)
+
+
+def early(results: Results[Settings]) -> list[Claim]:
+    """004 §2.3: early in training the C-NFA is high and does not depend on the scale."""
+    rows = []
+    for varied in results.settings.varied:
+        values = [_by_scale(results, "centered", EARLY, varied=varied, layer=layer) for layer in LAYERS]
+        rows.append(
+            Claim(
+                f"C-NFA after {EARLY} steps above 0.7 and equal to 0.1 over scales ({VARIED[varied][1]})",
+                "especially high and invariant to scale early",
+                ", ".join(f"layer {layer}: {_range(found)}" for layer, found in zip(LAYERS, values, strict=True)),
+                all(min(found) > 0.7 and _width(found) < 0.1 for found in values),
+            )
+        )
+    return rows
+
+
+def throughout(results: Results[Settings]) -> list[Claim]:
+    """004 §2.3: the C-NFA remains high through training at every scale."""
+    rows = []
+    for varied in results.settings.varied:
+        lowest = []
+        for layer in LAYERS:
+            groups: dict[tuple[int, float], list[float]] = {}
+            for r in results.records("nfa", varied=varied, layer=layer):
+                if r["centered"] is not None:
+                    groups.setdefault((r["step"], r["scale"]), []).append(r["centered"])
+            lowest.append(min(mean(values) for values in groups.values()))
+        rows.append(
+            Claim(
+                f"C-NFA above 0.5 at every step and scale ({VARIED[varied][1]})",
+                "remains high throughout training",
+                f"lowest: layer 1: {lowest[0]:.2f}, layer 2: {lowest[1]:.2f}",
+                min(lowest) > 0.5,
+            )
+        )
+    return rows
+
+
+def final(results: Results[Settings]) -> list[Claim]:
+    """004 §2.3, Appendix G: the final UC-NFA can depend strongly on the scale, e.g. in layer 2; the C-NFA less."""
+    rows = []
+    for varied in results.settings.varied:
+        for layer in LAYERS:
+            uncentred, centred = (
+                _by_scale(results, key, results.settings.steps, varied=varied, layer=layer)
+                for key in ("uncentered", "centered")
+            )
+            holds = _width(uncentred) > max(0.2, _width(centred))
+            reason = ""
+            if not holds and _width(uncentred) > 0.2:
+                reason = "the C-NFA depends on the scale as much"
+            elif not holds:
+                reason = "the UC-NFA depends little on the scale here"
+                if (varied, layer) == ("first", 2):
+                    reason += "; layer 2 starts at scale 1 and hardly moves, vary its scale too"
+            rows.append(
+                Claim(
+                    f"final UC-NFA varies by more than 0.2 over scales and more than C-NFA "
+                    f"(layer {layer}, {VARIED[varied][1]})",
+                    "UC-NFA sensitive, extremely in layer 2; C-NFA robust",
+                    f"UC {_range(uncentred)}, C {_range(centred)}",
+                    holds,
+                    reason,
+                )
+            )
+    return rows
+
+
+def test_loss(results: Results[Settings]) -> list[Claim]:
+    """004 Appendix G: small initialisation generalises better."""
+    rows = []
+    for varied in results.settings.varied:
+        small, *_, large = _by_scale(results, "test_loss", results.settings.steps, varied=varied, layer=1)
+        train = _by_scale(results, "train_loss", results.settings.steps, varied=varied, layer=1)[0]
+        untrained = train > 0.1
+        reason = f"the smallest scale is not trained yet: train loss {train:.2f}" if untrained else ""
+        scales = results.settings.scales
+        rows.append(
+            Claim(
+                f"final test loss is lower at scale {scales[0]:g} than at {scales[-1]:g} ({VARIED[varied][1]})",
+                "test loss improves for smaller initialisation",
+                f"{small:.2f}, {large:.2f}",
+                None if untrained else small < large,
+                reason,
+            )
+        )
+    return rows
+
+
+def ratio_early(results: Results[Settings]) -> list[Claim]:
+    """004 Appendix B: the double-centred part contributes little early."""
+    rows = []
+    for layer in LAYERS:
+        values = _by_scale(results, "ratio", EARLY, layer=layer)
+        text = f"double-centred share after {EARLY} steps below 0.25 at every scale (layer {layer})"
+        rows.append(Claim(text, "not significant early", _range(values), max(values) < 0.25))
+    return rows
+
+
+def ratio_large(results: Results[Settings]) -> list[Claim]:
+    """004 Appendix B: and little at large initialisation, but more over longer training at small initialisation."""
+    rows = []
+    for layer in LAYERS:
+        values = _by_scale(results, "ratio", results.settings.steps, layer=layer)
+        scales = results.settings.scales
+        rows.append(
+            Claim(
+                f"final share smaller at the largest scale than at the smallest (layer {layer})",
+                "small at large initialisation, relevant later",
+                f"{values[-1]:.2f} at {scales[-1]:g}, {values[0]:.2f} at {scales[0]:g}",
+                values[-1] < values[0],
+            )
+        )
+    return rows
+
+
+def ptk_falls(results: Results[Settings]) -> list[Claim]:
+    """004 Appendix B: the PTK-centred NFA decreases through training."""
+    rows = []
+    for spectrum in results.settings.spectra:
+        for layer in LAYERS:
+            first = _by_scale(results, "ptk", results.settings.every, spectrum=spectrum, layer=layer)
+            last = _by_scale(results, "ptk", results.settings.steps, spectrum=spectrum, layer=layer)
+            risen = [
+                f"{scale:g} ({a:.2f} → {b:.2f})"
+                for scale, a, b in zip(results.settings.scales, first, last, strict=True)
+                if b >= a
+            ]
+            reason = f"it rises at scale {', '.join(risen)}" if risen else ""
+            rows.append(
+                Claim(
+                    f"PTK-centred NFA falls at every scale (layer {layer}, {spectrum})",
+                    "decreases through training",
+                    f"from {_range(first)} to {_range(last)}",
+                    not risen,
+                    reason,
+                )
+            )
+    return rows
+
+
+# -- figures ------------------------------------------------------------------------------------------------------
+def _draw(axes: Any, results: Results[Settings], key: str, title: str, records: list[Record]) -> None:
+    for index, scale in enumerate(results.settings.scales):
+        band(axes, [r for r in records if r["scale"] == scale], "step", key, index=index, label=f"s = {scale:g}")
+    axes.set_title(title)
+    axes.set_xscale("symlog", linthresh=results.settings.every)
+    axes.set_xlim(0, results.settings.steps)
+    axes.set_xticks([0, 10, 100, results.settings.steps], ["0", "10", "100", str(results.settings.steps)])
+    axes.minorticks_off()
+
+
+def curves_figure(results: Results[Settings]) -> Figure:
+    """UC-NFA and C-NFA of both layers, train and test loss; a row for each choice of varied layers."""
+    columns = [(f"{kind}-NFA, layer {layer}", key, layer) for layer in LAYERS for kind, key in _KINDS]
+    page, axes = panels(len(results.settings.varied), 6, width=2.0, sharex=True)
+    for row, varied in zip(axes, results.settings.varied, strict=True):
+        records = results.records("nfa", varied=varied)
+        for place, (title, key, layer) in zip(row, columns, strict=False):
+            _draw(place, results, key, title, [r for r in records if r["layer"] == layer])
+            place.set_ylim(0, 1.02)
+        for place, (title, key) in zip(
+            row[4:], (("train loss", "train_loss"), ("test loss", "test_loss")), strict=True
+        ):
+            top = max(r[key] for r in records)
+            scaled = [{**r, key: r[key] / top} for r in records if r["layer"] == 1]
+            _draw(place, results, key, f"{title} / largest", scaled)
+            place.set_ylim(0, 1.02)
+        row[0].set_ylabel(VARIED[varied][1].replace("varied", "\nvaried"))
+    for place in axes[-1]:
+        place.set_xlabel("gradient steps")
+    legend_below(page, axes[0, 0], f"initialisation scale, inputs {SPECTRA[results.settings.spectra[0]][1]}")
+    return page
+
+
+_KINDS = (("UC", "uncentered"), ("C", "centered"))
+
+
+def _layers_figure(key: str, label: str) -> Callable[[Results[Settings]], Figure]:
+    def figure(results: Results[Settings]) -> Figure:
+        page, axes = panels(1, 2 * len(results.settings.spectra), width=2.4, height=2.2, sharey=True)
+        for index, spectrum in enumerate(results.settings.spectra):
+            for layer in LAYERS:
+                place = axes[0, 2 * index + layer - 1]
+                records = results.records("nfa", spectrum=spectrum, layer=layer)
+                _draw(place, results, key, f"layer {layer}, {SPECTRA[spectrum][1]}", records)
+                place.set_ylim(0, 1.02)
+                place.set_xlabel("gradient steps")
+        axes[0, 0].set_ylabel(label)
+        legend_below(page, axes[0, 0], "initialisation scale")
+        return page
+
+    return figure
+
+
+# -- experiments --------------------------------------------------------------------------------------------------
+def _curves(spectrum: str) -> Experiment[Settings]:
+    both = ("first", "hidden")
+    return Experiment(
+        Settings((0, 1, 2, 3), (spectrum,), both, (0.01, 0.1, 1.0), width=128),
+        Settings(spectra=(spectrum,), varied=both),
+        _parts(CENTRED),
+        (early, throughout, final, test_loss),
+        curves_figure,
+    )
+
+
+FIG2 = _curves("isotropic")
+FIG7 = _curves("decay-1")
+FIG8 = _curves("decay-2")
+FIG4 = Experiment(
+    Settings((0, 1, 2, 3), scales=(0.01, 0.1, 1.0), width=128),
+    Settings(),
+    _parts(RATIO),
+    (ratio_early, ratio_large),
+    _layers_figure("ratio", "double-centred / centred"),
+)
+FIG5 = Experiment(
+    Settings((0, 1, 2, 3), ("isotropic", "decay-2"), scales=(0.01, 0.1, 1.0), width=128),
+    Settings(spectra=("isotropic", "decay-2")),
+    _parts(PTK),
+    (ptk_falls,),
+    _layers_figure("ptk", "PTK-centred NFA"),
+)
