@@ -192,8 +192,9 @@ def _facts(runs: Runs, number: int) -> list[tuple[str, list[str]]]:
 
 
 def _environment(root: RunDirectory) -> Mapping[str, Any]:
-    """What a run was made with; of a group without a word, its first member's."""
-    return next((found for run in (root, *root.members()) if (found := run.environment)), {})
+    """What a run was made with; of a group without a word, the first that was found inside."""
+    inside = (root, *root.members(), *root.runs())
+    return next((found for run in inside if (found := run.environment)), {})
 
 
 def _describe(table: Mapping[str, Any]) -> str:

@@ -1,0 +1,269 @@
+"""The report in a real browser: Debian's Chromium, headless, driven by Playwright."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gramscope.report.build import write_report
+from gramscope.report.live import make_server
+from gramscope.runs.directory import RunDirectory
+from made_up_runs import append_epoch, write_run
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
+CHROMIUM = next((path for name in ("chromium", "chromium-browser") if (path := shutil.which(name))), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed: apt-get install chromium")
+
+FLAGS = (
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+)  # fmt: skip
+DESKTOP = {"viewport": {"width": 1280, "height": 900}}
+PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
+#: every number a plot shows, by panel
+NUMBERS = """() => Object.fromEntries([...document.querySelectorAll(".panel")].map((panel) => [panel.dataset.key,
+    [...panel.querySelectorAll(".plot")].map((plot) => (plot.data || []).flatMap((trace) => (trace.z || [trace.y]).flat())
+    .filter((value) => typeof value === "number").length)]))"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        yield chromium
+        chromium.close()
+
+
+@contextmanager
+def opened(browser: Any, address: str, **options: Any) -> Iterator[Any]:
+    """A page; it is an error if its console said anything or anything was fetched from elsewhere."""
+    said: list[str] = []
+    context = browser.new_context(**{**DESKTOP, **options})
+    page = context.new_page()
+    page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda error: said.append(f"error: {error}"))
+    page.on("request", lambda request: said.append(f"fetched {request.url}") if _foreign(request.url) else None)
+    page.goto(address)
+    yield page
+    context.close()
+    assert said == []
+
+
+def _foreign(address: str) -> bool:
+    return not address.startswith(("file:", "data:", "blob:", "http://127.0.0.1"))
+
+
+@pytest.fixture(scope="module")
+def report(group: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("page")
+    return write_report([group], folder, figures=False).page.as_uri()
+
+
+@pytest.fixture(scope="module")
+def desk(browser: Any, report: str) -> Iterator[Any]:
+    """The report on a desk, every panel drawn."""
+    with opened(browser, report, accept_downloads=True) as page:
+        draw_all(page)
+        yield page
+
+
+def until(page: Any, condition: str, seconds: float = 30) -> None:
+    """Wait for a condition (the page's policy forbids Playwright's own way, which evaluates text)."""
+    for _ in range(int(seconds * 20)):
+        if page.evaluate(condition):
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError(f"never became true: {condition}")
+
+
+def draw_all(page: Any) -> dict[str, list[int]]:
+    """Scroll to every panel, as a reader does, until all plots have their numbers."""
+    for panel in page.locator(".panel").all():
+        panel.scroll_into_view_if_needed()
+        panel.locator(".plot .main-svg").first.wait_for()
+    return dict(page.evaluate(NUMBERS))
+
+
+def check_drawn(page: Any, numbers: dict[str, list[int]], *, width: int, dark: bool) -> None:
+    assert len(numbers) == 13
+    for key, plots in numbers.items():
+        assert plots, key
+        assert all(count > 0 for count in plots), key
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    text = page.evaluate("getComputedStyle(document.querySelector('.xtitle')).fill")
+    assert (min(map(int, text[4:-1].split(","))) > 128) == dark
+
+
+def test_every_panel_is_drawn_with_data(desk: Any) -> None:
+    check_drawn(desk, dict(desk.evaluate(NUMBERS)), width=1280, dark=False)
+
+
+def test_a_phone_in_the_dark(browser: Any, report: str) -> None:
+    with opened(browser, report, color_scheme="dark", **PHONE) as page:
+        check_drawn(page, draw_all(page), width=390, dark=True)
+
+
+def test_slider_views_and_settings_with_the_keyboard(desk: Any) -> None:
+    page = desk
+    spectra = page.locator("#panel-spectra")
+    lines = "() => document.querySelector('#panel-spectra .plot').data.map((trace) => [...trace.y])"
+    last = page.evaluate(lines)
+    assert spectra.locator("output").inner_text() == "epoch 4"
+    spectra.locator("input[type=range]").focus()
+    page.keyboard.press("ArrowLeft")
+    assert spectra.locator("output").inner_text() == "epoch 3"
+    assert page.evaluate(lines) != last
+    page.keyboard.press("End")
+    assert page.evaluate(lines) == last
+    spectra.get_by_role("button", name="Play").press("Enter")
+    until(page, "document.querySelector('#panel-spectra output').textContent === 'epoch 2'")
+    until(page, "document.querySelector('#panel-spectra .play').textContent === '▶'")
+
+    surrogate = page.locator("#panel-surrogate")
+    assert surrogate.locator(".formula").inner_text() == "‖HᵀY‖F²"
+    surrogate.get_by_role("combobox").select_option(label="Surrogate, normalised")
+    assert "centred features" in surrogate.locator(".formula").inner_text()
+
+    button = page.locator("#panel-accuracy .legend").get_by_role("button", name="vcl")
+    button.focus()
+    page.keyboard.press("Space")
+    assert button.get_attribute("aria-pressed") == "false"
+    visible = "() => document.querySelector('#panel-accuracy .plot').data.map((trace) => trace.visible)"
+    assert page.evaluate(visible) == [True, True, False, False]
+    assert surrogate.locator(".plot").count() == 1
+    page.keyboard.press("Space")
+    assert page.evaluate(visible) == [True] * 4
+    assert surrogate.locator(".plot").count() == 2
+
+
+def test_tables_sort_and_data_can_be_taken_away(desk: Any, tmp_path: Path) -> None:
+    page = desk
+    table = page.locator("table[data-table=results]")
+    heading = table.locator("th", has_text="test accuracy, last")
+
+    def first() -> str:
+        return str(table.locator("tbody tr").first.locator("td").first.inner_text())
+
+    heading.get_by_role("button").click()
+    assert (heading.get_attribute("aria-sort"), first()) == ("ascending", "sgd")
+    heading.get_by_role("button").press("Enter")
+    assert (heading.get_attribute("aria-sort"), first()) == ("descending", "vcl")
+
+    with page.expect_download() as download:
+        page.locator("#panel-nfa .csv").click()
+    download.value.save_as(tmp_path / "nfa.csv")
+    with (tmp_path / "nfa.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert download.value.suggested_filename == "nfa.csv"
+    assert len(rows) == 40
+    assert set(rows[0]) == {"setting", "seed", "step", "epoch", "layer", "nfa"}
+    page.locator("#panel-nfa summary").click()
+    assert page.locator("#panel-nfa details tbody tr").count() == 40
+    with page.expect_download() as download:
+        page.locator("[data-csv=results]").click()
+    download.value.save_as(tmp_path / "results.csv")
+    assert (tmp_path / "results.csv").read_text(encoding="utf-8").splitlines()[1].startswith("vcl,2,4,")
+
+
+def test_hovering_shows_values(desk: Any) -> None:
+    page = desk
+    plot = page.locator("#panel-target-linearity .plot").first
+    plot.scroll_into_view_if_needed()
+    box = plot.locator(".nsewdrag").bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 4)
+    hover = page.locator("#panel-target-linearity .hovertext").first
+    hover.wait_for()
+    assert "hidden1" in hover.text_content()
+    assert "±" in hover.text_content()
+
+
+def test_hostile_names_run_nothing(browser: Any, tmp_path: Path) -> None:
+    hostile = "<img src=x onerror=\"window.hurt='yes'\">"
+    run = write_run(
+        tmp_path / "x", method=hostile, layers=(hostile, "</script><script>window.hurt=1</script>"), epochs=2
+    )
+    write_run(tmp_path / "y", method="=1+1", layers=(hostile, "b"), epochs=2)
+    written = write_report([run.path, tmp_path / "y"], tmp_path / "out", figures=False).page
+    with opened(browser, written.as_uri()) as page:
+        draw_all(page)
+        assert page.evaluate("window.hurt") is None
+        ticks = page.locator("#panel-nfa .plot").first.locator(".yaxislayer-above").text_content()
+        assert "<img" in ticks
+        assert page.locator("main img").count() == 0
+
+
+def test_printing_draws_everything(browser: Any, report: str) -> None:
+    with opened(browser, report, color_scheme="dark") as page:
+        assert page.pdf(format="A4").startswith(b"%PDF")
+        numbers = dict(page.evaluate(NUMBERS))
+        assert all(plots and all(plots) for plots in numbers.values())
+        assert page.evaluate("document.documentElement.className") == ""
+
+
+@contextmanager
+def serving(path: Path) -> Iterator[str]:
+    with make_server([path], interval=200) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+POINTS = "document.querySelector('#panel-accuracy .plot').data.at(-1).y.length"
+
+
+def test_the_live_page_keeps_up_and_keeps_choices(browser: Any, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "going", epochs=2, finished=False)
+    with serving(run.path) as address, opened(browser, address) as page:
+        draw_all(page)
+        assert page.evaluate(POINTS) == 3
+        page.locator("#panel-surrogate").get_by_role("combobox").select_option(label="Surrogate, normalised")
+        for _ in range(2):
+            page.locator("table[data-table=layers] th", has_text="layer").get_by_role("button").click()
+        append_epoch(run, 3)
+        until(page, f"{POINTS} === 4")
+        assert page.locator("#panel-surrogate select option:checked").text_content() == "Surrogate, normalised"
+        assert page.evaluate("document.querySelector('#panel-surrogate .plot').data[0].z[0].length") == 4
+        assert "epoch 3" in page.locator("#summary").inner_text()
+        assert page.locator("table[data-table=layers] tbody tr").first.locator("td").nth(1).inner_text() == "readout"
+        run.append({"kind": "end", "step": 30, "finished": True, "reason": ""})
+        run.close()
+        until(page, "document.querySelector('#live').textContent === 'live, finished'")
+
+
+def test_the_live_page_follows_a_real_run(browser: Any, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    code = "from gramscope.cli.app import main; main()"
+    options = ["--data", "digits", "--hidden", "8", "--epochs", "1000", "--measure-every", "20", "--checkpoint-every", "0"]
+    with subprocess.Popen(
+        [sys.executable, "-c", code, "train", *options, "--out", str(out)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        try:
+            started = threading.Event()
+            while (
+                not (RunDirectory(out).exists() and RunDirectory(out).records("evaluation")) and process.poll() is None
+            ):
+                started.wait(0.2)
+            with serving(out) as address, opened(browser, address) as page:
+                page.locator("#panel-accuracy").scroll_into_view_if_needed()
+                page.locator("#panel-accuracy .main-svg").first.wait_for()
+                for _ in range(2):
+                    before = page.evaluate(POINTS)
+                    until(page, f"{POINTS} > {before}")
+                assert page.locator(".state-running").count() == 1
+        finally:
+            process.kill()

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+import pytest
+
+import gramscope.report.page as page_module
+from gramscope.errors import InputError, MissingExtraError
+from gramscope.report.build import collect, write_report
+from gramscope.report.page import render_page
+from gramscope.report.reading import read_runs
+from gramscope.report.static import save_panel
+from gramscope.runs.directory import RunDirectory
+from made_up_runs import write_run
+
+HOSTILE = (
+    "<script>alert(1)</script>",
+    "</script><img src=x onerror=alert(1)>",
+    "a&b \"c\" 'd' $\\frac{$",
+    "=cmd|x",
+    "%{x}",
+)
+
+
+class Outline(HTMLParser):
+    """Tags, attributes and the text of scripts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self._inside = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._inside = tag == "script"
+        if self._inside:
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = self._inside and tag != "script"
+
+    def handle_data(self, data: str) -> None:
+        if self._inside:
+            self.scripts[-1] += data
+
+
+@pytest.fixture(scope="module")
+def page(group: Path) -> str:
+    return render_page(collect(read_runs([group])))
+
+
+def test_the_page_stands_alone_and_is_small(page: str) -> None:
+    assert len(page.encode()) < 8e6
+    outline = Outline(page)
+    for tag, attributes in outline.tags:
+        for name in ("src", "href", "action", "data", "poster"):
+            address = attributes.get(name)
+            assert address is None or address.startswith(("#", "data:")), (tag, address)
+        assert not any(name.startswith("on") for name in attributes), (tag, attributes)
+    assert sum(text.count("plotly.js v") for text in outline.scripts) == 1
+
+
+def test_only_the_pages_own_scripts_may_run(page: str) -> None:
+    policies = [a["content"] for t, a in Outline(page).tags if a.get("http-equiv") == "Content-Security-Policy"]
+    (policy,) = policies
+    assert policy is not None
+    assert "default-src 'none'" in policy
+    assert "unsafe-eval" not in policy
+    allowed = set(re.findall(r"'sha256-([^']+)'", policy))
+    texts = Outline(page).scripts[1:]
+    assert {base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts} == allowed
+
+
+def test_the_payload_holds_every_panel_and_plotly_accepts_every_plot(page: str) -> None:
+    payload = json.loads(Outline(page).scripts[0])
+    assert len(payload["panels"]) == 13
+    count = 0
+    for panel in payload["panels"]:
+        assert panel["table"]["rows"]
+        for view in panel["views"]:
+            for facet in view["facets"]:
+                for data in facet["frames"]:
+                    go.Figure(data, facet["layout"])  # raises on what plotly does not know
+                    assert any(values(trace) for trace in data)
+                    count += 1
+    assert count > 50
+
+
+def values(trace: dict[str, Any]) -> list[Any]:
+    flat = [v for row in trace["z"] for v in row] if "z" in trace else trace["y"]
+    return [v for v in flat if v is not None]
+
+
+def test_hostile_names_are_shown_and_not_obeyed(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "x", method=HOSTILE[0], layers=HOSTILE, epochs=1)
+    run.append({"kind": HOSTILE[1], HOSTILE[0]: HOSTILE[1]})
+    claim = {"kind": "claim", "claim": HOSTILE[0], "published": HOSTILE[1], "measured": HOSTILE[2], "holds": None}
+    run.append({**claim, "reason": HOSTILE[1]})
+    run.close()
+    write_run(tmp_path / "y", method=HOSTILE[1], layers=HOSTILE, epochs=1)
+    content = collect(read_runs([tmp_path / "x", tmp_path / "y"]))
+    outline = Outline(render_page(content))
+    assert len(outline.scripts) == 3
+    assert [a for t, a in outline.tags if t == "img"] == []
+    payload = json.loads(outline.scripts[0])
+    assert [setting["name"] for setting in payload["settings"]] == list(HOSTILE[:2])
+    nfa = next(panel for panel in payload["panels"] if panel["key"] == "nfa")
+    ticks = nfa["views"][0]["facets"][0]["layout"]["yaxis"]["ticktext"]
+    assert all("<" not in tick for tick in ticks)
+    assert {row[nfa["table"]["columns"].index("layer")] for row in nfa["table"]["rows"]} == set(HOSTILE)
+    for panel in content.panels:
+        if panel.key in (
+            "ends",
+            "target-linearity",
+            "spectra",
+            "diagonals",
+        ):  # matplotlib takes dollars for mathematics
+            assert all(path.stat().st_size > 1000 for path in save_panel(panel, tmp_path, "panel-"))
+
+
+def test_a_picture_of_an_experiment_is_embedded(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "x", epochs=1)
+    pixel = base64.b64decode(
+        "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+    )
+    run.figure_path("vcl-fig1.png").write_bytes(pixel)
+    run.figure_path("panel-of-a-report.png").write_bytes(pixel)
+    images = [a for t, a in Outline(render_page(collect(read_runs([run.path])))).tags if t == "img"]
+    assert [a["alt"] for a in images] == ["Figure vcl-fig1"]
+    assert images[0]["src"] == "data:image/png;base64," + base64.b64encode(pixel).decode()
+
+
+def test_files_are_written_where_they_belong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = write_run(tmp_path / "one", epochs=1, layers=(), snapshots=False)
+    run.figure_path("panel-old.png").write_text("")
+    report = write_report([run.path])
+    assert report.page == tmp_path / "one" / "figures" / "report.html"
+    names = {f"panel-{key}.{end}" for key in ("accuracy", "loss", "ends") for end in ("png", "pdf")}
+    assert {path.name for path in report.page.parent.iterdir()} == {"report.html", *names}
+    assert {path.name for path in report.figures} == names
+    for path in report.figures:
+        assert path.read_bytes().startswith(b"\x89PNG" if path.suffix == ".png" else b"%PDF")
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "two", epochs=1, seed=1)
+    assert write_report(["one", "two"], figures=False).page == Path("report/report.html")
+    assert RunDirectory.open("one").status() == "finished"
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot write the report"):
+        write_report(["one"], tmp_path / "file")
+    with pytest.raises(InputError, match="at least one"):
+        write_report([])
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, group: Path) -> None:
+    real = page_module.find_spec
+    monkeypatch.setattr(page_module, "find_spec", lambda name: None if name == "plotly" else real(name))
+    with pytest.raises(MissingExtraError, match=r"needs plotly.*gramscope\[report\]"):
+        write_report([group])
