@@ -10,10 +10,11 @@ Trains one architecture with five updates, several seeds each, and writes the te
                       ten quintic Newton–Schulz steps from Frobenius scaling
 
 All seeds of a run are trained side by side (their matrices are batched), each with its own initial weights and its own
-order of the data. Settings of Cha & Lee's weight-Gram paper, Fig. 2 (mlp) and Fig. 6 (cnn): two hidden layers of 256 GELU
-units with bias, or three 3×3 convolutions of 16 channels with ReLU and two max-pools; cross-entropy, batch 64, 20 epochs.
-Pixels are scaled to [−1, 1]. MNIST is read from mnist/*.gz, CIFAR-10 from cifar-10-batches-bin/*.bin (as many of the five
-training files as there are; every record says how many images were used).
+order of the data. The settings are those of "The Weight Gram Matrix Captures Sequential Feature Linearization in Deep
+Networks", Fig. 2 (mlp) and Fig. 6 (cnn): two hidden layers of 256 GELU units with bias, or three 3×3 convolutions of 16
+channels with ReLU and two max-pools; cross-entropy, batch 64, 20 epochs. Pixels are scaled to [−1, 1]. MNIST is read from
+mnist/*.gz, CIFAR-10 from cifar-10-batches-bin/*.bin (as many of the five training files as there are; every record says
+how many images were used).
 
     python studies/whitening.py --data-dir DATA --out whitening.jsonl --device cuda --jobs 5
     python studies/whitening.py --out whitening.jsonl --summary

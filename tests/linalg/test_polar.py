@@ -52,13 +52,26 @@ def test_float32(method: str, m: int, n: int, decades: float, seed: int) -> None
     torch.testing.assert_close(Q.double(), reference.polar_factor(A), atol=3e-6 * 10**decades, rtol=0)
 
 
+def square_product() -> Tensor:
+    W = torch.randn(256, 256, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    return W @ W.mT
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_large_square_and_ill_conditioned(method: str) -> None:
-    """Ten quintic iterations from Frobenius scaling leave a fifth of these singular values below 0.99."""
-    generator = torch.Generator().manual_seed(3)
-    W = torch.randn(256, 256, generator=generator, dtype=torch.float64)
-    for A in (W, W @ W.mT, with_condition(256, 256, 10, 1)):
+    for A in (square_product(), with_condition(256, 256, 10, 1)):
         assert orthonormality_error(gs.polar(A, method)) < 1e-13
+
+
+def test_ten_quintic_iterations_from_frobenius_scaling_do_not_converge() -> None:
+    """What the convergence test is for: the published iteration, on the product a square layer has."""
+    X = square_product()
+    X = X / X.norm()
+    for _ in range(10):
+        G = X @ X.mT
+        X = (15 * X - 10 * G @ X + 3 * G @ G @ X) / 8
+    unfinished = (torch.linalg.svdvals(X) < 0.99).double().mean()
+    assert 0.1 < unfinished < 0.3
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -154,6 +167,12 @@ def test_newton_schulz_falls_back_only_where_it_must() -> None:
 def test_half_precision_is_computed_in_float32(dtype: torch.dtype) -> None:
     A = with_condition(12, 8, 2, 0).to(dtype)
     assert torch.equal(gs.polar(A), gs.polar(A.float()).to(dtype))
+
+
+@pytest.mark.parametrize("method", ["svd", "newton-schulz"])
+def test_is_differentiable_at_full_rank(method: str) -> None:
+    A = with_condition(5, 3, 0.5, 0).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: gs.polar(x, method), A)
 
 
 def test_input_is_not_changed_and_empty_is_allowed() -> None:

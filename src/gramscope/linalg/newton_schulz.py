@@ -23,7 +23,7 @@ def newton_schulz(A: Tensor, tolerance: float | None = None) -> tuple[Tensor, Te
     singular values in [l, 1] the most without overshooting (Chen & Chow 2014); as l → 1 it is the plain iteration and
     converges quadratically. The least singular value is not known, so a pass assumes one, runs without looking (no
     device synchronisation), then measures ``‖XᵀX − I‖_F`` once. When that is not small, another pass starts from where
-    this one ended, until all singular values that count as non-zero (:func:`rank_tolerance`) would have been found.
+    this one ended, as long as rounding is not lifted as well (:func:`rank_tolerance`).
 
     Args:
         A: the matrices.
@@ -31,7 +31,7 @@ def newton_schulz(A: Tensor, tolerance: float | None = None) -> tuple[Tensor, Te
 
     Returns:
         ``X``, and None, or a boolean tensor ``[batch]`` that marks where the columns of ``A`` are linearly dependent to
-        working precision and ``X`` is no polar factor.
+        working precision, or nearly so, and ``X`` is no polar factor.
     """
     tolerance = torch.finfo(A.dtype).eps if tolerance is None else tolerance
     limit = rank_tolerance(A)
@@ -51,8 +51,8 @@ def newton_schulz(A: Tensor, tolerance: float | None = None) -> tuple[Tensor, Te
         )  # of all matrices together; the only synchronisation of a pass
         if residual < _NEAR:
             return _finish(X, G, residual, tolerance), None
-        assumed = max(1e-3, limit / found)
-        if assumed > _DONE or not math.isfinite(residual):
+        assumed = max(0.1 if found > 0.01 else 1e-3, 4 * limit / found)  # a pass overshoots by at most 4
+        if assumed > 0.1 or not math.isfinite(residual):
             deficient: Tensor = ~(torch.linalg.matrix_norm(G) < _NEAR)
             return _finish(X, G, _NEAR, tolerance), deficient
         G.diagonal(dim1=-2, dim2=-1).add_(1)

@@ -64,8 +64,8 @@ def polar(
         X[deficient] = _by_svd(matrices[deficient], rest)
         if method == "newton-schulz":
             warnings.warn(
-                f"{int(deficient.sum())} of {len(matrices)} matrices of shape {tuple(A.shape[-2:])} are rank-deficient to "
-                "working precision; their polar factors were completed from a singular value decomposition",
+                f"{int(deficient.sum())} of {len(matrices)} matrices of shape {tuple(A.shape[-2:])} are (nearly) "
+                "rank-deficient to working precision; their polar factors come from a singular value decomposition",
                 RescueWarning,
                 stacklevel=2,
             )

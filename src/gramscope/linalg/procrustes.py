@@ -43,7 +43,7 @@ def _wide(target: Tensor, source: Tensor, method: PolarMethod) -> Tensor:
     """``polar(target sourceᵀ) source`` of ``[batch, k, d]``, k ≤ d."""
     if method == "auto" and _float32_is_exact(source):
         T, W = target.float(), source.float()
-        rotation, reliable = small_rotation(_symmetric(T @ W.mT), _antisymmetric(W @ (W - T).mT))
+        rotation, reliable = small_rotation(_symmetric(torch.bmm(T, W.mT)), _antisymmetric(torch.bmm(W, (W - T).mT)))
         if bool(reliable.all()):
             return torch.baddbmm(W, rotation, W)
         if bool(reliable.any()):

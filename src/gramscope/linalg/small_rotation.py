@@ -35,32 +35,33 @@ def small_rotation(S: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
     s: Tensor
     V: Tensor
     s, V = torch.linalg.eigh(S)
-    pairs = s.unsqueeze(-1) + s.unsqueeze(-2)
-    R = V.mT @ R @ V
-    K = 2 * R / pairs
+    least, largest = s[:, 0], s[:, -1]
+    inverse = 1 / (s.unsqueeze(-1) + s.unsqueeze(-2))
+    R = torch.bmm(torch.bmm(V.mT, R), V)
+    first = K = 2 * R * inverse
+    size = torch.linalg.vector_norm(K, dim=(-2, -1))
+    effect = _effect(K, s)
     unit = 0.5 * eps * s.sum(-1).sqrt()  # half a unit of rounding of W, whose squared norm is tr S
-    squares = K.square()
-    size = squares.sum((-2, -1)).sqrt()
-    effect = _effect(squares, s)
-    rounding = eps * s[:, -1] * _effect(squares / pairs.square(), s)
-    reliable = (s[:, 0] > 0) & (size < _LARGEST) & (rounding < unit)
+    reliable = (least > 0) & (size < _LARGEST)
+    if bool((reliable & (eps * largest * effect >= 2 * least * unit)).any()):  # a bound on what is tested next
+        reliable &= eps * largest * _effect(K * inverse, s) < unit
     M = R + torch.diag_embed(s)
     for _ in range(_ITERATIONS):
-        if not bool((reliable & (size * effect >= unit)).any()):
+        settled = size * effect < unit
+        if not bool((reliable & ~settled).any()):
             break
-        KM = K @ M
+        KM = torch.bmm(K, M)
         lost = torch.baddbmm(KM, K, KM, alpha=-0.5)  # M − QᵀM
-        correction = (2 * R - lost + lost.mT) / pairs
+        correction = torch.addcmul(first, lost.mT - lost, inverse)
         K = K + correction
-        effect = _effect(correction.square(), s)
-    reliable &= size * effect < unit
-    KK = K @ K
-    E = K + 0.5 * KK
+        effect = _effect(correction, s)
+    KK = torch.bmm(K, K)
+    E = torch.add(K, KK, alpha=0.5)
     if bool((reliable & (size**4 > eps)).any()):
         E = torch.baddbmm(E, KK, KK, alpha=-0.125)
-    return V @ E @ V.mT, reliable
+    return torch.bmm(torch.bmm(V, E), V.mT), reliable & settled
 
 
-def _effect(squares: Tensor, s: Tensor) -> Tensor:
-    """``‖K W‖_F`` in the eigenbasis of ``W Wᵀ``, from the squared entries of K."""
-    return (squares @ s.unsqueeze(-1)).sum((-2, -1)).sqrt()
+def _effect(K: Tensor, s: Tensor) -> Tensor:
+    """``‖K W‖_F`` in the eigenbasis of ``W Wᵀ`` with eigenvalues ``s``."""
+    return torch.bmm(K.square(), s.unsqueeze(-1)).sum((-2, -1)).sqrt()
