@@ -50,11 +50,14 @@ class Entry:
 
 
 _ENTRIES = (
+    Entry("gram-fig1", "003 Fig. 1", "a Swiss roll unrolled by the virtual update", "gram_unrolling:FIG1"),
     Entry("gram-fig8", "003 Fig. 8", "rich and lazy regimes: what features lack, what the readout lacks", "gram_regimes:FIG8"),
     Entry("nfa-fig1", "004 Fig. 1", "EGOP, NFM, AGOP and corrupted AGOP of a trained net", "nfa_matrices:FIG1"),
     Entry("nfa-fig2", "004 Fig. 2", "uncentred and centred NFA over training, by initialisation scale", "nfa_curves:FIG2"),
+    Entry("nfa-fig3", "004 Fig. 3", "predicted and observed start of the C-NFA, alignment-reversing data", "nfa_theory:FIG3"),
     Entry("nfa-fig4", "004 Fig. 4", "share of the double-centred NFA in the centred one", "nfa_curves:FIG4"),
     Entry("nfa-fig5", "004 Fig. 5", "PTK-centred NFA over training, isotropic and decaying inputs", "nfa_curves:FIG5"),
+    Entry("nfa-fig6", "004 Fig. 6", "first-order prediction and observed C-NFA over the data's decay", "nfa_theory:FIG6"),
     Entry("nfa-fig7", "004 Fig. 7", "nfa-fig2 on inputs with spectrum 1/(1+k)", "nfa_curves:FIG7"),
     Entry("nfa-fig8", "004 Fig. 8", "nfa-fig2 on inputs with spectrum 1/(1+k²)", "nfa_curves:FIG8"),
 )  # fmt: skip

@@ -122,22 +122,23 @@ def band(
     *,
     index: int = 0,
     label: str | None = None,
+    deviations: float = 2.0,
     **options: Any,
 ) -> None:
-    """Draw the mean of ``y`` over equal ``x`` with a band of ± 2 standard deviations, in colour number ``index``."""
+    """Draw the mean of ``y`` over equal ``x`` with a band of ± ``deviations`` σ, in colour number ``index``."""
     xs, means, spreads = curve(records, x, y)
     colour = options.pop("color", PALETTE[index % len(PALETTE)])
     axes.plot(xs, means, label=label, color=colour, **{"linestyle": DASHES[index % len(DASHES)], **options})
-    if any(spreads):
-        low = [m - 2 * s for m, s in zip(means, spreads, strict=True)]
-        high = [m + 2 * s for m, s in zip(means, spreads, strict=True)]
+    if deviations and any(spreads):
+        low = [m - deviations * s for m, s in zip(means, spreads, strict=True)]
+        high = [m + deviations * s for m, s in zip(means, spreads, strict=True)]
         axes.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
-def legend_below(figure: Figure, axes: Axes, title: str | None = None) -> None:
+def legend_below(figure: Figure, axes: Axes, title: str | None = None, *, columns: int = 6) -> None:
     """One legend for the whole figure, under it."""
     handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 6), title=title)
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), columns), title=title)
 
 
 # -- matrices -----------------------------------------------------------------------------------------------------
