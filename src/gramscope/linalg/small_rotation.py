@@ -14,9 +14,9 @@ def small_rotation(S: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
     """``polar(S + R) − I`` for positive definite ``S`` and small antisymmetric ``R``, and where it can be relied on.
 
     Every orthogonal Q near I is ``K + √(I + K²) = I + K + ½K² − ⅛K⁴ + …`` with K antisymmetric, and ``Qᵀ(S + R)`` is
-    symmetric when ``½(SK + KS) = R + O(K²)``: a Lyapunov equation, which is elementwise in the eigenbasis of S. The
-    higher-order terms are iterated there. All errors are relative to R, so R = 0 gives exactly 0, which a polar factor in
-    the same precision does not.
+    symmetric when ``½(SK + KS) = R + O(K³)``: a Lyapunov equation, which is elementwise in the eigenbasis of S. Where
+    they matter the higher-order terms are iterated there. All errors are relative to R, so R = 0 gives exactly 0, which
+    a polar factor in the same precision does not.
 
     Rounding of S by ε changes K_ij by the factor ε/(s_i + s_j). A result is not to be relied on when that or the
     iteration leaves an error in ``Q W`` (where ``S ≈ W Wᵀ``) above half a unit of rounding of W.
@@ -45,21 +45,22 @@ def small_rotation(S: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
     reliable = (least > 0) & (size < _LARGEST)
     if bool((reliable & (eps * largest * effect >= 2 * least * unit)).any()):  # a bound on what is tested next
         reliable &= eps * largest * _effect(K * inverse, s) < unit
+    remaining = size**2 * effect  # what the solution to first order leaves out is of third order
     M = R + torch.diag_embed(s)
     for _ in range(_ITERATIONS):
-        settled = size * effect < unit
-        if not bool((reliable & ~settled).any()):
+        if not bool((reliable & (remaining >= unit)).any()):
             break
         KM = torch.bmm(K, M)
         lost = torch.baddbmm(KM, K, KM, alpha=-0.5)  # M − QᵀM
         correction = torch.addcmul(first, lost.mT - lost, inverse)
         K = K + correction
-        effect = _effect(correction, s)
+        remaining = size * _effect(correction, s)
+    reliable &= remaining < unit
     KK = torch.bmm(K, K)
     E = torch.add(K, KK, alpha=0.5)
     if bool((reliable & (size**4 > eps)).any()):
         E = torch.baddbmm(E, KK, KK, alpha=-0.125)
-    return torch.bmm(torch.bmm(V, E), V.mT), reliable & settled
+    return torch.bmm(torch.bmm(V, E), V.mT), reliable
 
 
 def _effect(K: Tensor, s: Tensor) -> Tensor:
