@@ -1,0 +1,56 @@
+"""Algorithm 1 of the virtual covariance learning paper to the letter, on dense d×d matrices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gramscope.linalg.polar import polar
+from gramscope.linalg.psd import eigh
+from gramscope.optim.vcl_rules import Batch, Report, Rules
+
+
+@dataclass(frozen=True)
+class Dense:
+    """``V_t``, the shifts summed so far, or ``W₀ᵀW₀ + V_t`` with the initial anchor: ``[…, d, d]``."""
+
+    matrix: Tensor
+
+
+def start(W: Tensor, rules: Rules) -> Dense:
+    """The state before the first step for weights ``[…, k, d]``."""
+    d = W.shape[-1]
+    if rules.anchor == "initial":
+        return Dense(W.mT @ W)
+    return Dense(torch.zeros(*W.shape[:-2], d, d, dtype=W.dtype, device=W.device))
+
+
+def advance(state: Dense, W: Tensor, batch: Batch, gamma: float, rules: Rules) -> tuple[Dense, Tensor, Report]:
+    """One step: ``V += v``; ``QΛQᵀ = WᵀW + V``; ``W⁺ = polar(W W~ᵀ) W~`` with ``W~ = Λ^α Qᵀ`` of the top min(k, d).
+
+    Args:
+        state: from :func:`start` or the previous step.
+        W: the weights ``[…, k, d]`` in the precision to work in.
+        batch: what backward gave.
+        gamma: step γ of the virtual update.
+        rules: the form of the algorithm.
+
+    Returns:
+        The next state, the new weights, and what there is to report.
+    """
+    k, d = W.shape[-2:]
+    p = min(k, d)
+    D = batch.gradient()
+    M = rules.half_shift(D, batch.sigma, W, gamma)
+    half = W.mT @ M
+    V = state.matrix + half + half.mT
+    G = V if rules.anchor == "initial" else V + W.mT @ W
+    eigenvalues, vectors = eigh(0.5 * (G + G.mT))
+    eigenvalues, vectors = eigenvalues.flip(-1), vectors.flip(-1)
+    s = rules.spectrum.singular_values(eigenvalues[..., :p], d)
+    wanted = s.unsqueeze(-1) * vectors[..., :p].mT
+    target = W if not rules.aim else W - rules.aim * gamma * D
+    new = polar(target @ wanted.mT, "svd") @ wanted
+    return Dense(V), new, Report.of(eigenvalues, s, moved=(new - W).square().sum((-2, -1)).sqrt())

@@ -1,0 +1,72 @@
+"""From the eigenvalues of the Gram that VCL aims at to the singular values of the weights."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gramscope.errors import InputError
+
+
+@dataclass(frozen=True)
+class SpectralMap:
+    """``s = φ(λ)^α`` with ``φ(λ) = max(λ, 0)`` (000 Algorithm 1) or a smooth floor ``φ(λ) = (λ + √(λ² + 4τ²))/2``.
+
+    ``λ^α`` is steep at zero: with α = 0.1 an eigenvalue of 1e-10 becomes a direction of weight 0.1. Without a floor,
+    eigenvalues up to ``cutoff`` times the largest are therefore zero; the default is ``2·eps·√n`` for an n×n matrix.
+    """
+
+    alpha: float = 0.1
+    floor: float = 0.0
+    cutoff: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.alpha <= 1:
+            raise InputError(f"alpha={self.alpha}: the power of the eigenvalues must lie in (0, 1]; the paper uses 0.1")
+        if not (self.floor >= 0 and math.isfinite(self.floor)):
+            raise InputError(f"floor={self.floor}: the eigenvalue floor must be a number of at least 0")
+        if self.cutoff is not None and not 0 <= self.cutoff < 1:
+            raise InputError(f"cutoff={self.cutoff}: eigenvalues are cut off relative to the largest, in [0, 1)")
+
+    def singular_values(self, eigenvalues: Tensor, size: int) -> Tensor:
+        """``s`` for eigenvalues ``[…, p]`` in descending order, of a matrix of ``size`` rows."""
+        if self.floor:
+            return self._lifted(eigenvalues).pow(self.alpha)
+        positive = eigenvalues > self.threshold(eigenvalues, size)
+        return torch.where(positive, torch.where(positive, eigenvalues, 1.0).pow(self.alpha), 0.0)
+
+    def threshold(self, eigenvalues: Tensor, size: int) -> Tensor:
+        """The value up to which an eigenvalue counts as zero, ``[…, 1]``."""
+        cutoff = self.cutoff
+        if cutoff is None:
+            cutoff = 2 * torch.finfo(eigenvalues.dtype).eps * math.sqrt(size)
+        return cutoff * eigenvalues[..., :1].clamp_min(0)
+
+    def response(self, eigenvalues: Tensor, s: Tensor) -> Tensor:
+        """What multiplies a small change E of G, in its eigenbasis, to give the change of ``PᵀT``, T = P diag(s).
+
+        The Gram ``s²`` answers by divided differences, ``(s_i² − s_j²)/(λ_i − λ_j) E_ij`` (Daleckii–Krein), and the matrix
+        with the new Gram that is nearest to T by ``s_i/(s_i² + s_j²)`` times that.
+        """
+        f = s.square()
+        gap = eigenvalues.unsqueeze(-1) - eigenvalues.unsqueeze(-2)
+        close = gap.abs() <= 1e-3 * eigenvalues.abs().unsqueeze(-1).maximum(eigenvalues.abs().unsqueeze(-2))
+        slope = self._derivative(eigenvalues, f)
+        mean = 0.5 * (slope.unsqueeze(-1) + slope.unsqueeze(-2))
+        secants = torch.where(close, mean, (f.unsqueeze(-1) - f.unsqueeze(-2)) / torch.where(close, 1.0, gap))
+        sums = (f.unsqueeze(-1) + f.unsqueeze(-2)).clamp_min(torch.finfo(f.dtype).tiny)
+        return s.unsqueeze(-1) * secants / sums
+
+    def _lifted(self, eigenvalues: Tensor) -> Tensor:
+        root = (eigenvalues.square() + 4 * self.floor**2).sqrt()
+        # for negative λ the sum cancels; the product of the two roots of x² − λx − τ² is −τ²
+        return torch.where(eigenvalues >= 0, 0.5 * (eigenvalues + root), 2 * self.floor**2 / (root - eigenvalues))
+
+    def _derivative(self, eigenvalues: Tensor, f: Tensor) -> Tensor:
+        """``d s²/dλ``."""
+        if self.floor:
+            return 2 * self.alpha * f / (eigenvalues.square() + 4 * self.floor**2).sqrt()
+        return torch.where(f > 0, 2 * self.alpha * f / torch.where(f > 0, eigenvalues, 1.0), 0.0)
