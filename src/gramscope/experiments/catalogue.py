@@ -51,6 +51,8 @@ class Entry:
 
 _ENTRIES = (
     Entry("gram-fig1", "003 Fig. 1", "a Swiss roll unrolled by the virtual update", "gram_unrolling:FIG1"),
+    Entry("gram-fig2", "003 Fig. 2", "Gram-whitened against plain SGD on fully connected nets", "gram_whitening:FIG2"),
+    Entry("gram-fig6", "003 Fig. 6", "Gram-whitened against plain SGD on convolutional nets", "gram_whitening:FIG6"),
     Entry("gram-fig8", "003 Fig. 8", "rich and lazy regimes: what features lack, what the readout lacks", "gram_regimes:FIG8"),
     Entry("nfa-fig1", "004 Fig. 1", "EGOP, NFM, AGOP and corrupted AGOP of a trained net", "nfa_matrices:FIG1"),
     Entry("nfa-fig2", "004 Fig. 2", "uncentred and centred NFA over training, by initialisation scale", "nfa_curves:FIG2"),
@@ -60,6 +62,7 @@ _ENTRIES = (
     Entry("nfa-fig6", "004 Fig. 6", "first-order prediction and observed C-NFA over the data's decay", "nfa_theory:FIG6"),
     Entry("nfa-fig7", "004 Fig. 7", "nfa-fig2 on inputs with spectrum 1/(1+k)", "nfa_curves:FIG7"),
     Entry("nfa-fig8", "004 Fig. 8", "nfa-fig2 on inputs with spectrum 1/(1+k²)", "nfa_curves:FIG8"),
+    Entry("nfa-fig9", "004 Fig. 9", "diagonals of NFM, AGOP and corrupted AGOP as images of faces", "nfa_faces:FIG9"),
 )  # fmt: skip
 
 
