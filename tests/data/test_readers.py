@@ -41,6 +41,7 @@ def test_idx_round_trip(tmp_path: Path, suffix: str) -> None:
         (b"<html>", "a.gz", "not a gzip file"),
         (gzip.compress(idx_bytes(np.zeros((20, 30), np.uint8)))[:-9], "a.gz", "truncated"),
     ],
+    ids=["short", "long", "flat", "page", "empty", "page-gz", "truncated-gz"],  # gzip puts the time into its bytes
 )
 def test_damaged_idx_is_explained(tmp_path: Path, content: bytes, name: str, message: str) -> None:
     path = tmp_path / name
