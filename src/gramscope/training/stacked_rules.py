@@ -15,7 +15,11 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from gramscope.layers.select import Layer
+
 Stack: TypeAlias = dict[str, Tensor]
+#: layer → its native input and the gradient at its native output, both ``[runs, batch, …]``
+Applications: TypeAlias = Mapping[str, tuple[Tensor, Tensor]]
 
 # coefficients of the quintic iteration, as in torch.optim.Muon
 _A, _B, _C = 3.4445, -4.7750, 2.0315
@@ -56,6 +60,8 @@ class Rule(ABC):
 
     #: whether a CUDA graph can hold its update
     capturable = True
+    #: layers whose inputs and output gradients the update needs
+    observed: tuple[Layer, ...] = ()
 
     def __init__(self, params: Stack, options: Sequence[Mapping[str, Any]]) -> None:
         self.params = params
@@ -83,8 +89,14 @@ class Rule(ABC):
         return {name: torch.zeros_like(p) for name, p in self.params.items()}
 
     @abstractmethod
-    def update(self, grads: Stack, factor: Tensor) -> None:
-        """One step in place; ``factor`` is the schedule's, a scalar on the device."""
+    def update(self, grads: Stack, factor: Tensor, layers: Applications) -> None:
+        """One step in place.
+
+        Args:
+            grads: gradients of the members' losses.
+            factor: the schedule's, a scalar on the device.
+            layers: what went through the layers in :attr:`observed`.
+        """
 
     def tensors(self) -> list[Tensor]:
         """Everything a step changes."""
@@ -100,7 +112,7 @@ class SGDRule(Rule):
             self.state["momentum"] = self.zeros()
 
     @override
-    def update(self, grads: Stack, factor: Tensor) -> None:
+    def update(self, grads: Stack, factor: Tensor, layers: Applications) -> None:
         size = -self._numbers["lr"] * factor
         for name, p in self.params.items():
             g = grads[name]
@@ -126,7 +138,7 @@ class AdamRule(Rule):
         }
 
     @override
-    def update(self, grads: Stack, factor: Tensor) -> None:
+    def update(self, grads: Stack, factor: Tensor, layers: Applications) -> None:
         n = self._numbers
         step = self.state["step"][""].add_(1)
         lr = n["lr"] * factor
@@ -154,7 +166,7 @@ class MuonRule(Rule):
         self.state["momentum"] = self.zeros()
 
     @override
-    def update(self, grads: Stack, factor: Tensor) -> None:
+    def update(self, grads: Stack, factor: Tensor, layers: Applications) -> None:
         lr = self._numbers["lr"] * factor
         for name, p in self.params.items():
             momentum = per_run(self._numbers["momentum"], p)
