@@ -171,7 +171,7 @@ def test_tables_sort_and_data_can_be_taken_away(desk: Any, tmp_path: Path) -> No
     with page.expect_download() as download:
         page.locator("[data-csv=results]").click()
     download.value.save_as(tmp_path / "results.csv")
-    assert (tmp_path / "results.csv").read_text(encoding="utf-8").splitlines()[1].startswith("vcl,2,4,")
+    assert (tmp_path / "results.csv").read_text(encoding="utf-8").splitlines()[2].startswith("vcl,2,4,")
 
 
 def test_hovering_shows_values(desk: Any) -> None:
@@ -246,7 +246,18 @@ def test_the_live_page_keeps_up_and_keeps_choices(browser: Any, tmp_path: Path) 
 def test_the_live_page_follows_a_real_run(browser: Any, tmp_path: Path) -> None:
     out = tmp_path / "run"
     code = "from gramscope.cli.app import main; main()"
-    options = ["--data", "digits", "--hidden", "8", "--epochs", "1000", "--measure-every", "20", "--checkpoint-every", "0"]
+    options = [
+        "--data",
+        "digits",
+        "--hidden",
+        "8",
+        "--epochs",
+        "1000",
+        "--measure-every",
+        "20",
+        "--checkpoint-every",
+        "0",
+    ]
     with subprocess.Popen(
         [sys.executable, "-c", code, "train", *options, "--out", str(out)],
         stdout=subprocess.DEVNULL,

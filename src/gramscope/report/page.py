@@ -62,7 +62,7 @@ def render_page(content: Content, *, version: str = "", interval: int = 0) -> st
     for panel in content.panels:
         sections.setdefault(panel.section, []).append(panel)
     values = {
-        "overview": content.overview,
+        **_values(content),
         "sections": list(sections.items()),
         "payload": payload(content, version=version, interval=interval),
         "policy": policy(plotly, script, live=interval > 0),
@@ -82,9 +82,14 @@ def render_update(content: Content, *, version: str, interval: int) -> dict[str,
     render = _environment().get_template
     return {
         **payload(content, version=version, interval=interval),
-        "summary_html": render("overview.html").render(overview=content.overview),
-        "tables_html": render("tables.html").render(overview=content.overview),
+        "summary_html": render("overview.html").render(_values(content)),
+        "tables_html": render("tables.html").render(_values(content)),
     }
+
+
+def _values(content: Content) -> dict[str, Any]:
+    """What the templates of the summary and the tables take."""
+    return {"overview": content.overview, "missing": [panel for panel in content.panels if not panel.views]}
 
 
 def payload(content: Content, *, version: str = "", interval: int = 0) -> dict[str, Any]:
@@ -98,6 +103,10 @@ def payload(content: Content, *, version: str = "", interval: int = 0) -> dict[s
             for setting in content.runs.settings
         ],
         "panels": [_panel(panel) for panel in content.panels],
+        "tables": {
+            table.key: {"columns": table.columns, "rows": [[cell.value for cell in row] for row in table.rows]}
+            for table in content.overview.all_tables
+        },
     }
     return dict(plain(found))
 
@@ -127,7 +136,6 @@ def _panel(panel: Panel) -> dict[str, Any]:
     return {
         "key": panel.key,
         "title": panel.title,
-        "missing": panel.missing,
         "note": panel.note,
         "views": [_view(view) for view in panel.views],
         "table": _table(panel.table),

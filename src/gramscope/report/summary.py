@@ -11,6 +11,7 @@ from typing import Any
 from gramscope.report.curves import evaluated_parts
 from gramscope.report.layers import last_measurements
 from gramscope.report.over_seeds import Curve, Summary, evaluation_curve
+from gramscope.report.panel import thin
 from gramscope.report.reading import KNOWN_KINDS, Runs, Setting
 from gramscope.report.words import PARTS, word
 from gramscope.runs.directory import FIGURES, RunDirectory
@@ -19,8 +20,8 @@ from gramscope.runs.directory import FIGURES, RunDirectory
 OWN_FIGURE = "panel-"
 #: bytes of pictures embedded in a page
 PICTURE_BYTES = 1_500_000
-#: most rows of a table in the page
-ROWS = 400
+#: most rows of a table that are shown, and that are kept for the CSV
+SHOWN, KEPT = 300, 8000
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,17 @@ class Table:
     columns: tuple[str, ...]
     rows: list[list[Cell]]
     note: str = ""
+
+    @property
+    def shown(self) -> list[list[Cell]]:
+        """The rows in the page; the CSV has all."""
+        return self.rows[:SHOWN]
+
+    @property
+    def remark(self) -> str:
+        """The note, and how many rows are shown."""
+        cut = f"The first {SHOWN} of {len(self.rows)} rows; the CSV has all." if len(self.rows) > SHOWN else ""
+        return " ".join(part for part in (self.note, cut) if part)
 
 
 @dataclass(frozen=True)
@@ -72,6 +84,11 @@ class Overview:
     results: Table | None
     pictures: list[Picture]
     tables: list[Table]
+
+    @property
+    def all_tables(self) -> list[Table]:
+        """The results and every other table."""
+        return [*([self.results] if self.results else []), *self.tables]
 
 
 def overview(runs: Runs) -> Overview:
@@ -129,6 +146,10 @@ def _best_card(runs: Runs) -> list[Card]:
 def _headline(runs: Runs) -> str:
     best = _best(runs)
     if best is None:
+        claims = runs.records("claim")
+        held = sum(claim.get("holds") is True for claim in claims)
+        if claims:
+            return f"{held} of {_plural(len(claims), 'claim')} {'holds' if held == 1 else 'hold'} here."
         return f"{_plural(len(runs.all) + len(runs.others), 'run')} without evaluations of a net."
     setting, curve, key = best
     seeds = _plural(curve.values[-1].count, "seed")
@@ -200,16 +221,17 @@ def _environment(root: RunDirectory) -> Mapping[str, Any]:
 def _describe(table: Mapping[str, Any]) -> str:
     """A table of the configuration in a line, without what is off."""
     rest = [
-        f"{key.replace('_', ' ')} {_value(value)}"
+        f"{key.replace('_', ' ')} {_value(value, '×' if key == 'hidden' else ', ')}"
         for key, value in table.items()
         if key not in ("name", "dir") and value not in (0, 0.0, "", False, None, []) and not isinstance(value, Mapping)
     ]
     return ", ".join([*([str(table["name"])] if "name" in table else []), *rest])
 
 
-def _value(value: Any) -> str:
+def _value(value: Any, between: str = ", ") -> str:
     if isinstance(value, list):
-        return "×".join(_value(item) for item in value)
+        text = between.join(_value(item) for item in value)
+        return text if between == "×" else f"[{text}]"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -260,7 +282,7 @@ def _runs_table(runs: Runs) -> Table:
             ]
             rows.append(row)
     names = ["run", "setting", "seed", "state", runs.clock, *map(_readable, keys), "seconds", "note"]
-    return _cut(Table("runs", "Every run", tuple(names), rows))
+    return Table("runs", "Every run", tuple(names), rows)
 
 
 def _layer_table(runs: Runs) -> Table:
@@ -268,7 +290,7 @@ def _layer_table(runs: Runs) -> Table:
     cells = [[Cell(str(row[0]), str(row[0])), Cell(str(row[1]), str(row[1])), *map(number, row[2:])] for row in rows]
     names = tuple(word(name).label if i > 1 else name for i, name in enumerate(columns))
     note = "Last measurement, means over seeds."
-    return _cut(Table("layers", "Every layer", names, cells, note))
+    return Table("layers", "Every layer", names, cells, note)
 
 
 def _other_records(runs: Runs) -> Iterable[Table]:
@@ -282,15 +304,10 @@ def _other_records(runs: Runs) -> Iterable[Table]:
         keys = dict.fromkeys(
             k for _, r in found for k, v in r.items() if k != "kind" and not isinstance(v, list | dict)
         )
-        rows = [[Cell(name, name), *(number(record.get(key)) for key in keys)] for name, record in found]
-        yield _cut(Table(f"records-{kind}", f"Records: {kind or 'without kind'}", ("run", *keys), rows))
-
-
-def _cut(table: Table) -> Table:
-    if len(table.rows) <= ROWS:
-        return table
-    note = f"{table.note} The first {ROWS} of {len(table.rows)} rows.".strip()
-    return Table(table.key, table.title, table.columns, table.rows[:ROWS], note)
+        kept = thin(found, KEPT)
+        rows = [[Cell(name, name), *(number(record.get(key)) for key in keys)] for name, record in kept]
+        note = "" if len(kept) == len(found) else f"{len(kept)} of {len(found)} records are kept, evenly spread."
+        yield Table(f"records-{kind}", f"Records: {kind or 'without kind'}", ("run", *keys), rows, note)
 
 
 # -- text -----------------------------------------------------------------------------------------------------------

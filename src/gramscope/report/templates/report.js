@@ -49,12 +49,18 @@
     facet.frames[clamp(frame, facet.frames.length)].map((trace) => ({ ...trace, visible: !state.hidden.has(trace.legendgroup) }));
 
   // -- panels --------------------------------------------------------------------------------------------------------
+  function present() {
+    payload.panels.forEach((panel) => {
+      shell(panel.key).hidden = document.querySelector(`[data-link="${panel.key}"]`).hidden = !panel.views.length;
+    });
+  }
+
   function draw(key) {
     const panel = panelOf(key), place = shell(key);
-    if (!panel || !place) return;
+    if (!panel.views.length) return;
     drawn.add(key);
     const view = panel.views[clamp(state.view[key] || 0, panel.views.length)];
-    const frame = view && view.moments.length ? (state.frame[key] ?? view.moments.length - 1) : 0;
+    const frame = view.moments.length ? (state.frame[key] ?? view.moments.length - 1) : 0;
     words(panel, place, view);
     chooser(panel, place);
     legend(panel, place, view);
@@ -68,10 +74,9 @@
       element.textContent = text || "";
       element.hidden = !text;
     };
-    put(".missing", panel.missing);
     put(".note", panel.note);
     const formula = place.querySelector(".formula");
-    formula.innerHTML = view ? view.formula : ""; // escaped where it was written
+    formula.innerHTML = view.formula; // escaped where it was written
     formula.hidden = !formula.textContent;
     const rows = panel.table.rows.length;
     place.querySelector("details").hidden = place.querySelector(".csv").hidden = !rows;
@@ -91,8 +96,8 @@
 
   function legend(panel, place, view) {
     const box = place.querySelector(".legend");
-    const lines = view ? view.facets.flatMap((facet) => facet.frames.flat()).map((trace) => trace.legendgroup) : [];
-    const names = new Set([...lines, ...(view ? view.facets.map((facet) => facet.name) : [])].filter(Boolean));
+    const lines = view.facets.flatMap((facet) => facet.frames.flat()).map((trace) => trace.legendgroup);
+    const names = new Set([...lines, ...view.facets.map((facet) => facet.name)].filter(Boolean));
     const shown = payload.settings.filter((setting) => names.has(setting.name));
     box.hidden = shown.length < 2;
     const labels = shown.map((setting) => setting.name + state.hidden.has(setting.name)).join("\n");
@@ -112,7 +117,7 @@
 
   function slider(panel, place, view, frame) {
     const box = place.querySelector(".slider");
-    const moments = view ? view.moments : [];
+    const moments = view.moments;
     box.hidden = moments.length < 2;
     if (box.hidden) return;
     const input = box.querySelector("input");
@@ -125,8 +130,8 @@
 
   function plots(panel, place, view, frame) {
     const box = place.querySelector(".plots");
-    const facets = view ? view.facets.filter((facet) => !state.hidden.has(facet.name)) : [];
-    const titles = facets.map((facet) => facet.title).join("\n") + view?.label;
+    const facets = view.facets.filter((facet) => !state.hidden.has(facet.name));
+    const titles = facets.map((facet) => facet.title).join("\n") + view.label;
     if (box.dataset.titles !== titles) {
       [...box.querySelectorAll(".plot")].forEach((plot) => Plotly.purge(plot));
       box.replaceChildren(...facets.map((facet) => {
@@ -230,9 +235,8 @@
       const { columns, rows } = panelOf(panel.dataset.key).table;
       download(panel.dataset.key, columns, rows);
     } else if (button.matches(".csv")) {
-      const table = button.parentElement.previousElementSibling.querySelector("table");
-      const values = (row) => [...row.cells].map((item) => (item.matches(".number") ? Number(item.dataset.value) : item.textContent));
-      download(table.dataset.table, [...table.tHead.rows[0].cells].map((item) => item.textContent), [...table.tBodies[0].rows].map(values));
+      const { columns, rows } = payload.tables[button.dataset.csv];
+      download(button.dataset.csv, columns, rows);
     } else if (button.matches(".play")) {
       play(panel.dataset.key);
     }
@@ -256,6 +260,7 @@
     if (panel && event.target.open) preview(panelOf(panel.dataset.key), panel);
   }, true);
 
+  present();
   const watcher = new IntersectionObserver((entries) => entries.forEach((entry) => {
     if (entry.isIntersecting && !drawn.has(entry.target.dataset.key)) draw(entry.target.dataset.key);
   }), { rootMargin: "600px" });
@@ -282,6 +287,7 @@
         document.getElementById("summary").innerHTML = payload.summary_html; // escaped by the template
         document.getElementById("tables").innerHTML = payload.tables_html;
         restoreSorting();
+        present();
         redraw();
       } else if (answer.status !== 204) {
         throw new Error(`answer ${answer.status}`);
