@@ -56,7 +56,7 @@ def _unroll(settings: Settings, options: Options, seed: int, recorder: Recorder)
         bias=(False, True, True),
         generator=generator(seed, "weights"),
     ).to(device)
-    first = net.get_submodule("hidden1").weight
+    first = net.get_parameter("hidden1.weight")
     optimizer = torch.optim.SGD(net.parameters(), lr=settings.lr)
     gradients: list[Tensor] = []
     grams = [_gram(first)]

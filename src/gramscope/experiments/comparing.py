@@ -1,0 +1,135 @@
+"""Methods compared on data sets: a sweep each, the setting chosen from its records, and accuracy over epochs.
+
+The part that trains a method on a data set is called ``METHOD-DATA``; it holds all seeds of all settings of the sweep.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from gramscope.errors import InputError
+from gramscope.experiments.core import Options, Results
+from gramscope.experiments.plots import band, curve, deviation, mean, panels
+from gramscope.runs.records import Record
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: share of the training set held out to choose hyper-parameters on
+VALIDATION = 0.1
+
+
+def data_table(name: str, options: Options, *, chooses: bool, **others: Any) -> dict[str, Any]:
+    """The ``data`` table of a training; with a validation part where hyper-parameters are chosen on one."""
+    held = VALIDATION if chooses and options.select == "validation" else 0.0
+    return {"name": name, "dir": options.data_dir, "validation": held, **others}
+
+
+def part_name(method: str, data: str) -> str:
+    """Name of the part; an ``.npz`` file goes by its own name."""
+    return f"{method}-{data.replace(chr(92), '/').rsplit('/', 1)[-1].removesuffix('.npz')}"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Accuracy over epochs of one setting: ``accuracy[i]`` is the mean over seeds after ``epochs[i]``."""
+
+    setting: str
+    records: list[Record] = field(repr=False)
+    key: str = "test_accuracy"
+
+    @property
+    def points(self) -> tuple[list[float], list[float], list[float]]:
+        """Epochs, means, deviations."""
+        return curve(self.records, "epoch", self.key)
+
+    @property
+    def final(self) -> float:
+        """Mean accuracy after the last epoch."""
+        return self.points[1][-1]
+
+    @property
+    def best(self) -> tuple[float, float]:
+        """Highest mean accuracy, and the epoch it is first reached."""
+        epochs, means, _ = self.points
+        top = max(means)
+        return top, epochs[means.index(top)]
+
+    def reaches(self, accuracy: float) -> float:
+        """First epoch with at least this mean accuracy; infinite if there is none."""
+        epochs, means, _ = self.points
+        return next((e for e, value in zip(epochs, means, strict=True) if value >= accuracy), math.inf)
+
+    def final_values(self) -> list[float]:
+        """The last accuracy of every seed."""
+        last = self.points[0][-1]
+        return [r[self.key] for r in self.records if r["epoch"] == last]
+
+    def spread_over_training(self) -> float:
+        """Deviation over seeds, averaged over the second half of the epochs."""
+        deviations = self.points[2]
+        return mean(deviations[len(deviations) // 2 :])
+
+
+def settings_of(results: Results[Any], part: str) -> dict[str, list[Record]]:
+    """Evaluations of a part by setting, all its seeds together; the setting as text, such as ``lr 0.01``."""
+    found: dict[str, list[Record]] = {}
+    for record in results.records("evaluation", part=part):
+        found.setdefault(_setting(record), []).append(record)
+    if not found:
+        raise InputError(f"{results.directory.path} has no evaluations of {part}")
+    return found
+
+
+def _setting(record: Record) -> str:
+    _, _, member = record["run"].partition("/")
+    pairs = [item.partition("-") for item in member.split(",") if item]
+    chosen = [f"{key} {value}" for key, _, value in pairs if key != "seed"]
+    if not chosen and "lr" in record:
+        chosen = [f"lr {record['lr']:g}"]
+    return ", ".join(chosen)
+
+
+def choose(results: Results[Any], method: str, data: str) -> Curve:
+    """The setting with the highest mean accuracy at any epoch, on the validation part or as published on test data."""
+    key = "validation_accuracy" if results.options.select == "validation" else "test_accuracy"
+    settings = settings_of(results, part_name(method, data))
+    if len(settings) > 1:
+        scores = {setting: Curve(setting, records, key).best[0] for setting, records in settings.items()}
+        setting = max(scores, key=lambda s: scores[s])
+    else:
+        setting = next(iter(settings))
+    return Curve(setting, settings[setting])
+
+
+def gap(first: Curve, second: Curve) -> tuple[float, float]:
+    """Difference of the final mean accuracies in points, and its standard error over seeds."""
+    a, b = first.final_values(), second.final_values()
+    error = math.sqrt(deviation(a) ** 2 / len(a) + deviation(b) ** 2 / len(b))
+    return 100 * (mean(a) - mean(b)), 100 * error
+
+
+def percent(accuracy: float) -> str:
+    """``46.2 %``."""
+    return f"{100 * accuracy:.1f} %"
+
+
+def accuracy_figure(results: Results[Any], methods: Mapping[str, str], data: Sequence[str], columns: int = 4) -> Figure:
+    """One panel a data set: test accuracy over epochs, mean ± 2σ over seeds, of each method's chosen setting."""
+    rows = -(-len(data) // columns)
+    page, axes = panels(rows, min(len(data), columns), width=2.9, height=2.4)
+    for place, name in zip(axes.flat, data, strict=False):
+        for index, (method, label) in enumerate(methods.items()):
+            chosen = choose(results, method, name)
+            scaled = [{**r, "percent": 100 * r["test_accuracy"]} for r in chosen.records]
+            band(place, scaled, "epoch", "percent", index=index, label=f"{label}\n({chosen.setting})")
+        place.set_title(name)
+        place.set_xlabel("epoch")
+        place.legend(loc="lower right")
+    for place in list(axes.flat)[len(data) :]:
+        place.set_visible(False)
+    axes[0, 0].set_ylabel("test accuracy (%)")
+    return page

@@ -1,0 +1,53 @@
+"""Target linearity and surrogate by hidden layer of fully connected nets: what gram-fig4, 9, 12, 13 and 14 share.
+
+A layer is measured at its input, so the features of hidden layer ℓ are those that layer ℓ + 1, or the readout, receives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gramscope.experiments.plots import band, curve, mean
+from gramscope.runs.records import Record
+
+#: glob of the layers that see hidden features: all but ``hidden1``
+ABOVE_INPUT = "*[!1]"
+
+
+def measure_table(every: float, samples: int) -> dict[str, Any]:
+    """The ``measure`` table of a training."""
+    names = ("target_linearity", "surrogate")
+    return {"every": every, "samples": samples, "names": names, "layers": ABOVE_INPUT}
+
+
+def features_of(records: Sequence[Record], layer: int, depth: int) -> list[Record]:
+    """Measurements of the features of hidden layer ``layer`` (from 1) of ``depth``."""
+    name = "readout" if layer == depth else f"hidden{layer + 1}"
+    return [r for r in records if r.get("layer") == name]
+
+
+def over_training(records: Sequence[Record], key: str, layer: int, depth: int) -> tuple[list[float], list[float]]:
+    """Epochs and means over seeds of a measure of one hidden layer."""
+    epochs, means, _ = curve(features_of(records, layer, depth), "epoch", key)
+    return epochs, means
+
+
+def by_depth(records: Sequence[Record], key: str, depth: int, epoch: float) -> list[float]:
+    """Means over seeds at one epoch, hidden layer by hidden layer."""
+    at = [r for r in records if r["epoch"] == epoch]
+    return [mean(r[key] for r in features_of(at, layer, depth)) for layer in range(1, depth + 1)]
+
+
+def draw_layers(axes: Any, records: Sequence[Record], key: str, depth: int) -> None:
+    """One curve a hidden layer."""
+    for layer in range(1, depth + 1):
+        band(axes, features_of(records, layer, depth), "epoch", key, index=layer - 1, label=f"layer {layer}")
+
+
+def determination(x: Sequence[float], y: Sequence[float]) -> float:
+    """R² of the straight line through the points."""
+    mx, my = mean(x), mean(y)
+    xx, yy = (sum((v - m) ** 2 for v in values) for values, m in ((x, mx), (y, my)))
+    xy = sum((a - mx) * (b - my) for a, b in zip(x, y, strict=True))
+    return xy**2 / (xx * yy) if xx and yy else 0.0
