@@ -182,3 +182,38 @@ def nearest_with_gram(target: Tensor, source: Tensor) -> Tensor:
 
     rotation, _ = orthogonal_procrustes(source.double().numpy().T, target.double().numpy().T)
     return torch.from_numpy((source.double().numpy().T @ rotation).T.copy())
+
+
+# --- virtual covariance learning: Algorithm 1 with d×d matrices, one sample at a time, in NumPy -----------------------
+
+
+def vcl_step(
+    W: Tensor,
+    V: Tensor,
+    h: Tensor,
+    delta: Tensor,
+    gamma: float,
+    alpha: float,
+    W0: Tensor | None = None,
+    second_order: bool = True,
+    floor: float = 0.0,
+    aim: float = 0.0,
+    dtype: type = np.float64,
+) -> tuple[Tensor, Tensor]:
+    """``(W⁺, V⁺)`` of Algorithm 1 for inputs ``h [n, d]`` and ``delta [n, k]``; ``W0`` replaces W_t in ``WᵀW + V``."""
+    w, v = W.numpy().astype(dtype), V.numpy().astype(dtype)
+    k, d = w.shape
+    for hi, di in zip(h.numpy().astype(dtype), delta.numpy().astype(dtype), strict=True):
+        g = w.T @ di
+        v = v - gamma * (np.outer(g, hi) + np.outer(hi, g))
+        if second_order:
+            v = v + gamma**2 * np.outer(g, g)
+    anchor = w if W0 is None else W0.numpy().astype(dtype)
+    values, vectors = np.linalg.eigh(anchor.T @ anchor + v)
+    top = np.argsort(-values)[: min(k, d)]
+    lifted = (values[top] + np.sqrt(values[top] ** 2 + 4 * floor**2)) / 2
+    lifted = np.where(lifted > 1e-12 * values.max(), lifted, 0) if floor == 0 else lifted
+    proposal = np.diag(lifted**alpha) @ vectors[:, top].T
+    target = w - aim * gamma * (delta.numpy().astype(dtype).T @ h.numpy().astype(dtype))
+    P, _, R = np.linalg.svd(target @ proposal.T, full_matrices=False)
+    return torch.from_numpy(P @ R @ proposal), torch.from_numpy(v)

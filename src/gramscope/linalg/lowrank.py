@@ -10,7 +10,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Extension:
-    """``rows = coordinates @ basis + factor @ directions``, the directions orthonormal and orthogonal to the basis."""
+    """``rows = coordinates @ basis + factor @ directions``, the directions orthonormal and orthogonal to the basis.
+
+    Shapes ``[…, b, m]``, ``[…, b, r]`` and ``[…, r, d]`` with r = min(b, d − m).
+    """
 
     coordinates: Tensor
     factor: Tensor
@@ -20,34 +23,39 @@ class Extension:
 def extend_basis(basis: Tensor, rows: Tensor, passes: int = 2) -> Extension:
     """Split rows into their part in the span of a basis and new orthonormal directions (block Gram–Schmidt).
 
-    The new directions come from Cholesky factors, as products are fast everywhere. A small ridge (16 rounding units of
-    the largest residual) keeps the factorisation alive where residuals are linearly dependent or zero: directions
-    without energy come out shorter than one, down to zero, never as amplified rounding noise.
+    The new directions come from Cholesky factors, as products are fast everywhere. A ridge of a few rounding
+    units of the largest residual keeps the factorisation alive where residuals are linearly dependent or zero: directions
+    without energy come out shorter than one, down to zero, never as amplified rounding noise. Where the rows could fill
+    the whole space the basis is simply completed.
 
     Args:
         basis: ``[…, m, d]`` with orthonormal rows.
         rows: ``[…, b, d]``.
         passes: one projection leaves an overlap with the basis of about rounding times ‖row‖/‖residual‖; two remove it.
-
-    Returns:
-        coordinates ``[…, b, m]``, factor ``[…, b, b]`` (lower triangular), directions ``[…, b, d]``.
     """
-    coordinates, factor, directions = _residual(basis, rows)
+    m, d = basis.shape[-2:]
+    if m + rows.shape[-2] >= d:
+        completed: Tensor = torch.linalg.qr(basis.mT, mode="complete")[0].mT[..., m:, :]
+        return Extension(rows @ basis.mT, rows @ completed.mT, completed)
+    coordinates, factor, directions = _residual(basis, rows, ridge=16)
     for _ in range(passes - 1):
-        again, refined, directions = _residual(basis, directions)
+        # rounding noise that takes the place of dependent rows is as good a direction as any, once it is made orthonormal
+        length = directions.square().sum(-1).sqrt().clamp_min(torch.finfo(rows.dtype).tiny)
+        again, refined, directions = _residual(basis, directions / length.unsqueeze(-1), ridge=1)
+        factor = factor * length.unsqueeze(-2)
         coordinates = coordinates + factor @ again
         factor = factor @ refined
     return Extension(coordinates, factor, directions)
 
 
-def _residual(basis: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _residual(basis: Tensor, rows: Tensor, ridge: float) -> tuple[Tensor, Tensor, Tensor]:
     """One Gram–Schmidt pass: coordinates, Cholesky factor of the residuals' Gram, normalised residuals."""
     coordinates = rows @ basis.mT
     residual = rows - coordinates @ basis
     gram = residual @ residual.mT
     diagonal = gram.diagonal(dim1=-2, dim2=-1)
     finfo = torch.finfo(rows.dtype)
-    diagonal.add_(16 * finfo.eps * diagonal.amax(-1, keepdim=True) + finfo.tiny)
+    diagonal.add_(ridge * finfo.eps * diagonal.amax(-1, keepdim=True) + finfo.tiny)
     factor, _ = torch.linalg.cholesky_ex(gram)
     return coordinates, factor, torch.linalg.solve_triangular(factor, residual, upper=False)
 
@@ -87,26 +95,58 @@ def positive_slope(gram: Tensor, p: int, corrections: int = 2) -> tuple[Tensor, 
     return X, change.square().sum(-1).amax(-1).sqrt()
 
 
-def tilted(slope: Tensor) -> tuple[Tensor, Tensor]:
-    """Turn the first p of p + q axes towards the others: orthonormal bases of ``{(u, Xᵀu)}`` and of its complement.
+@dataclass(frozen=True)
+class BlockReflection:
+    """The symmetric orthogonal matrix ``F = I − 2Y(YᵀY)^{-1}Yᵀ`` with ``Y = [H; −I]``, for p + q coordinates.
 
-    With ``H = tan(θ/2)`` for slopes ``X = tan θ``, the orthogonal matrix nearest to the identity that does this is rational,
-    ``I − 2[H; ·](I + HᵀH)^{-1}[Hᵀ, ·]`` and so on: two q×q solves, no decomposition. ``H = (X/2)(I + XᵀX/4)^{-1}`` is within
-    3 % of the true half angle up to 45°; steeper slopes are turned less. Whatever the slope, the result is orthogonal.
+    Its first p rows span ``{(u, Xᵀu)}`` for slopes ``X = tan θ`` if ``H = tan(θ/2)``, and are the nearest such to the first p
+    axes; the others span the complement. Only q×q matrices are inverted, and products with F cost 2q, not p + q, a row.
 
-    Args:
-        slope: X, ``[…, p, q]``.
-
-    Returns:
-        ``[…, p, p + q]`` and ``[…, q, p + q]``, together an orthogonal matrix.
+    Attributes:
+        half: H, ``[…, p, q]``.
+        turned: ``2H(I + HᵀH)^{-1}``, the upper right block of F.
+        inverse: ``(I + HᵀH)^{-1}``.
     """
-    p, q = slope.shape[-2:]
-    identity = torch.eye(q, dtype=slope.dtype, device=slope.device)
-    H = 0.5 * slope @ _inverse(identity + 0.25 * slope.mT @ slope)
-    inverse = _inverse(identity + H.mT @ H)
-    turned = 2 * H @ inverse
-    kept = torch.eye(p, dtype=slope.dtype, device=slope.device) - turned @ H.mT
-    return torch.cat([kept, turned], -1), torch.cat([-turned.mT, 2 * inverse - identity], -1)
+
+    half: Tensor
+    turned: Tensor
+    inverse: Tensor
+
+    @classmethod
+    def towards(cls, slope: Tensor) -> BlockReflection:
+        """For slopes X ``[…, p, q]``.
+
+        ``H = (X/2)(I + XᵀX/4)^{-1}`` is within 4 % of the half angle's tangent up to 45°; steeper slopes turn less.
+        Whatever the slope, F is orthogonal.
+        """
+        identity = torch.eye(slope.shape[-1], dtype=slope.dtype, device=slope.device)
+        half = 0.5 * slope @ _inverse(identity + 0.25 * slope.mT @ slope)
+        inverse = _inverse(identity + half.mT @ half)
+        return cls(half, 2 * half @ inverse, inverse)
+
+    def apply(self, leading: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
+        """``F @ [leading; rest]`` for ``[…, p, d]`` and ``[…, q, d]``."""
+        difference = rest - self.half.mT @ leading
+        return leading + self.turned @ difference, rest - 2 * self.inverse @ difference
+
+    def leading_part(self, matrix: Tensor) -> Tensor:
+        """The first p columns of ``matrix @ F`` for ``[…, k, p + q]``; for ``[…, k, p]`` the missing columns are zero."""
+        p = self.half.shape[-2]
+        own = matrix[..., :p]
+        difference = -(own @ self.half)
+        if matrix.shape[-1] > p:
+            difference = difference + matrix[..., p:]
+        return own + difference @ self.turned.mT
+
+    def congruence(self, C: Tensor) -> Tensor:
+        """``F C F`` for symmetric C ``[…, p + q, p + q]``."""
+        identity = torch.eye(self.half.shape[-1], dtype=C.dtype, device=C.device)
+        Y = torch.cat([self.half, -identity.expand(*self.half.shape[:-2], -1, -1)], -2)
+        Z = 2 * Y @ self.inverse
+        CZ = C @ Z
+        K = CZ - 0.5 * Z @ (Y.mT @ CZ)
+        half = K @ Y.mT
+        return C - half - half.mT
 
 
 def _inverse(A: Tensor) -> Tensor:

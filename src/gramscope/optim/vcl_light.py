@@ -1,4 +1,4 @@
-"""A step of the recursion by products only, near the last full one.
+"""A light step of the recursion: products and a small eigenproblem, near the last full one.
 
 The basis is turned towards the new directions by solving a small Riccati equation approximately; of the rest the most
 negative directions are kept; and the power of G is followed to first order around the last full step. V is carried
@@ -7,83 +7,88 @@ exactly (up to truncation) through such steps, so what is approximate is one W, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from gramscope.linalg.lowrank import positive_slope, tilted
+from gramscope.linalg.lowrank import BlockReflection, Extension, positive_slope
 from gramscope.linalg.newton_schulz import polish
 from gramscope.linalg.psd import eigh
 from gramscope.optim.vcl_rules import Report, Rules
+from gramscope.optim.vcl_state import Recursion
 
 
-@dataclass(frozen=True)
-class Turn:
-    """What a step makes of the small matrices; ``frame`` ``[…, m, n]`` takes the extended basis to the new one."""
-
-    frame: Tensor | None
-    shift: Tensor
-    weights: Tensor
-    rotation: Tensor
-    eigenvalues: Tensor
-    response: Tensor
-    report: Report
-
-
-def light_turn(
-    weights: Tensor,
-    rotation: Tensor,
-    eigenvalues: Tensor,
-    response: Tensor,
-    shift: Tensor,
-    gram: Tensor,
-    aim: Tensor | None,
-    rules: Rules,
-    keep: int,
-) -> Turn:
-    """Turn, truncate to ``keep`` directions, and move the weights to first order; arguments as in ``Recursion``.
+def light_step(
+    state: Recursion, new: Extension | None, shift: Tensor, gram: Tensor, aim: Tensor | None, rules: Rules
+) -> tuple[Recursion, Report]:
+    """Turn, truncate to the present size of the basis, and move the weights to first order.
 
     Args:
-        weights, rotation, eigenvalues, response: of the state.
+        state: the state before; its basis must have its final size and its last full step lie behind.
+        new: the directions the batch adds to the basis, if any.
         shift, gram: V and G in the extended basis, ``[…, n, n]``.
         aim: the step ``aim·γ·D`` in the extended basis ``[…, k, n]`` that Procrustes goes along with, if any.
         rules: the form of the algorithm.
-        keep: rows of the new basis.
     """
-    p, n = weights.shape[-1], gram.shape[-1]
-    frame, discarded, before = None, None, weights
-    unsettled = torch.zeros_like(gram[..., 0, 0])
+    p, n = state.weights.shape[-1], gram.shape[-1]
+    basis, before = state.basis, state.weights
     diagonal = gram.diagonal(dim1=-2, dim2=-1)
+    discarded = unsettled = None
     if n > p:
         slope, unsettled = positive_slope(gram, p)
-        leading, rest = tilted(slope)
-        if n > keep:  # the most negative directions stay
-            values, vectors = eigh(rest @ gram @ rest.mT)
-            discarded = values[..., keep - p :].square().sum(-1)
-            rest = vectors[..., : keep - p].mT @ rest
-            diagonal = torch.cat([diagonal[..., :p], values], -1)
-        frame = torch.cat([leading, rest], -2)
-        shift = frame @ shift @ frame.mT
-        before = weights @ leading[..., :p].mT
-        aim = None if aim is None else aim @ leading.mT
+        turn = BlockReflection.towards(slope)
+        basis, shift, values = _turned_basis(state, new, shift, turn, rules)
+        if n > state.basis.shape[-2]:
+            discarded = values[..., state.basis.shape[-2] - p :].square().sum(-1)
+        diagonal = torch.cat([diagonal[..., :p], values], -1)
+        before = turn.leading_part(state.weights)
+        aim = None if aim is None else turn.leading_part(aim)
     top = shift[..., :p, :p]
     if rules.anchor == "current":
         top = top + before.mT @ before
-    s = rules.spectrum.singular_values(eigenvalues, n)
-    change = response * (top - torch.diag_embed(eigenvalues))
-    tiny = torch.finfo(s.dtype).tiny
-    relative = change.square().sum(-1) / s.square().clamp_min(tiny)
+    s = rules.spectrum.singular_values(state.eigenvalues, n)
+    change = state.response * (top - torch.diag_embed(state.eigenvalues))
+    relative = change.square().sum(-1) / s.square().clamp_min(torch.finfo(s.dtype).tiny)
     change = change * (1 + 4 * relative).rsqrt().unsqueeze(-1)  # no singular value doubles or vanishes
-    if aim is not None:
-        rotation = _turned(rotation, aim, s)
-    new = rotation @ (torch.diag_embed(s) + change)
-    moved = weights.square().sum((-2, -1)) + new.square().sum((-2, -1)) - 2 * (before * new).sum((-2, -1))
+    rotation = state.rotation if aim is None else _along(state.rotation, aim, s)
+    weights = rotation @ (torch.diag_embed(s) + change)
+    moved = _squares(state.weights) + _squares(weights) - 2 * (before * weights).sum((-2, -1))
     report = Report.of(diagonal, s, moved=moved.clamp_min(0).sqrt(), discarded=discarded, unsettled=unsettled)
-    return Turn(frame, shift, new, rotation, eigenvalues, response, report)
+    result = Recursion(
+        basis,
+        shift,
+        weights,
+        rotation,
+        state.eigenvalues,
+        state.response,
+        steps=state.steps + 1,
+        since=state.since + 1,
+    )
+    return result, report
 
 
-def _turned(P: Tensor, aim: Tensor, s: Tensor) -> Tensor:
+def _turned_basis(
+    state: Recursion, new: Extension | None, shift: Tensor, turn: BlockReflection, rules: Rules
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The turned basis, V in it, and the eigenvalues of G on all that is not W's row space, most negative first."""
+    p, m = state.weights.shape[-1], state.basis.shape[-2]
+    rest = state.basis[..., p:, :]
+    if new is not None:
+        rest = torch.cat([rest, new.directions], -2)
+    leading, rest = turn.apply(state.basis[..., :p, :], rest)
+    shift = turn.congruence(shift)
+    block = shift[..., p:, p:]
+    if rules.anchor == "current":
+        outside = state.weights @ turn.turned
+        block = block + outside.mT @ outside
+    values, vectors = eigh(block)
+    kept = vectors[..., : m - p]
+    strip = shift[..., :p, p:] @ kept
+    upper = torch.cat([shift[..., :p, :p], strip], -1)
+    lower = torch.cat([strip.mT, kept.mT @ shift[..., p:, p:] @ kept], -1)
+    return torch.cat([leading, kept.mT @ rest], -2), torch.cat([upper, lower], -2), values
+
+
+def _along(P: Tensor, aim: Tensor, s: Tensor) -> Tensor:
     """``polar((P diag(s) − aim) diag(s))`` to first order in ``aim``, made orthonormal."""
     f = s.square()
     tiny = torch.finfo(s.dtype).tiny
@@ -92,3 +97,7 @@ def _turned(P: Tensor, aim: Tensor, s: Tensor) -> Tensor:
     rotation = (inside - inside.mT) / (f.unsqueeze(-1) + f.unsqueeze(-2)).clamp_min(tiny)
     outside = (step - P @ inside) / f.clamp_min(tiny).unsqueeze(-2)
     return polish(P + P @ rotation + outside)
+
+
+def _squares(A: Tensor) -> Tensor:
+    return A.square().sum((-2, -1))

@@ -1,0 +1,84 @@
+"""A full step of the recursion: one eigendecomposition of G in the extended basis, and a polar factor."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gramscope.linalg.lowrank import Extension
+from gramscope.linalg.polar import polar
+from gramscope.linalg.psd import eigh
+from gramscope.optim.vcl_rules import Report, Rules
+from gramscope.optim.vcl_state import Recursion
+
+
+def full_step(
+    state: Recursion, new: Extension | None, gram: Tensor, aim: Tensor | None, rules: Rules, rank: int
+) -> tuple[Recursion, Report]:
+    """Decompose G, truncate, take the power and the polar factor.
+
+    Args:
+        state: the state before.
+        new: the directions the batch adds to the basis, if any.
+        gram: G in the extended basis, ``[…, n, n]``.
+        aim: the step ``aim·γ·D`` in the extended basis ``[…, k, n]`` that Procrustes goes along with, if any.
+        rules: the form of the algorithm.
+        rank: directions to keep.
+    """
+    p, n = state.weights.shape[-1], gram.shape[-1]
+    values, vectors = eigh(gram)
+    values, vectors = values.flip(-1), vectors.flip(-1)
+    s = rules.spectrum.singular_values(values[..., :p], n)
+    all_values, discarded = values, None
+    if n > rank:  # W's own directions stay, the others by |λ|
+        order = p + values[..., p:].abs().argsort(-1, descending=True)
+        discarded = values.gather(-1, order[..., rank - p :]).square().sum(-1)
+        own = torch.arange(p, device=values.device).expand_as(s)
+        kept = torch.cat([own, order[..., : rank - p]], -1)
+        values = values.gather(-1, kept)
+        vectors = vectors.gather(-1, kept.unsqueeze(-2).expand(*vectors.shape[:-1], -1))
+    before = state.weights @ vectors[..., :p, :]  # W in the new basis
+    target = before[..., :p] if aim is None else before[..., :p] - aim @ vectors[..., :p]
+    rotation = _polar(target * s.unsqueeze(-2))
+    weights = rotation * s.unsqueeze(-2)
+    moved = (weights - before[..., :p]).square().sum((-2, -1)) + before[..., p:].square().sum((-2, -1))
+    shift = torch.diag_embed(values)
+    if rules.anchor == "current":
+        shift = shift - before.mT @ before
+    leading = values[..., :p].contiguous()
+    result = Recursion(
+        basis=_rotated(vectors.mT.to(state.basis.dtype), state.basis, new),
+        shift=shift,
+        weights=weights,
+        rotation=rotation,
+        eigenvalues=leading,
+        response=rules.spectrum.response(leading, s),
+        steps=state.steps + 1,
+        since=0,
+    )
+    return result, Report.of(all_values, s, moved=moved.sqrt(), discarded=discarded)
+
+
+def _rotated(frame: Tensor, basis: Tensor, new: Extension | None) -> Tensor:
+    """``frame @ [basis; directions]``."""
+    if new is None:
+        return frame @ basis
+    m = basis.shape[-2]
+    old, fresh = frame[..., :m], frame[..., m:]
+    if basis.dim() == 2:
+        return torch.addmm(fresh @ new.directions, old, basis)
+    return old @ basis + fresh @ new.directions
+
+
+def _polar(A: Tensor) -> Tensor:
+    """The polar factor of ``A [k, p]``, k ≥ p; on the CPU through its Gram, zero where A is.
+
+    In float64 that is exact enough: singular values above 1e-8 of the largest are told apart.
+    """
+    if A.device.type != "cpu":
+        return polar(A)
+    squares, vectors = eigh(A.mT @ A)
+    finfo = torch.finfo(A.dtype)
+    found = squares > squares[..., -1:] * (finfo.eps * A.shape[-1])
+    inverse = torch.where(found, squares.clamp_min(finfo.tiny).rsqrt(), 0.0)
+    return ((A @ vectors) * inverse.unsqueeze(-2)) @ vectors.mT

@@ -1,0 +1,85 @@
+"""The state of virtual covariance learning in a small moving basis."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from gramscope.linalg.lowrank import extend_basis
+from gramscope.optim.vcl_rules import Rules
+
+
+@dataclass(frozen=True)
+class Recursion:
+    """``W = weights @ basis[:p]``, ``V = basisᵀ @ shift @ basis``, and the last full step, around which light ones expand.
+
+    Full steps leave the small matrices in float64: V is decomposed and put together again at each of them, and in float32
+    the rounding of that would add up.
+
+    Attributes:
+        basis: U ``[…, m, d]``, orthonormal rows, those of W's row space first.
+        shift: C ``[…, m, m]``.
+        weights: T ``[…, k, p]``.
+        rotation: P of ``T = P diag(s)`` at the last full step ``[…, k, p]``.
+        eigenvalues: the leading p of G at the last full step ``[…, p]``.
+        response: how T answers to a small change of G ``[…, p, p]``, see :meth:`SpectralMap.response`.
+        steps, since: steps taken, and how many of them since the last full one.
+    """
+
+    basis: Tensor
+    shift: Tensor
+    weights: Tensor
+    rotation: Tensor
+    eigenvalues: Tensor
+    response: Tensor
+    steps: int = 0
+    since: int = 0
+
+    @property
+    def matrix(self) -> Tensor:
+        """W, ``[…, k, d]``."""
+        return self.weights.to(self.basis.dtype) @ self.basis[..., : self.weights.shape[-1], :]
+
+    def small_as(self, dtype: torch.dtype) -> Recursion:
+        """The same with all matrices but the basis in another precision."""
+        small = (self.shift, self.weights, self.rotation, self.eigenvalues, self.response)
+        return Recursion(self.basis, *(part.to(dtype) for part in small), steps=self.steps, since=self.since)
+
+
+def start(W: Tensor, rules: Rules) -> Recursion:
+    """The state before the first step for weights ``[…, k, d]``."""
+    basis, T = _row_space(W)
+    gram = T.mT @ T
+    shift = gram if rules.anchor == "initial" else torch.zeros_like(gram)
+    return Recursion(basis, shift, T, T, torch.zeros_like(T[..., 0, :]), torch.zeros_like(gram))
+
+
+def rebased(state: Recursion, W: Tensor) -> Recursion:
+    """The same V for weights that were changed from outside: W's rows lead the basis, the old basis follows.
+
+    The next step must be a full one.
+    """
+    k, d = W.shape[-2:]
+    if k >= d:
+        return replace(state, weights=W @ state.basis.mT)
+    basis, T = _row_space(W)
+    parts = extend_basis(basis, state.basis)
+    old = torch.cat([parts.coordinates, parts.factor], -1).to(state.shift.dtype)
+    joined = torch.cat([basis, parts.directions], -2)
+    return replace(state, basis=joined, shift=old.mT @ state.shift @ old, weights=T, rotation=T)
+
+
+def precise(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """float64, except on devices without it."""
+    return dtype if device.type == "mps" else torch.float64
+
+
+def _row_space(W: Tensor) -> tuple[Tensor, Tensor]:
+    """An orthonormal basis of W's rows ``[…, p, d]`` and W's coordinates in it ``[…, k, p]``."""
+    k, d = W.shape[-2:]
+    if k >= d:
+        return torch.eye(d, dtype=W.dtype, device=W.device).expand(*W.shape[:-2], d, d).contiguous(), W.clone()
+    Q, R = torch.linalg.qr(W.mT)
+    return Q.mT.contiguous(), R.mT.contiguous()

@@ -1,0 +1,272 @@
+"""The two solvers against a NumPy Algorithm 1, and against each other, on random layers of every shape."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import reference
+from gramscope.errors import InputError
+from gramscope.optim import vcl_exact
+from gramscope.optim.vcl_recursion import advance
+from gramscope.optim.vcl_rules import Batch, Rules
+from gramscope.optim.vcl_spectrum import SpectralMap
+from gramscope.optim.vcl_state import Recursion, rebased, start
+
+SHAPES = [(5, 12), (12, 5), (7, 7), (1, 6), (6, 1), (3, 40)]
+STEPS = 20
+
+
+def layer(k: int, d: int, seed: int = 0) -> tuple[Tensor, torch.Generator]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(k, d, generator=generator, dtype=torch.float64) / d**0.5, generator
+
+
+def batch_of(W: Tensor, generator: torch.Generator, b: int = 4) -> tuple[Tensor, Tensor]:
+    """Inputs and output gradients of a least-squares problem at W, so that the weights matter."""
+    h = torch.randn(b, W.shape[1], generator=generator, dtype=torch.float64)
+    y = h[:, : W.shape[0]].repeat(1, W.shape[0])[:, : W.shape[0]].sin()
+    return h, (h @ W.double().mT - y) / b
+
+
+def as_batch(h: Tensor, delta: Tensor, dense: bool = False) -> Batch:
+    sigma = delta.mT @ delta
+    return Batch(delta.mT @ h, None, sigma) if dense else Batch(h, delta, sigma)
+
+
+@pytest.mark.parametrize(("k", "d"), SHAPES)
+@pytest.mark.parametrize("anchor", ["current", "initial"])
+def test_exact_is_algorithm_1(k: int, d: int, anchor: str):
+    W0, generator = layer(k, d)
+    rules = Rules(SpectralMap(alpha=0.3), anchor=anchor)
+    W = expected = W0
+    state, V = vcl_exact.start(W, rules), torch.zeros(d, d, dtype=torch.float64)
+    for _ in range(STEPS):
+        h, delta = batch_of(expected, generator)
+        state, W, _ = vcl_exact.advance(state, W, as_batch(h, delta), 0.1, rules)
+        expected, V = reference.vcl_step(expected, V, h, delta, 0.1, 0.3, W0=W0 if anchor == "initial" else None)
+        torch.testing.assert_close(W, expected, atol=1e-8, rtol=0)
+
+
+@pytest.mark.parametrize(("k", "d"), SHAPES)
+@pytest.mark.parametrize("anchor", ["current", "initial"])
+@pytest.mark.parametrize("dense", [False, True])
+def test_recursion_without_truncation_is_exact(k: int, d: int, anchor: str, dense: bool):
+    W0, generator = layer(k, d)
+    rules = Rules(SpectralMap(alpha=0.3), anchor=anchor)
+    W, small = W0, start(W0, rules)
+    state = vcl_exact.start(W, rules)
+    for _ in range(STEPS):
+        h, delta = batch_of(W, generator)
+        state, W, exact = vcl_exact.advance(state, W, as_batch(h, delta), 0.1, rules)
+        small, found, report = advance(small, as_batch(h, delta, dense), 0.1, rules, rank=d)
+        torch.testing.assert_close(found, W, atol=1e-6, rtol=0)
+        torch.testing.assert_close(report.moved, exact.moved, atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(
+            report.most_negative.clamp_max(0), exact.most_negative.clamp_max(0), atol=1e-6, rtol=0
+        )
+        assert report.discarded < 1e-20
+
+
+def test_float32_recursion_errs_no_more_than_dense_float32():
+    """Over 20 steps from one float64 trajectory: no more than three times the error of dense float32."""
+    k, d, gamma, alpha = 16, 120, 0.5, 0.1
+    W0, generator = layer(k, d)
+    rules = Rules(SpectralMap(alpha=alpha))
+    W, V = W0, torch.zeros(d, d, dtype=torch.float64)
+    w32, v32 = W0.float(), torch.zeros(d, d)
+    small = start(W0.float(), rules)
+    found = W0.float()
+    for _ in range(STEPS):
+        h, delta = batch_of(W, generator, b=6)
+        W, V = reference.vcl_step(W, V, h, delta, gamma, alpha)
+        w32, v32 = reference.vcl_step(w32, v32, h, delta, gamma, alpha, dtype="float32")
+        small, found, _ = advance(small, as_batch(h.float(), delta.float()), gamma, rules, rank=d)
+    dense_error, error = (w32.double() - W).norm(), (found.double() - W).norm()
+    assert error < 3 * dense_error
+    assert dense_error < 1e-3 * W.norm()
+
+
+def test_at_most_k_positive_eigenvalues():
+    """Why cutting at k loses nothing: G is negative semidefinite off W's rows."""
+    W, generator = layer(4, 15)
+    for anchor in ("current", "initial"):
+        rules = Rules(SpectralMap(alpha=0.2), anchor=anchor)
+        state, weights = vcl_exact.start(W, rules), W
+        for _ in range(STEPS):
+            G = state.matrix + (weights.mT @ weights if anchor == "current" else 0)
+            values = torch.linalg.eigvalsh(G)
+            assert (values > 1e-9 * values.abs().max()).sum() <= 4
+            state, weights, _ = vcl_exact.advance(state, weights, as_batch(*batch_of(weights, generator)), 0.3, rules)
+
+
+@pytest.mark.parametrize("anchor", ["current", "initial"])
+@pytest.mark.parametrize("aim", [0.0, 0.5])
+def test_light_steps_follow_full_ones(anchor: str, aim: float):
+    k, d, rank = 8, 60, 16
+    W0, generator = layer(k, d)
+    rules = Rules(SpectralMap(alpha=0.2), anchor=anchor, aim=aim)
+    state = start(W0, rules)
+    for _ in range(30):
+        state, W, _ = advance(state, as_batch(*batch_of(state.matrix, generator)), 0.05, rules, rank)
+    full = light = state
+    for _ in range(4):
+        h, delta = batch_of(full.matrix, generator)
+        full, W, _ = advance(full, as_batch(h, delta), 0.05, rules, rank)
+        light, found, report = advance(light, as_batch(h, delta), 0.05, rules, rank, full=False)
+        assert report.unsettled < 0.1
+        assert (found - W).norm() < 0.08 * (W - state.matrix).norm()
+    basis = light.basis
+    torch.testing.assert_close(basis @ basis.mT, torch.eye(rank, dtype=torch.float64), atol=1e-8, rtol=0)
+    torch.testing.assert_close(light.shift, light.shift.mT)
+    assert light.since == 4
+
+
+@pytest.mark.parametrize(("k", "d"), [(12, 5), (7, 7), (5, 12)])
+def test_light_steps_without_truncation_at_small_gamma(k: int, d: int):
+    W0, generator = layer(k, d)
+    rules = Rules(SpectralMap(alpha=0.4, floor=0.05), anchor="initial", second_order=False)
+    state, _, _ = advance(start(W0, rules), as_batch(*batch_of(W0, generator)), 1e-3, rules, d)
+    while state.basis.shape[-2] < d:
+        state, _, _ = advance(state, as_batch(*batch_of(W0, generator)), 1e-3, rules, d)
+    batch = as_batch(*batch_of(state.matrix, generator))
+    for gamma, tolerance in ((1e-2, 0.1), (1e-3, 0.01)):  # first order: ten times smaller steps, ten times more exact
+        exact, light = (advance(state, batch, gamma, rules, d, full=full)[1] for full in (True, False))
+        assert (light - exact).norm() < tolerance * (exact - state.matrix).norm()
+
+
+def test_aim_and_floor_and_first_order_match_the_reference():
+    W0, generator = layer(6, 9)
+    rules = Rules(SpectralMap(alpha=0.35, floor=0.05), anchor="initial", second_order=False, aim=0.7)
+    W, V = W0, torch.zeros(9, 9, dtype=torch.float64)
+    state, small = vcl_exact.start(W0, rules), start(W0, rules)
+    exact = W0
+    for _ in range(STEPS):
+        h, delta = batch_of(W, generator)
+        W, V = reference.vcl_step(W, V, h, delta, 0.1, 0.35, W0=W0, second_order=False, floor=0.05, aim=0.7)
+        state, exact, _ = vcl_exact.advance(state, exact, as_batch(h, delta), 0.1, rules)
+        small, found, _ = advance(small, as_batch(h, delta), 0.1, rules, rank=9)
+        torch.testing.assert_close(exact, W, atol=1e-8, rtol=0)
+        torch.testing.assert_close(found, W, atol=1e-6, rtol=0)
+
+
+def test_stacks_are_worked_on_matrix_by_matrix():
+    rules = Rules(SpectralMap(alpha=0.2))
+    layers = [layer(3, 8, seed) for seed in range(3)]
+    stack = start(torch.stack([W for W, _ in layers]), rules)
+    single = [start(W, rules) for W, _ in layers]
+    for step in range(8):
+        pairs = [batch_of(s.matrix, g) for s, (_, g) in zip(single, layers, strict=True)]
+        h, delta = (torch.stack(parts) for parts in zip(*pairs, strict=True))
+        full = step < 6
+        stack, W, report = advance(stack, as_batch(h, delta), 0.1, rules, 6, full)
+        done = [advance(s, as_batch(*pair), 0.1, rules, 6, full) for s, pair in zip(single, pairs, strict=True)]
+        single = [state for state, _, _ in done]
+        torch.testing.assert_close(W, torch.stack([w for _, w, _ in done]), atol=1e-7, rtol=0)
+        torch.testing.assert_close(report.moved, torch.stack([r.moved for _, _, r in done]), atol=1e-7, rtol=0)
+
+
+def test_truncation_keeps_own_directions_then_the_largest(generator: torch.Generator):
+    W0, generator = layer(3, 30)
+    rules = Rules(SpectralMap(alpha=0.2))
+    free = cut = start(W0, rules)
+    for _ in range(3):
+        h, delta = batch_of(free.matrix, generator)
+        free, _, _ = advance(free, as_batch(h, delta), 0.3, rules, 30)
+    values, _ = torch.linalg.eigh(free.shift + _padded_gram(free))
+    h, delta = batch_of(free.matrix, generator)
+    cut, _, report = advance(free, as_batch(h, delta), 0.3, rules, 5)
+    everything, _, _ = advance(free, as_batch(h, delta), 0.3, rules, 30)
+    values = torch.linalg.eigvalsh(everything.shift + _previous_gram(free, everything)).flip(0)
+    rest = values[3:].abs().sort(descending=True).values
+    torch.testing.assert_close(report.discarded, rest[2:].square().sum() / values.square().sum())
+    assert cut.basis.shape == (5, 30)
+
+
+def _padded_gram(state: Recursion) -> Tensor:
+    W = state.matrix @ state.basis.mT
+    return W.mT @ W
+
+
+def _previous_gram(before: Recursion, after: Recursion) -> Tensor:
+    W = before.matrix @ after.basis.mT
+    return W.mT @ W
+
+
+@pytest.mark.parametrize("anchor", ["current", "initial"])
+@pytest.mark.parametrize(("k", "d"), [(4, 20), (9, 6)])
+def test_rebased_state_has_the_same_shift_and_the_new_weights(anchor: str, k: int, d: int):
+    W0, generator = layer(k, d)
+    rules = Rules(SpectralMap(alpha=0.2), anchor=anchor)
+    state = start(W0, rules)
+    for _ in range(5):
+        state, _, _ = advance(state, as_batch(*batch_of(state.matrix, generator)), 0.1, rules, min(12, d))
+    V = state.basis.mT @ state.shift @ state.basis
+    W = state.matrix + 0.1 * torch.randn(k, d, generator=generator, dtype=torch.float64)
+    moved = rebased(state, W)
+    torch.testing.assert_close(moved.basis.mT @ moved.shift @ moved.basis, V)
+    torch.testing.assert_close(moved.matrix, W)
+    h, delta = batch_of(W, generator)
+    exact = vcl_exact.advance(vcl_exact.Dense(V), W, as_batch(h, delta), 0.1, rules)[1]
+    torch.testing.assert_close(advance(moved, as_batch(h, delta), 0.1, rules, d)[1], exact, atol=1e-6, rtol=0)
+
+
+def test_half_power_meets_the_constraint_where_it_can():
+    """At α = ½ the new Gram is W₀ᵀW₀ + V up to its negative part; the report states that residual."""
+    W0, generator = layer(5, 5)
+    rules = Rules(SpectralMap(alpha=0.5), anchor="initial", second_order=False)
+    state, W = vcl_exact.start(W0, rules), W0
+    for _ in range(5):
+        state, W, report = vcl_exact.advance(state, W, as_batch(*batch_of(W, generator)), 0.2, rules)
+        residual = (W.mT @ W - state.matrix).norm() / state.matrix.norm()
+        torch.testing.assert_close(report.constraint, residual, atol=1e-8, rtol=1e-6)
+
+
+def test_zero_gradient_keeps_the_gram():
+    """α = ½, initial anchor: with no shift there is nothing to do, in either solver."""
+    W0, _ = layer(4, 9)
+    rules = Rules(SpectralMap(alpha=0.5), anchor="initial")
+    nothing = Batch(torch.zeros(4, 9, dtype=torch.float64), None, torch.zeros(4, 4, dtype=torch.float64))
+    _, W, report = vcl_exact.advance(vcl_exact.start(W0, rules), W0, nothing, 1.0, rules)
+    torch.testing.assert_close(W, W0)
+    state = start(W0, rules)
+    for _ in range(3):
+        state, W, report = advance(state, nothing, 1.0, rules, 8)
+        torch.testing.assert_close(W, W0)
+    assert report.moved < 1e-8
+
+
+@pytest.mark.parametrize("settings", [{"alpha": 0}, {"alpha": 1.5}, {"floor": -1.0}, {"cutoff": 1.0}])
+def test_spectral_map_refuses_nonsense(settings: dict[str, float]):
+    with pytest.raises(InputError, match=next(iter(settings))):
+        SpectralMap(**settings)
+
+
+def test_floor_is_smooth_and_positive_and_cutoff_relative():
+    values = torch.tensor([3.0, 1e-3, 0.0, -2.0, -1e6], dtype=torch.float64)
+    lifted = SpectralMap(alpha=1.0, floor=0.1).singular_values(values, 5)
+    torch.testing.assert_close(lifted[:4], (values + (values**2 + 0.04).sqrt())[:4] / 2)
+    torch.testing.assert_close(lifted[4], torch.tensor(1e-2 / 1e6).double())
+    cut = SpectralMap(alpha=0.1, cutoff=1e-2).singular_values(values, 5)
+    assert (cut > 0).tolist() == [True, False, False, False, False]
+    assert (SpectralMap(alpha=0.1).singular_values(values.float(), 5) > 0).tolist() == [True, True, False, False, False]
+
+
+@pytest.mark.parametrize("floor", [0.0, 0.05])
+def test_response_is_the_derivative(floor: float, generator: torch.Generator):
+    """Of the nearest matrix with the Gram of the moved G."""
+    spectrum = SpectralMap(alpha=0.2, floor=floor)
+    values = torch.tensor([4.0, 2.0, 2.0, 0.3], dtype=torch.float64)
+    E = torch.randn(4, 4, generator=generator, dtype=torch.float64)
+    E = E + E.mT
+    s = spectrum.singular_values(values, 4)
+    first = spectrum.response(values, s) * E
+
+    def moved(t: float) -> Tensor:
+        lam, Q = torch.linalg.eigh(torch.diag(values) + t * E)
+        root = Q * spectrum.singular_values(lam.flip(0), 4).flip(0) @ Q.mT
+        return reference.polar_factor(torch.diag(s) @ root) @ root
+
+    step = 1e-5
+    torch.testing.assert_close((moved(step) - moved(-step)) / (2 * step), first, atol=1e-7, rtol=1e-6)
