@@ -39,7 +39,7 @@ def test_other_commands_answer() -> None:
         run("nfa-fig3", "--size", "16", "--data-seeds", "1", "--nets", "2", "--balances", "0.5", "--json")
     )
     assert {(row["inverse"], row["scale"]) for row in data} == {
-        (rule, scale) for rule in ("pseudo", "literal") for scale in (1.0, 1 / 16)
+        (rule, scale) for rule in ("pseudo", "literal") for scale in (1.0, 1 / 32)
     }
     assert "largest absolute difference" in run("nfa-fig3", "--size", "16", "--data-seeds", "1", "--nets", "2")
     assert "tr(R³)" in run("formulas", "--size", "16", "--nets", "3")

@@ -45,12 +45,13 @@ def test_free_prediction_of_a_square_problem() -> None:
 
 
 def test_reversal_prediction_follows_observation() -> None:
-    rows = list(reversal_sweep(128, balances=(0.3, 0.9, 1.0), data_seeds=1, nets=10))
+    small = 0.18 / math.sqrt(128)
+    rows = list(reversal_sweep(128, balances=(0.3, 0.9, 1.0), data_seeds=1, nets=10, scales=(1.0, small)))
     assert len(rows) == 2 * 2 * 3
     by_key = {(row.scale, row.inverse, row.balance): row for row in rows}
     assert by_key[1.0, "pseudo", 0.3].observed > 0.999
     assert by_key[1.0, "literal", 0.3].observed < 0.96
-    assert by_key[1 / 128, "pseudo", 0.9].observed < by_key[1 / 128, "pseudo", 1.0].observed - 0.02
+    assert by_key[small, "pseudo", 0.3].observed < 0.75 < 0.999 < by_key[small, "pseudo", 1.0].observed
     assert by_key[1.0, "pseudo", 0.9].observed == by_key[1.0, "literal", 0.9].observed, "one net, the same data"
     assert all(abs(row.difference) < 0.08 for row in rows)
     again = next(iter(reversal_sweep(128, balances=(0.3,), data_seeds=1, nets=10)))

@@ -39,6 +39,7 @@ def cnfa(
     alpha: Annotated[float, typer.Option(help="Decay of the spectrum 1/(1+k^alpha), for --data decay.")] = 1.0,
     balance: Annotated[float, typer.Option(help="Balance in (0, 1], for --data alignment-reversing.")] = 0.9,
     inverse: Annotated[str, typer.Option(help="pseudo or literal, for --data alignment-reversing.")] = "pseudo",
+    scale: Annotated[float, typer.Option(help="Unit of its first part, for --data alignment-reversing.")] = 1.0,
     n: Annotated[int, typer.Option(help="Samples.")] = 128,
     d: Annotated[int, typer.Option(help="Input dimension.")] = 128,
     nets: Annotated[int, typer.Option(help="Sampled nets per width.")] = 20,
@@ -58,7 +59,7 @@ def cnfa(
     from gramscope.theory.sweeps import compare_cnfa
 
     generator = torch.Generator().manual_seed(seed)
-    x, y = _data(data, n, d, target, alpha, balance, inverse, generator)
+    x, y = _data(data, n, d, target, alpha, balance, inverse, scale, generator)
     rows = compare_cnfa(
         x, y, _numbers(widths, "--widths"), activation=activation, depth=depth, nets=nets, generator=generator
     )
@@ -97,6 +98,7 @@ def nfa_fig3(
                 "observed": _mean(row.observed for row in group),
                 "predicted": _mean(row.free_sampled_moments for row in group),
                 "exact moments": _mean(row.free_exact_moments for row in group),
+                "own moments": _mean(row.free_own_moments for row in group),
                 "largest |difference|": max(abs(row.difference) for row in group),
             }
         )
@@ -154,7 +156,15 @@ def widths_command(
 
 
 def _data(
-    name: str, n: int, d: int, target: str, alpha: float, balance: float, inverse: str, generator: Any
+    name: str,
+    n: int,
+    d: int,
+    target: str,
+    alpha: float,
+    balance: float,
+    inverse: str,
+    scale: float,
+    generator: Any,
 ) -> tuple[Tensor, Tensor]:
     """``x`` and ``y`` from a file or a generator."""
     from gramscope.data.synthetic import alignment_reversing
@@ -164,7 +174,6 @@ def _data(
     if Path(name).suffix in (".npz", ".safetensors"):
         return _load(Path(name))
     if name == "alignment-reversing":
-        scale = (n * d) ** -0.5
         return alignment_reversing(n, d, balance, generator, inverse=inverse, scale=scale)  # type: ignore[arg-type]
     if name in ("isotropic", "decay"):
         return polynomial_task(n, d, alpha if name == "decay" else None, target, generator)

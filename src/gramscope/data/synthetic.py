@@ -109,7 +109,7 @@ class ReversingDraw:
         if inverse == "pseudo":
             cutoff = self.values[0] * self.values.numel() * torch.finfo(values.dtype).eps
             inverted = inverted.where(values > cutoff, torch.zeros_like(values))
-        x = torch.cat([scale * self.x1, (self.v2 * inverted) @ self.vectors[:, :r].mT]) + eps2 * self.noise
+        x = torch.cat([scale * self.x1, (self.v2 * inverted) @ self.vectors[:, :r].mT]) + scale * eps2 * self.noise
         if not bool(torch.isfinite(x).all()):
             raise InputError(f"inverse={inverse!r} met an exactly zero singular value of X₁ᵀX₁; use inverse='pseudo'")
         y = (torch.arange(n, device=x.device) < self.x1.shape[0]).to(x.dtype)
@@ -150,16 +150,16 @@ def alignment_reversing(
 
     The first ``n₁ = round(n·balance)`` rows are ``X₁ ~ scale · N(0, 11ᵀ + ε₁ I)`` with label 1. With
     ``X₁ᵀX₁ = U₁ S₁ U₁ᵀ`` (S₁ falling) and V₂ the left singular vectors of a second such sample of n₂ = n − n₁ rows, the
-    rest is ``X₂ = V₂ S₁⁻¹ U₁ᵀ`` over the leading ``r = min(n₂, d)`` directions, with label 0. Then ``x ← x + ε₂ Z`` and
-    ``y ← y + label_shift``.
+    rest is ``X₂ = V₂ S₁⁻¹ U₁ᵀ`` over the leading ``r = min(n₂, d)`` directions, with label 0. Then
+    ``x ← x + scale · ε₂ Z`` and ``y ← y + label_shift``.
 
     Args:
         balance: γ in (0, 1].
         inverse: what S₁⁻¹ means when X₁ᵀX₁ is singular (n₁ < d). ``"pseudo"`` gives weight 0 to directions below
             d·eps·S₁[0]. ``"literal"`` divides by the float64 singular values as computed, rounding noise and all, so
             those rows are enormous and differ between machines. The rules agree where n₂ ≤ n₁ (noise is not reached).
-        scale: 1 is the paper's text. X₂ scales with 1/scale², so this decides which part rules XᵀX: with 1, it is X₁;
-            with 1/√(nd), for which S₁ is of order 1, it is X₂ and the reversal appears.
+        scale: the unit of X₁, 1 in the paper's text. X₂ scales with 1/scale², so this decides which part rules XᵀX. At 1
+            it is X₁ and nothing is reversed; about 1/(8√d) shows the reversal at n = d = 1024.
 
     Everything is computed in float64 and then cast to ``dtype``.
     """

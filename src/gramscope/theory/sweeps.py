@@ -111,7 +111,11 @@ def compare_cnfa(
 
 @dataclass(frozen=True)
 class Reversal:
-    """One data set of the balance sweep (nfa-fig3): the one net's observation beside three predictions."""
+    """One data set of the balance sweep (nfa-fig3): the one net's observation beside four predictions.
+
+    ``free_…`` are free-probability predictions with the moments of R averaged over nets (as 004 does), with their exact
+    Gaussian values, and of the observed net itself; ``gaussian`` is the ratio of exact mean traces.
+    """
 
     balance: float
     data_seed: int
@@ -120,6 +124,7 @@ class Reversal:
     observed: float
     free_sampled_moments: float
     free_exact_moments: float
+    free_own_moments: float
     gaussian: float
 
     @property
@@ -145,16 +150,17 @@ def reversal_sweep(
     """004 Fig. 3 with n = k = d = ``size``: one quadratic net for all data, predictions from moments over ``nets`` others.
 
     Works with d×d products only: per data set four products for the moments of A and B and three for the observed
-    traces. ``scales`` multiplies X₁, see :func:`~gramscope.data.synthetic.alignment_reversing`; both 1 (the text) and
-    1/size (for which the reversal shows) unless given.
+    traces. ``scales`` multiplies X₁, see :func:`~gramscope.data.synthetic.alignment_reversing`; 1 (the text) and
+    1/(8√size), where ρ is low at small balances, unless given.
     """
     generator = torch.Generator().manual_seed(seed)
     r = weight_matrix(size, size, generator)
     sampled = torch.stack([spectral_moments(weight_matrix(size, size, generator)) for _ in range(nets)]).mean(0)
-    exact = gaussian_spectral_moments(size, size)
+    exact, own = gaussian_spectral_moments(size, size), spectral_moments(r)
+    used_scales = (1.0, 0.125 / math.sqrt(size)) if scales is None else scales
     for balance, data_seed in product(balances, range(data_seeds)):
         draw = draw_alignment_reversing(size, size, balance, torch.Generator().manual_seed(1000 * seed + data_seed))
-        for scale, inverse in product((1.0, 1.0 / size) if scales is None else scales, inverses):
+        for scale, inverse in product(used_scales, inverses):
             matrices = data_matrices(*draw.build(inverse, scale))
             family = MatrixFamily(matrices)
             yield Reversal(
@@ -165,6 +171,7 @@ def reversal_sweep(
                 observed=float(observed_traces(matrices, r).correlation),
                 free_sampled_moments=float(free_traces(family, sampled).correlation),
                 free_exact_moments=float(free_traces(family, exact).correlation),
+                free_own_moments=float(free_traces(family, own).correlation),
                 gaussian=float(gaussian_traces(family, size).correlation),
             )
 
