@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias, TypeVar
@@ -136,10 +137,9 @@ class Computation:
         directory = _directory(root, self.name)
         RunDirectory.create(directory.path, {"part": self.name}, force=True)
         started = time.perf_counter()
-        with directory.lock:
+        with directory.lock, closing(directory):
             self.compute(Recorder(directory, reporter, self.name))
             directory.append({"kind": "end", "finished": True, "seconds": time.perf_counter() - started})
-            directory.close()
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -48,7 +49,7 @@ EARLY = 10
 class Settings:
     """004 Appendix H: 2 hidden ReLU layers of 256, d 32, n 256, step size 0.05, 800 steps. It gives no scales."""
 
-    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    seeds: tuple[int, ...] = (0, 1, 2)
     spectra: tuple[str, ...] = ("isotropic",)
     varied: tuple[str, ...] = ("first",)
     scales: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
@@ -71,15 +72,12 @@ RATIO: Measures = {"ratio": lambda w, w0, k, centred: double_centered_ratio(w, k
 PTK: Measures = {"ptk": lambda w, w0, k, centred: nfa(w, k, w0, centred, kind="ptk")}
 
 
-def _parts(measures: Measures) -> Callable[[Settings, Options], list[Computation]]:
-    def parts(settings: Settings, options: Options) -> list[Computation]:
-        return [
-            Computation(f"{spectrum}-{varied}", _Descent(settings, options, spectrum, varied, measures).run)
-            for spectrum in settings.spectra
-            for varied in settings.varied
-        ]
-
-    return parts
+def _parts(measures: Measures, settings: Settings, options: Options) -> list[Computation]:
+    return [
+        Computation(f"{spectrum}-{varied}", _Descent(settings, options, spectrum, varied, measures).run)
+        for spectrum in settings.spectra
+        for varied in settings.varied
+    ]
 
 
 @dataclass(frozen=True)
@@ -340,21 +338,19 @@ def curves_figure(results: Results[Settings]) -> Figure:
 _KINDS = (("UC", "uncentered"), ("C", "centered"))
 
 
-def _layers_figure(key: str, label: str) -> Callable[[Results[Settings]], Figure]:
-    def figure(results: Results[Settings]) -> Figure:
-        page, axes = panels(1, 2 * len(results.settings.spectra), width=2.4, height=2.2, sharey=True)
-        for index, spectrum in enumerate(results.settings.spectra):
-            for layer in LAYERS:
-                place = axes[0, 2 * index + layer - 1]
-                records = results.records("nfa", spectrum=spectrum, layer=layer)
-                _draw(place, results, key, f"layer {layer}, {SPECTRA[spectrum][1]}", records)
-                place.set_ylim(0, 1.02)
-                place.set_xlabel("gradient steps")
-        axes[0, 0].set_ylabel(label)
-        legend_below(page, axes[0, 0], "initialisation scale")
-        return page
-
-    return figure
+def layers_figure(key: str, label: str, results: Results[Settings]) -> Figure:
+    """One value over training, a panel for each spectrum and layer."""
+    page, axes = panels(1, 2 * len(results.settings.spectra), width=2.4, height=2.2, sharey=True)
+    for index, spectrum in enumerate(results.settings.spectra):
+        for layer in LAYERS:
+            place = axes[0, 2 * index + layer - 1]
+            records = results.records("nfa", spectrum=spectrum, layer=layer)
+            _draw(place, results, key, f"layer {layer}, {SPECTRA[spectrum][1]}", records)
+            place.set_ylim(0, 1.02)
+            place.set_xlabel("gradient steps")
+    axes[0, 0].set_ylabel(label)
+    legend_below(page, axes[0, 0], "initialisation scale")
+    return page
 
 
 # -- experiments --------------------------------------------------------------------------------------------------
@@ -363,7 +359,7 @@ def _curves(spectrum: str) -> Experiment[Settings]:
     return Experiment(
         Settings((0, 1, 2, 3), (spectrum,), both, (0.01, 0.1, 1.0), width=128),
         Settings(spectra=(spectrum,), varied=both),
-        _parts(CENTRED),
+        partial(_parts, CENTRED),
         (early, throughout, final, test_loss),
         curves_figure,
     )
@@ -375,14 +371,14 @@ FIG8 = _curves("decay-2")
 FIG4 = Experiment(
     Settings((0, 1, 2, 3), scales=(0.01, 0.1, 1.0), width=128),
     Settings(),
-    _parts(RATIO),
+    partial(_parts, RATIO),
     (ratio_early, ratio_large),
-    _layers_figure("ratio", "double-centred / centred"),
+    partial(layers_figure, "ratio", "double-centred / centred"),
 )
 FIG5 = Experiment(
     Settings((0, 1, 2, 3), ("isotropic", "decay-2"), scales=(0.01, 0.1, 1.0), width=128),
     Settings(spectra=("isotropic", "decay-2")),
-    _parts(PTK),
+    partial(_parts, PTK),
     (ptk_falls,),
-    _layers_figure("ptk", "PTK-centred NFA"),
+    partial(layers_figure, "ptk", "PTK-centred NFA"),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -69,7 +70,7 @@ def parts(settings: Settings, options: Options) -> list[Training]:
                     "device": options.device,
                 }
             ),
-            after=lambda trained, recorder: _measure(settings, trained, recorder),
+            after=partial(_measure, settings),
         )
         for name in settings.data
     ]

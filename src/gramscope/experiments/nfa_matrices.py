@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -44,7 +45,7 @@ class Settings:
 
 def parts(settings: Settings, options: Options) -> list[Computation]:
     """One computation: all seeds are trained together."""
-    return [Computation("net", lambda recorder: _train(settings, options, recorder))]
+    return [Computation("net", partial(_train, settings, options))]
 
 
 def _train(settings: Settings, options: Options, recorder: Recorder) -> None:

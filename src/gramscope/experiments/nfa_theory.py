@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gramscope.errors import InputError
@@ -43,10 +44,7 @@ def reversing_parts(settings: Reversing, options: Options) -> list[Computation]:
         for row in recorder.track(rows, 4 * count):
             recorder.record("reversal", **asdict(row), predicted=row.free_sampled_moments)
 
-    return [
-        Computation(f"balance-{balance:g}", lambda recorder, balance=balance: sweep(balance, recorder))  # type: ignore[misc]
-        for balance in settings.balances
-    ]
+    return [Computation(f"balance-{balance:g}", partial(sweep, balance)) for balance in settings.balances]
 
 
 def _rules(results: Results[Reversing]) -> dict[str, list[Record]]:
@@ -165,10 +163,7 @@ def decaying_parts(settings: Decaying, options: Options) -> list[Computation]:
             recorder.record("decay", seed=seed, **asdict(row))
 
     return [
-        Computation(
-            f"{target}-seed-{seed}",
-            lambda recorder, target=target, seed=seed: sweep(target, seed, recorder),  # type: ignore[misc]
-        )
+        Computation(f"{target}-seed-{seed}", partial(sweep, target, seed))
         for target in settings.targets
         for seed in settings.seeds
     ]

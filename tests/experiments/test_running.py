@@ -1,0 +1,228 @@
+"""Parts, resuming, claims and figures of a made-up experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gramscope.errors import InputError
+from gramscope.experiments import running
+from gramscope.experiments.catalogue import Entry
+from gramscope.experiments.core import Claim, Computation, Experiment, Options, Part, Recorder, Results, Training
+from gramscope.experiments.plots import band, panels
+from gramscope.experiments.running import Reproduction, reproduce
+from gramscope.runs.directory import RunDirectory
+from gramscope.training.config import TrainConfig
+from gramscope.training.interrupt import Interrupted
+from gramscope.training.train import Trained
+
+
+@dataclass(frozen=True)
+class Settings:
+    seeds: tuple[int, ...] = (0, 1)
+    steps: int = 3
+    rate: float = 0.5
+
+
+class Made:
+    """The experiment, with a count of what was computed and a switch that interrupts a part."""
+
+    def __init__(self) -> None:
+        self.computed: list[str] = []
+        self.broken = ""
+        self.error: type[BaseException] = KeyboardInterrupt
+
+    def compute(self, settings: Settings, seed: int, recorder: Recorder) -> None:
+        for step in recorder.track(range(settings.steps), settings.steps):
+            recorder.record("value", seed=seed, step=step, value=float(seed + step))
+            if self.broken == f"seed-{seed}":
+                raise self.error
+        recorder.save("matrix", m=torch.full((2, 2), float(seed)))
+        self.computed.append(f"seed-{seed}")
+
+    def parts(self, settings: Settings, options: Options) -> list[Part]:
+        return [Computation(f"seed-{seed}", partial(self.compute, settings, seed)) for seed in settings.seeds]
+
+    def experiment(self) -> Experiment[Settings]:
+        return Experiment(Settings(), Settings((0, 1, 2), 10), self.parts, (largest, per_seed), figure)
+
+
+def largest(results: Results[Settings]) -> Claim:
+    value = max(r["value"] for r in results.records("value"))
+    return Claim("largest", "3", f"{value:g}", value == 3)
+
+
+def per_seed(results: Results[Settings]) -> list[Claim]:
+    values = [float(results.artefact(f"seed-{seed}", "matrix")["m"].sum()) for seed in results.settings.seeds]
+    return [Claim("sum", "0", f"{value:g}", None if value else True, "not seed 0" if value else "") for value in values]
+
+
+def figure(results: Results[Settings]) -> Any:
+    page, axes = panels(1, 1)
+    band(axes[0, 0], results.records("value"), "step", "value")
+    return page
+
+
+@dataclass(frozen=True)
+class MadeEntry(Entry):
+    make: Callable[[], Experiment[Any]] | None = None
+
+    def load(self) -> Experiment[Any]:
+        assert self.make is not None
+        return self.make()
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Made:
+    made = Made()
+    monkeypatch.setattr(running, "find", lambda name: MadeEntry("made", "004 Fig. 0", "made up", "", made.experiment))
+    return made
+
+
+def run(out: Path, **options: Any) -> Reproduction:
+    return reproduce("made", Options(device="cpu"), out=out, **options)
+
+
+def test_runs_draws_and_judges(made: Made, tmp_path: Path) -> None:
+    found = run(tmp_path / "x")
+    assert made.computed == ["seed-0", "seed-1"]
+    assert [path.suffix for path in found.figures] == [".png", ".pdf"]
+    assert all(path.stat().st_size > 1000 for path in found.figures)
+    assert [(c.measured, c.holds) for c in found.claims] == [("3", True), ("0", True), ("4", None)]
+    stored = RunDirectory.open(tmp_path / "x").records("claim")
+    assert [(r["claim"], r["holds"], r["reason"]) for r in stored] == [
+        ("largest", True, ""),
+        ("sum", True, ""),
+        ("sum", None, "not seed 0"),
+    ]
+    assert RunDirectory.open(tmp_path / "x").status() == "finished"
+    assert found.to_dict()["claims"][0]["published"] == "3"
+
+
+def test_what_is_complete_is_not_run_again(made: Made, tmp_path: Path) -> None:
+    run(tmp_path / "x")
+    again = run(tmp_path / "x")
+    assert made.computed == ["seed-0", "seed-1"]
+    assert len(RunDirectory.open(tmp_path / "x").records("claim")) == len(again.claims)  # replaced, not added
+    run(tmp_path / "x", force=True)
+    assert made.computed == ["seed-0", "seed-1"] * 2
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, Interrupted])
+def test_an_interrupted_part_starts_again_and_the_others_are_kept(
+    made: Made, tmp_path: Path, error: type[BaseException]
+) -> None:
+    made.broken, made.error = "seed-1", error
+    with pytest.raises(Interrupted, match="seed-1.*the same command goes on"):
+        run(tmp_path / "x")
+    made.broken = ""
+    found = run(tmp_path / "x")
+    assert made.computed == ["seed-0", "seed-1"]
+    assert len(RunDirectory.open(tmp_path / "x").records("value")) == 6  # no half-written rows are left
+    assert found.claims[0].holds
+
+
+def test_an_error_keeps_the_part_incomplete(made: Made, tmp_path: Path) -> None:
+    made.broken, made.error = "seed-0", RuntimeError
+    with pytest.raises(RuntimeError):
+        run(tmp_path / "x")
+    made.broken = ""
+    run(tmp_path / "x")
+    assert made.computed == ["seed-0", "seed-1"]
+
+
+def test_other_settings_are_refused(made: Made, tmp_path: Path) -> None:
+    run(tmp_path / "x", values={"steps": 2})
+    with pytest.raises(InputError, match=r"steps = 2, not 3.*--force"):
+        run(tmp_path / "x")
+    with pytest.raises(InputError, match="scale = quick, not paper"):
+        reproduce("made", Options("paper", device="cpu"), out=tmp_path / "x")
+
+
+def test_plot_only_takes_the_stored_settings(made: Made, tmp_path: Path) -> None:
+    run(tmp_path / "x", values={"seeds": (0,)})
+    png = tmp_path / "x" / "figures" / "made.png"
+    png.unlink()
+    found = run(tmp_path / "x", plot_only=True)
+    assert png.exists()
+    assert made.computed == ["seed-0"]
+    assert len(found.claims) == 2
+    with pytest.raises(InputError, match="takes no other settings"):
+        run(tmp_path / "x", plot_only=True, values={"steps": 2})
+
+
+def test_plot_only_needs_complete_records(made: Made, tmp_path: Path) -> None:
+    made.broken = "seed-1"
+    with pytest.raises(Interrupted):
+        run(tmp_path / "x")
+    with pytest.raises(InputError, match=r"not complete \(seed-1\)"):
+        run(tmp_path / "x", plot_only=True)
+    with pytest.raises(InputError, match="holds no run"):
+        run(tmp_path / "y", plot_only=True)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"epochs": 1}, "made has no setting 'epochs'; it has: seeds, steps, rate"),
+        ({"steps": "many"}, "steps = 'many': must be of the kind of 3"),
+        ({"steps": 2.5}, "must be of the kind of 3"),
+        ({"seeds": ()}, "give at least one value"),
+        ({"seeds": ("a",)}, "must be of the kind of 0"),
+    ],
+)
+def test_bad_settings(made: Made, tmp_path: Path, values: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        run(tmp_path / "x", values=values)
+
+
+def test_settings_take_whole_numbers_for_floats_and_one_value_for_several(made: Made, tmp_path: Path) -> None:
+    run(tmp_path / "x", values={"rate": 1, "seeds": 1})
+    assert RunDirectory.open(tmp_path / "x").config["settings"] == {"seeds": [1], "steps": 3, "rate": 1.0}
+
+
+def test_an_open_claim_needs_a_reason() -> None:
+    with pytest.raises(InputError, match="undecided without a reason"):
+        Claim("x", "1", "2", None)
+    assert Claim("x", "1", "2", torch.tensor(True)).holds is True  # type: ignore[arg-type]
+
+
+def test_training_part(tmp_path: Path) -> None:
+    config = TrainConfig.from_dict(
+        {
+            "data": {"name": "digits", "samples": 64, "test_samples": 32},
+            "model": {"name": "mlp", "hidden": [4]},
+            "method": {"name": "sgd"},
+            "seeds": [0, 1],
+            "epochs": 1,
+            "device": "cpu",
+            "execution": "one-by-one",
+        }
+    )
+    seen: list[list[str]] = []
+
+    def after(trained: Trained, recorder: Recorder) -> None:
+        if not seen:
+            seen.append([])
+            raise KeyboardInterrupt
+        seen.append(list(trained.members))
+        recorder.record("norm", value=1.0)
+
+    root = RunDirectory.create(tmp_path / "x", {})
+    part = Training("sgd", config, after)
+    with pytest.raises(KeyboardInterrupt):
+        part.run(root, running.Reporter())
+    assert not part.complete(root)  # trained, but not measured
+    part.run(root, running.Reporter())
+    assert part.complete(root)
+    assert seen == [[], ["seed-0", "seed-1"]]
+    results = Results("x", None, Options(), root)
+    assert len(results.records("evaluation", part="sgd", epoch=1.0)) == 2
+    assert results.records("norm", part="sgd.after")[0]["run"] == "sgd.after"
+    assert not results.records("norm", part="sgd")
