@@ -23,5 +23,5 @@ def test_python_blocks_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         )
     assert Path("runs/x/figures/report.html").exists()
     text = Path("runs/mine/figures/report.html").read_text(encoding="utf-8")
-    assert '"key": "target-linearity"' in text
+    assert '"key":"target-linearity"' in text
     assert list(Path("runs/board").glob("events*"))

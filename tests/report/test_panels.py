@@ -66,7 +66,7 @@ def test_curves_and_bands_hold_the_recorded_numbers(content: Content) -> None:
         "test_accuracy": accuracy(1, 4, 0.9),
     }
     assert [view.label for view in accuracies.views] == ["over epochs", "over seconds of training"]
-    assert [facet.title for facet in panel(content, "loss").views[0].facets] == ["Test", "Training, mean over batches"]
+    assert [facet.title for facet in panel(content, "loss").views[0].facets] == ["Test", "Training batches"]
 
 
 def test_maps_hold_layers_by_time(content: Content) -> None:
@@ -102,7 +102,7 @@ def test_spectra_and_diagonals_follow_the_slider(content: Content, group: Path) 
     assert frame.lines[1].y == pytest.approx(load_spectra(run, 20)["readout"].tolist())
     images = panel(content, "diagonals").views[1]
     assert [facet.title.split(",")[0] for facet in images.facets] == [
-        "Weight Gram WᵀW", "AGOP", "Accumulated virtual covariance shift",
+        "Weight Gram WᵀW", "AGOP", "Virtual covariance Σv",
     ]  # fmt: skip
     stored = load_diagonals(run, 40)["hidden1"]
     rho = np.corrcoef(stored["nfm"].flatten(), stored["agop"].flatten())[0, 1]

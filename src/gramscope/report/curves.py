@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gramscope.report.over_seeds import Curve, Summary, evaluation_curve
-from gramscope.report.panel import DataTable, Facet, Line, LinePlot, Panel, View, shorten, thin
+from gramscope.report.panel import DataTable, Facet, Line, LinePlot, Panel, View, shorten, thin, thin_table
 from gramscope.report.reading import Run, Runs, Setting
 from gramscope.report.words import PARTS
 
 #: most points of a drawn line
 POINTS = 300
-#: most rows of a panel's table
-ROWS = 8000
 
 _SENTENCES = {
     "accuracy": "Share of samples classified correctly, for each setting; lines are means over seeds and bands are "
@@ -148,13 +146,11 @@ def _table(runs: Runs, keys: Sequence[str]) -> tuple[DataTable, str]:
     """Every recorded value of ``keys``, one row a run and step."""
     with_seconds = any("seconds" in record for run in runs.all for record in run.evaluations)
     columns = ("setting", "seed", "step", *(["epoch"] if runs.clock == "epoch" else []), *(["seconds"] * with_seconds))
-    rows = []
-    for setting in runs.settings:
-        for run in setting.runs:
-            for record in run.evaluations:
-                if any(record.get(key) is not None for key in keys):
-                    head = {"setting": setting.name, "seed": run.seed, **record}
-                    rows.append([head.get(name) for name in (*columns, *keys)])
-    kept = thin(rows, ROWS)
-    note = "" if len(kept) == len(rows) else f"The table keeps {len(kept)} of {len(rows)} rows, evenly spread."
-    return DataTable((*columns, *keys), kept), note
+    records = [
+        {"setting": setting.name, "seed": run.seed, **record}
+        for setting in runs.settings
+        for run in setting.runs
+        for record in run.evaluations
+        if any(record.get(key) is not None for key in keys)
+    ]
+    return thin_table((*columns, *keys), records)

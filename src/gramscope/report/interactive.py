@@ -43,14 +43,14 @@ def _lines(plot: LinePlot) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         x_axis |= {"tickmode": "array", **ticks, "range": [-0.4, len(plot.ticks) - 0.6]}
     y_axis: dict[str, Any] = {"title": {"text": label(plot.y_label)}, "automargin": True}
     if plot.log_y:
-        marks = log_ticks(*_ends(plot))
+        marks = log_ticks(*log_ends(plot))
         y_axis |= {"type": "log", "tickvals": marks, "ticktext": [f"{mark:.3g}" for mark in marks]}
     if plot.y_range is not None:
         y_axis["range"] = [math.log10(end) if plot.log_y else end for end in plot.y_range]
     return traces, {"xaxis": x_axis, "yaxis": y_axis, "showlegend": False, "hovermode": "closest", "height": 320}
 
 
-def _ends(plot: LinePlot) -> tuple[float, float]:
+def log_ends(plot: LinePlot) -> tuple[float, float]:
     """Range of a logarithmic axis."""
     bands = [band for line in plot.lines for band in (line.y, line.low or (), line.high or ())]
     values = [value for band in bands for value in band if value is not None and value > 0]
@@ -72,7 +72,7 @@ def _line(plot: LinePlot, line: Line) -> list[dict[str, Any]]:
             "type": "scatter",
             "name": label(line.name),
             "legendgroup": line.name,
-            "x": _rounded(line.x),
+            **_x(line.x),
             "y": _rounded(line.y),
             "mode": "lines+markers" if few else "lines",
             "line": {"color": colour(line.index), "dash": dash(line.index), "width": 2},
@@ -81,6 +81,13 @@ def _line(plot: LinePlot, line: Line) -> list[dict[str, Any]]:
         }
     )
     return traces
+
+
+def _x(x: Sequence[float]) -> dict[str, Any]:
+    """Positions of points; where they are 1, 2, 3 … plotly counts for itself."""
+    if len(x) > 1 and list(x) == [x[0] + i for i in range(len(x))]:
+        return {"x0": x[0], "dx": 1}
+    return {"x": _rounded(x)}
 
 
 def _points(plot: LinePlot, line: Line) -> dict[str, Any]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import ChainMap
 from collections.abc import Sequence
 
-from gramscope.report.curves import ROWS, band
+from gramscope.report.curves import band
 from gramscope.report.over_seeds import Summary, layer_curve
-from gramscope.report.panel import DataTable, Facet, HeatMap, Line, LinePlot, Panel, View, shorten, thin
+from gramscope.report.panel import DataTable, Facet, HeatMap, Line, LinePlot, Panel, View, shorten, thin, thin_table
 from gramscope.report.reading import Run, Runs, Setting
 from gramscope.report.words import COLLAPSE, GROUPS, Group, word
 
@@ -44,16 +45,14 @@ def measure_table(runs: Runs, names: Sequence[str]) -> tuple[DataTable, str]:
     """Every recorded value of some measures, one row a run, step and layer."""
     epoch = ("epoch",) if runs.clock == "epoch" else ()
     columns = ("setting", "seed", "step", *epoch, "layer", *names)
-    rows = []
-    for setting in runs.settings:
-        for run in setting.runs:
-            for record in run.measurements:
-                if any(record.get(name) is not None for name in names):
-                    whole = {**record, "setting": setting.name, "seed": run.seed, "epoch": run.moment(record["step"])}
-                    rows.append([whole.get(name) for name in columns])
-    kept = thin(rows, ROWS)
-    note = "" if len(kept) == len(rows) else f"The table keeps {len(kept)} of {len(rows)} rows, evenly spread."
-    return DataTable(columns, kept), note
+    records = [
+        ChainMap({"setting": setting.name, "seed": run.seed, "epoch": run.moment(record["step"])}, record)
+        for setting in runs.settings
+        for run in setting.runs
+        for record in run.measurements
+        if any(record.get(name) is not None for name in names)
+    ]
+    return thin_table(columns, records)
 
 
 # -- layer × time ---------------------------------------------------------------------------------------------------

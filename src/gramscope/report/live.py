@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import time
 from collections.abc import Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,13 +21,15 @@ from typing_extensions import override
 
 from gramscope.errors import GramscopeError, InputError
 from gramscope.report.build import collect
-from gramscope.report.page import render_page, render_update, require_extra
+from gramscope.report.page import Content, render_page, render_update, require_extra
 from gramscope.report.reading import read_runs
 from gramscope.runs.directory import ARTEFACTS, RECORDS, RunDirectory
 from gramscope.runs.files import to_json
 
-#: milliseconds between two questions of the page
+#: milliseconds between two questions of the page, at least
 INTERVAL = 2000
+#: share of the time that may be spent on rendering, so that training on the same machine hardly notices
+SHARE = 0.1
 
 
 class LiveReport:
@@ -37,7 +40,7 @@ class LiveReport:
         if not paths:
             raise InputError("name at least one run directory")
         self._paths = [Path(path) for path in paths]
-        self._interval = interval
+        self._least, self._interval = interval, interval
         self._lock = threading.Lock()
         self._update: tuple[str, bytes] = ("", b"")
         read_runs(self._paths)  # wrong paths are an error now, not on the first request
@@ -47,16 +50,15 @@ class LiveReport:
         parts = []
         for path in self._paths:
             root = RunDirectory(path)
-            parts.append(root.status())
-            for run in root.runs():
+            for run in (root, *root.runs()):
                 files = [run.path / RECORDS, *sorted((run.path / ARTEFACTS).glob("*"))]
-                parts += [f"{file}:{_size(file)}" for file in files]
+                parts += [f"{run.path}:{run.lock.held_by_other()}", *(f"{file}:{_size(file)}" for file in files)]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
     def page(self) -> bytes:
         """The whole page."""
-        version = self.version()
-        return render_page(collect(read_runs(self._paths)), version=version, interval=self._interval).encode()
+        version, content = self.version(), self._content()
+        return render_page(content, version=version, interval=self._interval).encode()
 
     def update(self, known: str) -> bytes | None:
         """The data behind the page as JSON, or ``None`` when ``known`` is still the present version."""
@@ -65,10 +67,15 @@ class LiveReport:
             return None
         with self._lock:
             if self._update[0] != version:
-                content = collect(read_runs(self._paths))
-                data = render_update(content, version=version, interval=self._interval)
+                data = render_update(self._content(), version=version, interval=self._interval)
                 self._update = version, to_json(data).encode()
             return self._update[1]
+
+    def _content(self) -> Content:
+        began = time.perf_counter()
+        content = collect(read_runs(self._paths))
+        self._interval = max(self._least, round(1000 * (time.perf_counter() - began) / SHARE))
+        return content
 
 
 def make_server(

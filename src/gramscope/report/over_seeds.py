@@ -56,27 +56,35 @@ class Curve:
         return bool(self.steps)
 
 
-def curve(setting: Setting, rows: Callable[[Run], Sequence[Record]], key: str, *, clock: str) -> Curve:
-    """``key`` of a setting's records over training; ``clock`` is what the moments are: epoch, step or seconds."""
+def evaluation_curve(setting: Setting, key: str, clock: str) -> Curve:
+    """A value of the whole net over training; ``clock`` is what its moments are: epoch, step or seconds."""
+    if (key, clock) not in setting.known:
+        setting.known[key, clock] = _curve(setting, lambda run: run.evaluations, key, clock)
+    found: Curve = setting.known[key, clock]
+    return found
+
+
+def layer_curve(setting: Setting, measure: str, layer: str, clock: str) -> Curve:
+    """A measure of one layer over training."""
+    if (measure, layer, clock) not in setting.known:
+        setting.known[measure, layer, clock] = _curve(setting, lambda run: run.by_layer.get(layer, []), measure, clock)
+    found: Curve = setting.known[measure, layer, clock]
+    return found
+
+
+def _curve(setting: Setting, rows: Callable[[Run], Sequence[Record]], key: str, clock: str) -> Curve:
     found: dict[int, list[float]] = {}
     times: dict[int, list[float]] = {}
     for run in setting.runs:
         for record in rows(run):
-            value, step = record.get(key), int(record.get("step", 0))
+            value = record.get(key)
+            if not is_number(value):
+                continue
+            step = int(record.get("step", 0))
             moment = record.get("seconds") if clock == "seconds" else run.moment(step) if clock == "epoch" else step
-            if is_number(value) and is_number(moment):
+            if is_number(moment):
                 found.setdefault(step, []).append(float(value))  # type: ignore[arg-type]
                 times.setdefault(step, []).append(float(moment))  # type: ignore[arg-type]
     steps = sorted(found)
     values = [summary for step in steps if (summary := summarise(found[step])) is not None]
     return Curve(steps, [math.fsum(times[step]) / len(times[step]) for step in steps], values)
-
-
-def evaluation_curve(setting: Setting, key: str, clock: str) -> Curve:
-    """A value of the whole net over training."""
-    return curve(setting, lambda run: run.evaluations, key, clock=clock)
-
-
-def layer_curve(setting: Setting, measure: str, layer: str, clock: str) -> Curve:
-    """A measure of one layer over training."""
-    return curve(setting, lambda run: run.by_layer.get(layer, []), measure, clock=clock)

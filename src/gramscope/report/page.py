@@ -162,7 +162,7 @@ def _facet(facet: Facet) -> dict[str, Any]:
 
 
 def _table(table: DataTable) -> dict[str, Any]:
-    rows = [[float(f"{v:.8g}") if isinstance(v, float) else v for v in row] for row in table.rows]
+    rows = [[float(f"{v:.7g}") if isinstance(v, float) else v for v in row] for row in table.rows]
     return {"columns": list(table.columns), "rows": rows}
 
 
@@ -170,13 +170,15 @@ def _table(table: DataTable) -> dict[str, Any]:
 def _environment() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    return Environment(
+    environment = Environment(
         loader=PackageLoader("gramscope.report", "templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
+    return environment
 
 
 @cache

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
 T = TypeVar("T")
+
+#: most cells of a panel's table: a page has about a dozen and stays below 8 MB
+CELLS = 12_000
 
 #: numbers to draw; ``None`` where there is nothing
 Numbers: TypeAlias = Sequence[float | None]
@@ -146,6 +149,14 @@ def thin(items: Sequence[T], limit: int) -> list[T]:
     if limit == 1:
         return [items[-1]]
     return [items[round(i * (len(items) - 1) / (limit - 1))] for i in range(limit)]
+
+
+def thin_table(columns: Sequence[str], records: Sequence[Mapping[str, Any]]) -> tuple[DataTable, str]:
+    """Columns of records as a table of at most :data:`CELLS` cells, and what to say about rows that were left out."""
+    kept = thin(records, max(1, CELLS // len(columns)))
+    note = f"The table keeps {len(kept)} of {len(records)} rows, evenly spread; the run directory has all of them."
+    rows = [[record.get(name) for name in columns] for record in kept]
+    return DataTable(tuple(columns), rows), note if len(kept) < len(records) else ""
 
 
 def shorten(name: str, limit: int = 24) -> str:

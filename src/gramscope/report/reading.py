@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ class Run:
     status: str
     records: Sequence[Record]
 
-    @property
+    @cached_property
     def name(self) -> str:
         """Its path below the group, or the directory's name."""
         if self.directory.path == self.root.path:
@@ -117,11 +117,12 @@ class Run:
 
 @dataclass(frozen=True)
 class Setting:
-    """Runs that differ by the seed alone. ``index`` decides the colour."""
+    """Runs that differ by the seed alone. ``index`` decides the colour; ``known`` keeps curves that were computed."""
 
     name: str
     index: int
     runs: tuple[Run, ...]
+    known: dict[tuple[str, ...], Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def clock(self) -> str:

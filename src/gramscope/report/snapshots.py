@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 #: most moments of a slider, layers that are drawn, values of a spectrum, pixels along a side, numbers in a panel
-MOMENTS, LAYERS, VALUES, PIXELS, BUDGET = 20, 8, 160, 64, 80_000
+MOMENTS, LAYERS, VALUES, PIXELS, BUDGET = 16, 8, 128, 64, 40_000
 
 QUANTITIES = {
     "nfm": ("Weight Gram WᵀW", "diag(WᵀW)"),
     "agop": ("AGOP", "diag((1/n) Σ_i ∇f(x_i) ∇f(x_i)ᵀ) = diag(WᵀKW)"),
-    "vcs": ("Accumulated virtual covariance shift", "diag(Σ_τ v_τ), v = Σ_i (h_i⁺ h_i⁺ᵀ − h_i h_iᵀ), h⁺ = h − γg"),
+    "vcs": ("Virtual covariance Σv", "diag(Σ_τ v_τ), v = Σ_i (h_i⁺ h_i⁺ᵀ − h_i h_iᵀ), h⁺ = h − γg"),
 }
 
 

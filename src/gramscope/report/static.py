@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gramscope.report.interactive import log_ticks
+from gramscope.report.interactive import log_ends, log_ticks
 from gramscope.report.look import (
     DIVERGING,
     MATPLOTLIB_DASHES,
@@ -117,7 +117,10 @@ def _style(line: Line) -> dict[str, Any]:
 
 def _lines(axes: Axes, plot: LinePlot) -> None:
     if plot.log_y:
+        marks = log_ticks(*log_ends(plot))
         axes.set_yscale("log")
+        axes.set_yticks(marks, [f"{mark:.3g}" for mark in marks])
+        axes.minorticks_off()
     for line in plot.lines:
         y = [math.nan if value is None else value for value in line.y]
         if plot.joined:

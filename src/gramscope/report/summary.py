@@ -21,7 +21,7 @@ OWN_FIGURE = "panel-"
 #: bytes of pictures embedded in a page
 PICTURE_BYTES = 1_500_000
 #: most rows of a table that are shown, and that are kept for the CSV
-SHOWN, KEPT = 300, 8000
+SHOWN, KEPT = 300, 4000
 
 
 @dataclass(frozen=True)

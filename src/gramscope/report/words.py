@@ -126,7 +126,7 @@ PARTS = {
     "test": "Test",
     "validation": "Validation",
     "train": "Training",
-    "batch": "Training, mean over batches",
+    "batch": "Training batches",
     "held": "Held sample",
 }
 
