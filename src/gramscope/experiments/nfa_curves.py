@@ -1,147 +1,20 @@
-"""nfa-fig2, 4, 5, 7, 8: forms of the neural feature ansatz over training, for several initialisation scales.
-
-The caption of 004 Fig. 2 varies the scale of the first layer alone. Its remark that the second layer's UC-NFA is extremely
-sensitive to the scale shows only when both hidden layers are scaled, so both are run.
-"""
+"""nfa-fig2, 4, 5, 7, 8: claims and figures over training, for several initialisation scales."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
-from gramscope.experiments.core import Claim, Computation, Experiment, Options, Recorder, Results
-from gramscope.experiments.nfa_descent import (
-    Pass,
-    Weights,
-    chain_monomials,
-    covariance,
-    descend,
-    initial_weights,
-    outputs_of,
-    run_nets,
-)
+from gramscope.experiments.core import Claim, Experiment, Results
+from gramscope.experiments.nfa_scales import CENTRED, LAYERS, PTK, RATIO, SPECTRA, VARIED, Settings, parts_measuring
 from gramscope.experiments.plots import band, legend_below, mean, panels
-from gramscope.measures.alignment import double_centered_ratio, nfa
 from gramscope.runs.records import Record
-from gramscope.training.job import resolve_device
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: name of a spectrum of the inputs -> α in λ_k = 1/(1+k^α), and how it is written
-SPECTRA: dict[str, tuple[float | None, str]] = {
-    "isotropic": (None, "isotropic"),
-    "decay-1": (1.0, r"$\lambda_k \sim 1/(1+k)$"),
-    "decay-2": (2.0, r"$\lambda_k \sim 1/(1+k^2)$"),
-}
-#: which layers' scale varies -> their number, and how it is written
-VARIED = {"first": (1, "scale of layer 1 varied"), "hidden": (2, "scale of layers 1 and 2 varied")}
-LAYERS = (1, 2)
 #: a training step counted as early
 EARLY = 10
-
-
-@dataclass(frozen=True)
-class Settings:
-    """004 Appendix H: 2 hidden ReLU layers of 256, d 32, n 256, step size 0.05, 800 steps. It gives no scales."""
-
-    seeds: tuple[int, ...] = (0, 1, 2)
-    spectra: tuple[str, ...] = ("isotropic",)
-    varied: tuple[str, ...] = ("first",)
-    scales: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
-    n: int = 256
-    d: int = 32
-    rank: int = 5
-    width: int = 256
-    lr: float = 0.05
-    steps: int = 800
-    every: int = 5
-
-
-#: values of one layer of one net, from weights now and at the start, K, and K̄ where it is needed
-Measures = dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]]
-CENTRED: Measures = {
-    "uncentered": lambda w, w0, k, _: nfa(w, k),
-    "centered": lambda w, w0, k, _: nfa(w, k, w0, kind="centered"),
-}
-RATIO: Measures = {"ratio": lambda w, w0, k, centred: double_centered_ratio(w, k, w0, centred)}
-PTK: Measures = {"ptk": lambda w, w0, k, centred: nfa(w, k, w0, centred, kind="ptk")}
-
-
-def _parts(measures: Measures, settings: Settings, options: Options) -> list[Computation]:
-    return [
-        Computation(f"{spectrum}-{varied}", _Descent(settings, options, spectrum, varied, measures).run)
-        for spectrum in settings.spectra
-        for varied in settings.varied
-    ]
-
-
-@dataclass(frozen=True)
-class _Descent:
-    """Train all scales and seeds of one spectrum together, measuring on the way."""
-
-    settings: Settings
-    options: Options
-    spectrum: str
-    varied: str
-    measures: Measures
-
-    def run(self, recorder: Recorder) -> None:
-        s = self.settings
-        device = resolve_device(self.options.device)
-        alpha = SPECTRA[self.spectrum][0]
-        task = chain_monomials(s.seeds, n=s.n, n_test=1000, d=s.d, rank=s.rank, alpha=alpha, device=device)
-        weights = start = initial_weights(
-            s.d, s.width, len(LAYERS), s.scales, s.seeds, device, scaled=VARIED[self.varied][0]
-        )
-        first = run_nets(start, task.x)
-        for step in recorder.track(range(s.steps + 1), s.steps + 1):
-            passed = run_nets(weights, task.x)
-            if step % s.every == 0 or step == s.steps:
-                train = (passed.outputs - task.y).square().mean(-1)
-                test = (outputs_of(weights, task.x_test) - task.y_test).square().mean(-1)
-                for layer in LAYERS:
-                    self._measure(recorder, step, layer, weights, start, passed, first, train, test)
-            weights = descend(weights, passed, task.y, s.lr)
-
-    def _measure(
-        self,
-        recorder: Recorder,
-        step: int,
-        layer: int,
-        weights: Weights,
-        start: Weights,
-        passed: Pass,
-        first: Pass,
-        train: Tensor,
-        test: Tensor,
-    ) -> None:
-        w, w0 = weights[layer - 1], start[layer - 1]
-        kernel = covariance(passed.tangents[layer - 1])
-        centred = kernel
-        if self.measures is not CENTRED:
-            centred = covariance(passed.tangents[layer - 1], first.tangents[layer - 1])
-        for i, scale in enumerate(self.settings.scales):
-            for j, seed in enumerate(self.settings.seeds):
-                recorder.record(
-                    "nfa",
-                    spectrum=self.spectrum,
-                    varied=self.varied,
-                    scale=scale,
-                    seed=seed,
-                    step=step,
-                    layer=layer,
-                    train_loss=float(train[i, j]),
-                    test_loss=float(test[i, j]),
-                    **{
-                        name: float(measure(w[i, j], w0[i, j], kernel[i, j], centred[i, j]))
-                        for name, measure in self.measures.items()
-                    },
-                )
 
 
 # -- claims -------------------------------------------------------------------------------------------------------
@@ -171,10 +44,32 @@ def early(results: Results[Settings]) -> list[Claim]:
                 f"C-NFA after {EARLY} steps above 0.7, scales within 0.1 of each other ({VARIED[varied][1]})",
                 "especially high and invariant to scale early",
                 ", ".join(f"layer {layer}: {_range(found)}" for layer, found in zip(LAYERS, values, strict=True)),
-                all(min(found) > 0.7 and _width(found) < 0.1 for found in values),
+                all(_alike(found) for found in values),
+                _unstable(results, varied, values),
             )
         )
     return rows
+
+
+def _alike(values: list[float]) -> bool:
+    return min(values) > 0.7 and _width(values) < 0.1
+
+
+def _unstable(results: Results[Settings], varied: str, values: list[list[float]]) -> str:
+    """Scales at which the training loss rises at first, and whether the early claim holds without them."""
+    scales = results.settings.scales
+    start = {(r["scale"], r["seed"]): r["train_loss"] for r in results.records("nfa", varied=varied, layer=1, step=0)}
+    risen = {
+        r["scale"]
+        for r in results.records("nfa", varied=varied, layer=1)
+        if r["train_loss"] > 1.05 * start[r["scale"], r["seed"]]
+    }
+    if not risen:
+        return ""
+    kept = [[v for v, scale in zip(found, scales, strict=True) if scale not in risen] for found in values]
+    without = f"; without it {', '.join(map(_range, kept))}" if all(kept) else ""
+    named = ", ".join(f"{scale:g}" for scale in sorted(risen))
+    return f"at scale {named} the loss rises at first: step size {results.settings.lr:g} is at the stability limit{without}"
 
 
 def throughout(results: Results[Settings]) -> list[Claim]:
@@ -359,7 +254,7 @@ def _curves(spectrum: str) -> Experiment[Settings]:
     return Experiment(
         Settings((0, 1, 2, 3), (spectrum,), both, (0.01, 0.1, 1.0), width=128),
         Settings(spectra=(spectrum,), varied=both),
-        partial(_parts, CENTRED),
+        partial(parts_measuring, CENTRED),
         (early, throughout, final, test_loss),
         curves_figure,
     )
@@ -371,14 +266,14 @@ FIG8 = _curves("decay-2")
 FIG4 = Experiment(
     Settings((0, 1, 2, 3), scales=(0.01, 0.1, 1.0), width=128),
     Settings(),
-    partial(_parts, RATIO),
+    partial(parts_measuring, RATIO),
     (ratio_early, ratio_large),
     partial(layers_figure, "ratio", "double-centred / centred"),
 )
 FIG5 = Experiment(
     Settings((0, 1, 2, 3), ("isotropic", "decay-2"), scales=(0.01, 0.1, 1.0), width=128),
     Settings(spectra=("isotropic", "decay-2")),
-    partial(_parts, PTK),
+    partial(parts_measuring, PTK),
     (ptk_falls,),
     partial(layers_figure, "ptk", "PTK-centred NFA"),
 )
