@@ -1,0 +1,86 @@
+"""Put finished experiments into docs/gallery.md: figure, command, seeds, time and claims, all read from the run directory.
+
+python studies/gallery.py runs/nfa-fig1-paper runs/nfa-fig2-paper
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from gramscope.experiments.catalogue import catalogue, find
+from gramscope.experiments.core import settings_table
+from gramscope.runs.directory import RunDirectory
+
+DOCS = Path(__file__).parents[1] / "docs"
+HOLDS = {True: "yes", False: "no", None: "open"}
+HEAD = """# Gallery
+
+Figures of `gramscope reproduce` with the claims they decide. Each section names its command; the numbers come from the
+run's records. `gramscope reproduce --list` names the papers.
+"""
+
+
+def section(run: RunDirectory) -> str:
+    """One experiment as Markdown."""
+    config = run.config
+    entry = find(config["experiment"])
+    default = settings_table(getattr(entry.load(), config["scale"]))
+    changed = {key: value for key, value in config["settings"].items() if default.get(key) != value}
+    command = f"gramscope reproduce {entry.name} --scale {config['scale']}"
+    command += f" --select {config['select']}" if config["select"] != "validation" else ""
+    command += "".join(f" {flag(key, value)}" for key, value in changed.items())
+    facts = run.environment
+    seconds = sum(record.get("seconds") or 0.0 for record in run.records("end"))
+    seeds = ", ".join(map(str, config["settings"].get("seeds", [])))
+    rows = [
+        "| " + " | ".join([r["claim"], r["published"], r["measured"], HOLDS[r["holds"]], r["reason"]]) + " |"
+        for r in run.records("claim")
+    ]
+    return "\n".join(
+        [
+            f"## {entry.name}",
+            "",
+            f"{entry.title} ({entry.source}).",
+            "",
+            f"    {command}",
+            "",
+            f"Seeds {seeds}; {seconds / 60:.0f} min on {facts['device']}, {facts['threads']} thread(s), "
+            f"torch {facts['torch']}.",
+            "",
+            f"![{entry.name}](gallery/{entry.name}.png)",
+            "",
+            "| claim | published | measured | holds? | reason |",
+            "|---|---|---|---|---|",
+            *rows,
+            "",
+        ]
+    )
+
+
+def flag(key: str, value: Any) -> str:
+    """A changed setting as the command line takes it."""
+    if key == "seeds":
+        return f"--seeds {len(value)}" if value == list(range(len(value))) else f"--seeds {','.join(map(str, value))}"
+    return f"--data {','.join(value)}" if key == "data" else f"--set {key}={str(value).replace(' ', '')}"
+
+
+def main() -> None:
+    """Replace or add the sections of the runs named on the command line, in the order of the catalogue."""
+    page = DOCS / "gallery.md"
+    text = page.read_text(encoding="utf-8") if page.exists() else HEAD
+    sections = {part.split("\n", 1)[0]: f"## {part}" for part in re.split(r"^## ", text, flags=re.MULTILINE)[1:]}
+    for path in sys.argv[1:]:
+        run = RunDirectory.open(path)
+        name = run.config["experiment"]
+        sections[name] = section(run) + "\n"
+        shutil.copyfile(run.figure_path(f"{name}.png"), DOCS / "gallery" / f"{name}.png")
+    known = [entry.name for entry in catalogue() if entry.name in sections]
+    page.write_text("\n".join([HEAD, *(sections[name].rstrip() + "\n" for name in known)]), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
