@@ -52,8 +52,12 @@ class Entry:
 _ENTRIES = (
     Entry("gram-fig1", "003 Fig. 1", "a Swiss roll unrolled by the virtual update", "gram_unrolling:FIG1"),
     Entry("gram-fig2", "003 Fig. 2", "Gram-whitened against plain SGD on fully connected nets", "gram_whitening:FIG2"),
+    Entry("gram-fig4", "003 Fig. 4", "target linearity and surrogate by layer over training with SGD", "gram_linearity:FIG4"),
     Entry("gram-fig6", "003 Fig. 6", "Gram-whitened against plain SGD on convolutional nets", "gram_whitening:FIG6"),
     Entry("gram-fig8", "003 Fig. 8", "rich and lazy regimes: what features lack, what the readout lacks", "gram_regimes:FIG8"),
+    Entry("gram-fig9", "003 Fig. 9", "target linearity and surrogate by layer over training with Adam", "gram_linearity:FIG9"),
+    Entry("gram-fig13", "003 Fig. 13", "grokking: accuracies and target linearity by layer", "gram_grokking:FIG13"),
+    Entry("gram-fig14", "003 Fig. 14", "grokking: generalisation error and gap of linearity", "gram_grokking:FIG14"),
     Entry("nfa-fig1", "004 Fig. 1", "EGOP, NFM, AGOP and corrupted AGOP of a trained net", "nfa_matrices:FIG1"),
     Entry("nfa-fig2", "004 Fig. 2", "uncentred and centred NFA over training, by initialisation scale", "nfa_curves:FIG2"),
     Entry("nfa-fig3", "004 Fig. 3", "predicted and observed start of the C-NFA, alignment-reversing data", "nfa_theory:FIG3"),
