@@ -29,6 +29,9 @@ METHODS: list[str | dict[str, Any]] = [
     "muon",
     {"name": "whiten-sgd", "momentum": 0.9},
     "whiten-adamw",
+    "vcl",
+    {"name": "vcl", "readout": "adamw", "readout_lr": 0.01, "warm_up_epochs": 1.0, "bias": True, "refresh": 3},
+    {"name": "vcl", "solver": "exact", "second_order": False, "momentum": 0.9, "orthogonalise": True, "gamma": 0.1},
 ]
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn, optim
+from typing_extensions import override
 
 from gramscope.errors import InputError
 from gramscope.layers.select import select_layers
 from gramscope.training.config import MethodTable
 
-#: hyper-parameters of a parameter group that the schedule multiplies
-SCALED = ("lr", "gamma")
+if TYPE_CHECKING:
+    from gramscope.optim.vcl import VCL
+
+#: the hyper-parameter of a parameter group that the schedule multiplies; VCL's γ goes by that name too
+SCALED = "lr"
 
 
 class Method:
@@ -27,9 +31,7 @@ class Method:
         """Set every step size to its configured value times ``factor``."""
         for optimizer, base in zip(self.optimizers, self._base, strict=True):
             for group, configured in zip(optimizer.param_groups, base, strict=True):
-                for key in SCALED:
-                    if key in configured:
-                        group[key] = configured[key] * factor
+                group[SCALED] = configured[SCALED] * factor
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
@@ -140,7 +142,71 @@ def _wrapped(kind: str, name: str, model: nn.Module, options: dict[str, Any]) ->
     return Method([first, *inner.optimizers[1:]], inner.notes)
 
 
-def _vcl(model: nn.Module, options: dict[str, Any], reduction: str, steps_per_epoch: int) -> Method:
+#: options of the method that go to :class:`gramscope.VCL` as they are
+_TO_VCL = (
+    "gamma", "alpha", "solver", "rank", "anchor", "second_order", "floor", "refresh", "momentum", "orthogonalise", "aim",
+    "bias",
+)  # fmt: skip
+
+
+def readout_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of the optimizer beside VCL, under the names it has them by itself."""
+    chosen = {"lr": options["readout_lr"], "weight_decay": options["readout_weight_decay"]}
+    if options["readout"] == "sgd":
+        return {**chosen, "momentum": options["readout_momentum"], "nesterov": False}
+    return {**chosen, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
+
+
+def make_vcl(model: nn.Module, options: Mapping[str, Any], reduction: str) -> VCL:
+    """The VCL optimizer of a method's options."""
     from gramscope.optim.vcl import VCL
 
-    raise InputError(f"{VCL} {model} {options} {reduction} {steps_per_epoch}")
+    def readout(parameters: list[nn.Parameter]) -> optim.Optimizer:
+        return _torch_optimizer(options["readout"], parameters, readout_options(options))
+
+    chosen = {key: options[key] for key in _TO_VCL}
+    return VCL(model, reduction=reduction, layers=options["layers"] or None, readout=readout, **chosen)
+
+
+class VCLMethod(Method):
+    """VCL after a warm-up in which the readout's optimizer trains the last layer alone (000 §3)."""
+
+    def __init__(self, vcl: VCL, warm_up_steps: int) -> None:
+        notes = [] if vcl.readout is None else [f"VCL trains {', '.join(unit.target.name for unit in vcl.units)}"]
+        if vcl.readout is not None:
+            notes[0] += f"; {type(vcl.readout).__name__} trains the other parameters"
+        super().__init__([vcl], notes)
+        self._vcl = vcl
+        self._warm_up_steps = warm_up_steps
+        self._done = 0
+
+    @override
+    def step(self) -> None:
+        if self._done < self._warm_up_steps and self._vcl.readout is not None:
+            trained = {id(p) for p in self._vcl.warm_up_parameters()}
+            for group in self._vcl.readout.param_groups:
+                for parameter in group["params"]:
+                    if id(parameter) not in trained:
+                        parameter.grad = None
+            self._vcl.readout.step()
+        else:
+            self._vcl.step()
+        self._done += 1
+
+    @override
+    def state_dict(self) -> list[dict[str, Any]]:
+        return [*super().state_dict(), {"done": self._done}]
+
+    @override
+    def load_state_dict(self, states: Sequence[dict[str, Any]]) -> None:
+        super().load_state_dict(states[:-1])
+        self._done = states[-1]["done"]
+
+
+def warm_up_steps(options: Mapping[str, Any], steps_per_epoch: int) -> int:
+    """How many steps the warm-up of VCL takes."""
+    return round(float(options["warm_up_epochs"]) * steps_per_epoch)
+
+
+def _vcl(model: nn.Module, options: dict[str, Any], reduction: str, steps_per_epoch: int) -> Method:
+    return VCLMethod(make_vcl(model, options, reduction), warm_up_steps(options, steps_per_epoch))

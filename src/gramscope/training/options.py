@@ -70,12 +70,21 @@ _MUON: dict[str, Option] = {
 _VCL: dict[str, Option] = {
     "gamma": Option(1.0, "step γ of the virtual update", least=0.0),
     "alpha": Option(0.1, "power α of the eigenvalues", least=0.0),
-    "solver": Option("recursive", "how the eigenproblem is solved", choices=("recursive", "exact")),
+    "solver": Option("recursive", "how the eigenproblem is solved", choices=("recursive", "exact", "auto")),
     "rank": Option(None, "directions the recursive solver keeps", least=1, types=(int,)),
-    "warm_up_epochs": Option(0.0, "epochs in which only the readout is trained", least=0.0),
+    "anchor": Option("current", "W_tᵀW_t + V_t to the letter, or W₀ᵀW₀ + V_t", choices=("current", "initial")),
+    "second_order": Option(True, "the γ² term of the shift"),
+    "floor": Option(0.0, "τ of a smooth floor under the eigenvalues", least=0.0),
+    "refresh": Option(16, "steps between decompositions of the recursive solver, at most", least=1),
+    "momentum": Option(0.0, "β of a running mean of the gradient that the shift is formed from", least=0.0),
+    "orthogonalise": Option(False, "form the shift from the orthogonalised gradient"),
+    "aim": Option(0.0, "Procrustes towards W − aim·γ·D instead of W", least=0.0),
+    "bias": Option(False, "train a layer's bias with its weight, as the weight of a constant input"),
+    "warm_up_epochs": Option(0.0, "epochs at the start in which only the last layer is trained", least=0.0),
     "readout": Option("sgd", "optimizer of the readout, biases and other parameters", choices=("sgd", "adam", "adamw")),
     "readout_lr": Option(0.1, "learning rate of that optimizer", least=0.0),
     "readout_momentum": Option(0.0, "momentum of that optimizer (sgd)", least=0.0),
+    "readout_weight_decay": Option(0.0, "weight decay of that optimizer", least=0.0),
 }
 _LAYERS = Option("", "glob of the layers concerned; empty for all")
 _WHITEN: dict[str, Option] = {
