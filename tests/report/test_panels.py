@@ -133,7 +133,7 @@ def test_summary_says_what_came_out(content: Content) -> None:
     assert facts["command"] == ["gramscope train"]
     assert overview.results is not None
     assert [row[0].text for row in overview.results.rows] == ["sgd", "vcl"]
-    assert overview.results.rows[1][3].value == pytest.approx(best)
+    assert overview.results.rows[1][1].value == pytest.approx(best)
     layers = next(table for table in overview.tables if table.key == "layers")
     assert len(layers.columns) == 2 + len(MEASURES)
 

@@ -9,6 +9,7 @@
 ``snapshots``      spectra and diagonals with a slider over training
 ``collapse``       neural collapse at the readout
 ``summary``        what was run, what came out, which claims hold
+``tables``         tables one can sort
 ``words``          names, sentences and formulas of the measures
 ``interactive``    a plot with plotly
 ``static``         a panel with matplotlib, as PNG and PDF

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gramscope.report.over_seeds import Curve, Summary, evaluation_curve
 from gramscope.report.panel import DataTable, Facet, Line, LinePlot, Panel, View, shorten, thin, thin_table
-from gramscope.report.reading import Run, Runs, Setting
+from gramscope.report.reading import Run, Runs, Setting, is_number
 from gramscope.report.words import PARTS
 
 #: most points of a drawn line
@@ -36,7 +36,7 @@ def evaluated_parts(runs: Sequence[Run], what: str) -> list[str]:
         for run in runs
         for record in run.evaluations
         for key, value in record.items()
-        if key.endswith(ending) and value is not None
+        if key.endswith(ending) and is_number(value)
     }
     return [part for part in PARTS if part in found] + sorted(found - set(PARTS))
 

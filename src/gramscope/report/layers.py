@@ -138,7 +138,7 @@ def _scale(grids: Sequence[_Grid], *, unit: bool, log: bool) -> tuple[float, flo
     values = [value for grid in grids for value in grid.values]
     low, high = min(values), max(values)
     if unit:  # a round range, so that noise in the fourth digit does not look like structure
-        low, high = math.floor(low * 10) / 10, math.ceil(high * 10) / 10
+        low, high = math.floor(round(low * 10, 6)) / 10, math.ceil(round(high * 10, 6)) / 10
     if log and high <= low:
         return low / 2, high * 2
     if high <= low:
