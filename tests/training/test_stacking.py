@@ -35,6 +35,10 @@ METHODS: dict[str, dict[str, Any]] = {
     "whiten-adamw": {"name": "whiten-adamw", "whiten_readout": False},
     "whiten-muon": {"name": "whiten-muon"},
     "gram-fixed-sgd": {"name": "gram-fixed-sgd", "layers": "hidden*"},
+    "vcl": {"name": "vcl"},
+    "vcl-warm": {"name": "vcl", "readout": "adamw", "readout_lr": 0.01, "warm_up_epochs": 1.0, "bias": True},
+    "vcl-exact": {"name": "vcl", "solver": "exact", "second_order": False, "momentum": 0.9, "orthogonalise": True},
+    "vcl-light": {"name": "vcl", "refresh": 4},
 }
 
 
@@ -63,16 +67,22 @@ def compare(one: Trained, other: Trained, tolerance: float = 2e-4) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_stack_equals_one_by_one(config: Config, blobs: DataSet, name: str) -> None:
+    rate = "gamma" if METHODS[name]["name"] == "vcl" else "lr"
     settings = config(
-        METHODS[name], seeds=[0, 4], sweep={"lr": [0.05, 0.01]}, schedule={"name": "linear", "warm_up": 1}
+        METHODS[name],
+        seeds=[0, 4],
+        sweep={rate: [0.05, 0.01]},
+        schedule={"name": "linear", "warm_up": 1},
+        epochs=12 if name == "vcl-light" else 3,
+        model={"name": "mlp", "hidden": [24, 9]} if name == "vcl-light" else {"name": "mlp", "hidden": [6, 5]},
     )
     alone = train(replace(settings, execution="one-by-one"), data=blobs)
     stacked = train(replace(settings, execution="vectorised"), data=blobs)
     assert (alone.execution, stacked.execution) == ("one-by-one", "vectorised")
-    compare(stacked, alone, 5e-3 if "muon" in name else 2e-4)  # bfloat16 iterations
+    compare(stacked, alone, 5e-3 if "muon" in name or "exact" in name else 2e-4)  # bfloat16 iterations
 
 
-@pytest.mark.parametrize("method", ["adamw", "whiten-sgd"])
+@pytest.mark.parametrize("method", ["adamw", "whiten-sgd", "vcl"])
 def test_stack_of_convolutions_with_validation_and_full_batch(config: Config, method: str) -> None:
     g = torch.Generator().manual_seed(0)
     x, y = torch.rand(48, 3, 8, 8, generator=g), torch.randint(4, (48,), generator=g)
@@ -115,7 +125,7 @@ def test_orthogonalise_is_torch_muons_iteration() -> None:
         torch.testing.assert_close(found, torch.stack(expected), rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.parametrize("method", ["momentum", "adamw", "muon", "whiten-sgd"])
+@pytest.mark.parametrize("method", ["momentum", "adamw", "muon", "whiten-sgd", "vcl-warm", "vcl-exact"])
 def test_stacked_run_resumes_bit_identically(tmp_path: Path, config: Config, blobs: DataSet, method: str) -> None:
     settings = config(METHODS[method], seeds=[0, 1, 2], execution="vectorised", checkpoint_every=0.4)
     whole = train(settings, data=blobs)

@@ -98,6 +98,17 @@ class Rule(ABC):
             layers: what went through the layers in :attr:`observed`.
         """
 
+    def export(self, run: int) -> Any:
+        """The state of one run, for its checkpoint."""
+        return {key: {name: t[run] for name, t in stack.items()} for key, stack in self.state.items()}
+
+    def restore(self, states: Sequence[Any]) -> None:
+        """Continue from every run's state."""
+        for run, stored in enumerate(states):
+            for key, stack in self.state.items():
+                for name, tensor in stack.items():
+                    tensor[run].copy_(stored[key][name])
+
     def tensors(self) -> list[Tensor]:
         """Everything a step changes."""
         return [*self.params.values(), *(t for stack in self.state.values() for t in stack.values())]

@@ -218,10 +218,7 @@ class StackedEngine(Engine):
     @override
     def states(self) -> Iterator[tuple[dict[str, Tensor], Any]]:
         for index, model in enumerate(self.models()):
-            rules = [
-                {key: {name: t[index] for name, t in stack.items()} for key, stack in rule.state.items()}
-                for rule in self.rules
-            ]
+            rules = [rule.export(index) for rule in self.rules]
             training = {"stacked": rules, "loss_sum": self._loss_sum[index], "loss_count": self._loss_count}
             yield model.state_dict(), training
 
@@ -234,12 +231,10 @@ class StackedEngine(Engine):
             job.model.load_state_dict(weights)
             for name, tensor in (*job.model.named_parameters(), *job.model.named_buffers()):
                 (self._params | self._buffers)[name][index].copy_(tensor)
-            for rule, stored in zip(self.rules, training["stacked"], strict=True):
-                for key, stack in rule.state.items():
-                    for name, tensor in stack.items():
-                        tensor[index].copy_(stored[key][name])
             self._loss_sum[index] = training["loss_sum"].to(self._loss_sum.device)
             self._loss_count = training["loss_count"]
+        for number, rule in enumerate(self.rules):
+            rule.restore([training["stacked"][number] for _, training in states])
 
 
 def stack_weights(models: Sequence[nn.Module], trainable: set[str]) -> tuple[Stack, Stack]:
