@@ -124,6 +124,7 @@ def test_collapse_is_shown_at_the_readout(content: Content) -> None:
 def test_summary_says_what_came_out(content: Content) -> None:
     overview = content.overview
     assert "Of 2 settings vcl ends best" in overview.headline
+    assert "overlaps" not in overview.headline
     best = statistics.mean(accuracy(seed, 4, 0.9) for seed in (0, 1))
     assert f"{100 * best:.1f}" in overview.headline
     assert [claim["holds"] for claim in overview.claims] == [claim["holds"] for claim in CLAIMS]
@@ -136,6 +137,19 @@ def test_summary_says_what_came_out(content: Content) -> None:
     assert overview.results.rows[1][1].value == pytest.approx(best)
     layers = next(table for table in overview.tables if table.key == "layers")
     assert len(layers.columns) == 2 + len(MEASURES)
+
+
+def test_the_summary_says_when_the_best_is_not_apart(tmp_path: Path) -> None:
+    for method, speed in (("sgd", 0.50), ("vcl", 0.51)):
+        for seed in (0, 1):
+            write_run(tmp_path / f"{method}-{seed}", method=method, seed=seed, speed=speed, snapshots=False)
+    paths = [tmp_path / f"{method}-{seed}" for method in ("sgd", "vcl") for seed in (0, 1)]
+    group = RunDirectory.create(tmp_path / "all", {})
+    for path in paths:
+        path.rename(group.path / path.name)
+    headline = collect(read_runs([group.path])).overview.headline
+    assert "vcl ends best" in headline
+    assert headline.endswith("the ± 2σ range of sgd overlaps with it.")
 
 
 def test_panels_say_what_was_not_recorded(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def command(
     ],
     out: Annotated[
         _Path,
-        typer.Option(help="Folder to write to [default: RUN/figures, or report for several].", show_default=False),
+        typer.Option(help="Folder to write to (default: RUN/figures, or report for several runs).", show_default=False),
     ] = None,
     figures: Annotated[bool, typer.Option(help="Also write every figure as PNG and PDF.")] = True,
     live: Annotated[bool, typer.Option("--live", help="Serve the report and refresh it while the runs go on.")] = False,

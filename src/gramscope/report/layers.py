@@ -82,7 +82,9 @@ def _maps(runs: Runs, group: Group, names: Sequence[str]) -> Panel:
         group.sentence,
         tuple(views),
         table,
-        missing="" if views else f"Not recorded ({', '.join(group.measures[:4])} …); {_HOW}",
+        missing=""
+        if views
+        else f"None of {', '.join(group.measures)} was recorded; name them in measure.names and {_HOW}",
         note=" ".join([*notes, *([cut] if cut else [])]),
     )
 

@@ -118,11 +118,23 @@ def _headline(runs: Runs) -> str:
         return f"{plural(len(runs.all) + len(runs.others), 'run')} without evaluations of a net."
     setting, curve, key = best
     seeds = plural(curve.values[-1].count, "seed")
-    moment = f"{runs.clock} {curve.moments[-1]:g}"
-    value = with_spread(curve.values[-1], key)
+    outcome = f"{readable(key)} {with_spread(curve.values[-1], key)} at {runs.clock} {curve.moments[-1]:g} ({seeds})"
     if len(runs.settings) == 1:
-        return f"{setting.name} has {readable(key)} {value} at {moment} ({seeds})."
-    return f"Of {len(runs.settings)} settings {setting.name} ends best: {readable(key)} {value} at {moment} ({seeds})."
+        return f"{setting.name} has {outcome}."
+    return f"Of {len(runs.settings)} settings {setting.name} ends best: {outcome}{_rivals(runs, setting, curve, key)}."
+
+
+def _rivals(runs: Runs, best: Setting, curve: Curve, key: str) -> str:
+    """The settings whose mean ± 2σ overlaps with that of the best."""
+    top, close = curve.values[-1], []
+    for setting in runs.settings:
+        found = evaluation_curve(setting, key, runs.clock)
+        if setting is not best and found and found.values[-1].high >= top.low and found.values[-1].low <= top.high:
+            close.append(setting.name)
+    if not close or top.deviation is None:
+        return ""
+    names = " and ".join(close) if len(close) < 3 else f"{len(close)} others"
+    return f"; the ± 2σ range of {names} overlaps with it"
 
 
 # -- what was run ---------------------------------------------------------------------------------------------------
