@@ -45,7 +45,7 @@ def early(results: Results[Settings]) -> list[Claim]:
                 "especially high and invariant to scale early",
                 ", ".join(f"layer {layer}: {_range(found)}" for layer, found in zip(LAYERS, values, strict=True)),
                 all(_alike(found) for found in values),
-                _unstable(results, varied, values),
+                _why(results, varied, values),
             )
         )
     return rows
@@ -55,8 +55,8 @@ def _alike(values: list[float]) -> bool:
     return min(values) > 0.7 and _width(values) < 0.1
 
 
-def _unstable(results: Results[Settings], varied: str, values: list[list[float]]) -> str:
-    """Scales at which the training loss rises at first, and whether the early claim holds without them."""
+def _why(results: Results[Settings], varied: str, values: list[list[float]]) -> str:
+    """What stands against the early claim: a low level, or scales at which the training loss rises at first."""
     scales = results.settings.scales
     start = {(r["scale"], r["seed"]): r["train_loss"] for r in results.records("nfa", varied=varied, layer=1, step=0)}
     risen = {
@@ -65,7 +65,8 @@ def _unstable(results: Results[Settings], varied: str, values: list[list[float]]
         if r["train_loss"] > 1.05 * start[r["scale"], r["seed"]]
     }
     if not risen:
-        return ""
+        low = min(map(min, values))
+        return f"the scales agree, at a level of {low:.2f}" if low <= 0.7 and max(map(_width, values)) < 0.1 else ""
     kept = [[v for v, scale in zip(found, scales, strict=True) if scale not in risen] for found in values]
     without = f"; without it {', '.join(map(_range, kept))}" if all(kept) else ""
     named = ", ".join(f"{scale:g}" for scale in sorted(risen))
