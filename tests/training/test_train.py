@@ -274,3 +274,28 @@ def test_watched_shifts_are_resumed(tmp_path: Path, config: Config, blobs: DataS
         assert all(torch.equal(expected[key], found[key]) for key in expected)
     whole, run = (RunDirectory(tmp_path / name).records() for name in ("whole", "run"))
     assert without_time(whole) == without_time(run)
+
+
+def test_only_the_layer_that_sees_images_has_diagonals(tmp_path: Path, config: Config, blobs: DataSet) -> None:
+    settings = config(model={"name": "mlp", "hidden": [8, 8]}, epochs=1, measure={"every": 1, "matrices": True})
+    train(settings, tmp_path / "run", data=images(blobs))
+    assert set(load_diagonals(RunDirectory(tmp_path / "run"), 5)) == {"hidden1"}
+    assert set(load_spectra(RunDirectory(tmp_path / "run"), 5)) == {"hidden1", "hidden2", "readout"}
+
+
+def test_no_epochs_evaluates_and_saves_the_initial_net(tmp_path: Path, config: Config, blobs: DataSet) -> None:
+    trained = train(config(epochs=0), tmp_path / "run", data=blobs)
+    assert trained.members["seed-0"].last("step") == 0
+    assert RunDirectory(tmp_path / "run").checkpoint_steps() == [0]
+
+
+def test_the_machine_is_left_as_it_was(config: Config, blobs: DataSet) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        seen: list[int] = []
+        measure = lambda model, job, step: seen.append(torch.get_num_threads()) or []  # noqa: E731
+        train(config(epochs=1, measure={"every": 1}), data=blobs, measure=measure)
+        assert (seen, torch.get_num_threads()) == ([1, 1], 2)
+    finally:
+        torch.set_num_threads(before)

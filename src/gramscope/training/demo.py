@@ -56,9 +56,9 @@ def summarise(trained: Mapping[str, Trained]) -> list[dict[str, Any]]:
                 "method": name,
                 "accuracy after 1 epoch": _spread(_at(records, "test_accuracy", epoch=1.0), percent=True),
                 "at the end": _spread(_at(records, "test_accuracy"), percent=True),
-                "target linearity, first layer": _spread(_at(records, "target_linearity", layer="hidden2")),
-                "readout": _spread(_at(records, "target_linearity", layer="readout")),
-                "NFA, first layer": _spread(_at(records, "nfa", layer="hidden1")),
+                "target linearity after layer 1": _spread(_at(records, "target_linearity", layer="hidden2")),
+                "before the readout": _spread(_at(records, "target_linearity", layer="readout")),
+                "NFA of layer 1": _spread(_at(records, "nfa", layer="hidden1")),
             }
         )
     return rows

@@ -18,7 +18,7 @@ from gramscope.training.checkpoint import pack, portable, unpack
 from gramscope.training.engine import Engine
 from gramscope.training.interrupt import StopRequest, stop_on_signal
 from gramscope.training.job import Job, probe
-from gramscope.training.machine import machine_settings
+from gramscope.training.machine import Stopwatch, machine_settings
 from gramscope.training.reporting import Reporter
 from gramscope.training.watching import layer_matrices
 
@@ -77,9 +77,11 @@ class Loop:
         self._reporter.start(label, plan.steps)
         with stop_on_signal() as stop, self.engine.active(), machine_settings(self.engine.jobs):
             self._saved = time.perf_counter()
-            self._began = self._saved - progress.seconds
+            self._clock = Stopwatch(self.engine.jobs[0].device, progress.seconds)
             if progress.step == 0:
                 self._observe(0)
+                if plan.steps == 0:
+                    self._save()
             outcome = self._advance_to_end(stop)
         self._reporter.finish()
         self._write_end(outcome)
@@ -123,12 +125,18 @@ class Loop:
         """Evaluate and measure if it is time."""
         plan = self.engine.plan
         if plan.due(plan.evaluate_every, step):
-            self._evaluate(step)
+            with self._clock.paused():
+                self._progress.seconds = self._clock.seconds
+                self._evaluate(step)
         if self._measure is not None and plan.measure_every and plan.due(plan.measure_every, step):
-            for index, (job, model) in enumerate(zip(self.engine.jobs, self.engine.models(), strict=True)):
-                if not self._diverged[index]:
-                    self._append(index, "measurement", step, self._measure(model, job, step))
-                    self._keep_matrices(index, model, step)
+            with self._clock.paused():
+                self._measure_all(self._measure, step)
+
+    def _measure_all(self, measure: Measure, step: int) -> None:
+        for index, (job, model) in enumerate(zip(self.engine.jobs, self.engine.models(), strict=True)):
+            if not self._diverged[index]:
+                self._append(index, "measurement", step, measure(model, job, step))
+                self._keep_matrices(index, model, step)
 
     def _keep_matrices(self, index: int, model: nn.Module, step: int) -> None:
         job = self.engine.jobs[index]
@@ -141,7 +149,6 @@ class Loop:
                 save_diagonals(self.runs[index], step, found.diagonals)
 
     def _evaluate(self, step: int) -> None:
-        self._progress.seconds = time.perf_counter() - self._began
         losses: Sequence[float | None] = self.engine.mean_losses() if step else [None] * len(self.engine.jobs)
         found = []
         for index, (loss, values) in enumerate(zip(losses, self.engine.evaluate(), strict=True)):
@@ -150,9 +157,9 @@ class Loop:
             found += self._append(index, "evaluation", step, [record])
         self._reporter.records(found)
         if self._config.patience:
-            self._watch(found[0])
+            self._look_for_improvement(found[0])
 
-    def _watch(self, record: Mapping[str, Any]) -> None:
+    def _look_for_improvement(self, record: Mapping[str, Any]) -> None:
         """Early stopping looks at validation accuracy, or the loss where there are no classes."""
         score = record.get("validation_accuracy", -record["validation_loss"])
         if not self._progress.best or score > self._progress.best[0]:
@@ -187,11 +194,14 @@ class Loop:
 
     # -- checkpoints ----------------------------------------------------------------------------------------------
     def _save(self) -> None:
-        if self.runs is None:
-            return
-        self._progress.seconds = time.perf_counter() - self._began
+        if self.runs is not None:
+            with self._clock.paused():
+                self._progress.seconds = self._clock.seconds
+                self._write_checkpoints(self.runs)
+
+    def _write_checkpoints(self, runs: Sequence[RunDirectory]) -> None:
         for index, (weights, training) in enumerate(self.engine.states()):
-            run = self.runs[index]
+            run = runs[index]
             tensors, tree = pack(training)
             state = {
                 "step": self._progress.step,
@@ -205,7 +215,7 @@ class Loop:
             model = {name: portable(tensor) for name, tensor in weights.items()}
             run.save_checkpoint(Checkpoint(self._progress.step, model, tensors, state))
         self._saved = time.perf_counter()
-        for run in self.runs:  # only now, so that a step that all members have is there at every moment
+        for run in runs:  # only now, so that a step that all members have is there at every moment
             run.prune_checkpoints(self._config.keep)
 
     def resume(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -38,3 +39,28 @@ def machine_settings(jobs: Sequence[Job]) -> Iterator[None]:
         yield
     finally:
         cudnn.deterministic, cudnn.benchmark = before
+
+
+class Stopwatch:
+    """Time spent training; evaluating, measuring and saving do not count."""
+
+    def __init__(self, device: torch.device, seconds: float = 0.0) -> None:
+        self._device = device
+        self._before = seconds
+        self._began = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds so far."""
+        return self._before + time.perf_counter() - self._began
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is done inside does not count, work still queued on a GPU before it does."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        self._before = self.seconds
+        try:
+            yield
+        finally:
+            self._began = time.perf_counter()

@@ -65,15 +65,16 @@ def layer_matrices(
     shifts: Mapping[str, Tensor],
     layers: str | None = None,
 ) -> Matrices:
-    """Spectra of all layers; diagonals ``nfm`` (WᵀW), ``agop`` (WᵀKW) and ``vcs`` (``shifts``) of those that see images."""
+    """Spectra of all layers; diagonals ``nfm`` (WᵀW), ``agop`` (WᵀKW) and ``vcs`` (``shifts``) of the one that sees images."""
     statistics = collect(model, batches, layers=layers, features=False, jacobians=True)
     image = tuple(batches[0][0].shape[1:])
     shape = image[1:] if len(image) == 3 and image[0] == 1 else image
     spectra, diagonals = {}, {}
+    first = next(iter(statistics)).name  # in order of execution: the one that sees the input
     for layer in statistics:
         W = layer.weight.double()
         spectra[layer.name] = torch.linalg.svdvals(W).flatten().sort(descending=True).values.float()
-        if W.dim() != 2 or len(image) not in (2, 3) or W.shape[-1] != math.prod(image):
+        if layer.name != first or W.dim() != 2 or len(image) not in (2, 3) or W.shape[-1] != math.prod(image):
             continue
         found = {"nfm": W.square().sum(-2), "agop": (W * (layer.K.double() @ W)).sum(-2)}
         if layer.name in shifts:
