@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gramscope.linalg.lowrank import Extension
+from gramscope.linalg.lowrank import Extension, add_product
 from gramscope.linalg.polar import polar
 from gramscope.linalg.psd import eigh
 from gramscope.optim.vcl_rules import Report, Rules
@@ -64,10 +64,7 @@ def _rotated(frame: Tensor, basis: Tensor, new: Extension | None) -> Tensor:
     if new is None:
         return frame @ basis
     m = basis.shape[-2]
-    old, fresh = frame[..., :m], frame[..., m:]
-    if basis.dim() == 2:
-        return torch.addmm(fresh @ new.directions, old, basis)
-    return old @ basis + fresh @ new.directions
+    return add_product(frame[..., :m] @ basis, frame[..., m:], new.directions)
 
 
 def _polar(A: Tensor) -> Tensor:
@@ -77,8 +74,9 @@ def _polar(A: Tensor) -> Tensor:
     """
     if A.device.type != "cpu":
         return polar(A)
-    squares, vectors = eigh(A.mT @ A)
-    finfo = torch.finfo(A.dtype)
+    A64 = A.double()
+    squares, vectors = eigh(A64.mT @ A64)
+    finfo = torch.finfo(A64.dtype)
     found = squares > squares[..., -1:] * (finfo.eps * A.shape[-1])
     inverse = torch.where(found, squares.clamp_min(finfo.tiny).rsqrt(), 0.0)
-    return ((A @ vectors) * inverse.unsqueeze(-2)) @ vectors.mT
+    return (((A64 @ vectors) * inverse.unsqueeze(-2)) @ vectors.mT).to(A.dtype)

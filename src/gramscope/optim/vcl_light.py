@@ -74,7 +74,6 @@ def _turned_basis(
     rest = state.basis[..., p:, :]
     if new is not None:
         rest = torch.cat([rest, new.directions], -2)
-    leading, rest = turn.apply(state.basis[..., :p, :], rest)
     shift = turn.congruence(shift)
     block = shift[..., p:, p:]
     if rules.anchor == "current":
@@ -85,7 +84,8 @@ def _turned_basis(
     strip = shift[..., :p, p:] @ kept
     upper = torch.cat([shift[..., :p, :p], strip], -1)
     lower = torch.cat([strip.mT, kept.mT @ shift[..., p:, p:] @ kept], -1)
-    return torch.cat([leading, kept.mT @ rest], -2), torch.cat([upper, lower], -2), values
+    leading, rest = turn.apply(state.basis[..., :p, :], rest, kept.mT)
+    return torch.cat([leading, rest], -2), torch.cat([upper, lower], -2), values
 
 
 def _along(P: Tensor, aim: Tensor, s: Tensor) -> Tensor:

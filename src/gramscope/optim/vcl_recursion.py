@@ -23,14 +23,14 @@ from gramscope.linalg.lowrank import Extension, extend_basis, reorthonormalised
 from gramscope.optim.vcl_full import full_step
 from gramscope.optim.vcl_light import light_step
 from gramscope.optim.vcl_rules import Batch, Report, Rules
-from gramscope.optim.vcl_state import Recursion, precise
+from gramscope.optim.vcl_state import Recursion
 
 #: steps after which the basis is orthonormalised again
 _REORTHONORMALISE = 16
 
 
 def advance(
-    state: Recursion, batch: Batch, gamma: float, rules: Rules, rank: int, full: bool = True
+    state: Recursion, batch: Batch, gamma: float, rules: Rules, rank: int, full: bool = True, precise: bool = True
 ) -> tuple[Recursion, Tensor, Report]:
     """One step.
 
@@ -41,6 +41,8 @@ def advance(
         rules: the form of the algorithm.
         rank: m, directions to keep, at least min(k, d).
         full: decompose G anew; otherwise a light step, possible once the basis has ``rank`` rows and a full step was made.
+        precise: full steps treat the small matrices in float64. V is decomposed and put together again at each of them,
+            and in float32 the rounding of that adds up when there are no light steps.
 
     Returns:
         The next state, the new weights ``[…, k, d]``, and what there is to report.
@@ -52,7 +54,7 @@ def advance(
         D = batch.weighted(torch.cat([new.coordinates, new.factor], -1))
     else:
         D = batch.weighted(batch.rows @ state.basis.mT)
-    small = precise(D.dtype, D.device) if full else D.dtype
+    small = torch.float64 if full and precise and D.device.type != "mps" else D.dtype
     state, D = state.small_as(small), D.to(small)
     shift, gram = _moved_gram(state, D, batch.sigma, gamma, rules)
     aim = rules.aim * gamma * D if rules.aim else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal, TypeAlias
 
 import torch
@@ -64,6 +64,7 @@ class Report:
 
     Attributes:
         rank: singular values of W in use.
+        cut: positive eigenvalues that were cut off as rounding.
         most_negative: least eigenvalue of G.
         largest: largest eigenvalue of G.
         constraint: ``‖G − G₊‖/‖G‖``, G₊ the part of G that the weights follow: the residual of the constraint at α = ½.
@@ -73,6 +74,7 @@ class Report:
     """
 
     rank: Tensor
+    cut: Tensor
     most_negative: Tensor
     largest: Tensor
     constraint: Tensor
@@ -96,6 +98,7 @@ class Report:
         followed = torch.where(s > 0, squares[..., : s.shape[-1]], 0.0).sum(-1)
         return cls(
             rank=(s > 0).sum(-1),
+            cut=((s == 0) & (eigenvalues[..., : s.shape[-1]] > 0)).sum(-1),
             most_negative=eigenvalues.amin(-1),
             largest=eigenvalues.amax(-1),
             constraint=((total - followed) / total).clamp_min(0).sqrt(),
@@ -103,3 +106,7 @@ class Report:
             moved=moved,
             unsettled=torch.zeros_like(total) if unsettled is None else unsettled,
         )
+
+    def numbers(self) -> dict[str, float | list[float]]:
+        """Everything on the host: a number each, a list for a stack of matrices."""
+        return {f.name: getattr(self, f.name).tolist() for f in fields(self)}

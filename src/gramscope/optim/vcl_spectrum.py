@@ -35,15 +35,14 @@ class SpectralMap:
         """``s`` for eigenvalues ``[…, p]`` in descending order, of a matrix of ``size`` rows."""
         if self.floor:
             return self._lifted(eigenvalues).pow(self.alpha)
-        positive = eigenvalues > self.threshold(eigenvalues, size)
+        positive = eigenvalues > self.relative_cutoff(eigenvalues.dtype, size) * eigenvalues[..., :1].clamp_min(0)
         return torch.where(positive, torch.where(positive, eigenvalues, 1.0).pow(self.alpha), 0.0)
 
-    def threshold(self, eigenvalues: Tensor, size: int) -> Tensor:
-        """The value up to which an eigenvalue counts as zero, ``[…, 1]``."""
-        cutoff = self.cutoff
-        if cutoff is None:
-            cutoff = 2 * torch.finfo(eigenvalues.dtype).eps * math.sqrt(size)
-        return cutoff * eigenvalues[..., :1].clamp_min(0)
+    def relative_cutoff(self, dtype: torch.dtype, size: int) -> float:
+        """Eigenvalues of a matrix of ``size`` rows up to this times the largest count as zero."""
+        if self.floor:
+            return 0.0
+        return 2 * torch.finfo(dtype).eps * math.sqrt(size) if self.cutoff is None else self.cutoff
 
     def response(self, eigenvalues: Tensor, s: Tensor) -> Tensor:
         """What multiplies a small change E of G, in its eigenbasis, to give the change of ``PᵀT``, T = P diag(s).

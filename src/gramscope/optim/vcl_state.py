@@ -15,9 +15,6 @@ from gramscope.optim.vcl_rules import Rules
 class Recursion:
     """``W = weights @ basis[:p]``, ``V = basisᵀ @ shift @ basis``, and the last full step, around which light ones expand.
 
-    Full steps leave the small matrices in float64: V is decomposed and put together again at each of them, and in float32
-    the rounding of that would add up.
-
     Attributes:
         basis: U ``[…, m, d]``, orthonormal rows, those of W's row space first.
         shift: C ``[…, m, m]``.
@@ -69,11 +66,6 @@ def rebased(state: Recursion, W: Tensor) -> Recursion:
     old = torch.cat([parts.coordinates, parts.factor], -1).to(state.shift.dtype)
     joined = torch.cat([basis, parts.directions], -2)
     return replace(state, basis=joined, shift=old.mT @ state.shift @ old, weights=T, rotation=T)
-
-
-def precise(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """float64, except on devices without it."""
-    return dtype if device.type == "mps" else torch.float64
 
 
 def _row_space(W: Tensor) -> tuple[Tensor, Tensor]:

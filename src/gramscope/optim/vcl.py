@@ -1,0 +1,341 @@
+"""``gs.VCL``: virtual covariance learning as a PyTorch optimizer."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeAlias, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+from typing_extensions import override
+
+from gramscope.errors import InputError
+from gramscope.layers.select import LayerSelector, unwrap
+from gramscope.optim.vcl_bookkeeping import check_finite_gradients, copied_to, summary_table
+from gramscope.optim.vcl_direction import Direction
+from gramscope.optim.vcl_rules import Anchor, Rules
+from gramscope.optim.vcl_spectrum import SpectralMap
+from gramscope.optim.vcl_targets import Target, find_targets, last_executed
+from gramscope.optim.vcl_unit import Solver, Unit, propose_all
+from gramscope.optim.vcl_warm_up import warm_up
+from gramscope.optim.vcl_watch import Reduction, Watch
+
+#: makes the optimizer of all parameters that VCL does not train
+ReadoutFactory: TypeAlias = Callable[[list[nn.Parameter]], Optimizer]
+
+
+class VCL(Optimizer):
+    """Virtual covariance learning (000 Algorithm 1) for the linear-like layers of a model, another optimizer for the rest.
+
+    After every backward pass the weights of a VCL layer become the matrix nearest to the present one whose Gram is the
+    power 2α of ``W_tᵀW_t + V_t``, where ``V_t`` sums the virtual covariance shifts of all batches so far.
+
+    Args:
+        model: any module. Hooks are placed on its layers; :meth:`close` removes them.
+        gamma: step γ of the virtual update ``h − γ ∂L/∂h``. It is the ``lr`` of this optimizer's first parameter group, so
+            that learning-rate schedulers change it.
+        alpha: power of the eigenvalues; 0.1 in the paper, 0.5 keeps the Gram itself (see ``anchor``).
+        reduction: how the loss is reduced over the batch. What a step needs is the sum of per-sample gradients: ``"mean"``
+            multiplies gradients by the batch size of the forward they came from, ``"sum"`` takes them as they are, a
+            number is the factor, and a function gets the batch size and returns it.
+        layers: names, globs or module types of the layers to train by VCL. ``None``: every linear-like layer but the last
+            one executed, or the only one there is.
+        readout: makes the optimizer of all other parameters from their list, ``SGD(lr=0.1)`` by default. Its parameter
+            groups follow the first one in ``param_groups``.
+        solver: ``"recursive"`` works in a small moving basis; ``"exact"`` is Algorithm 1 to the letter on d×d matrices in
+            float64; ``"auto"`` is exact for up to 64 inputs.
+        rank: directions the recursive solver keeps in a layer, p + max(16, p/16) by default, p = min(k, d); the number of
+            inputs or more for no truncation.
+        anchor: ``"current"``: ``W_tᵀW_t + V_t``, to the letter; ``"initial"``: ``W₀ᵀW₀ + V_t``, which counts nothing twice and
+            with ``second_order=False`` stays bounded at α = ½.
+        second_order: whether the shift has its γ² term, ``γ²Wᵀ(Σδδᵀ)W``, which feeds itself at large α.
+        floor: τ of a smooth floor ``(λ + √(λ² + 4τ²))/2`` under the eigenvalues, which keeps the rank of W; 0 clamps at zero.
+        cutoff: eigenvalues up to this times the largest are zero; by default ``2·eps·√n`` of the precision used.
+        refresh: the recursive solver decomposes anew at least every this many steps; 1 makes every step a full one.
+        momentum: β of a running mean of the gradient that the shift is formed from.
+        orthogonalise: form the shift from the orthogonalised gradient.
+        aim: Procrustes goes to the solution nearest to ``W − aim·γ·D`` instead of W, D the direction used.
+        bias: train a VCL layer's bias with its weight, as the weight of a constant input.
+        precision: dtype the solver computes in: by default float64 for ``"exact"``, at least float32 for ``"recursive"``.
+
+    Example:
+        >>> import torch, gramscope as gs
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 3))
+        >>> optimizer = gs.VCL(model, gamma=0.1)
+        >>> x, y = torch.randn(32, 8), torch.arange(32) % 3
+        >>> for _ in range(3):
+        ...     optimizer.zero_grad()
+        ...     torch.nn.functional.cross_entropy(model(x), y).backward()
+        ...     optimizer.step()
+        >>> print(optimizer.summary())
+        parameter  shape     trained by
+        0.weight   16 × 8    VCL recursive, rank 8
+        0.bias     16        SGD
+        2.weight   3 × 16    SGD (readout)
+        2.bias     3         SGD
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        gamma: float = 1.0,
+        alpha: float = 0.1,
+        reduction: Reduction = "mean",
+        layers: LayerSelector = None,
+        readout: ReadoutFactory | None = None,
+        solver: Solver = "recursive",
+        rank: int | None = None,
+        *,
+        anchor: Anchor = "current",
+        second_order: bool = True,
+        floor: float = 0.0,
+        cutoff: float | None = None,
+        refresh: int = 16,
+        momentum: float = 0.0,
+        orthogonalise: bool = False,
+        aim: float = 0.0,
+        bias: bool = False,
+        precision: torch.dtype | None = None,
+    ) -> None:
+        _check(gamma=gamma, solver=solver, anchor=anchor, refresh=refresh)
+        direction = Direction(momentum, orthogonalise)
+        if direction.active and second_order:
+            raise InputError(
+                "momentum and orthogonalise change what the shift is formed from; they need second_order=False"
+            )
+        rules = Rules(SpectralMap(alpha, floor, cutoff), anchor, second_order, aim)
+        self.model = model
+        targets, self._left_out = find_targets(model, layers, bias)
+        make = partial(
+            Unit, rules=rules, direction=direction, solver=solver, rank=rank, refresh=refresh, precision=precision
+        )
+        self._units = [make(target) for target in targets]
+        # which layer is executed last shows in the first forward; until then it is taken to be the last registered one
+        self._last: Target | None = targets[-1] if layers is None and len(targets) > 1 else None
+        self._settled = self._last is None
+        self._closed_to_groups = False
+        group = {"params": self._vcl_parameters(), "lr": gamma, "layers": self._vcl_names()}
+        super().__init__([group], {"lr": gamma})
+        self._closed_to_groups = True
+        self.readout = self._make_readout(readout or partial(SGD, lr=0.1))
+        self._share()
+        self._watch = Watch(model, [unit.gatherer for unit in self._units], reduction)
+        self._finalizer = weakref.finalize(self, self._watch.close)
+
+    # --- who trains what ----------------------------------------------------------------------------------------------
+
+    @property
+    def units(self) -> list[Unit]:
+        """The matrices trained by VCL."""
+        return [unit for unit in self._units if unit.target is not self._last]
+
+    def _vcl_names(self) -> list[str]:
+        return [unit.target.name for unit in self.units]
+
+    def _vcl_parameters(self) -> list[nn.Parameter]:
+        found = {id(p): p for unit in self.units for p in unit.target.parameters}
+        return list(found.values())
+
+    def _other_parameters(self) -> list[nn.Parameter]:
+        mine = {id(p) for p in self._vcl_parameters()}
+        return [p for p in unwrap(self.model).parameters() if p.requires_grad and id(p) not in mine]
+
+    def _make_readout(self, factory: ReadoutFactory) -> Optimizer | None:
+        others = self._other_parameters()
+        if not others:
+            return None
+        made = factory(others)
+        if not isinstance(made, Optimizer):
+            raise InputError(
+                f"readout= must return a torch optimizer, such as lambda params: torch.optim.AdamW(params, lr=1e-3); it "
+                f"returned {type(made).__name__}"
+            )
+        given, taken = {id(p) for p in others}, {id(p) for group in made.param_groups for p in group["params"]}
+        if given != taken:
+            raise InputError(
+                f"the optimizer made by readout= holds {len(taken)} parameters, not exactly the {len(given)} it was given"
+            )
+        return made
+
+    def _share(self) -> None:
+        """One state and one list of groups for both optimizers, so that schedulers and checkpoints see all of it."""
+        if self.readout is not None:
+            if len(self.param_groups) == 1:
+                self.param_groups += self.readout.param_groups
+                self.state.update(self.readout.state)
+            self.readout.param_groups = self.param_groups[1:]
+            self.readout.state = self.state
+
+    def _settle(self) -> None:
+        """Find out which layer is executed last, and hand it to the readout optimizer."""
+        if not self._settled:
+            self._regroup(last_executed(self._watch.order, [unit.target for unit in self._units]))
+
+    def _regroup(self, last: Target) -> None:
+        before, self._last, self._settled = self._last, last, True
+        self._watch.stop_ordering()
+        self.param_groups[0]["layers"] = self._vcl_names()
+        if last is before or self.readout is None:
+            return
+        others = self._other_parameters()
+        wanted = {id(p) for p in others}
+        self.param_groups[0]["params"] = self._vcl_parameters()
+        for group in self.param_groups[1:]:
+            group["params"] = [p for p in group["params"] if id(p) in wanted]
+        present = {id(p) for group in self.param_groups[1:] for p in group["params"]}
+        self.param_groups[1]["params"] += [p for p in others if id(p) not in present]
+
+    @override
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if getattr(self, "_closed_to_groups", False):
+            raise InputError(
+                "VCL takes its parameters from the model: parameter groups cannot be added. Choose layers with layers= and "
+                "group all other parameters in the optimizer that readout= makes"
+            )
+        super().add_param_group(param_group)
+
+    def summary(self) -> str:
+        """A table of all parameters: shape, and which optimizer trains each."""
+        return summary_table(self.model, self.units, self._last, self._settled, self.readout, self._left_out)
+
+    # --- training -----------------------------------------------------------------------------------------------------
+
+    @override
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step of VCL on its layers and of the readout optimizer on everything else.
+
+        Raises:
+            LayerError: a VCL layer has received no gradient or was not seen in a forward pass.
+            NumericalError: a gradient is not finite or a decomposition failed. Nothing has been changed then.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._settle()
+        units = self.units
+        gamma = float(self.param_groups[0]["lr"])
+        with _no_autocast(units[0].target.parameter.device):
+            proposals = propose_all(units, [self._state_of(unit) for unit in units], gamma)
+        check_finite_gradients(self.model, self.param_groups[1:])
+        if self.readout is not None:
+            self.readout.step()
+        for unit, proposal in zip(units, proposals, strict=True):
+            unit.target.write(proposal.weights)
+            self._store(unit, proposal.state)
+            unit.report = proposal.report
+        self._watch.clear()
+        return loss
+
+    @override
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        super().zero_grad(set_to_none)
+        self._watch.clear()
+
+    def warm_up(
+        self,
+        loader: Iterable[Any],
+        loss: Callable[[Tensor, Tensor], Tensor],
+        epochs: int = 1,
+        unpack: Callable[[Any], tuple[Any, Any]] | None = None,
+    ) -> list[float]:
+        """Train the last layer alone with the readout optimizer, as the paper does before virtual covariance learning.
+
+        Where the last layer executed is itself trained by VCL, or ``layers=`` was given, all of the readout optimizer's
+        parameters are trained.
+
+        Args:
+            loader: batches ``(x, y)``, mappings with labels, or anything with ``unpack``; moved to the model's device.
+            loss: ``loss(output, target)``.
+            epochs: passes over the loader.
+            unpack: ``batch -> (inputs, target)``.
+
+        Returns:
+            The mean loss of each epoch.
+        """
+        if self.readout is None:
+            raise InputError("there is nothing to warm up: VCL trains every parameter of the model")
+        return warm_up(self, loader, loss, epochs, unpack)
+
+    def warm_up_parameters(self) -> list[nn.Parameter]:
+        """What :meth:`warm_up` trains, once the last layer executed is known."""
+        self._settle()
+        if self._last is None:
+            return self._other_parameters()
+        owners = [layer.module for layer in self._last.layers]
+        return [p for p in self._other_parameters() if any(p is q for module in owners for q in module.parameters())]
+
+    def diagnostics(self) -> dict[str, dict[str, float | list[float]]]:
+        """What the last step did to each VCL layer (a list of numbers for grouped convolutions); waits for the device.
+
+        ``rank``: singular values in use. ``largest``, ``most_negative``: eigenvalues of G. ``constraint``: share of G (by
+        norm) that the weights cannot follow, the residual of the constraint at α = ½. ``discarded``: share of ``‖G‖²``
+        dropped by truncation. ``moved``: ``‖W⁺ − W‖``. ``unsettled``: error of a light step's equation, 0 after a full one.
+        Between full steps eigenvalues are estimates.
+        """
+        return {unit.target.name: unit.report.numbers() for unit in self.units if unit.report is not None}
+
+    def close(self) -> None:
+        """Remove every hook from the model. The optimizer cannot step any more."""
+        self._finalizer()
+
+    # --- state --------------------------------------------------------------------------------------------------------
+
+    def _state_of(self, unit: Unit) -> dict[str, Any]:
+        state: dict[str, Any] = self.state[unit.target.parameter]
+        return state.get(unit.target.part, {}) if unit.target.part else state
+
+    def _store(self, unit: Unit, state: dict[str, Any]) -> None:
+        if unit.target.part:
+            self.state[unit.target.parameter][unit.target.part] = state
+        else:
+            self.state[unit.target.parameter] = state
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what :meth:`state_dict` gave; training goes on bit by bit as it would have.
+
+        The model must hold the weights it had then.
+        """
+        stored = state_dict["param_groups"][0].get("layers")
+        names = [unit.target.name for unit in self._units]
+        missing = [name for name in names if name not in (stored or ())]
+        if stored is None or len(missing) > 1 or set(stored) - set(names) or (missing and self._last is None):
+            raise InputError(
+                f"this state trains the layers {stored} by VCL, which are not those of this optimizer: {names}"
+            )
+        if missing:
+            self._regroup(next(unit.target for unit in self._units if unit.target.name == missing[0]))
+        super().load_state_dict(state_dict)
+        self._share()
+        # torch casts floating-point state to the parameter's dtype; V must keep its own
+        vcl = {id(unit.target.parameter) for unit in self.units}
+        for group, mine in zip(state_dict["param_groups"], self.param_groups, strict=True):
+            for key, parameter in zip(group["params"], mine["params"], strict=True):
+                if id(parameter) in vcl and key in state_dict["state"]:
+                    self.state[parameter] = copied_to(state_dict["state"][key], parameter.device)
+        self._watch.clear()
+
+
+@contextmanager
+def _no_autocast(device: torch.device) -> Iterator[None]:
+    """Solvers choose their own precision, also when the step is taken inside an autocast region."""
+    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        yield
+
+
+def _check(*, gamma: float, solver: str, anchor: str, refresh: int) -> None:
+    if not (isinstance(gamma, int | float) and gamma >= 0):
+        raise InputError(f"gamma={gamma!r}: the step of the virtual update must be a number of at least 0")
+    if solver not in get_args(Solver):
+        raise InputError(f"solver={solver!r}: choose one of {', '.join(map(repr, get_args(Solver)))}")
+    if anchor not in get_args(Anchor):
+        raise InputError(f"anchor={anchor!r}: choose one of {', '.join(map(repr, get_args(Anchor)))}")
+    if refresh < 1:
+        raise InputError(
+            f"refresh={refresh}: a full step is due at least every so many steps; 1 makes all of them full"
+        )

@@ -1,0 +1,76 @@
+"""What surrounds the mathematics of VCL: the table of who trains what, checks and copies of state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gramscope.errors import NumericalError
+from gramscope.layers.select import public_name, unwrap
+from gramscope.optim.vcl_targets import Target
+from gramscope.optim.vcl_unit import Unit
+
+
+def summary_table(
+    model: nn.Module,
+    units: Sequence[Unit],
+    last: Target | None,
+    settled: bool,
+    readout: Optimizer | None,
+    left_out: Mapping[str, str],
+) -> str:
+    """A table of all parameters of a model: shape, and which optimizer trains each."""
+    by = {id(p): unit for unit in units for p in unit.target.parameters}
+    other = "nothing" if readout is None else type(readout).__name__
+    rows = [("parameter", "shape", "trained by")]
+    for name, p in unwrap(model).named_parameters():
+        shape = " × ".join(map(str, p.shape)) or "scalar"
+        if id(p) in by:
+            unit = by[id(p)]
+            who = f"VCL {unit.solver}" + (f", rank {unit.rank}" if unit.solver == "recursive" else "")
+        elif not p.requires_grad:
+            who = "nothing (frozen)"
+        else:
+            who = other
+            if last is not None and p is last.parameter:
+                who += " (readout)" if settled else " (readout, unless the first forward shows another last layer)"
+        rows.append((public_name(name), shape, who))
+    rows += [(name, "", f"not by VCL: {reason}") for name, reason in left_out.items()]
+    first, second = (max(len(row[i]) for row in rows) for i in (0, 1))
+    return "\n".join(f"{a:<{first}}  {b:<{second}}  {c}" for a, b, c in rows)
+
+
+def check_finite_gradients(model: nn.Module, groups: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse gradients that are not finite.
+
+    Raises:
+        NumericalError: naming the parameters.
+    """
+    found = [(p, p.grad) for group in groups for p in group["params"] if p.grad is not None]
+    dense = [(p, grad) for p, grad in found if not grad.is_sparse]
+    if not dense:
+        return
+    norms = torch._foreach_norm([grad for _, grad in dense])
+    if bool(torch.stack([norm.to(norms[0].device) for norm in norms]).isfinite().all()):
+        return
+    names = {id(p): public_name(name) for name, p in unwrap(model).named_parameters()}
+    bad = [names.get(id(p), "a parameter") for p, grad in dense if not bool(grad.isfinite().all())]
+    if bad:
+        raise NumericalError(
+            f"the gradient of {', '.join(bad)} has NaN or infinite values; weights and state are as before this step"
+        )
+
+
+def copied_to(state: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """A copy of nested state on a device, dtypes as they are."""
+    copied: dict[str, Any] = {}
+    for key, value in state.items():
+        if isinstance(value, Tensor):
+            copied[key] = value.to(device, copy=True)
+        else:
+            copied[key] = copied_to(value, device) if isinstance(value, Mapping) else value
+    return copied

@@ -1,0 +1,138 @@
+"""The hooks virtual covariance learning places on a model: batch sizes, layer applications, accumulated gradients."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from gramscope.errors import InputError, LayerError
+from gramscope.layers.hooks import Observer, first_tensor
+from gramscope.layers.select import Layer, unwrap
+from gramscope.optim.vcl_gather import Gatherer
+from gramscope.optim.vcl_targets import Target
+
+#: how the loss is reduced over the batch: ``"mean"``, ``"sum"``, the factor that makes gradients sums over samples, or a
+#: function from the batch size to that factor
+Reduction: TypeAlias = str | float | Callable[[int], float]
+
+
+class Watch:
+    """Feeds the gatherers of a model's layers from its forward and backward passes.
+
+    The hooks hold this object weakly, so that a model does not keep the optimizer it was once trained with alive.
+    """
+
+    def __init__(self, model: nn.Module, gatherers: Sequence[Gatherer], reduction: Reduction) -> None:
+        if isinstance(reduction, str) and reduction not in ("mean", "sum"):
+            raise InputError(
+                f"reduction={reduction!r}: give 'mean', 'sum', the factor as a number, or a function of the batch size"
+            )
+        if isinstance(reduction, int | float) and not (math.isfinite(reduction) and reduction > 0):
+            raise InputError(f"reduction={reduction!r}: the factor must be a positive number")
+        self._reduction = reduction
+        self._by_layer = {layer.name: gatherer for gatherer in gatherers for layer in gatherer.target.layers}
+        self._gatherers = list(gatherers)
+        self._batch_size: int | None = None
+        self._ordering = True
+        #: the applications of the latest forward with their outputs, until :meth:`stop_ordering`
+        self.order: list[tuple[Target, Tensor]] = []
+        self._handles: list[RemovableHandle] = []
+        self._place(unwrap(model))
+
+    def clear(self) -> None:
+        """Forget what was gathered."""
+        for gatherer in self._gatherers:
+            gatherer.clear()
+
+    def stop_ordering(self) -> None:
+        """The order of execution is known; hold on to no outputs any longer."""
+        self._ordering = False
+        self.order = []
+
+    def close(self) -> None:
+        """Remove every hook."""
+        self._observer.detach()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _place(self, root: nn.Module) -> None:
+        me = weakref.ref(self)
+
+        @torch.compiler.disable  # type: ignore[misc]
+        def called(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            watch = me()
+            if watch is not None and module is root:
+                watch._called(args, kwargs)
+
+        @torch.compiler.disable  # type: ignore[misc]
+        def applied(layer: Layer, x: Tensor, z: Tensor) -> None:
+            watch = me()
+            if watch is not None:
+                watch._applied(layer, x, z)
+
+        self._handles.append(root.register_forward_pre_hook(called, with_kwargs=True))
+        layers = [layer for gatherer in self._gatherers for layer in gatherer.target.layers]
+        self._observer = Observer(layers, applied)
+        self._observer.attach()
+        for gatherer in self._gatherers:
+            last = gatherer.target.parameters[-1]  # the bias, where there is one, receives its gradient no later
+            hook = _accumulation_hook(weakref.ref(gatherer))
+            for parameter in {id(p): p for p in (gatherer.target.parameter, last)}.values():
+                self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
+
+    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        x = first_tensor(args)
+        x = first_tensor(kwargs) if x is None else x
+        self._batch_size = None if x is None or x.dim() == 0 else x.shape[0]
+        if self._ordering and torch.is_grad_enabled():
+            self.order = []
+
+    def _applied(self, layer: Layer, x: Tensor, z: Tensor) -> None:
+        if not torch.is_grad_enabled() or not z.requires_grad:
+            return
+        gatherer = self._by_layer[layer.name]
+        if self._ordering:
+            self.order.append((gatherer.target, z))
+        size, x = self._batch_size, x.detach()
+        me = weakref.ref(self)
+
+        def receive(dz: Tensor) -> None:
+            watch = me()
+            if watch is not None and gatherer.target.parameter.requires_grad:
+                gatherer.receive(layer, x, dz.detach(), watch._factor(size, layer.name))
+
+        z.register_hook(receive)  # type: ignore[no-untyped-call]
+
+    def _factor(self, batch_size: int | None, name: str) -> float:
+        reduction = self._reduction
+        if reduction == "sum":
+            return 1.0
+        if isinstance(reduction, int | float):
+            return float(reduction)
+        if batch_size is None:
+            raise LayerError(
+                f"layer {name!r} ran outside a call of the model with a tensor, so the batch size is not known; call the "
+                "model itself, or give the factor of the gradients as reduction="
+            )
+        if isinstance(reduction, str):
+            return float(batch_size)
+        factor = float(reduction(batch_size))
+        if not (math.isfinite(factor) and factor > 0):
+            raise InputError(f"reduction({batch_size}) returned {factor}; the factor of the gradients must be positive")
+        return factor
+
+
+def _accumulation_hook(gatherer: Callable[[], Gatherer | None]) -> Callable[[Tensor], None]:
+    def hook(parameter: Tensor) -> None:
+        found = gatherer()
+        if found is not None:
+            found.accumulated()
+
+    return hook
