@@ -209,7 +209,7 @@ def _draw(axes: Any, results: Results[Settings], key: str, title: str, records: 
 
 
 def curves_figure(results: Results[Settings]) -> Figure:
-    """UC-NFA and C-NFA of both layers, train and test loss; a row for each choice of varied layers."""
+    """UC-NFA and C-NFA of both layers, losses relative to a seed's largest; a row for each choice of varied layers."""
     columns = [(f"{kind}-NFA, layer {layer}", key, layer) for layer in LAYERS for kind, key in _KINDS]
     page, axes = panels(len(results.settings.varied), 6, width=2.0, sharex=True)
     for row, varied in zip(axes, results.settings.varied, strict=True):
@@ -220,8 +220,8 @@ def curves_figure(results: Results[Settings]) -> Figure:
         for place, (title, key) in zip(
             row[4:], (("train loss", "train_loss"), ("test loss", "test_loss")), strict=True
         ):
-            top = max(r[key] for r in records)
-            scaled = [{**r, key: r[key] / top} for r in records if r["layer"] == 1]
+            top = {seed: max(r[key] for r in records if r["seed"] == seed) for seed in results.settings.seeds}
+            scaled = [{**r, key: r[key] / top[r["seed"]]} for r in records if r["layer"] == 1]
             _draw(place, results, key, f"{title} / largest", scaled)
             place.set_ylim(0, 1.02)
         row[0].set_ylabel(VARIED[varied][1].replace("varied", "\nvaried"))

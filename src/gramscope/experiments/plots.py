@@ -132,7 +132,7 @@ def band(
     if deviations and any(spreads):
         low = [m - deviations * s for m, s in zip(means, spreads, strict=True)]
         high = [m + deviations * s for m, s in zip(means, spreads, strict=True)]
-        axes.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
+        axes.fill_between(xs, low, high, color=colour, alpha=0.12, linewidth=0)
 
 
 def legend_below(figure: Figure, axes: Axes, title: str | None = None, *, columns: int = 6) -> None:
