@@ -245,7 +245,7 @@ def layers_figure(key: str, label: str, results: Results[Settings]) -> Figure:
             place.set_ylim(0, 1.02)
             place.set_xlabel("gradient steps")
     axes[0, 0].set_ylabel(label)
-    legend_below(page, axes[0, 0], "initialisation scale")
+    legend_below(page, axes[0, 0], "initialisation scale", columns=3 * len(results.settings.spectra))
     return page
 
 
