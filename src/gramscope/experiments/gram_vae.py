@@ -1,0 +1,386 @@
+"""gram-fig10 and gram-fig5: target linearity of a VAE's codes for its inputs, by β, and what it means for interpolation.
+
+Target linearity is measured of the latent means μ and of codes z drawn from the posterior, for inputs centred over
+samples. The published values centre over pixels, so their level is not comparable; orders and trends are. A fit without
+ridge does not see the scale of μ: where the posterior has collapsed, a tiny μ can still be a linear image of the input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from gramscope.data.dataset import DataSet
+from gramscope.errors import InputError
+from gramscope.experiments.comparing import part_name
+from gramscope.experiments.core import Claim, Experiment, Options, Recorder, Results, Training
+from gramscope.experiments.plots import band, curve, legend_below, matrix, panels
+from gramscope.layers.calling import evaluating
+from gramscope.measures.interpolation import interpolation_error
+from gramscope.measures.linearity import target_linearity
+from gramscope.models.vae import VAE, VAEOutput, vae_loss
+from gramscope.training.config import TrainConfig
+from gramscope.training.job import Job, load_data
+from gramscope.training.seeding import generator
+from gramscope.training.train import Trained
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Settings:
+    """003 B.6. ``epochs`` are one value a data set, in the order of ``data``."""
+
+    seeds: tuple[int, ...] = (0,)
+    data: tuple[str, ...] = ("mnist", "cifar10")
+    epochs: tuple[float, ...] = (10.0, 30.0)
+    betas: tuple[float, ...] = (0.05, 0.1, 0.5, 1.0, 5.0, 10.0)
+    hidden: tuple[int, ...] = (512, 512)
+    latent: int = 32
+    lr: float = 0.0001
+    batch_size: int = 128
+    every: float = 1.0
+    samples: int = 10_000
+    labels: tuple[int, ...] = (2, 8)
+    pairs: int = 5000
+
+
+# -- training -----------------------------------------------------------------------------------------------------
+class SamplingVAE(nn.Module):
+    """A VAE that draws its own noise while training and gives β along with its output, for :func:`elbo`."""
+
+    def __init__(self, vae: VAE, beta: float) -> None:
+        super().__init__()
+        self.vae = vae
+        self.beta = beta
+
+    @override
+    def forward(self, x: Tensor) -> tuple[VAEOutput, float]:
+        mean, log_variance = self.vae.encode(x)
+        z = mean + torch.exp(0.5 * log_variance) * torch.randn_like(mean) if self.training else mean
+        return VAEOutput(self.vae.decode(z), mean, log_variance), self.beta
+
+
+def elbo(output: tuple[VAEOutput, float], target: Tensor) -> Tensor:
+    """The VAE's loss of each sample, the input as target."""
+    found, beta = output
+    return vae_loss(found, target.reshape(found.logits.shape), beta)
+
+
+def _parts(after: bool) -> Callable[[Settings, Options], list[Training]]:
+    def parts(settings: Settings, options: Options) -> list[Training]:
+        if len(settings.epochs) not in (1, len(settings.data)):
+            raise InputError(f"epochs = {settings.epochs}: give one value, or one for each of {settings.data}")
+        lengths = settings.epochs * len(settings.data) if len(settings.epochs) == 1 else settings.epochs
+        return [
+            Training(
+                part_name("vae", data),
+                config := _config(settings, options, data, epochs),
+                data=_reconstruction(config),
+                model=lambda member, found: _build(member, found, settings),
+                loss=elbo,
+                measure=_Linearity(settings.samples),
+                after=_Interpolate(settings, config) if after else None,
+            )
+            for data, epochs in zip(settings.data, lengths, strict=True)
+        ]
+
+    return parts
+
+
+def _config(settings: Settings, options: Options, data: str, epochs: float) -> TrainConfig:
+    return TrainConfig.from_dict(
+        {
+            "seeds": settings.seeds,
+            "epochs": epochs,
+            "batch_size": settings.batch_size,
+            "evaluate_every": epochs,
+            "device": options.device,
+            "data": {"name": data, "dir": options.data_dir},
+            "model": {"name": "vae", "hidden": settings.hidden, "latent": settings.latent},
+            "method": {"name": "adam", "lr": settings.lr},
+            "measure": {"every": settings.every},
+            "sweep": {"model.beta": settings.betas},
+        }
+    )
+
+
+def _reconstruction(config: TrainConfig) -> Callable[[], DataSet]:
+    """The configured images with themselves as targets."""
+
+    def given() -> DataSet:
+        data = load_data(config.data)
+        return replace(data, y_train=data.x_train.flatten(1), y_test=data.x_test.flatten(1), classes=None)
+
+    return given
+
+
+def _build(config: TrainConfig, data: DataSet, settings: Settings) -> SamplingVAE:
+    vae = VAE(
+        data.input_shape, None, settings.hidden, latent=settings.latent, generator=generator(config.seed, "weights")
+    )
+    return SamplingVAE(vae, config.model.options["beta"])
+
+
+@dataclass(frozen=True)
+class _Linearity:
+    """TL from latent means to centred inputs on training samples; reconstruction error on the test set."""
+
+    samples: int
+
+    def __call__(self, model: nn.Module, job: Job, step: int) -> Iterator[dict[str, Any]]:
+        if not isinstance(model, SamplingVAE):
+            raise InputError(f"a VAE is measured here, not {type(model).__name__}")
+        with torch.no_grad(), evaluating(model):
+            x = job.data.x_train[: self.samples]
+            mean, log_variance = (torch.cat(found) for found in zip(*map(model.vae.encode, _blocks(x)), strict=True))
+            noise = torch.randn(mean.shape, generator=generator(job.config.seed, "codes", step)).to(mean)
+            centred = x.flatten(1) - x.flatten(1).mean(0)
+            of_mean = target_linearity(mean, centred, intercept=True)
+            of_codes = target_linearity(mean + torch.exp(0.5 * log_variance) * noise, centred, intercept=True)
+            error = 0.0
+            for part in _blocks(job.data.x_test):
+                error += float((model.vae(part).logits.sigmoid() - part).square().sum())
+        yield {
+            "beta": model.beta,
+            "of_mean": float(of_mean),
+            "of_codes": float(of_codes),
+            "reconstruction": error / job.data.x_test.numel(),
+        }
+
+
+def _blocks(x: Tensor) -> tuple[Tensor, ...]:
+    return torch.split(x, 5000)
+
+
+# -- after training: interpolation --------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class _Interpolate:
+    """Strips from one class to another, and the bound of 003 Proposition 3, for every β."""
+
+    settings: Settings
+    config: TrainConfig
+
+    def __call__(self, trained: Trained, recorder: Recorder) -> None:
+        data = load_data(self.config.data)
+        for name, member in trained.members.items():
+            model = member.model
+            if not isinstance(model, SamplingVAE):
+                raise InputError(f"{name} is no VAE")
+            device = next(model.parameters()).device
+            with torch.no_grad(), evaluating(model):
+                self._measure(model, data, device, recorder, member.config.seed)
+
+    def _measure(self, model: SamplingVAE, data: DataSet, device: torch.device, recorder: Recorder, seed: int) -> None:
+        x = data.x_train[: self.settings.samples].to(device)
+        codes = torch.cat([model.vae.encode(part)[0] for part in _blocks(x)])
+
+        def decode(z: Tensor) -> Tensor:
+            return model.vae.decode(z).sigmoid()
+
+        random = generator(seed, "pairs")
+        found = interpolation_error(decode, codes, x, pairs=self.settings.pairs, generator=random, intercept=True)
+        reconstruction = (decode(codes) - x).flatten(1).norm(dim=1).mean()
+        recorder.record(
+            "interpolation",
+            data=data.name,
+            seed=seed,
+            beta=model.beta,
+            error=found.error,
+            decoder_gap=found.decoder_gap,
+            pair_residual=found.pair_residual,
+            ols_residual=found.ols_residual,
+            bound=found.bound,
+            target_linearity=found.target_linearity,
+            reconstruction=float(reconstruction),
+        )
+        if seed == self.settings.seeds[0]:
+            ends = torch.stack([_sample(data, label) for label in self.settings.labels]).to(device)
+            weights = torch.linspace(0, 1, 9, device=device)[:, None]
+            z = (1 - weights) * model.vae.encode(ends[:1])[0] + weights * model.vae.encode(ends[1:])[0]
+            weights = weights.reshape(-1, *[1] * len(data.input_shape))
+            recorder.save(
+                f"strip-{model.beta:g}", decoded=decode(z), pixels=(1 - weights) * ends[0] + weights * ends[1]
+            )
+
+
+def _sample(data: DataSet, label: int) -> Tensor:
+    """The first test image of a class."""
+    index = (data.y_test == label).nonzero()
+    if not len(index):
+        raise InputError(f"{data.name} has no test image of class {label}; choose others with --set labels=2,8")
+    return data.x_test[int(index[0])]
+
+
+# -- claims of gram-fig10 -----------------------------------------------------------------------------------------
+def _curve(results: Results[Settings], data: str, beta: float, key: str) -> tuple[list[float], list[float]]:
+    records = results.records("measurement", part=part_name("vae", data), beta=beta)
+    epochs, means, _ = curve(records, "epoch", key)
+    return epochs, means
+
+
+def _finals(results: Results[Settings], data: str, key: str) -> list[float]:
+    return [_curve(results, data, beta, key)[1][-1] for beta in results.settings.betas]
+
+
+def _by_beta(betas: Sequence[float], values: Sequence[float]) -> str:
+    return ", ".join(f"β {beta:g}: {value:.3f}" for beta, value in zip(betas, values, strict=True))
+
+
+#: recorded linearity -> what it is of
+CODES = {"of_mean": "latent means μ", "of_codes": "codes z drawn from the posterior"}
+
+
+def trade_off(results: Results[Settings]) -> list[Claim]:
+    """003 B.6: low β has low error and high TL, high β the reverse."""
+    betas = results.settings.betas
+    rows = []
+    for data in results.settings.data:
+        errors = _finals(results, data, "reconstruction")
+        rows.append(
+            Claim(
+                f"{data}: the reconstruction error grows with β",
+                "low β: low error",
+                _by_beta(betas, errors),
+                all(a <= b * 1.02 for a, b in pairwise(errors)) and errors[-1] > errors[0],
+            )
+        )
+        for key, what in CODES.items():
+            values = _finals(results, data, key)
+            holds = all(a >= b - 0.01 for a, b in pairwise(values)) and values[0] > values[-1]
+            reason = "" if holds or key == "of_codes" else "a collapsed μ is tiny, but TL does not see its scale"
+            rows.append(
+                Claim(f"{data}: TL of {what} falls with β", "low β: high TL", _by_beta(betas, values), holds, reason)
+            )
+    return rows
+
+
+def rises(results: Results[Settings]) -> list[Claim]:
+    """003 B.6: at low β TL rises steadily through training, at high β it stays or rises a little."""
+    betas = results.settings.betas
+    rows = []
+    for data in results.settings.data:
+        for key, what in CODES.items():
+            changes = []
+            for beta in betas:
+                values = _curve(results, data, beta, key)[1]
+                changes.append(values[-1] - values[0])
+            rows.append(
+                Claim(
+                    f"{data}: TL of {what} rises over training at β {betas[0]:g}, more than at β {betas[-1]:g}",
+                    "rises at low β, stays at high β",
+                    ", ".join(f"β {beta:g}: {change:+.3f}" for beta, change in zip(betas, changes, strict=True)),
+                    changes[0] > 0 and changes[0] > changes[-1],
+                )
+            )
+    return rows
+
+
+def linearity_figure(results: Results[Settings]) -> Figure:
+    """A row a data set: target linearity and reconstruction error over training, a curve a β."""
+    settings = results.settings
+    page, axes = panels(len(settings.data), 3, width=2.5, height=2.1, sharex="row")
+    columns = (("of_mean", r"TL of $\mu$"), ("of_codes", r"TL of $z$"), ("reconstruction", "reconstruction error"))
+    for row, data in zip(axes, settings.data, strict=True):
+        for place, (key, title) in zip(row, columns, strict=True):
+            for index, beta in enumerate(settings.betas):
+                records = results.records("measurement", part=part_name("vae", data), beta=beta)
+                band(place, records, "epoch", key, index=index, label=rf"$\beta$ = {beta:g}")
+            place.set_title(f"{data}: {title}")
+            place.set_xlabel("epoch")
+    legend_below(page, axes[0, 0])
+    return page
+
+
+# -- claims of gram-fig5 ------------------------------------------------------------------------------------------
+def _interpolations(results: Results[Settings], data: str) -> list[dict[str, Any]]:
+    found = results.records("interpolation", data=data, seed=results.settings.seeds[0])
+    return sorted(found, key=lambda r: r["beta"])
+
+
+def bound_holds(results: Results[Settings]) -> list[Claim]:
+    """003 Proposition 3 and its form for a given decoder."""
+    rows = []
+    for data in results.settings.data:
+        found = _interpolations(results, data)
+        rows += [
+            Claim(
+                f"{data}: residual of the linear map over pairs ≤ over samples ≤ √((1 − TL) mean‖x − x̄‖²)",
+                "Proposition 3",
+                ", ".join(
+                    f"β {r['beta']:g}: {r['pair_residual']:.2f} ≤ {r['ols_residual']:.2f} ≤ {r['bound']:.2f}"
+                    for r in found
+                ),
+                all(r["pair_residual"] <= r["ols_residual"] * 1.01 and r["ols_residual"] <= r["bound"] for r in found),
+            ),
+            Claim(
+                f"{data}: error of the decoder ≤ residual of the linear map + distance of the decoder from it",
+                "the form for a given decoder",
+                ", ".join(
+                    f"β {r['beta']:g}: {r['error']:.2f} ≤ {r['pair_residual']:.2f} + {r['decoder_gap']:.2f}"
+                    for r in found
+                ),
+                all(r["error"] <= (r["pair_residual"] + r["decoder_gap"]) * (1 + 1e-6) for r in found),
+            ),
+        ]
+    return rows
+
+
+def follows(results: Results[Settings]) -> list[Claim]:
+    """003 Fig. 5: the decoder follows linear interpolation where TL is high."""
+    rows = []
+    for data in results.settings.data:
+        found = sorted(_interpolations(results, data), key=lambda r: r["target_linearity"])
+        low, high = found[0], found[-1]
+        excess = [r["error"] - r["reconstruction"] for r in (high, low)]
+        rows.append(
+            Claim(
+                f"{data}: the interpolation error is lower where TL is highest (β {high['beta']:g}) than where lowest",
+                "decoder follows linear interpolation where TL is high",
+                f"TL {high['target_linearity']:.2f}: {high['error']:.2f}, TL {low['target_linearity']:.2f}: "
+                f"{low['error']:.2f} (beyond reconstruction: {excess[0]:.2f}, {excess[1]:.2f})",
+                high["error"] < low["error"],
+            )
+        )
+    return rows
+
+
+def strip_figure(results: Results[Settings]) -> Figure:
+    """Pixel interpolation above decoded interpolation, a pair of rows a β; error and bound in the title."""
+    settings = results.settings
+    data = settings.data[0]
+    found = _interpolations(results, data)
+    strips = [results.artefact(f"{part_name('vae', data)}.after", f"strip-{r['beta']:g}") for r in found]
+    columns = len(strips[0]["decoded"])
+    page, axes = panels(1 + len(found), columns, width=0.85, height=0.95)
+    rows = [strips[0]["pixels"], *(strip["decoded"] for strip in strips)]
+    names = ["pixels", *(rf"$\beta$ = {r['beta']:g}" + f"\nTL {r['target_linearity']:.2f}" for r in found)]
+    for row, images, name in zip(axes, rows, names, strict=True):
+        for place, image in zip(row, images, strict=True):
+            picture = image.float().movedim(0, -1).squeeze(-1)
+            matrix(place, picture, "", cmap="gray_r" if picture.dim() == 2 else None, vmin=0, vmax=1)
+        row[0].set_ylabel(name, rotation=0, ha="right", va="center")
+    text = "; ".join(rf"$\beta$ {r['beta']:g}: error {r['error']:.2f}, bound {r['bound']:.2f}" for r in found)
+    page.supxlabel(f"mean over pairs at λ = ½: {text}", fontsize=7)
+    return page
+
+
+_QUICK = Settings(
+    data=("digits",), epochs=(90.0,), betas=(0.05, 0.5, 2.0, 10.0), hidden=(128, 128), latent=16, lr=0.0005,
+    batch_size=64, every=5.0,
+)  # fmt: skip
+FIG10 = Experiment(_QUICK, Settings(), _parts(after=False), (trade_off, rises), linearity_figure)
+FIG5 = Experiment(
+    replace(_QUICK, betas=(0.05, 10.0)),
+    Settings(data=("mnist",), epochs=(10.0,), betas=(0.05, 1.0, 10.0)),
+    _parts(after=True),
+    (bound_holds, follows),
+    strip_figure,
+)
