@@ -48,8 +48,8 @@ class VCL(Optimizer):
             groups follow the first one in ``param_groups``.
         solver: ``"recursive"`` works in a small moving basis; ``"exact"`` is Algorithm 1 to the letter on d×d matrices in
             float64; ``"auto"`` is exact for up to 64 inputs.
-        rank: directions the recursive solver keeps in a layer, p + max(16, p/16) by default, p = min(k, d); the number of
-            inputs or more for no truncation.
+        rank: directions the recursive solver keeps in a layer of k outputs and d inputs: by default all for d up to 256 or
+            2k, else k + max(16, k/16).
         anchor: ``"current"``: ``W_tᵀW_t + V_t``, to the letter; ``"initial"``: ``W₀ᵀW₀ + V_t``, which counts nothing twice and
             with ``second_order=False`` stays bounded at α = ½.
         second_order: whether the shift has its γ² term, ``γ²Wᵀ(Σδδᵀ)W``, which feeds itself at large α.

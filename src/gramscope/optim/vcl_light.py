@@ -32,7 +32,7 @@ def light_step(
     p, n = state.weights.shape[-1], gram.shape[-1]
     basis, before = state.basis, state.weights
     diagonal = gram.diagonal(dim1=-2, dim2=-1)
-    discarded = unsettled = None
+    discarded, unsettled = None, torch.zeros_like(diagonal[..., 0])
     if n > p:
         slope, unsettled = positive_slope(gram, p)
         turn = BlockReflection.towards(slope)

@@ -92,13 +92,13 @@ class Report:
         discarded: Tensor | None = None,
         unsettled: Tensor | None = None,
     ) -> Report:
-        """The report of a step with these eigenvalues of G, those of W first."""
+        """The report of a step with these eigenvalues of G (estimates of them, if ``unsettled`` is given), W's own first."""
         squares = eigenvalues.square()
         total = squares.sum(-1).clamp_min(torch.finfo(squares.dtype).tiny)
         followed = torch.where(s > 0, squares[..., : s.shape[-1]], 0.0).sum(-1)
         return cls(
             rank=(s > 0).sum(-1),
-            cut=((s == 0) & (eigenvalues[..., : s.shape[-1]] > 0)).sum(-1),
+            cut=((s == 0) & (eigenvalues[..., : s.shape[-1]] > 0) & (unsettled is None)).sum(-1),
             most_negative=eigenvalues.amin(-1),
             largest=eigenvalues.amax(-1),
             constraint=((total - followed) / total).clamp_min(0).sqrt(),

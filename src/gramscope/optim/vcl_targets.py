@@ -117,8 +117,8 @@ def last_executed(order: Sequence[tuple[Target, Tensor]], targets: Sequence[Targ
     """
     if not order:
         raise LayerError(
-            "no layer was seen in a forward pass, so the last one executed is not known; run a forward and backward pass "
-            "first, or name the layers that VCL trains with layers="
+            "no layer was seen in a forward pass, so the last one executed is not known. Run a forward and backward pass "
+            "first; a model that ran under torch.compile before VCL was made is not seen (make VCL before its first call)"
         )
     last, output = order[-1]
     reached = _ancestors(output)

@@ -24,6 +24,8 @@ Solver: TypeAlias = Literal["recursive", "exact", "auto"]
 
 #: up to this many inputs ``solver="auto"`` is exact
 _SMALL = 64
+#: up to this many inputs, or twice as many as outputs, nothing is truncated unless asked for
+_UNCUT = 256
 #: steps at the beginning that are all full, and full steps after a light one did not settle
 _FIRST, _COOLING = 32, 4
 #: light steps whose equation is farther from solved than this are replaced by full ones
@@ -104,8 +106,8 @@ class Unit:
         if cut and not self._announced:
             self._announced = True
             warnings.warn(
-                f"VCL layer {self.target.name!r}: positive eigenvalues at rounding level (up to {self.cutoff:.1e} of the largest) "
-                "are taken as zero, so the weights have less than full rank. cutoff= sets the limit, floor= keeps the rank",
+                f"VCL layer {self.target.name!r}: positive eigenvalues at rounding level (up to {self.cutoff:.1e} of the "
+                "largest) are taken as zero, so W loses rank. cutoff= sets the limit, floor= keeps the rank",
                 RescueWarning,
                 stacklevel=4,
             )
@@ -212,7 +214,7 @@ def propose_all(units: Sequence[Unit], states: Sequence[Mapping[str, Any]], gamm
 def _rank(name: str, k: int, d: int, rank: int | None) -> int:
     p = min(k, d)
     if rank is None:
-        rank = p + max(16, p // 16)
+        rank = d if d <= max(_UNCUT, 2 * p) else p + max(16, p // 16)
     elif rank < p:
         raise InputError(f"rank={rank}: layer {name!r} of shape {k} × {d} needs at least {p} directions")
     return min(rank, d)
