@@ -107,14 +107,14 @@ class TerminalReporter(Reporter):
             self._console.print(f"{self._label}: {done} of {self._total}")
 
     @override
-    def records(self, records: Sequence[dict[str, Any]]) -> None:
+    def records(self, records: Sequence[dict[str, Any]], label: str = "") -> None:
         keys = ("test_accuracy", "test_loss")
         shown = {key: _mean([r[key] for r in records if r.get(key) is not None]) for key in keys}
         text = ", ".join(f"{key.replace('_', ' ')} {value:.4g}" for key, value in shown.items() if value is not None)
         if self._progress is not None:
             self._progress.update(self._task, news=text)
         else:
-            self._console.print(f"{self._label}: epoch {records[0]['epoch']:g}, {text}")
+            self._console.print(f"{label or self._label}: epoch {records[0]['epoch']:g}, {text}")
 
     @override
     def finish(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,29 +13,32 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from gramscope.errors import GramscopeError
 from gramscope.training.config import TrainConfig
 from gramscope.training.interrupt import Interrupted, stop_on_signal
 from gramscope.training.reporting import Reporter
 
+#: seconds between a process's messages about its progress
+_NEWS_EVERY = 0.5
+
 
 @dataclass(frozen=True)
 class Errand:
-    """What a process is told: which member to train, and where."""
+    """What a process is told: which member to train, in how many steps, and where."""
 
     name: str
     config: TrainConfig
     path: Path
     labels: Mapping[str, Any]
+    steps: int
 
 
 def worker_count(members: int) -> int:
     """Processes at a time: one a core this process may use."""
-    return max(1, min(members, _cores()))
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(members, cores))
 
 
 def run_in_processes(errands: Sequence[Errand], reporter: Reporter) -> None:
@@ -45,10 +49,11 @@ def run_in_processes(errands: Sequence[Errand], reporter: Reporter) -> None:
     """
     context = multiprocessing.get_context("spawn")
     waiting = list(errands)
-    running: dict[Connection, tuple[str, SpawnProcess]] = {}
+    running: dict[Connection, tuple[Errand, SpawnProcess]] = {}
+    done = {errand.name: 0 for errand in errands}
     workers = worker_count(len(errands))
-    failure, done = "", 0
-    reporter.start(f"{len(errands)} runs in {workers} processes", len(errands), unit="run")
+    failure = ""
+    reporter.start(f"{len(errands)} runs in {workers} processes", sum(errand.steps for errand in errands))
     with stop_on_signal() as stop:
         while (waiting and not failure and not stop.asked) or running:
             while waiting and len(running) < workers and not failure and not stop.asked:
@@ -57,47 +62,73 @@ def run_in_processes(errands: Sequence[Errand], reporter: Reporter) -> None:
                 process = context.Process(target=_work, args=(errand, theirs), name=errand.name)
                 process.start()
                 theirs.close()
-                running[ours] = (errand.name, process)
+                running[ours] = (errand, process)
             for connection in wait(list(running), timeout=0.2):
                 assert isinstance(connection, Connection)
-                name, process = running.pop(connection)
-                try:
-                    message = connection.recv()
-                except EOFError:
-                    process.join()
-                    message = f"the process of {name} died with exit code {process.exitcode}"
-                process.join()
-                connection.close()
-                if message == "interrupted":
-                    stop.asked = True
-                elif message:
-                    failure = failure or f"{name}: {message}"
+                errand, process = running[connection]
+                kind, content = _receive(connection, process, errand.name)
+                if kind == "step":
+                    done[errand.name] = content
+                    reporter.advance(sum(done.values()))
+                elif kind == "records":
+                    reporter.records(content, errand.name)
                 else:
-                    done += 1
-                    reporter.advance(done)
+                    process.join()
+                    connection.close()
+                    del running[connection]
+                    stop.asked |= kind == "interrupted"
+                    if kind == "failed":
+                        failure = failure or f"{errand.name}: {content}"
     reporter.finish()
     if failure:
         raise GramscopeError(failure)
     if stop.asked:
-        root = errands[0].path.parent
-        raise Interrupted(f"stopped and saved; continue with: gramscope train --resume {root}")
+        raise Interrupted(f"stopped and saved; continue with: gramscope train --resume {errands[0].path.parent}")
+
+
+def _receive(connection: Connection, process: SpawnProcess, name: str) -> tuple[str, Any]:
+    try:
+        kind, content = connection.recv()
+        return str(kind), content
+    except EOFError:
+        process.join()
+        return "failed", f"its process died with exit code {process.exitcode}"
+
+
+class _Messenger(Reporter):
+    """Sends news to the process that started this one."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._sent = 0.0
+
+    @override
+    def advance(self, done: int) -> None:
+        if time.perf_counter() - self._sent > _NEWS_EVERY:
+            self._sent = time.perf_counter()
+            self._connection.send(("step", done))
+
+    @override
+    def records(self, records: Sequence[dict[str, Any]], label: str = "") -> None:
+        self._connection.send(("step", records[0]["step"]))
+        self._connection.send(("records", records))
 
 
 def _work(errand: Errand, connection: Connection) -> None:
-    """Body of a process: train one member and send an empty text, ``interrupted`` or what went wrong."""
+    """Body of a process: train one member, tell how it goes and how it ended."""
     import torch
 
     from gramscope.training.train import run_member
 
     torch.set_num_threads(1)
-    message = ""
+    end: tuple[str, Any] = ("finished", "")
     try:
-        run_member(errand)
+        run_member(errand, _Messenger(connection))
     except (Interrupted, KeyboardInterrupt):
-        message = "interrupted"
+        end = ("interrupted", "")
     except GramscopeError as error:
-        message = str(error)
+        end = ("failed", str(error))
     except Exception:
-        message = traceback.format_exc()
-    connection.send(message)
+        end = ("failed", traceback.format_exc())
+    connection.send(end)
     connection.close()

@@ -18,8 +18,8 @@ class Reporter:
     def advance(self, done: int) -> None:
         """``done`` units are complete."""
 
-    def records(self, records: Sequence[dict[str, Any]]) -> None:
-        """New evaluation records, one a member."""
+    def records(self, records: Sequence[dict[str, Any]], label: str = "") -> None:
+        """New evaluation records, one a member; ``label`` names them where they are not of the work begun last."""
 
     def finish(self) -> None:
         """The work begun last is over."""

@@ -121,20 +121,14 @@ def train(
         if execution == "processes":
             if root is None:
                 root = RunDirectory.create(stack.enter_context(tempfile.TemporaryDirectory()), config.to_dict())
-            runs = _member_runs(root, members)
-            run_in_processes(
-                [Errand(name, jobs[name].config, runs[name].path, jobs[name].labels) for name in jobs], reporter
-            )
-            trained = {name: _from_disk(job, runs[name]) for name, job in jobs.items()}
+            trained = _in_processes(jobs, _member_runs(root, members), reporter)
         else:
-            all_runs = None if root is None else _member_runs(root, members)
-            groups = [list(jobs)] if execution == "vectorised" else [[name] for name in jobs]
+            runs = None if root is None else _member_runs(root, members)
             trained = {}
-            for names in groups:
-                group = [jobs[name] for name in names]
+            for group in [list(jobs.values())] if execution == "vectorised" else [[job] for job in jobs.values()]:
                 engine: Engine = StackedEngine(group) if execution == "vectorised" else SingleEngine(group[0])
-                runs_of_group = None if all_runs is None else [all_runs[name] for name in names]
-                trained |= _run(engine, runs_of_group, parts, reporter, root)
+                chosen = None if runs is None else [runs[job.name] for job in group]
+                trained |= _run(engine, chosen, parts, reporter, root)
     return Trained(trained, execution, None if out is None else Path(out))
 
 
@@ -144,10 +138,10 @@ def resume_run(path: Path | str, *, reporter: Reporter | None = None) -> Trained
     return train(config, path, resume=True, reporter=reporter)
 
 
-def run_member(errand: Errand) -> None:
+def run_member(errand: Errand, reporter: Reporter) -> None:
     """Train one member into its directory, going on where it stopped. Runs in a process of its own."""
     job = prepare(errand.config, errand.name, labels=errand.labels)
-    _run(SingleEngine(job), [RunDirectory(errand.path)], Parts(), Reporter(), None)
+    _run(SingleEngine(job), [RunDirectory(errand.path)], Parts(), reporter, None)
 
 
 # -- preparing ----------------------------------------------------------------------------------------------------
@@ -213,6 +207,17 @@ def _remember_execution(root: RunDirectory, execution: str) -> None:
 
 
 # -- running ------------------------------------------------------------------------------------------------------
+def _in_processes(jobs: dict[str, Job], runs: dict[str, RunDirectory], reporter: Reporter) -> dict[str, Member]:
+    errands = [
+        Errand(name, job.config, runs[name].path, job.labels, job.plan.steps)
+        for name, job in jobs.items()
+        if runs[name].status() != "finished"
+    ]
+    if errands:
+        run_in_processes(errands, reporter)
+    return {name: _from_disk(job, runs[name]) for name, job in jobs.items()}
+
+
 def _run(
     engine: Engine, runs: list[RunDirectory] | None, parts: Parts, reporter: Reporter, root: RunDirectory | None
 ) -> dict[str, Member]:
