@@ -24,6 +24,19 @@ class StopRequest:
 
 
 @contextmanager
+def deaf_children() -> Iterator[None]:
+    """Processes started inside ignore Ctrl-C, so that the one that started them can stop them in good order."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
 def stop_on_signal() -> Iterator[StopRequest]:
     """Turn the first SIGINT or SIGTERM into a request; a second one interrupts at once.
 
@@ -42,7 +55,8 @@ def stop_on_signal() -> Iterator[StopRequest]:
 
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
-            previous[number] = signal.signal(number, ask)
+            if signal.getsignal(number) is not signal.SIG_IGN:  # what the caller ignores stays ignored
+                previous[number] = signal.signal(number, ask)
         yield request
     finally:
         for number, handler in previous.items():

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from gramscope.errors import GramscopeError
 from gramscope.training.config import TrainConfig
-from gramscope.training.interrupt import Interrupted, stop_on_signal
+from gramscope.training.interrupt import Interrupted, deaf_children, stop_on_signal
 from gramscope.training.reporting import Reporter
 
 #: seconds between a process's messages about its progress
@@ -44,15 +44,14 @@ def worker_count(members: int) -> int:
 def run_in_processes(errands: Sequence[Errand], reporter: Reporter) -> None:
     """Train each member in a fresh process, as many at a time as there are cores, one thread each.
 
-    A member that fails stops the others from starting; its error is raised here. An interrupt reaches every process,
-    each of which saves before it ends.
+    A member that fails stops the others, and its error is raised here. On an interrupt every process saves and ends.
     """
     context = multiprocessing.get_context("spawn")
     waiting = list(errands)
     running: dict[Connection, tuple[Errand, SpawnProcess]] = {}
     done = {errand.name: 0 for errand in errands}
     workers = worker_count(len(errands))
-    failure = ""
+    failure, told = "", False
     reporter.start(f"{len(errands)} runs in {workers} processes", sum(errand.steps for errand in errands))
     with stop_on_signal() as stop:
         while (waiting and not failure and not stop.asked) or running:
@@ -60,9 +59,14 @@ def run_in_processes(errands: Sequence[Errand], reporter: Reporter) -> None:
                 errand = waiting.pop(0)
                 ours, theirs = context.Pipe(duplex=False)
                 process = context.Process(target=_work, args=(errand, theirs), name=errand.name)
-                process.start()
+                with deaf_children():
+                    process.start()
                 theirs.close()
                 running[ours] = (errand, process)
+            if (stop.asked or failure) and not told:
+                told = True
+                for _, process in running.values():
+                    process.terminate()  # which training takes as the request to save and stop
             for connection in wait(list(running), timeout=0.2):
                 assert isinstance(connection, Connection)
                 errand, process = running[connection]
@@ -77,7 +81,7 @@ def run_in_processes(errands: Sequence[Errand], reporter: Reporter) -> None:
                     connection.close()
                     del running[connection]
                     stop.asked |= kind == "interrupted"
-                    if kind == "failed":
+                    if kind == "failed" and not told:
                         failure = failure or f"{errand.name}: {content}"
     reporter.finish()
     if failure:
