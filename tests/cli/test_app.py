@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch import nn
 
 from gramscope.cli import app
 from gramscope.errors import InputError
+from gramscope.report import build
 from gramscope.training.measuring import load_weights
 
 Command = Callable[..., "Done"]
@@ -203,3 +205,15 @@ def test_files_that_would_run_code_are_refused(tmp_path: Path) -> None:
         load_weights(nn.Linear(1, 1), tmp_path / "short.pt")
     with pytest.raises(InputError, match="is not a file"):
         load_weights(nn.Linear(1, 1), tmp_path / "none.pt")
+
+
+@pytest.mark.slow
+def test_demo(gramscope: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "write_report", partial(build.write_report, figures=False))  # which take longest
+    done = gramscope("demo", "--epochs", "2", "--seeds", "2", "--json")
+    assert done.code == 0, done.err
+    result = json.loads(done.out)
+    assert [row["method"] for row in result["summary"]] == ["sgd", "vcl", "whiten-sgd"]
+    assert all("±" in value for row in result["summary"] for key, value in row.items() if key != "method")
+    assert Path(result["report"]).read_text(encoding="utf-8").startswith("<!")
+    assert gramscope("runs", "list", "demo", "--json").code == 0

@@ -35,6 +35,10 @@ class GraphedSteps(Generic[Result]):
 
     def run(self, index: Tensor) -> Result:
         """One step for the batch ``index``."""
+        with torch.cuda.device(index.device):
+            return self._run(index)
+
+    def _run(self, index: Tensor) -> Result:
         if self._broken:
             return self._step(index)
         if index.shape not in self._graphs:
@@ -49,7 +53,7 @@ class GraphedSteps(Generic[Result]):
                 )
             for tensor, before in zip(self._state(), kept, strict=True):
                 tensor.copy_(before)
-            return self.run(index)
+            return self._run(index)
         graph, place, result = self._graphs[index.shape]
         place.copy_(index)
         graph.replay()
