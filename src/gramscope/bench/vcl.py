@@ -1,0 +1,273 @@
+"""What a VCL step costs against SGD, AdamW, Muon and Algorithm 1 to the letter, and how soon it reaches SGD's best."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Muon, Optimizer
+
+from gramscope.bench.timing import Row, compare, synchronize
+from gramscope.data.registry import load
+from gramscope.errors import InputError
+from gramscope.optim.vcl import VCL
+
+_BATCH = 64
+#: steps before timing: by then the recursion has its full basis and takes light steps
+_SETTLING = 48
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A one-hidden-layer net: its first layer is the one that counts."""
+
+    name: str
+    build: Callable[[], nn.Sequential]
+    inputs: tuple[int, ...]
+    #: inputs of the first layer, for Algorithm 1's d×d matrix
+    d: int
+
+
+def _linear(d: int, k: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(d, k, bias=False), nn.GELU(), nn.Linear(k, 10))
+
+
+def _conv() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(64, 64, 3, padding=1, bias=False), nn.GELU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)
+    )
+
+
+SHAPES = (
+    Shape("784→256", partial(_linear, 784, 256), (784,), 784),
+    Shape("3072→256", partial(_linear, 3072, 256), (3072,), 3072),
+    Shape("3072→1024", partial(_linear, 3072, 1024), (3072,), 3072),
+    Shape("conv 3×3 64→64", _conv, (64, 16, 16), 576),
+)
+
+
+def run(device: torch.device | str = "cpu", seconds: float = 20.0) -> list[Row]:
+    """Time whole training steps (forward, backward, update) of every method on every shape, the ways in alternation.
+
+    Args:
+        device: where to run.
+        seconds: time for the fast methods of each shape; the exact solver gets as much again for three steps.
+    """
+    rows: list[Row] = []
+    for shape in SHAPES:
+        rows += _steps(shape, device, seconds)
+    rows += _time_to_accuracy(device)
+    return rows
+
+
+def _steps(shape: Shape, device: torch.device | str, seconds: float) -> list[Row]:
+    cpu = torch.device(device).type == "cpu"
+    fast = {
+        "SGD": _stepper(shape, device, lambda net: [SGD(net.parameters(), lr=0.05)]),
+        "AdamW": _stepper(shape, device, lambda net: [AdamW(net.parameters(), lr=1e-3)]),
+        "VCL recursive": _stepper(shape, device, lambda net: [VCL(net, gamma=0.1)], settle=_SETTLING),
+    }
+    if len(shape.inputs) == 1:  # torch's Muon takes matrices only
+        fast["Muon"] = _stepper(shape, device, _muon)
+    took = compare(fast, device=device, seconds=seconds, warm_up=2, least=2, calls=16)  # one full step in sixteen
+    exact = {
+        "VCL exact": _stepper(shape, device, lambda net: [VCL(net, gamma=0.1, solver="exact")]),
+        "VCL exact, float32": _stepper(
+            shape, device, lambda net: [VCL(net, gamma=0.1, solver="exact", precision=torch.float32)]
+        ),
+    }
+    took |= compare(exact, device=device, seconds=0.0, warm_up=1, least=3)
+    note = _processor() if cpu else ""
+    goals: Mapping[str, tuple[str, float, bool]] = {}
+    if shape.name == "3072→256":
+        recursive = took["VCL recursive"]
+        if cpu:
+            goals = {
+                "Muon": ("VCL recursive ≤ 1.2 of this", recursive / took["Muon"], recursive <= 1.2 * took["Muon"]),
+                "VCL exact": ("≥ 80 × recursive", took["VCL exact"] / recursive, took["VCL exact"] >= 80 * recursive),
+                "VCL exact, float32": (
+                    "≥ 50 × recursive",
+                    took["VCL exact, float32"] / recursive,
+                    took["VCL exact, float32"] >= 50 * recursive,
+                ),
+            }
+        else:
+            goals = {
+                "SGD": ("VCL recursive ≤ 6 of this", recursive / took["SGD"], recursive <= 6 * took["SGD"]),
+                "VCL exact": ("≥ 10 × recursive", took["VCL exact"] / recursive, took["VCL exact"] >= 10 * recursive),
+            }
+    rows = []
+    for name, value in took.items():
+        goal, ratio, met = goals.get(name, ("", float("nan"), False))
+        rows.append(
+            Row(
+                case=f"step, {shape.name}, batch {_BATCH}",
+                method=name,
+                milliseconds=1e3 * value,
+                baseline="SGD",
+                ratio=value / took["SGD"],
+                goal=goal,
+                met=met if goal else None,
+                note=f"{ratio:.2f}; {note}" if goal else "",
+            )
+        )
+    return rows
+
+
+def _stepper(
+    shape: Shape, device: torch.device | str, make: Callable[[nn.Sequential], list[Optimizer]], settle: int = 0
+) -> Callable[[], object]:
+    """A function that trains one step on images of few directions (as natural ones are), a new batch each time."""
+    generator = torch.Generator().manual_seed(0)
+    net = _initialised(shape.build(), generator).to(device)
+    batches = [_batch(shape, generator, device) for _ in range(24)]
+    optimizers = make(net)
+    turn = 0
+
+    def step() -> None:
+        nonlocal turn
+        x, y = batches[turn % len(batches)]
+        turn += 1
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        F.cross_entropy(net(x), y).backward()  # type: ignore[no-untyped-call]
+        for optimizer in optimizers:
+            optimizer.step()
+
+    for _ in range(settle):
+        step()
+    return step
+
+
+@torch.no_grad()
+def _initialised(net: nn.Sequential, generator: torch.Generator) -> nn.Sequential:
+    """Weights uniform within ±1/√inputs, as ``nn.Linear`` has them, but from our own generator."""
+    for module in net:
+        for parameter in module.parameters(recurse=False):
+            bound = module.weight[0].numel() ** -0.5  # type: ignore[union-attr, operator]
+            parameter.copy_((2 * torch.rand(parameter.shape, generator=generator) - 1) * bound)
+    return net
+
+
+def _batch(shape: Shape, generator: torch.Generator, device: torch.device | str) -> tuple[Tensor, Tensor]:
+    """Inputs in [0, 1] whose variances fall like those of images, and labels that depend on them."""
+    size = int(torch.tensor(shape.inputs).prod())
+    waves = torch.arange(1, size + 1).reciprocal().sqrt()
+    x = torch.fft.irfft(torch.fft.rfft(torch.randn(_BATCH, size, generator=generator)) * waves[: size // 2 + 1], n=size)
+    x = (0.5 + 2 * x).clamp(0, 1).reshape(_BATCH, *shape.inputs)
+    y = (x.flatten(1)[:, :5] > 0.5).long().sum(1)
+    return x.to(device), y.to(device)
+
+
+def _muon(net: nn.Sequential) -> list[Optimizer]:
+    return [Muon(net[0].parameters(), lr=0.005), AdamW(net[2].parameters(), lr=1e-3)]
+
+
+def _processor() -> str:
+    flags = torch.backends.cpu.get_cpu_capability()
+    bf16 = "bfloat16 instructions" if _has_bf16() else "no bfloat16 instructions"
+    return f"{torch.get_num_threads()} threads, {flags}, {bf16}"
+
+
+def _has_bf16() -> bool:
+    probe = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return bool(probe()) if probe is not None else False
+
+
+# --- wall-clock to SGD's best ------------------------------------------------------------------------------------------
+
+_EPOCHS = 20
+
+
+def _time_to_accuracy(device: torch.device | str) -> list[Row]:
+    """Seconds of training until the test accuracy first is SGD's best of 20 epochs, tests not counted.
+
+    On CIFAR-10 where it is present (``GRAMSCOPE_DATA``), else on nothing: an empty list.
+    """
+    images = _cifar10(device)
+    if images is None:
+        return []
+    train, test = images
+    best, sgd_time = 0.0, 0.0
+    trace = _train(train, test, lambda net: ([SGD(net.parameters(), lr=0.05)], None), _EPOCHS, target=None)
+    for seconds, accuracy in trace:
+        if accuracy > best:
+            best, sgd_time = accuracy, seconds
+    trace = _train(train, test, lambda net: ([VCL(net, gamma=1.0)], 1), _EPOCHS, target=best)
+    seconds, accuracy = trace[-1]
+    met = accuracy >= best
+    case = f"time to {100 * best:.1f} % on CIFAR-10, 3072→256"
+    return [
+        Row(case, "SGD", 1e3 * sgd_time, "SGD", 1.0, note=f"best of {_EPOCHS} epochs"),
+        Row(
+            case,
+            "VCL recursive",
+            1e3 * seconds,
+            "SGD",
+            seconds / sgd_time,
+            goal="≤ 0.4",
+            met=met and seconds <= 0.4 * sgd_time,
+            note=f"{100 * accuracy:.1f} % with one warm-up epoch counted",
+        ),
+    ]
+
+
+def _train(
+    train: tuple[Tensor, Tensor],
+    test: tuple[Tensor, Tensor],
+    make: Callable[[nn.Sequential], tuple[list[Optimizer], int | None]],
+    epochs: int,
+    target: float | None,
+) -> Sequence[tuple[float, float]]:
+    """``(seconds so far, test accuracy)`` about four times an epoch, until the target is reached."""
+    x, y = train
+    generator = torch.Generator().manual_seed(0)
+    net = _initialised(_linear(3072, 256), generator).to(x.device)
+    optimizers, warm_up = make(net)
+    spent, trace = 0.0, []
+    first = optimizers[0]
+    if warm_up and isinstance(first, VCL):
+        start = time.perf_counter()
+        order = _shuffled(len(x), generator, x.device)
+        first.warm_up(((x[i], y[i]) for i in order), F.cross_entropy)
+        synchronize(x.device)
+        spent += time.perf_counter() - start
+    for _ in range(epochs):
+        order = _shuffled(len(x), generator, x.device)
+        quarter = -(-len(order) // 4)
+        for part in range(0, len(order), quarter):
+            start = time.perf_counter()
+            for index in order[part : part + quarter]:
+                for optimizer in optimizers:
+                    optimizer.zero_grad()
+                F.cross_entropy(net(x[index]), y[index]).backward()  # type: ignore[no-untyped-call]
+                for optimizer in optimizers:
+                    optimizer.step()
+            synchronize(x.device)
+            spent += time.perf_counter() - start
+            with torch.no_grad():
+                accuracy = float((net(test[0]).argmax(1) == test[1]).float().mean())
+            trace.append((spent, accuracy))
+            if target is not None and accuracy >= target:
+                return trace
+    return trace
+
+
+def _shuffled(n: int, generator: torch.Generator, device: torch.device) -> list[Tensor]:
+    order = torch.randperm(n, generator=generator).to(device)
+    return [order[start : start + _BATCH] for start in range(0, n, _BATCH)]
+
+
+def _cifar10(device: torch.device | str) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]] | None:
+    """Training and test images as vectors in [0, 1], if the files are there; nothing is downloaded."""
+    try:
+        data = load("cifar10", download=False)
+    except InputError:
+        return None
+    train = data.x_train.flatten(1).to(device), data.y_train.to(device)
+    return train, (data.x_test.flatten(1).to(device), data.y_test.to(device))
