@@ -55,7 +55,8 @@ class VCL(Optimizer):
         second_order: whether the shift has its γ² term, ``γ²Wᵀ(Σδδᵀ)W``, which feeds itself at large α.
         floor: τ of a smooth floor ``(λ + √(λ² + 4τ²))/2`` under the eigenvalues, which keeps the rank of W; 0 clamps at zero.
         cutoff: eigenvalues up to this times the largest are zero; by default ``2·eps·√n`` of the precision used.
-        refresh: the recursive solver decomposes anew at least every this many steps; 1 makes every step a full one.
+        refresh: the recursive solver decomposes anew at least every this many steps, and earlier where its steps in between
+            become doubtful; 1 makes every step a full one.
         momentum: β of a running mean of the gradient that the shift is formed from.
         orthogonalise: form the shift from the orthogonalised gradient.
         aim: Procrustes goes to the solution nearest to ``W − aim·γ·D`` instead of W, D the direction used.
@@ -94,7 +95,7 @@ class VCL(Optimizer):
         second_order: bool = True,
         floor: float = 0.0,
         cutoff: float | None = None,
-        refresh: int = 16,
+        refresh: int = 32,
         momentum: float = 0.0,
         orthogonalise: bool = False,
         aim: float = 0.0,
@@ -274,8 +275,8 @@ class VCL(Optimizer):
 
         ``rank``: singular values in use. ``largest``, ``most_negative``: eigenvalues of G. ``constraint``: share of G (by
         norm) that the weights cannot follow, the residual of the constraint at α = ½. ``discarded``: share of ``‖G‖²``
-        dropped by truncation. ``moved``: ``‖W⁺ − W‖``. ``unsettled``: error of a light step's equation, 0 after a full one.
-        Between full steps eigenvalues are estimates.
+        dropped by truncation. ``moved``: ``‖W⁺ − W‖``. ``unsettled``: doubt in a light step, 0 after a full one (see
+        ``refresh``). Between full steps eigenvalues are estimates.
         """
         return {unit.target.name: unit.report.numbers() for unit in self.units if unit.report is not None}
 

@@ -48,6 +48,7 @@ def light_step(
     s = rules.spectrum.singular_values(state.eigenvalues, n)
     change = state.response * (top - torch.diag_embed(state.eigenvalues))
     relative = change.square().sum(-1) / s.square().clamp_min(torch.finfo(s.dtype).tiny)
+    unsettled = unsettled.maximum(relative.amax(-1).sqrt())
     change = change * (1 + 4 * relative).rsqrt().unsqueeze(-1)  # no singular value doubles or vanishes
     rotation = state.rotation if aim is None else _along(state.rotation, aim, s)
     weights = rotation @ (torch.diag_embed(s) + change)

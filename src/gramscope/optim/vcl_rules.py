@@ -70,7 +70,9 @@ class Report:
         constraint: ``‖G − G₊‖/‖G‖``, G₊ the part of G that the weights follow: the residual of the constraint at α = ½.
         discarded: share of ``‖G‖²`` dropped by truncation in this step.
         moved: ``‖W⁺ − W‖``.
-        unsettled: how far the light step's equation is from solved, see :func:`gramscope.linalg.lowrank.positive_slope`.
+        unsettled: the larger of how far a light step's equation is from solved (see
+            :func:`gramscope.linalg.lowrank.positive_slope`) and the largest relative change of a row of W since the last
+            full step; 0 after a full one.
     """
 
     rank: Tensor

@@ -28,7 +28,7 @@ _SMALL = 64
 _UNCUT = 256
 #: steps at the beginning that are all full, and full steps after a light one did not settle
 _FIRST, _COOLING = 32, 4
-#: light steps whose equation is farther from solved than this are replaced by full ones
+#: light steps whose equation is farther from solved, or that lead farther from the last full one, are replaced by full ones
 _SETTLED = 0.2
 
 
