@@ -48,7 +48,7 @@ def section(run: RunDirectory) -> str:
             "",
             f"    {command}",
             "",
-            f"Seeds {seeds}; {seconds / 60:.0f} min on {facts['device']}, {facts['threads']} thread(s), "
+            f"Seeds {seeds}; {seconds:.0f} s on {facts['device']}, {facts['threads']} thread(s), "
             f"torch {facts['torch']}.",
             "",
             f"![{entry.name}](gallery/{entry.name}.png)",
