@@ -509,3 +509,71 @@ def test_half_precision_weights(generator) -> None:
     assert half["0"].D.dtype == torch.float64
     torch.testing.assert_close(half["0"].D, exact["0"].D, rtol=0.1, atol=0.1)
     torch.testing.assert_close(half["0"].K, exact["0"].K, rtol=0.1, atol=0.05)
+
+
+class Gated(nn.Module):
+    """Reads a layer's output, then overwrites it: on sequences that output is a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.inner(x)
+        gate = z.mean(-1, keepdim=True)
+        z.mul_(0.5)
+        return self.head(z) * gate
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (5, 4, 3), (5, 2, 2, 3)])
+def test_in_place_operations_on_views(shape: tuple[int, ...], generator) -> None:
+    model = Gated().double()
+    x = torch.randn(*shape, generator=generator, dtype=torch.float64)
+    with gs.capture(model, outputs="inner") as tape:
+        tape.backward(model(x).square().sum())
+    for layer in ("inner", "head"):
+        (gradient,) = torch.autograd.grad(model(x).square().sum(), model.get_submodule(layer).weight)
+        close(tape[layer].D, gradient)
+    close(tape.outputs["inner"], model.inner(x).detach())
+    relu = nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True), nn.Linear(4, 2)).double()
+    with gs.capture(relu) as tape:
+        relu(x).square().sum().backward()
+    (gradient,) = torch.autograd.grad(relu(x).square().sum(), relu[0].weight)
+    close(tape["0"].D, gradient)
+
+
+def test_applications_of_different_lengths_add_up(generator) -> None:
+    layer = nn.Linear(3, 2).double()
+    x = torch.randn(4, 3, generator=generator, dtype=torch.float64)
+    with gs.capture(layer) as tape:
+        (layer(x).square().sum() + layer(torch.cat([x, 2 * x])).square().sum()).backward()
+    delta = torch.cat([2 * layer(x), 2 * layer(torch.cat([x, 2 * x]))]).detach()
+    close(tape["(model)"].Sigma, delta.T @ delta)
+
+
+def test_sums_are_full_precision_inside_autocast(generator) -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    x = torch.randn(50, 6, generator=generator)
+    with torch.autocast("cpu", torch.bfloat16), gs.capture(model) as tape:
+        tape.backward(model(x).square().sum())
+        delta, Sigma, D = tape["0"].delta.double(), tape["0"].Sigma, tape["0"].D
+    assert Sigma.dtype == torch.float32
+    torch.testing.assert_close(Sigma.double(), delta[:, 0].T @ delta[:, 0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(D.double(), delta[:, 0].T @ x.double(), rtol=1e-5, atol=1e-6)
+
+
+def test_attention_modules_are_forgotten_after_the_capture() -> None:
+    from gramscope.layers import hooks
+
+    attention = nn.MultiheadAttention(4, 2, batch_first=True)
+    with gs.capture(attention):
+        attention(torch.ones(1, 2, 4), torch.ones(1, 2, 4), torch.ones(1, 2, 4))
+        assert attention in hooks._ATTENTION_TAPS
+    assert attention not in hooks._ATTENTION_TAPS
+
+
+def test_an_empty_capture_is_announced() -> None:
+    from gramscope.errors import ResultWarning
+
+    with pytest.warns(ResultWarning, match="nothing was captured"), gs.capture(nn.Linear(2, 2)):
+        pass

@@ -240,3 +240,17 @@ def test_table_prints_converts_and_round_trips() -> None:
         table["9"]
     with pytest.raises(InputError, match="no measure 'x'"):
         table.column("x")
+
+
+def test_change_of_the_surrogate_for_targets_that_are_not_centred() -> None:
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(30, 5, generator=generator, dtype=torch.float64) + 1
+    y = torch.randn(30, 2, generator=generator, dtype=torch.float64) + 2
+    names = ["surrogate_change", "surrogate_linearized"]
+    before = gs.measure(model, (x, y), nn.MSELoss(), measures=names, gamma=0.1)["0"]
+    nn.functional.mse_loss(model(x), y).backward()
+    with torch.no_grad():
+        model[0].weight -= 0.1 * model[0].weight.grad
+    after = gs.measure(model, (x, y), measures=["surrogate_linearized"])["0"]["surrogate_linearized"]
+    assert before["surrogate_change"] == pytest.approx(after - before["surrogate_linearized"], rel=1e-8)

@@ -352,8 +352,11 @@ def test_a_loss_that_does_not_reach_a_layer() -> None:
             return self.a(x), self.b(x)
 
     x, y = torch.ones(4, 5), torch.arange(4) % 3
-    with pytest.raises(LayerError, match="no gradient reached layer 'b'"):
-        gs.collect(TwoHeads(), (x, y), F.cross_entropy, output=0)
+    with pytest.raises(LayerError, match="no gradient reached layer 'b'; leave it out of layers="):
+        gs.collect(TwoHeads(), (x, y), F.cross_entropy, output=0, layers=["a", "b"])
+    stats = gs.collect(TwoHeads(), (x, y), F.cross_entropy, output=0, jacobians=True)
+    assert stats["b"].D is None
+    assert "the output does not depend on it" in stats.notes["b"]
     assert gs.collect(TwoHeads(), (x, y), F.cross_entropy, output=0, layers="a")["a"].D.shape == (3, 5)
 
 
@@ -383,3 +386,76 @@ def test_not_collected_says_what_to_ask_for() -> None:
         _ = stats["0"].K
     with pytest.raises(LayerError, match="no statistics of layer '9'; there are: 0, 2, 4"):
         _ = stats["9"]
+
+
+class Backbone(nn.Module):
+    """Registered in another order than it runs, with a part that has no gradient graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.body, self.frozen = nn.Linear(4, 3), nn.Linear(5, 4), nn.Linear(5, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            x = self.frozen(x)
+        return self.head(torch.tanh(self.body(x)))
+
+
+def test_execution_order_and_parts_without_a_graph() -> None:
+    model = Backbone().double()
+    x = torch.randn(30, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(30) % 3
+    kept = x.clone().requires_grad_()
+    stats = gs.collect(model, (kept, y), F.cross_entropy, jacobians=True)
+    assert list(stats.layers) == ["frozen", "body", "head"]
+    assert kept.grad is None
+    assert stats["frozen"].D is None
+    assert "no_grad" in stats.notes["frozen"]
+    table = gs.measure(model, (x, y), F.cross_entropy, measures=["nc3", "nfa", "gradient_norm"])
+    assert table["head"]["nc3"] is not None
+    assert table["body"]["nc3"] is None
+    assert table["frozen"]["gradient_norm"] is None
+
+
+def test_samples_that_are_not_the_first_axis_of_the_output() -> None:
+    layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True).double()
+    twin = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=False).double()
+    twin.load_state_dict(layer.state_dict())
+    x = torch.randn(3, 5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    first = gs.collect(layer, x, jacobians=True)
+    second = gs.collect(twin, x.transpose(0, 1), jacobians=True, batch_dim=1)
+    for name in first.layers:
+        torch.testing.assert_close(first[name].K, second[name].K)
+    flat = nn.Sequential(nn.Linear(4, 2), nn.Flatten(0, 1)).double()
+    with pytest.raises(InputError, match=r"the output has shape \(15, 2\) for 3 samples; bring it to"):
+        gs.collect(flat, x, jacobians=True)
+
+
+def test_an_unbatched_input_is_one_sample() -> None:
+    linear = nn.Linear(3, 2, bias=False).double()
+    x = torch.rand(3, dtype=torch.float64)
+    W = linear.weight.detach()
+    torch.testing.assert_close(gs.agop(linear, x)["(model)"], W.T @ W)
+    assert gs.collect(linear, [x]).n == 1
+
+
+def test_labels_that_mark_nothing_and_labels_that_are_too_large() -> None:
+    model, x, y = BY_NAME["mlp"].make()
+    marked = y.clone()
+    marked[0] = -100
+    assert gs.collect(model, (x, marked))["0"].features.n == 5
+    with pytest.raises(InputError, match="labels reach 2000000002"):
+        gs.collect(model, (x, y + 2_000_000_000))
+    with pytest.raises(NumericalError, match="the targets are NaN"):
+        gs.collect(model, (x, torch.full((6, 1), float("nan"), dtype=torch.float64)))
+    with pytest.raises(InputError, match="broadcast against each other"):
+        gs.collect(nn.Linear(5, 1).double(), (x, x[:, 0]), nn.MSELoss())
+
+
+def test_accuracy_needs_to_know_the_class_axis() -> None:
+    conv = nn.Conv1d(2, 5, 1).double()
+    x = torch.randn(4, 2, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(28).reshape(4, 7) % 5
+    stats = gs.collect(conv, (x, y), F.cross_entropy, features=False)
+    assert stats.network.accuracy == pytest.approx(float((conv(x).argmax(1) == y).double().mean()))
+    assert gs.collect(conv, (x[..., :5], y[:, :5]), F.cross_entropy, features=False).network.accuracy is None

@@ -117,7 +117,8 @@ def to_device(value: Any, device: torch.device) -> Any:
     if isinstance(value, Mapping):
         return {key: to_device(item, device) for key, item in value.items()}
     if isinstance(value, tuple | list):
-        return type(value)(to_device(item, device) for item in value)
+        items = [to_device(item, device) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return value
 
 

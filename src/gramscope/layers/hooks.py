@@ -9,7 +9,7 @@ with batch-first tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -79,7 +79,7 @@ def first_tensor(values: object) -> Tensor | None:
     if isinstance(values, Tensor):
         return values
     items: Iterable[object] = ()
-    if isinstance(values, dict):
+    if isinstance(values, Mapping):
         items = values.values()
     elif isinstance(values, Sequence) and not isinstance(values, str):
         items = values
@@ -142,6 +142,9 @@ class _AttentionTaps:
             for handle in self._handles:
                 handle.remove()
             self._handles.clear()
+            while self._modes:  # an interrupt inside the module leaves its mode behind
+                self._modes.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            _ATTENTION_TAPS.pop(self._module, None)  # the entry would keep the module alive
 
     def _register(self) -> None:
         watched, modes, taps = self._module, self._modes, self.taps

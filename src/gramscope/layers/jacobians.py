@@ -40,15 +40,17 @@ def jacobian_chunks(
 
     Grouped layers have a leading axis more, ``[m, groups, batch, sites, k]``.
     """
-    applications = [a for a in tape.applications() if a.edge is not None]
+    blind = sorted({a.layer.name for a in tape.applications() if a.edge is None})
+    reason = (
+        "it ran without a gradient graph: under no_grad, or inside a re-entrant checkpoint (use_reentrant=False helps)"
+    )
+    if blind and (tape.explicit or len(blind) == len(tape)):
+        raise LayerError(f"no Jacobians at {', '.join(blind)}: {reason}; choose other layers=")
+    tape.unsupported |= dict.fromkeys(blind, f"no Jacobians: {reason}")
+    applications = [a for a in tape.applications() if a.layer.name not in blind]
     if not applications or not output.requires_grad:
         raise LayerError("the output does not depend on any captured layer")
-    blind = sorted({a.layer.name for a in tape.applications() if a.edge is None})
-    if blind:
-        raise LayerError(
-            f"layers {', '.join(blind)} ran without a gradient graph: under no_grad, or inside a re-entrant activation "
-            "checkpoint (use_reentrant=False gives Jacobians)"
-        )
+    output = _samples_first(tape, output)
     n, count = output.shape[0], output[0].numel()
     if sketch is not None and (sketch < 1 or generator is None):
         raise InputError(f"sketch={sketch} with generator={generator}: give a positive number and a torch.Generator")
@@ -77,6 +79,20 @@ def check_samples_are_independent(model: nn.Module) -> None:
                 f"{type(module).__name__} {name!r} is in train mode (or keeps no running statistics), so samples of a "
                 "batch depend on each other and per-sample gradients do not exist; measure in eval mode"
             )
+
+
+def _samples_first(tape: Tape, output: Tensor) -> Tensor:
+    """The output as ``[samples, …]``; an output whose rows are not the samples of the forward is refused."""
+    n = tape.batch_sizes[-1] if tape.batch_sizes else output.shape[0]
+    if n == 1 and (output.dim() == 0 or output.shape[0] != 1):
+        return output.unsqueeze(0)  # one sample, given without a batch axis
+    if output.dim() > tape.batch_dim > 0 and output.shape[tape.batch_dim] == n:
+        return output.movedim(tape.batch_dim, 0)
+    if output.dim() == 0 or output.shape[0] != n:
+        raise InputError(
+            f"the output has shape {tuple(output.shape)} for {n} samples; bring it to [samples, …] with output="
+        )
+    return output
 
 
 def _device(generator: torch.Generator | None) -> torch.device:
@@ -109,9 +125,17 @@ def _pull_back(
             return list(found), True
         except (RuntimeError, UserWarning):
             pass  # some operation has no batching rule; the loop below is exact for every operation
-    rows = [
-        torch.autograd.grad(output, edges, direction, retain_graph=True, allow_unused=True) for direction in directions
-    ]
+    try:
+        rows = [
+            torch.autograd.grad(output, edges, direction, retain_graph=True, allow_unused=True)
+            for direction in directions
+        ]
+    except RuntimeError as error:
+        if "checkpoint" not in str(error).lower():
+            raise
+        raise LayerError(
+            "no Jacobians through a re-entrant activation checkpoint; use_reentrant=False gives them"
+        ) from error
     stacked: list[Tensor | None] = []
     for parts in zip(*rows, strict=True):
         present = [part for part in parts if part is not None]
@@ -124,7 +148,10 @@ def _by_layer(tape: Tape, applications: Sequence[Application], gradients: Sequen
     parts: dict[str, list[Tensor]] = {}
     for a, gradient in zip(applications, gradients, strict=True):
         if gradient is None:
-            raise LayerError(f"the output does not depend on layer {a.layer.name!r}")
+            if tape.explicit:
+                raise LayerError(f"the output does not depend on layer {a.layer.name!r}; leave it out of layers=")
+            tape.unsupported[a.layer.name] = "no Jacobians: the output does not depend on it"
+            continue
         kind, module = a.layer.kind, a.layer.module
         rows = torch.stack([kind.outputs(module, g, tape.batch_dim) for g in gradient])
         parts.setdefault(a.layer.name, []).append(rows)

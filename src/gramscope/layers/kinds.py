@@ -39,7 +39,8 @@ def sum_outer(delta: Tensor, h: Tensor) -> Tensor:
     """``D = Σ_{i,s} δ_is h_isᵀ``: ``[…, batch, sites, k] × […, batch, sites, d] → […, k, d]``, at least in float32."""
     if delta.dtype in (torch.bfloat16, torch.float16):
         delta = delta.float()
-    return delta.flatten(-3, -2).mT @ h.to(delta.dtype).flatten(-3, -2)
+    with torch.autocast(delta.device.type, enabled=False):
+        return delta.flatten(-3, -2).mT @ h.to(delta.dtype).flatten(-3, -2)
 
 
 class LayerKind(ABC):
@@ -67,6 +68,10 @@ class LayerKind(ABC):
     @abstractmethod
     def inputs(self, module: nn.Module, x: Tensor, batch_dim: int = 0) -> Tensor:
         """The module's input as ``[batch, sites, d]`` (``[groups, batch, sites, d]``)."""
+
+    def is_unbatched(self, module: nn.Module, x: Tensor) -> bool:
+        """Whether a native input is one sample without a batch axis."""
+        return x.dim() == 1
 
     @abstractmethod
     def outputs(self, module: nn.Module, z: Tensor, batch_dim: int = 0) -> Tensor:
@@ -116,7 +121,8 @@ class LinearKind(LayerKind):
     @override
     def add_weight_gradient(self, module: nn.Module, x: Tensor, dz: Tensor, total: Tensor) -> None:
         delta, h = rows(dz).flatten(0, 1).to(total.dtype), rows(x).flatten(0, 1).to(total.dtype)
-        total.addmm_(delta.mT, h)  # one pass over ``total``, no second matrix of its size
+        with torch.autocast(total.device.type, enabled=False):
+            total.addmm_(delta.mT, h)  # one pass over ``total``, no second matrix of its size
 
 
 class TransposedLinearKind(LinearKind):
@@ -152,6 +158,10 @@ class ConvKind(LayerKind):
             type(module).forward is base.forward and type(module)._conv_forward is base._conv_forward  # type: ignore[attr-defined]
             for base in (nn.Conv1d, nn.Conv2d, nn.Conv3d)
         )
+
+    @override
+    def is_unbatched(self, module: nn.Module, x: Tensor) -> bool:
+        return x.dim() == len(_conv(module).kernel_size) + 1
 
     @override
     def to_matrix(self, module: nn.Module, weight: Tensor) -> Tensor:

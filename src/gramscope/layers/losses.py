@@ -77,6 +77,11 @@ def _within_samples(value: Tensor, output: Any, n: int, averages: bool) -> Tenso
         value = value.reshape(1)
     if value.shape[0] % n:
         raise InputError(f"the unreduced loss has shape {tuple(value.shape)}, which does not divide into {n} samples")
+    if isinstance(output, Tensor) and value.numel() > output.numel():
+        raise InputError(
+            f"the loss of an output of shape {tuple(output.shape)} has {value.numel()} terms: output and target were "
+            "broadcast against each other; give them one shape"
+        )
     elementwise = isinstance(output, Tensor) and value.shape == output.shape
     value = value.reshape(n, -1)
     return value.mean(1) if averages and elementwise else value.sum(1)

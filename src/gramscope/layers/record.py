@@ -107,8 +107,8 @@ class LayerRecord:
     @property
     def Sigma(self) -> Tensor:
         """``Σ = Σ_i δ_i δ_iᵀ``, ``[k, k]``."""
-        delta = self.delta
-        return sum_outer(delta, delta)
+        parts = [sum_outer(delta, delta) for delta in map(self._delta, self._seen())]
+        return torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
 
     def add_gradient(self, total: Tensor) -> None:
         """Add ``D`` to ``total [k, d]`` in place, without forming it where the kind can; unit factor only."""

@@ -168,7 +168,7 @@ def all_layers(model: nn.Module) -> Selection:
     inside_attention: set[int] = set()
     for raw_name, module in model.named_modules():
         name = public_name(raw_name) or "(model)"
-        if id(module) in inside_attention:
+        if id(module) in inside_attention or "parametrizations" in raw_name.split("."):
             continue
         if isinstance(module, nn.MultiheadAttention):
             inside_attention.add(id(module.out_proj))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from gramscope.errors import InputError, LayerError
+from gramscope.errors import InputError, LayerError, ResultWarning
 from gramscope.layers.hooks import Observer, first_tensor
 from gramscope.layers.record import Application, LayerRecord
 from gramscope.layers.select import Layer, LayerSelector, Selection, public_name, select_layers, unwrap
@@ -50,6 +51,7 @@ class Tape:
         self._copy_weights = copy_weights
         self._per_sample = False
         self._accepting = True
+        self.explicit = False
         self._ran = False
         self._applied_layers: set[str] = set()
 
@@ -59,7 +61,7 @@ class Tape:
         return self.records[name]
 
     def __iter__(self) -> Iterator[LayerRecord]:
-        return iter(record for record in self.records.values() if record.applications)
+        return iter([self.records[name] for name in self.order])  # in order of execution
 
     def __len__(self) -> int:
         return sum(bool(record.applications) for record in self.records.values())
@@ -102,12 +104,18 @@ class Tape:
         if not losses.requires_grad:
             raise LayerError("the loss does not depend on any captured layer (it has no gradient graph)")
         waiting = [a for a in self.applications() if a.edge is not None]
-        if any(a.edge is None and a.dz is None for a in self.applications()):
+        blind = len(waiting) < len(self.applications())  # under no_grad, or inside a re-entrant checkpoint
+        edges = [a.edge for a in waiting if a.edge is not None]
+        if not edges:
+            raise LayerError("the loss does not depend on any captured layer: all of them ran without a gradient graph")
+        try:
+            with self.paused():
+                gradients = torch.autograd.grad(losses, edges, retain_graph=retain_graph or blind, allow_unused=True)
+        except RuntimeError as error:
+            if not blind or "checkpoint" not in str(error).lower():
+                raise
             self._backward_through_checkpoints(losses, retain_graph)
             return
-        with self.paused():
-            edges = [a.edge for a in waiting if a.edge is not None]
-            gradients = torch.autograd.grad(losses, edges, retain_graph=retain_graph, allow_unused=True)
         for a, gradient in zip(waiting, gradients, strict=True):
             if gradient is not None:
                 a.dz = gradient.detach() if a.dz is None else a.dz + gradient.detach()
@@ -144,9 +152,10 @@ class Tape:
 
     def _applied(self, layer: Layer, x: Tensor, z: Tensor) -> Tensor | None:
         record = self.records[layer.name]
+        if self.batch_sizes and layer.kind.is_unbatched(layer.module, x) and not self._applied_layers:
+            self.batch_sizes[-1] = 1
         if _in_backward():  # activation checkpointing runs the forward again
-            self._recomputed(record, x, z)
-            return None
+            return self._recomputed(record, x, z)
         if layer.name in self.unsupported:
             return None
         if not record.applications:
@@ -166,10 +175,8 @@ class Tape:
         record.applications.append(a)
         if not self._gradients or not torch.is_grad_enabled() or z.is_inference():
             return None
-        replaced = None
-        if not z.requires_grad:  # everything up to here is frozen: give the gradient something to reach
-            z = replaced = z + torch.zeros((), dtype=z.dtype, device=z.device, requires_grad=True)
-        self._watch(a, z)
+        replaced = _own_node(z)
+        self._watch(a, z if replaced is None else replaced)
         return replaced
 
     def _watch(self, a: Application, z: Tensor) -> None:
@@ -181,16 +188,25 @@ class Tape:
 
         z.register_hook(receive)  # type: ignore[no-untyped-call]
 
-    def _recomputed(self, record: LayerRecord, x: Tensor, z: Tensor) -> None:
+    def _recomputed(self, record: LayerRecord, x: Tensor, z: Tensor) -> Tensor | None:
         """A re-entrant checkpoint recorded its first pass without a graph; its gradient arrives in this one."""
         if not (self._gradients and torch.is_grad_enabled() and z.requires_grad):
-            return
+            return None
+        replaced = _own_node(z)
         for a in record.applications:
             if a.edge is None and a.dz is None and a.x.shape == x.shape and torch.equal(a.x, x.detach()):
-                self._watch(a, z)
-                return
+                self._watch(a, z if replaced is None else replaced)
+                break
+        return replaced
 
     def _check_seen(self, explicit: bool) -> None:
+        if not self._ran and not self._applied_layers:
+            warnings.warn(
+                "nothing was captured: the model did not run inside the block, or it ran inside a compiled function "
+                "that holds it; run the module itself",
+                ResultWarning,
+                stacklevel=4,
+            )
         if not self._ran:
             return
         unseen = [name for name in self.records if name not in self._applied_layers]
@@ -221,6 +237,17 @@ def _is_linear_map(layer: Layer, x: Tensor, z: Tensor) -> bool:
         return False
     tolerance = 200 * max(torch.finfo(z.dtype).eps, torch.finfo(x.dtype).eps if x.is_floating_point() else 0.0)
     return bool((found - expected).norm() <= tolerance * expected.norm() + 1e-30)
+
+
+def _own_node(z: Tensor) -> Tensor | None:
+    """A replacement of ``z`` whose gradient can be watched, where its own cannot.
+
+    Frozen up to here, it has no gradient at all; and an in-place operation on a view (``Linear`` on sequences returns
+    one) rewrites the view's history, so that a node taken from it would be left out.
+    """
+    if not z.requires_grad:
+        return z + torch.zeros((), dtype=z.dtype, device=z.device, requires_grad=True)
+    return z.clone() if z._is_view() else None
 
 
 def _in_backward() -> bool:
@@ -297,6 +324,7 @@ def capture(
         copy_inputs=copy_inputs,
         copy_weights=copy_weights,
     )
+    tape.explicit = layers is not None
     wanted = select_modules(root, outputs) if outputs else {}
     with ExitStack() as stack:
         fast = torch.backends.mha.get_fastpath_enabled()
@@ -318,6 +346,6 @@ def _output_hook(tape: Tape, name: str) -> Callable[..., None]:
         if value is None:
             raise LayerError(f"module {name!r} returned no tensor but {type(output).__name__}")
         if not _in_backward():
-            tape.outputs[name] = value.detach()
+            tape.outputs[name] = value.detach().clone()  # what follows may overwrite it
 
     return hook

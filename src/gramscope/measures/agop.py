@@ -73,7 +73,8 @@ def agop(
     result = {}
     for layer in stats:
         W = layer.weight.to(layer.K.device, torch.promote_types(layer.weight.dtype, torch.float32))
-        G = _symmetric_product(W, layer.K.to(W.dtype) @ W)
+        with torch.autocast(W.device.type, enabled=False):
+            G = _symmetric_product(W, layer.K.to(W.dtype) @ W)
         result[layer.name] = G if power == 1 else psd_power(G, power)
     return result
 

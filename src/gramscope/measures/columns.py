@@ -242,7 +242,7 @@ def _surrogate_change(context: Context, layer: LayerStatistics) -> float:
     part = _features(layer)
     if part.HtE is None:
         raise Missing("the change of the surrogate is defined where a sample has one site")
-    cross, gamma = _joint(layer, gram=False).C_hy, context.gamma / layer.n
+    cross, gamma = _joint(layer, gram=False).HtY, context.gamma / layer.n
     moved = layer.gradient.double() @ cross
     return float(-2 * gamma * ((_weight(layer) @ cross) * moved).sum() + gamma**2 * moved.square().sum())
 
@@ -251,8 +251,9 @@ def _surrogate_change_predicted(context: Context, layer: LayerStatistics) -> flo
     part, output = _features(layer), context.statistics.network.output
     if part.HtE is None or output is None:
         raise Missing("the prediction is defined where a sample has one site and the network one output row")
-    cross = _joint(layer, gram=False).C_hy
-    predicted = output.joint.C_hy.mT * (cross.mT @ part.HtE)  # (Yᵀf) ∘ (Yᵀ H HᵀE)
+    cross = _joint(layer, gram=False).HtY
+    final = output.joint.with_centred_targets() if output.classes is not None else output.joint
+    predicted = final.HtY.mT * (cross.mT @ part.HtE)  # (Yᵀf) ∘ (Yᵀ H HᵀE)
     return float(2 * context.gamma / layer.n * predicted.sum())
 
 

@@ -50,7 +50,7 @@ class Accumulator:
         for record in tape:
             if record.name not in self._weights:
                 self._weights[record.name] = record.layer.weight().clone()
-            if self._options.gradients:
+            if self._options.gradients and all(a.dz is not None for a in record.applications):
                 self._add_gradient(record, step.n)
                 if record.name in step.autograd:
                     self._add_sum(record.name, "autograd", record.layer.matrix(step.autograd[record.name]))
@@ -193,13 +193,19 @@ def _gram(J: Tensor) -> Tensor:
     if J.dtype in (torch.bfloat16, torch.float16):
         J = J.float()
     rows = J.movedim(0, -2).flatten(-4, -2)
-    return rows.mT @ rows
+    with torch.autocast(J.device.type, enabled=False):
+        return rows.mT @ rows
 
 
 def _count_correct(output: Tensor, target: Tensor | None) -> tuple[int | None, int]:
     if not isinstance(target, Tensor) or target.is_floating_point() or output.dim() < 2:
         return None, 0
-    if output.shape[:-1] != target.shape or output.shape[-1] < 2:
+    last = output.shape[:-1] == target.shape
+    second = output.dim() > 2 and output.shape[0] == target.shape[0] and output.shape[2:] == target.shape[1:]
+    if last == second:  # neither, or both: which axis holds the classes cannot be told
+        return None, 0
+    axis = -1 if last else 1
+    if output.shape[axis] < 2:
         return None, 0
     counts = target >= 0
-    return int(((output.argmax(-1) == target) & counts).sum()), int(counts.sum())
+    return int(((output.argmax(axis) == target) & counts).sum()), int(counts.sum())

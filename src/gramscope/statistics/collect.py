@@ -125,7 +125,7 @@ def collect(
         accumulator = Accumulator(options, generator)
         for index, (inputs, target) in enumerate(batches(loader, unpack)):
             inputs, target = to_device(inputs, device), to_device(target, device)
-            step = forward(model, inputs, target, index, output, batch_dim)
+            step = forward(model, tape, inputs, target, index, output)
             if loss is not None:
                 step = backward(step, tape, loss, reduction, index, options)
             if targets is not None:

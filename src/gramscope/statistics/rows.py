@@ -8,12 +8,15 @@ from torch import Tensor
 from gramscope.errors import InputError, NumericalError
 from gramscope.linalg.moments import block_class_moments, block_moments
 from gramscope.linalg.rows import to_double
+from gramscope.statistics.features import IGNORED
 from gramscope.statistics.layer import FeatureStatistics, merge_features
 
 #: largest d for which HᵀH is kept unless asked for
 GRAM_LIMIT = 512
 #: largest number of real target columns whose c×c moments are kept
 TARGET_LIMIT = 4096
+#: labels must be smaller than this: class means are kept for every label up to the largest
+CLASS_LIMIT = 65_536
 #: entries gathered before they are turned into moments: merging d×c moments for every small batch would cost more
 BUFFER = 2**22
 
@@ -39,7 +42,12 @@ class FeatureAccumulator:
         if rows.shape[0] == 0:
             return
         target = rows.new_zeros(rows.shape[0], 0) if target is None else self._checked(target, rows.shape[0])
+        if not target.is_floating_point() and bool((target == IGNORED).any()):
+            kept = target != IGNORED
+            rows, target, residual = rows[kept], target[kept], None if residual is None else residual[kept]
         m, d = rows.shape
+        if m == 0:
+            return
         if self._buffer is not None and (self._count + m > self._buffer.shape[0] or d != self._buffer.shape[1]):
             self._flush()
         if self._buffer is None or m > self._buffer.shape[0]:
@@ -57,6 +65,8 @@ class FeatureAccumulator:
             means = self._moments.classes.means if self._moments.classes is not None else self._moments.joint.mean_h
             if not torch.isfinite(means).all():
                 raise NumericalError(f"the features at {self._name!r} are NaN or infinite; look at the inputs")
+            if not torch.isfinite(self._moments.joint.mean_y).all():
+                raise NumericalError("the targets are NaN or infinite")
         return self._moments
 
     def _checked(self, target: Tensor, m: int) -> Tensor:
@@ -88,7 +98,11 @@ class FeatureAccumulator:
         else:
             low, high = (int(v) for v in torch.aminmax(target))
             if low < 0:
-                raise InputError(f"labels must not be negative, found {low}; mask ignored positions with -100")
+                raise InputError(f"labels must not be negative, found {low}; only {IGNORED} marks rows to leave out")
+            if high >= CLASS_LIMIT:
+                raise InputError(
+                    f"labels reach {high}, at least {CLASS_LIMIT}; number the classes from 0 with targets="
+                )
             labels = target.to(rows.device)
             new = FeatureStatistics(self._name, None, block_class_moments(rows, labels, high + 1, gram), HtE)
         self._moments = new if self._moments is None else merge_features(self._moments, new)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gramscope.errors import InputError, NumericalError
+from gramscope.errors import InputError, LayerError, NumericalError
 from gramscope.layers.calling import OutputSelector, call_model, select_output
 from gramscope.layers.hooks import first_tensor
 from gramscope.layers.losses import Loss, sample_losses
@@ -55,15 +55,14 @@ class Step:
     autograd: dict[str, Tensor] = field(default_factory=dict)
 
 
-def forward(model: nn.Module, inputs: Any, target: Any, index: int, output: OutputSelector, batch_dim: int) -> Step:
+def forward(model: nn.Module, tape: Tape, inputs: Any, target: Any, index: int, output: OutputSelector) -> Step:
     """Run the model on batch number ``index`` and check what can be checked."""
-    first = first_tensor(inputs)
-    if first is None:
+    if first_tensor(inputs) is None:
         raise InputError(f"batch {index} holds no tensor to feed the model")
-    n = first.shape[batch_dim] if first.dim() > batch_dim else 1
+    value = select_output(call_model(model, inputs), output)
+    n = tape.batch_sizes[-1]
     if isinstance(target, Tensor) and target.dim() > 0 and target.shape[0] != n:
         raise InputError(f"batch {index} has {n} inputs but {target.shape[0]} targets")
-    value = select_output(call_model(model, inputs), output)
     if not torch.isfinite(value).all():
         raise NumericalError(f"the model's output is NaN or infinite in batch {index}; look at its inputs and weights")
     return Step(inputs, target, value, n)
@@ -73,7 +72,8 @@ def backward(step: Step, tape: Tape, loss: Loss, reduction: str | float | None, 
     """Fill the tape's gradients from the summed per-sample losses."""
     if step.target is None:
         raise InputError(f"batch {index} has no target for the loss; pass unpack= or a loader of (x, y) pairs")
-    total = sample_losses(loss, step.output, step.target, step.n, reduction).sum()
+    losses = sample_losses(loss, step.output, step.target, step.n, reduction)
+    total = losses.float().sum() if losses.dtype in (torch.bfloat16, torch.float16) else losses.sum()
     if not torch.isfinite(total):
         raise NumericalError(f"the loss is {total.item()} in batch {index}")
     if not options.gradients:
@@ -81,6 +81,12 @@ def backward(step: Step, tape: Tape, loss: Loss, reduction: str | float | None, 
     with tape.paused():
         residual, autograd = _extra_gradients(step, tape, total, options)
     tape.backward(total, retain_graph=bool(options.jacobians))
+    unreached = {a.layer.name for a in tape.applications() if a.dz is None}
+    if unreached and (tape.explicit or len(unreached) == len(tape)):
+        raise LayerError(
+            f"no gradient reached layer {', '.join(map(repr, sorted(unreached)))}; leave it out of layers="
+        )
+    tape.unsupported |= dict.fromkeys(unreached, "no gradient: the loss does not reach it")
     return replace(step, loss=float(total.detach()), residual=residual, autograd=autograd)
 
 
