@@ -34,7 +34,9 @@ def section(run: RunDirectory) -> str:
     command += f" --select {config['select']}" if config["select"] != "validation" else ""
     command += "".join(f" {flag(key, value)}" for key, value in changed.items())
     facts = run.environment
-    seconds = sum(record.get("seconds") or 0.0 for record in run.records("end"))
+    spent: dict[str, float] = {}
+    for record in run.records():
+        spent[record["run"]] = max(spent.get(record["run"], 0.0), record.get("seconds") or 0.0)
     seeds = ", ".join(map(str, config["settings"].get("seeds", [])))
     rows = [
         "| " + " | ".join([r["claim"], r["published"], r["measured"], HOLDS[r["holds"]], r["reason"]]) + " |"
@@ -48,7 +50,7 @@ def section(run: RunDirectory) -> str:
             "",
             f"    {command}",
             "",
-            f"Seeds {seeds}; {seconds:.0f} s on {facts['device']}, {facts['threads']} thread(s), "
+            f"Seeds {seeds}; {sum(spent.values()):.0f} s of computing on {facts['device']}, {facts['threads']} thread(s), "
             f"torch {facts['torch']}.",
             "",
             f"![{entry.name}](gallery/{entry.name}.png)",
