@@ -448,7 +448,10 @@ def test_labels_that_mark_nothing_and_labels_that_are_too_large() -> None:
         gs.collect(model, (x, y + 2_000_000_000))
     with pytest.raises(NumericalError, match="the targets are NaN"):
         gs.collect(model, (x, torch.full((6, 1), float("nan"), dtype=torch.float64)))
-    with pytest.raises(InputError, match="broadcast against each other"):
+    with (
+        pytest.warns(UserWarning, match="target size"),
+        pytest.raises(InputError, match="broadcast against each other"),
+    ):
         gs.collect(nn.Linear(5, 1).double(), (x, x[:, 0]), nn.MSELoss())
 
 
