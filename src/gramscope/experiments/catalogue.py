@@ -58,6 +58,7 @@ _ENTRIES = (
     Entry("gram-fig8", "003 Fig. 8", "rich and lazy regimes: what features lack, what the readout lacks", "gram_regimes:FIG8"),
     Entry("gram-fig9", "003 Fig. 9", "target linearity and surrogate by layer over training with Adam", "gram_linearity:FIG9"),
     Entry("gram-fig10", "003 Fig. 10", "target linearity of a VAE's codes and reconstruction error, by β", "gram_vae:FIG10"),
+    Entry("gram-fig11", "003 Fig. 11", "target linearity by layer of BERT: random, pre-trained, fine-tuned", "gram_bert:FIG11"),
     Entry("gram-fig12", "003 Fig. 12", "target linearity and generalisation with random labels", "gram_labels:FIG12"),
     Entry("gram-fig13", "003 Fig. 13", "grokking: accuracies and target linearity by layer", "gram_grokking:FIG13"),
     Entry("gram-fig14", "003 Fig. 14", "grokking: generalisation error and gap of linearity", "gram_grokking:FIG14"),
