@@ -102,7 +102,7 @@ def positive_slope(gram: Tensor, p: int, corrections: int = 2) -> tuple[Tensor, 
     held = (held + 0.3 * off_diagonal).clamp_min(torch.finfo(gram.dtype).tiny)
     X = change = B / held
     for _ in range(corrections):
-        change = (B - A @ X - X @ N - X @ (B.mT @ X)) / held
+        change = add_product(add_product(B, A, X, -1), X, add_product(N, B.mT, X), -1) / held
         X = X + change
     return X, change.square().sum(-1).amax(-1).sqrt()
 

@@ -63,4 +63,5 @@ def orthogonalised(D: Tensor, steps: int = 5) -> Tensor:
     for _ in range(steps):
         A = X @ X.mT
         X = a * X + (b * A + c * A @ A) @ X
-    return (X if wide else X.mT).to(D.dtype)
+    direction: Tensor = (X if wide else X.mT).to(D.dtype)
+    return direction

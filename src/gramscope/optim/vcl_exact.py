@@ -52,5 +52,6 @@ def advance(state: Dense, W: Tensor, batch: Batch, gamma: float, rules: Rules) -
     s = rules.spectrum.singular_values(eigenvalues[..., :p], d)
     wanted = s.unsqueeze(-1) * vectors[..., :p].mT
     target = W if not rules.aim else W - rules.aim * gamma * D
-    new = polar(target @ wanted.mT, "svd") @ wanted
-    return Dense(V), new, Report.of(eigenvalues, s, moved=(new - W).square().sum((-2, -1)).sqrt())
+    rotation = polar(target @ wanted.mT, "svd")
+    before, after = W @ vectors[..., :p], rotation * s.unsqueeze(-2)
+    return Dense(V), rotation @ wanted, Report(eigenvalues, s, before, after, W.square().sum((-2, -1)))

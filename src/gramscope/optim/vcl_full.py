@@ -29,10 +29,10 @@ def full_step(
     values, vectors = eigh(gram)
     values, vectors = values.flip(-1), vectors.flip(-1)
     s = rules.spectrum.singular_values(values[..., :p], n)
-    all_values, discarded = values, None
+    all_values, dropped = values, None
     if n > rank:  # W's own directions stay, the others by |λ|
         order = p + values[..., p:].abs().argsort(-1, descending=True)
-        discarded = values.gather(-1, order[..., rank - p :]).square().sum(-1)
+        dropped = values.gather(-1, order[..., rank - p :])
         own = torch.arange(p, device=values.device).expand_as(s)
         kept = torch.cat([own, order[..., : rank - p]], -1)
         values = values.gather(-1, kept)
@@ -41,7 +41,6 @@ def full_step(
     target = before[..., :p] if aim is None else before[..., :p] - aim @ vectors[..., :p]
     rotation = _polar(target * s.unsqueeze(-2))
     weights = rotation * s.unsqueeze(-2)
-    moved = (weights - before[..., :p]).square().sum((-2, -1)) + before[..., p:].square().sum((-2, -1))
     shift = torch.diag_embed(values)
     if rules.anchor == "current":
         shift = shift - before.mT @ before
@@ -52,11 +51,13 @@ def full_step(
         weights=weights,
         rotation=rotation,
         eigenvalues=leading,
+        singular_values=s,
         response=rules.spectrum.response(leading, s),
         steps=state.steps + 1,
         since=0,
     )
-    return result, Report.of(all_values, s, moved=moved.sqrt(), discarded=discarded)
+    size = state.weights.square().sum((-2, -1))
+    return result, Report(all_values, s, before[..., :p], weights, size, dropped)
 
 
 def _rotated(frame: Tensor, basis: Tensor, new: Extension | None) -> Tensor:

@@ -95,15 +95,16 @@ class Gatherer:
         self._grad = weakref.ref(grad)
         self._response = self._probed(gradient)
 
-    def batch(self, dense: bool) -> tuple[Batch, Tensor]:
-        """The summed gradient of everything since the last clear, and whether it can be trusted to be so.
+    def batch(self, dense: bool) -> tuple[Batch, Tensor | None]:
+        """The summed gradient of everything since the last clear, and how far it is from ``.grad``.
 
         Args:
             dense: take the rows of ``.grad`` itself.
 
         Returns:
-            The batch, and a boolean tensor that is True where ``.grad`` is no multiple of what the kept rows give (noise
-            or penalties were added, elements clipped): ask again with ``dense=True``.
+            The batch, and the relative distance of ``.grad`` from any multiple of what the kept rows give, None where
+            ``.grad`` itself is used. Above :attr:`tolerance` (noise or penalties were added, elements clipped) ask again
+            with ``dense=True``.
         """
         name, grad = self.target.name, self.target.gradient()
         if grad is None:
@@ -130,18 +131,22 @@ class Gatherer:
         for part in self._parts:
             if part.factor != usual:
                 D = D + (part.factor - usual) * scale * self._own_sum(part)
-        return Batch(D, None, sigma), torch.zeros_like(scale, dtype=torch.bool)
+        return Batch(D, None, sigma), None
+
+    @property
+    def tolerance(self) -> float:
+        """What rounding explains of the distance that :meth:`batch` returns."""
+        return 0.05 if any(part.rough for part in self._parts) else 1e4 * torch.finfo(self.dtype).eps
 
     def _factored(self, now: Tensor, scale: Tensor, sigma: Tensor | None) -> tuple[Batch, Tensor]:
         pairs = [(part.rows, part.left, part.factor) for part in self._parts]
-        rows = torch.cat([r for r, _, _ in pairs if r is not None], -2)
-        left = torch.cat([l for _, l, _ in pairs if l is not None], -2)
-        expected = scale * (left.mT @ (rows @ self._vector(now)).unsqueeze(-1)).squeeze(-1)
-        tolerance = 0.05 if any(part.rough for part in self._parts) else 1e4 * torch.finfo(self.dtype).eps
-        wrong = ~((now - expected).norm() <= tolerance * now.norm())
-        factors = [l.new_full((l.shape[-2],), f) for _, l, f in pairs if l is not None]
-        weight = scale * torch.cat(factors) if len({f for _, _, f in pairs}) > 1 else scale * pairs[0][2]
-        return Batch(rows, left * (weight.unsqueeze(-1) if weight.dim() else weight), sigma), wrong
+        rows = _joined([r for r, _, _ in pairs if r is not None])
+        left = _joined([l for _, l, _ in pairs if l is not None])
+        expected = scale * (left.mT @ (rows @ self.probe(now)).unsqueeze(-1)).squeeze(-1)
+        weight = scale * pairs[0][2]
+        if len({f for _, _, f in pairs}) > 1:
+            weight = scale * torch.cat([l.new_full((l.shape[-2], 1), f) for _, l, f in pairs if l is not None])
+        return Batch(rows, left * weight, sigma), relative_distance(expected, now)
 
     def _own_sum(self, part: _Part) -> Tensor:
         """``Σ δhᵀ`` of one part, unscaled."""
@@ -153,9 +158,10 @@ class Gatherer:
 
     def _probed(self, gradient: Tensor) -> Tensor:
         """``gradient @ probe``, ``[…, k]``."""
-        return gradient.to(self.dtype) @ self._vector(gradient)
+        return gradient.to(self.dtype) @ self.probe(gradient)
 
-    def _vector(self, like: Tensor) -> Tensor:
+    def probe(self, like: Tensor) -> Tensor:
+        """A fixed random vector ``[d]`` on the device of ``like``."""
         if self._probe is None or self._probe.device != like.device:
             d = self.target.read().shape[-1]
             probe = torch.randn(d, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -165,5 +171,13 @@ class Gatherer:
     @staticmethod
     def _scale(now: Tensor, then: Tensor) -> Tensor:
         """By what ``.grad`` was multiplied since backward (least squares): clipping, unscaling."""
-        square = then.square().sum()
-        return torch.where(square > 0, (now * then).sum() / torch.where(square > 0, square, 1.0), 1.0)
+        return (now * then).sum() / then.square().sum().clamp_min(torch.finfo(then.dtype).tiny)
+
+
+def relative_distance(a: Tensor, b: Tensor) -> Tensor:
+    """``‖a − b‖/‖b‖``, zero where both vanish."""
+    return torch.linalg.vector_norm(a - b) / torch.linalg.vector_norm(b).clamp_min(torch.finfo(b.dtype).tiny)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -2)

@@ -7,6 +7,8 @@ exactly (up to truncation) through such steps, so what is approximate is one W, 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -30,37 +32,42 @@ def light_step(
         rules: the form of the algorithm.
     """
     p, n = state.weights.shape[-1], gram.shape[-1]
-    basis, before = state.basis, state.weights
-    diagonal = gram.diagonal(dim1=-2, dim2=-1)
-    discarded, unsettled = None, torch.zeros_like(diagonal[..., 0])
+    basis, before, eigenvalues = state.basis, state.weights, state.eigenvalues
+    dropped = unsettled = None
     if n > p:
         slope, unsettled = positive_slope(gram, p)
         turn = BlockReflection.towards(slope)
-        basis, shift, values = _turned_basis(state, new, shift, turn, rules)
-        if n > state.basis.shape[-2]:
-            discarded = values[..., state.basis.shape[-2] - p :].square().sum(-1)
-        diagonal = torch.cat([diagonal[..., :p], values], -1)
+        basis, shift, rest = _turned_basis(state, new, shift, turn, rules)
+        dropped = rest[..., state.basis.shape[-2] - p :] if new is not None else None
+        eigenvalues = torch.cat([eigenvalues, rest], -1)
         before = turn.leading_part(state.weights)
         aim = None if aim is None else turn.leading_part(aim)
     top = shift[..., :p, :p]
-    if rules.anchor == "current":
-        top = top + before.mT @ before
-    s = rules.spectrum.singular_values(state.eigenvalues, n)
-    change = state.response * (top - torch.diag_embed(state.eigenvalues))
+    top = top + before.mT @ before if rules.anchor == "current" else top.clone()
+    s = state.singular_values
+    top.diagonal(dim1=-2, dim2=-1).sub_(state.eigenvalues)
+    change = top.mul_(state.response)
     relative = change.square().sum(-1) / s.square().clamp_min(torch.finfo(s.dtype).tiny)
-    unsettled = unsettled.maximum(relative.amax(-1).sqrt())
     change = change * (1 + 4 * relative).rsqrt().unsqueeze(-1)  # no singular value doubles or vanishes
+    far = relative.amax(-1).sqrt()
     rotation = state.rotation if aim is None else _along(state.rotation, aim, s)
-    weights = rotation @ (torch.diag_embed(s) + change)
-    moved = _squares(state.weights) + _squares(weights) - 2 * (before * weights).sum((-2, -1))
-    report = Report.of(diagonal, s, moved=moved.clamp_min(0).sqrt(), discarded=discarded, unsettled=unsettled)
-    result = Recursion(
-        basis,
-        shift,
+    change.diagonal(dim1=-2, dim2=-1).add_(s)
+    weights = rotation @ change
+    report = Report(
+        eigenvalues,
+        s,
+        before,
         weights,
-        rotation,
-        state.eigenvalues,
-        state.response,
+        state.weights.square().sum((-2, -1)),
+        dropped,
+        far if unsettled is None else unsettled.maximum(far),
+    )
+    result = replace(
+        state,
+        basis=basis,
+        shift=shift,
+        weights=weights,
+        rotation=rotation,
         steps=state.steps + 1,
         since=state.since + 1,
     )
@@ -98,7 +105,3 @@ def _along(P: Tensor, aim: Tensor, s: Tensor) -> Tensor:
     rotation = (inside - inside.mT) / (f.unsqueeze(-1) + f.unsqueeze(-2)).clamp_min(tiny)
     outside = (step - P @ inside) / f.clamp_min(tiny).unsqueeze(-2)
     return polish(P + P @ rotation + outside)
-
-
-def _squares(A: Tensor) -> Tensor:
-    return A.square().sum((-2, -1))

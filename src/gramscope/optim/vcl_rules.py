@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 import torch
@@ -60,55 +60,47 @@ class Rules:
 
 @dataclass(frozen=True)
 class Report:
-    """What a step can tell, as tensors ``[…]`` on the device: nothing is copied to the host until asked.
+    """What a step can tell. It keeps small tensors and computes nothing until asked, and then waits for the device.
 
     Attributes:
-        rank: singular values of W in use.
-        cut: positive eigenvalues that were cut off as rounding.
-        most_negative: least eigenvalue of G.
-        largest: largest eigenvalue of G.
-        constraint: ``‖G − G₊‖/‖G‖``, G₊ the part of G that the weights follow: the residual of the constraint at α = ½.
-        discarded: share of ``‖G‖²`` dropped by truncation in this step.
-        moved: ``‖W⁺ − W‖``.
+        eigenvalues: of G ``[…, n]``, those of W's own directions first; estimates after a light step.
+        singular_values: of W⁺ at the last full step ``[…, p]``.
+        before, after: W and W⁺ in W⁺'s own directions, ``[…, k, p]``.
+        size: ``‖W‖²``, ``[…]``.
+        dropped: the eigenvalues that truncation dropped, if any ``[…, r]``.
         unsettled: the larger of how far a light step's equation is from solved (see
             :func:`gramscope.linalg.lowrank.positive_slope`) and the largest relative change of a row of W since the last
-            full step; 0 after a full one.
+            full step ``[…]``; None after a full one.
     """
 
-    rank: Tensor
-    cut: Tensor
-    most_negative: Tensor
-    largest: Tensor
-    constraint: Tensor
-    discarded: Tensor
-    moved: Tensor
-    unsettled: Tensor
+    eigenvalues: Tensor
+    singular_values: Tensor
+    before: Tensor
+    after: Tensor
+    size: Tensor
+    dropped: Tensor | None = None
+    unsettled: Tensor | None = None
 
-    @classmethod
-    def of(
-        cls,
-        eigenvalues: Tensor,
-        s: Tensor,
-        *,
-        moved: Tensor,
-        discarded: Tensor | None = None,
-        unsettled: Tensor | None = None,
-    ) -> Report:
-        """The report of a step with these eigenvalues of G (estimates of them, if ``unsettled`` is given), W's own first."""
-        squares = eigenvalues.square()
-        total = squares.sum(-1).clamp_min(torch.finfo(squares.dtype).tiny)
-        followed = torch.where(s > 0, squares[..., : s.shape[-1]], 0.0).sum(-1)
-        return cls(
-            rank=(s > 0).sum(-1),
-            cut=((s == 0) & (eigenvalues[..., : s.shape[-1]] > 0) & (unsettled is None)).sum(-1),
-            most_negative=eigenvalues.amin(-1),
-            largest=eigenvalues.amax(-1),
-            constraint=((total - followed) / total).clamp_min(0).sqrt(),
-            discarded=torch.zeros_like(total) if discarded is None else discarded / total,
-            moved=moved,
-            unsettled=torch.zeros_like(total) if unsettled is None else unsettled,
-        )
+    def cut(self) -> Tensor:
+        """How many positive eigenvalues were cut off as rounding, ``[…]``."""
+        own = self.eigenvalues[..., : self.singular_values.shape[-1]]
+        return ((self.singular_values == 0) & (own > 0)).sum(-1)
 
     def numbers(self) -> dict[str, float | list[float]]:
-        """Everything on the host: a number each, a list for a stack of matrices."""
-        return {f.name: getattr(self, f.name).tolist() for f in fields(self)}
+        """A number each, a list for a stack of matrices; for their meaning see :meth:`gramscope.VCL.diagnostics`."""
+        squares, used = self.eigenvalues.square(), self.singular_values > 0
+        total = squares.sum(-1).clamp_min(torch.finfo(squares.dtype).tiny)
+        followed = torch.where(used, squares[..., : used.shape[-1]], 0.0).sum(-1)
+        inside = (self.after - self.before).square().sum((-2, -1))
+        outside = (self.size - self.before.square().sum((-2, -1))).clamp_min(0)
+        nothing = torch.zeros_like(total)
+        values = {
+            "rank": used.sum(-1),
+            "largest": self.eigenvalues.amax(-1),
+            "most_negative": self.eigenvalues.amin(-1),
+            "constraint": ((total - followed) / total).clamp_min(0).sqrt(),
+            "discarded": nothing if self.dropped is None else self.dropped.square().sum(-1) / total,
+            "moved": (inside + outside).sqrt(),
+            "unsettled": nothing if self.unsettled is None else self.unsettled,
+        }
+        return {name: value.tolist() for name, value in values.items()}

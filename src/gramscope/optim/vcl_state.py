@@ -20,7 +20,7 @@ class Recursion:
         shift: C ``[…, m, m]``.
         weights: T ``[…, k, p]``.
         rotation: P of ``T = P diag(s)`` at the last full step ``[…, k, p]``.
-        eigenvalues: the leading p of G at the last full step ``[…, p]``.
+        eigenvalues, singular_values: the leading p of G at the last full step, and s ``[…, p]``.
         response: how T answers to a small change of G ``[…, p, p]``, see :meth:`SpectralMap.response`.
         steps, since: steps taken, and how many of them since the last full one.
     """
@@ -30,6 +30,7 @@ class Recursion:
     weights: Tensor
     rotation: Tensor
     eigenvalues: Tensor
+    singular_values: Tensor
     response: Tensor
     steps: int = 0
     since: int = 0
@@ -41,8 +42,10 @@ class Recursion:
 
     def small_as(self, dtype: torch.dtype) -> Recursion:
         """The same with all matrices but the basis in another precision."""
-        small = (self.shift, self.weights, self.rotation, self.eigenvalues, self.response)
-        return Recursion(self.basis, *(part.to(dtype) for part in small), steps=self.steps, since=self.since)
+        parts = (self.weights, self.rotation, self.eigenvalues, self.singular_values, self.response)
+        return Recursion(
+            self.basis, self.shift.to(dtype), *(part.to(dtype) for part in parts), steps=self.steps, since=self.since
+        )
 
 
 def start(W: Tensor, rules: Rules) -> Recursion:
@@ -50,7 +53,8 @@ def start(W: Tensor, rules: Rules) -> Recursion:
     basis, T = _row_space(W)
     gram = T.mT @ T
     shift = gram if rules.anchor == "initial" else torch.zeros_like(gram)
-    return Recursion(basis, shift, T, T, torch.zeros_like(T[..., 0, :]), torch.zeros_like(gram))
+    nothing = torch.zeros_like(T[..., 0, :])
+    return Recursion(basis, shift, T, T, nothing, nothing, torch.zeros_like(gram))
 
 
 def rebased(state: Recursion, W: Tensor) -> Recursion:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -14,9 +15,9 @@ from gramscope.errors import InputError, NumericalError, RescueWarning
 from gramscope.optim import vcl_exact
 from gramscope.optim.vcl_direction import Direction
 from gramscope.optim.vcl_exact import Dense
-from gramscope.optim.vcl_gather import Gatherer
+from gramscope.optim.vcl_gather import Gatherer, relative_distance
 from gramscope.optim.vcl_recursion import advance
-from gramscope.optim.vcl_rules import Report, Rules
+from gramscope.optim.vcl_rules import Batch, Report, Rules
 from gramscope.optim.vcl_state import Recursion, rebased, start
 from gramscope.optim.vcl_targets import Target
 
@@ -45,14 +46,14 @@ class Plan:
 class Proposal:
     """New weights and state of one matrix, not yet written.
 
-    ``flags`` are booleans on the device: the result is finite; the light step is doubtful; ``.grad`` is not what the kept
-    rows give; the weights were changed from outside; positive eigenvalues were cut off.
+    ``doubts`` ``[5]`` waits on the device: the norm of the new weights; how doubtful a light step is; how far ``.grad`` is
+    from what the kept rows give; how far the parameter is from what was last written; eigenvalues cut off.
     """
 
     weights: Tensor
     state: dict[str, Any]
     report: Report
-    flags: Tensor
+    doubts: Tensor
 
 
 class Unit:
@@ -87,19 +88,20 @@ class Unit:
         """How to try the next step at first."""
         return Plan(full=self.solver == "exact" or self._due(state), dense=self._dense)
 
-    def next_plan(self, plan: Plan, flags: Sequence[bool] | None) -> Plan | None:
-        """What to try after an attempt with these flags (None: it raised); None when it was good.
+    def next_plan(self, plan: Plan, doubts: Sequence[float] | None) -> Plan | None:
+        """What to try after an attempt with these doubts (None: it raised); None when it was good.
 
         Raises:
             NumericalError: there is nothing left to try.
         """
-        finite, doubtful, mixed, moved, cut = (False,) * 5 if flags is None else flags
-        if mixed and not plan.dense:  # what follows from a wrong D need not be looked at
-            self._dense = True
+        norm, light, grad, weights, cut = doubts or (math.nan, 0.0, 0.0, 0.0, 0.0)
+        if not plan.dense and not grad <= self.gatherer.tolerance:  # what follows from a wrong D need not be looked at
+            self._dense = math.isfinite(grad)
             return replace(plan, dense=True)
-        if moved and not plan.changed:
+        if not plan.changed and not weights <= self._rounding:
             return replace(plan, changed=True, full=True)
-        if (doubtful or not finite) and not plan.full:
+        finite = math.isfinite(norm)
+        if not plan.full and not (finite and light <= _SETTLED):
             return replace(plan, full=True)
         if not finite:
             raise NumericalError(self._trouble())
@@ -120,40 +122,45 @@ class Unit:
         batch, mixed = self.gatherer.batch(plan.dense)
         batch, kept = self.direction.of(batch, state.get("momentum"))
         new: Dense | Recursion
+        changed = None
         if self.solver == "exact":
             before = vcl_exact.start(W, self.rules) if "matrix" not in state else Dense(state["matrix"])
             new, weights, report = vcl_exact.advance(before, W, batch, gamma, self.rules)
-            moved = torch.zeros_like(mixed)
+        elif "basis" not in state:
+            new, weights, report = self._advance(start(W, self.rules), batch, gamma, plan)
         else:
-            recursion, moved = self._recursion(state, W, plan.changed)
-            new, weights, report = advance(
-                recursion, batch, gamma, self.rules, self.rank, plan.full, precise=self.refresh == 1
-            )
-        finite = (torch.linalg.vector_norm(weights) + report.moved.sum()).isfinite()
-        doubtful = (report.unsettled > _SETTLED).any()
+            recursion = Recursion(**{f.name: state[f.name] for f in fields(Recursion)})
+            if plan.changed:
+                recursion = rebased(recursion, W)
+            else:
+                changed = self._distance(recursion, W)
+            new, weights, report = self._advance(recursion, batch, gamma, plan)
         values: dict[str, Any] = {f.name: getattr(new, f.name) for f in fields(new)}
         if kept is not None:
             values["momentum"] = kept
         if self.solver != "exact":
-            wait = int(state.get("wait", _FIRST))
             failed = plan.full and not self._due(state)
-            values["wait"] = values["steps"] + _COOLING if failed else wait
-        flags = torch.stack([finite, doubtful, mixed, moved, (report.cut > 0).any()])
-        return Proposal(weights, values, report, flags)
+            values["wait"] = values["steps"] + _COOLING if failed else int(state.get("wait", _FIRST))
+        light = None if report.unsettled is None else report.unsettled.amax()
+        cut = report.cut().sum() if plan.full else None
+        norm = torch.linalg.vector_norm(weights)
+        zero = torch.zeros((), dtype=norm.dtype, device=norm.device)
+        doubts = [zero if x is None else x.to(norm) for x in (norm, light, mixed, changed, cut)]
+        return Proposal(weights, values, report, torch.stack(doubts))
 
-    def _recursion(self, state: Mapping[str, Any], W: Tensor, changed: bool) -> tuple[Recursion, Tensor]:
-        """The state as stored, and whether the parameter has been changed by someone else since."""
-        if "basis" not in state:
-            return start(W, self.rules), torch.zeros((), dtype=torch.bool, device=W.device)
-        recursion = Recursion(**{f.name: state[f.name] for f in fields(Recursion)})
-        if changed:
-            return rebased(recursion, W), torch.zeros((), dtype=torch.bool, device=W.device)
-        probe = self.gatherer._vector(W)
-        p = recursion.weights.shape[-1]
-        here = W @ probe
-        kept = (recursion.weights.to(W.dtype) @ (recursion.basis[..., :p, :] @ probe).unsqueeze(-1)).squeeze(-1)
-        tolerance = 100 * max(torch.finfo(self.target.parameter.dtype).eps, torch.finfo(W.dtype).eps)
-        return recursion, ~((here - kept).norm() <= tolerance * here.norm())
+    def _advance(self, state: Recursion, batch: Batch, gamma: float, plan: Plan) -> tuple[Recursion, Tensor, Report]:
+        return advance(state, batch, gamma, self.rules, self.rank, plan.full, precise=self.refresh == 1)
+
+    def _distance(self, state: Recursion, W: Tensor) -> Tensor:
+        """How far the parameter is from the weights in the state: it may have been changed by someone else."""
+        probe = self.gatherer.probe(W)
+        own = state.basis[..., : state.weights.shape[-1], :] @ probe
+        return relative_distance((state.weights.to(W.dtype) @ own.unsqueeze(-1)).squeeze(-1), W @ probe)
+
+    @property
+    def _rounding(self) -> float:
+        """What rounding explains of :meth:`_distance`."""
+        return 100 * max(torch.finfo(self.target.parameter.dtype).eps, torch.finfo(self.dtype).eps)
 
     def _due(self, state: Mapping[str, Any]) -> bool:
         """Whether the next step must be a full one."""
@@ -199,7 +206,7 @@ def propose_all(units: Sequence[Unit], states: Sequence[Mapping[str, Any]], gamm
             except NumericalError:
                 tried[i] = None
         found = [proposal for proposal in tried.values() if proposal is not None]
-        looks = iter(torch.stack([p.flags.to(found[0].flags.device) for p in found]).tolist() if found else ())
+        looks = iter(torch.stack([p.doubts.to(found[0].doubts) for p in found]).tolist() if found else ())
         waiting = []
         for i, proposal in tried.items():
             better = units[i].next_plan(plans[i], None if proposal is None else next(looks))

@@ -65,13 +65,13 @@ class Watch:
     def _place(self, root: nn.Module) -> None:
         me = weakref.ref(self)
 
-        @torch.compiler.disable  # type: ignore[misc]
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
         def called(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             watch = me()
             if watch is not None and module is root:
                 watch._called(args, kwargs)
 
-        @torch.compiler.disable  # type: ignore[misc]
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
         def applied(layer: Layer, x: Tensor, z: Tensor) -> None:
             watch = me()
             if watch is not None:
@@ -85,7 +85,7 @@ class Watch:
             last = gatherer.target.parameters[-1]  # the bias, where there is one, receives its gradient no later
             hook = _accumulation_hook(weakref.ref(gatherer))
             for parameter in {id(p): p for p in (gatherer.target.parameter, last)}.values():
-                self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
+                self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         x = first_tensor(args)
