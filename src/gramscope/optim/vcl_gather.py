@@ -176,7 +176,9 @@ class Gatherer:
 
 def relative_distance(a: Tensor, b: Tensor) -> Tensor:
     """``‖a − b‖/‖b‖``, zero where both vanish."""
-    return torch.linalg.vector_norm(a - b) / torch.linalg.vector_norm(b).clamp_min(torch.finfo(b.dtype).tiny)
+    size: Tensor = torch.linalg.vector_norm(b).clamp_min(torch.finfo(b.dtype).tiny)
+    distance: Tensor = torch.linalg.vector_norm(a - b)
+    return distance / size
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

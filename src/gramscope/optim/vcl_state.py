@@ -42,9 +42,14 @@ class Recursion:
 
     def small_as(self, dtype: torch.dtype) -> Recursion:
         """The same with all matrices but the basis in another precision."""
-        parts = (self.weights, self.rotation, self.eigenvalues, self.singular_values, self.response)
-        return Recursion(
-            self.basis, self.shift.to(dtype), *(part.to(dtype) for part in parts), steps=self.steps, since=self.since
+        return replace(
+            self,
+            shift=self.shift.to(dtype),
+            weights=self.weights.to(dtype),
+            rotation=self.rotation.to(dtype),
+            eigenvalues=self.eigenvalues.to(dtype),
+            singular_values=self.singular_values.to(dtype),
+            response=self.response.to(dtype),
         )
 
 

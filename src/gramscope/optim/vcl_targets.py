@@ -148,7 +148,8 @@ def _refusal(layer: Layer, shared: dict[int, str]) -> str | None:
     parameter = layer.parameter
     if parameter is None:
         return "has a computed weight (a parametrisation), which cannot be set"
-    if nn.parameter.is_lazy(parameter):
+    lazy = bool(nn.parameter.is_lazy(parameter))
+    if lazy:
         return "is lazy: run one forward pass before making the optimizer"
     if not parameter.requires_grad:
         return "is frozen (requires_grad=False)"

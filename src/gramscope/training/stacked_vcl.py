@@ -135,9 +135,10 @@ class _UnitStack:
         light = full = None
         if not all(due):
             light = self._advance(state, batch, gamma, full=False)
-            doubtful = _per_run(light[2].unsettled > SETTLED, torch.any)
-            broken = ~(_per_run(light[1].isfinite(), torch.all) & _per_run(light[2].moved.isfinite(), torch.all))
-            need = [d or bool(b) for d, b in zip(due, (doubtful | broken).tolist(), strict=True)]
+            broken = ~_per_run(light[1].isfinite(), torch.all)
+            unsettled = light[2].unsettled
+            doubtful = broken if unsettled is None else broken | ~_per_run(unsettled <= SETTLED, torch.all)
+            need = [d or bool(b) for d, b in zip(due, doubtful.tolist(), strict=True)]
         if any(need):
             full = self._advance(state, batch, gamma, full=True)
         for run, (was_due, takes_full) in enumerate(zip(due, need, strict=True)):
