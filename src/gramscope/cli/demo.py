@@ -45,12 +45,12 @@ def command(
         results().print(f"report: {report}")
 
 
-def write_report(out: Path) -> Path | None:
-    """The report with its figures; none, with a note, where its libraries are missing."""
+def write_report(out: Path, *, figures: bool = True) -> Path | None:
+    """The report, with static figures too if asked; none, with a note, where its libraries are missing."""
     from gramscope.report import build
 
     try:
-        return build.write_report([out]).page
+        return build.write_report([out], figures=figures).page
     except MissingExtraError as error:
         news().print(str(error))
         return None

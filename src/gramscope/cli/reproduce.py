@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 
 from gramscope.cli.console import TerminalReporter, news, print_json, print_table, results
+from gramscope.cli.demo import write_report
 from gramscope.errors import GramscopeError, InputError
 
 if TYPE_CHECKING:
@@ -152,6 +153,9 @@ def _show(made: Reproduction) -> None:
     )
     print_table(title, rows)
     results().print(f"figure: {made.figures[0]}", soft_wrap=True)
+    report = write_report(made.path, figures=False)
+    if report is not None:
+        results().print(f"report: {report}", soft_wrap=True)
 
 
 def _values(data: str | None, seeds: str | None, settings: list[str]) -> dict[str, Any]:
