@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD, AdamW, Optimizer
 from typing_extensions import override
 
 from gramscope.errors import InputError
@@ -126,6 +126,39 @@ class VCL(Optimizer):
         self._share()
         self._watch = Watch(model, [unit.gatherer for unit in self._units], reduction)
         self._finalizer = weakref.finalize(self, self._watch.close)
+
+    @classmethod
+    def best(
+        cls,
+        model: nn.Module,
+        gamma: float = 0.01,
+        *,
+        readout: ReadoutFactory | None = None,
+        **options: Any,
+    ) -> VCL:
+        """The form of VCL that has worked best: shifts from an averaged, orthogonalised gradient, and the free part of it too.
+
+        Beyond the paper: the shift is formed from ``O``, the orthogonalised running mean of gradients, without the γ² term;
+        Procrustes aims at ``W − 0.7γO``; eigenvalues have a smooth floor; biases are inside the Gram; ``W₀ᵀW₀ + V``, α = 0.35.
+        Let γ fall linearly to 0 with a learning-rate scheduler, and train the rest by AdamW (the default here).
+
+        Args:
+            model: see the class.
+            gamma: step, about 0.01 at the start.
+            readout: see the class; ``AdamW(lr=1e-3)`` by default.
+            options: any other argument of the class, to override the preset.
+        """
+        preset: dict[str, Any] = {
+            "alpha": 0.35,
+            "anchor": "initial",
+            "second_order": False,
+            "floor": 0.05,
+            "momentum": 0.95,
+            "orthogonalise": True,
+            "aim": 0.7,
+            "bias": True,
+        }
+        return cls(model, gamma, readout=readout or partial(AdamW, lr=1e-3), **{**preset, **options})
 
     # --- who trains what ----------------------------------------------------------------------------------------------
 
