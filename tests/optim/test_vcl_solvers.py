@@ -271,3 +271,21 @@ def test_response_is_the_derivative(floor: float, generator: torch.Generator):
 
     step = 1e-5
     torch.testing.assert_close((moved(step) - moved(-step)) / (2 * step), first, atol=1e-7, rtol=1e-6)
+
+
+def test_small_steps_into_new_directions_are_preconditioned_gradient_steps():
+    """To first order ``W⁺ − W = −γ P Λ^(2α−1) Pᵀ D`` there: what has learned much moves less."""
+    alpha, gamma = 0.2, 1e-6
+    W0, generator = layer(4, 40)
+    rules = Rules(SpectralMap(alpha=alpha), anchor="initial")
+    state, W = vcl_exact.start(W0, rules), W0
+    for _ in range(4):
+        state, W, _ = vcl_exact.advance(state, W, as_batch(*batch_of(W, generator)), 0.3, rules)
+    h, delta = batch_of(W, generator)
+    _, after, _ = vcl_exact.advance(state, W, as_batch(h, delta), gamma, rules)
+    P, s, _ = torch.linalg.svd(W, full_matrices=False)
+    values, vectors = torch.linalg.eigh(state.matrix)
+    new = vectors[:, values.abs() < 1e-9]
+    assert new.shape[1] == 20
+    expected = -P @ torch.diag(s ** ((2 * alpha - 1) / alpha)) @ P.mT @ (delta.mT @ h) @ new
+    torch.testing.assert_close((after - W) @ new / gamma, expected, atol=1e-4, rtol=1e-4)
