@@ -50,11 +50,15 @@ class Entry:
 
 
 _ENTRIES = (
+    Entry("vcl-fig1", "000 Fig. 1", "diagonals of WᵀW, AGOP and accumulated virtual covariance shift", "vcl_diagonals:FIG1"),
+    Entry("vcl-fig2", "000 Fig. 2", "virtual covariance learning against SGD, accuracy over epochs", "vcl_accuracy:FIG2"),
+    Entry("vcl-poster", "001", "virtual covariance learning on a CNN, a deep net and a linear one", "vcl_accuracy:POSTER"),
     Entry("gram-fig1", "003 Fig. 1", "a Swiss roll unrolled by the virtual update", "gram_unrolling:FIG1"),
     Entry("gram-fig2", "003 Fig. 2", "Gram-whitened against plain SGD on fully connected nets", "gram_whitening:FIG2"),
     Entry("gram-fig4", "003 Fig. 4", "target linearity and surrogate by layer over training with SGD", "gram_linearity:FIG4"),
     Entry("gram-fig5", "003 Fig. 5", "interpolation of a VAE's codes against pixels, and its bound", "gram_vae:FIG5"),
     Entry("gram-fig6", "003 Fig. 6", "Gram-whitened against plain SGD on convolutional nets", "gram_whitening:FIG6"),
+    Entry("gram-fig7", "003 Fig. 7", "vcl-fig1 as the weight-Gram paper has it", "vcl_diagonals:FIG1"),
     Entry("gram-fig8", "003 Fig. 8", "rich and lazy regimes: what features lack, what the readout lacks", "gram_regimes:FIG8"),
     Entry("gram-fig9", "003 Fig. 9", "target linearity and surrogate by layer over training with Adam", "gram_linearity:FIG9"),
     Entry("gram-fig10", "003 Fig. 10", "target linearity of a VAE's codes and reconstruction error, by β", "gram_vae:FIG10"),

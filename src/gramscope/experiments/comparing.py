@@ -6,7 +6,7 @@ The part that trains a method on a data set is called ``METHOD-DATA``; it holds 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +57,11 @@ class Curve:
         epochs, means, _ = self.points
         top = max(means)
         return top, epochs[means.index(top)]
+
+    def at(self, epoch: float) -> float:
+        """Mean accuracy after an epoch; of the first one recorded from there on."""
+        epochs, means, _ = self.points
+        return next((value for e, value in zip(epochs, means, strict=True) if e >= epoch), means[-1])
 
     def reaches(self, accuracy: float) -> float:
         """First epoch with at least this mean accuracy; infinite if there is none."""
@@ -117,19 +122,20 @@ def percent(accuracy: float) -> str:
     return f"{100 * accuracy:.1f} %"
 
 
-def accuracy_figure(results: Results[Any], methods: Mapping[str, str], data: Sequence[str], columns: int = 4) -> Figure:
-    """One panel a data set: test accuracy over epochs, mean ± 2σ over seeds, of each method's chosen setting."""
-    rows = -(-len(data) // columns)
-    page, axes = panels(rows, min(len(data), columns), width=2.9, height=2.4)
-    for place, name in zip(axes.flat, data, strict=False):
-        for index, (method, label) in enumerate(methods.items()):
-            chosen = choose(results, method, name)
+def accuracy_figure(shown: Mapping[str, Mapping[str, Curve]], columns: int = 4) -> Figure:
+    """Test accuracy over epochs, mean ± 2σ over seeds: a panel for each title, a curve for each method in it."""
+    rows = -(-len(shown) // columns)
+    page, axes = panels(rows, min(len(shown), columns), width=2.9, height=2.4)
+    for place, (title, curves) in zip(axes.flat, shown.items(), strict=False):
+        for index, (label, chosen) in enumerate(curves.items()):
             scaled = [{**r, "percent": 100 * r["test_accuracy"]} for r in chosen.records]
             band(place, scaled, "epoch", "percent", index=index, label=f"{label}\n({chosen.setting})")
-        place.set_title(name)
+        place.set_title(title)
         place.set_xlabel("epoch")
+        low, high = place.get_ylim()
+        place.set_ylim(max(low, 0), min(high, 101))
         place.legend(loc="lower right")
-    for place in list(axes.flat)[len(data) :]:
+    for place in list(axes.flat)[len(shown) :]:
         place.set_visible(False)
     axes[0, 0].set_ylabel("test accuracy (%)")
     return page

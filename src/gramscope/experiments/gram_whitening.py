@@ -194,7 +194,12 @@ def negligible(results: Results[Settings]) -> list[Claim]:
 
 def figure(results: Results[Settings]) -> Figure:
     """Test accuracy over epochs, a panel a data set."""
-    return accuracy_figure(results, METHODS, results.settings.data)
+    return accuracy_figure(
+        {
+            data: {label: choose(results, method, data) for method, label in METHODS.items()}
+            for data in results.settings.data
+        }
+    )
 
 
 FIG2 = Experiment(

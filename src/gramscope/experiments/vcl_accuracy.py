@@ -1,0 +1,224 @@
+"""vcl-fig2 and vcl-poster: virtual covariance learning (VC) against SGD, test accuracy over epochs.
+
+The papers do not say how the last layer moves after its warm-up, nor the batch size: here it goes on by SGD at a rate that
+is chosen with γ, with batches of 64, and the warm-up is the first quarter of the first epoch, so that every epoch counts.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gramscope.errors import InputError
+from gramscope.experiments.comparing import Curve, accuracy_figure, choose, data_table, gap, part_name, percent
+from gramscope.experiments.core import Claim, Experiment, Options, Results, Training
+from gramscope.training.config import TrainConfig
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+METHODS = {"sgd": "SGD", "vcl": "VC"}
+#: name of a net -> how it is written, and its options; the first layer of the papers' net has no bias
+NETS: dict[str, tuple[str, dict[str, Any]]] = {
+    "two-layer": ("two layers", {"name": "mlp", "bias": (False, True)}),
+    "cnn": ("CNN", {"name": "cnn"}),
+    "deep": ("four hidden layers", {"name": "mlp"}),
+    "linear": ("logistic regression", {"name": "logistic"}),
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """000 §3.2 and 001. ``data`` are run with every net."""
+
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    data: tuple[str, ...] = ("mnist", "cifar10")
+    nets: tuple[str, ...] = ("two-layer",)
+    width: int = 256
+    alpha: float = 0.1
+    gammas: tuple[float, ...] = (5.0, 1.0, 0.5, 0.1, 0.05)
+    lrs: tuple[float, ...] = (0.1, 0.05, 0.01, 0.005)
+    readout_lrs: tuple[float, ...] = (0.1, 0.5)
+    warm_up: float = 0.25
+    batch_size: int = 64
+    epochs: float = 20.0
+
+
+def parts(settings: Settings, options: Options) -> list[Training]:
+    """One training for each net, data set and method, with all seeds and rates."""
+    unknown = [net for net in settings.nets if net not in NETS]
+    if unknown:
+        raise InputError(f"nets = {list(settings.nets)}: there is no {', '.join(unknown)}; there are {', '.join(NETS)}")
+    return [
+        Training(part_name(f"{method}-{net}", data), _config(settings, options, method, net, data))
+        for net in settings.nets
+        for data in settings.data
+        for method in METHODS
+    ]
+
+
+def _config(settings: Settings, options: Options, method: str, net: str, data: str) -> TrainConfig:
+    model = dict(NETS[net][1])
+    if net in ("two-layer", "deep"):
+        model["hidden"] = (settings.width,) * (1 if net == "two-layer" else 4)
+    table: dict[str, Any] = {"name": method}
+    sweep: dict[str, Any] = {"lr": settings.lrs}
+    if method == "vcl":
+        table |= {"alpha": settings.alpha, "warm_up_epochs": settings.warm_up}
+        sweep = {"gamma": settings.gammas, "readout_lr": settings.readout_lrs}
+    return TrainConfig.from_dict(
+        {
+            "seeds": settings.seeds,
+            "epochs": settings.epochs,
+            "batch_size": settings.batch_size,
+            "device": options.device,
+            "data": data_table(data, options, chooses=True),
+            "model": model,
+            "method": table,
+            "sweep": sweep,
+        }
+    )
+
+
+# -- claims -------------------------------------------------------------------------------------------------------
+def _cases(results: Results[Settings]) -> list[tuple[str, str, Curve, Curve]]:
+    """Data set, title, and the chosen curves of SGD and VC."""
+    found = []
+    for net in results.settings.nets:
+        for data in results.settings.data:
+            sgd, vcl = (choose(results, f"{method}-{net}", data) for method in METHODS)
+            title = data if len(results.settings.nets) == 1 else f"{data}, {NETS[net][0]}"
+            found.append((data, title, sgd, vcl))
+    return found
+
+
+def _epoch(value: float) -> str:
+    return "never" if math.isinf(value) else f"epoch {value:g}"
+
+
+def efficient(results: Results[Settings]) -> list[Claim]:
+    """000 §3.2: VC reaches SGD's best accuracy in one or two epochs."""
+    rows = []
+    for _, title, sgd, vcl in _cases(results):
+        best, at = sgd.best
+        reached = vcl.reaches(best)
+        close = vcl.reaches(best - 0.005)
+        steps = round(max(r["step"] for r in vcl.records) / results.settings.epochs)
+        reason = f"SGD: {sgd.setting}; VC: {vcl.setting}; the warm-up ({results.settings.warm_up:g} epochs) is counted"
+        if reached > 2 and steps < 200:
+            reason += f"; an epoch has only {steps} steps here"
+        rows += [
+            Claim(
+                f"{title}: VC reaches SGD's best mean accuracy within two epochs",
+                "in one or two epochs",
+                f"{_epoch(reached)}, within half a point of it {_epoch(close)}",
+                reached <= 2,
+                reason,
+            ),
+            Claim(
+                f"{title}: VC is there in less than half the epochs SGD takes",
+                "SGD: 13 on CIFAR-100, 18 on SVHN",
+                f"{_epoch(reached)} and {_epoch(at)} ({percent(best)})",
+                reached < at / 2,
+            ),
+        ]
+    return rows
+
+
+def ends_above(results: Results[Settings]) -> list[Claim]:
+    """000 §3.2: on CIFAR-10 VC ends above SGD."""
+    rows = []
+    for data, title, sgd, vcl in _cases(results):
+        difference, error = gap(vcl, sgd)
+        published = data == "cifar10"
+        rows.append(
+            Claim(
+                f"{title}: VC ends above SGD",
+                "a level SGD does not reach" if published else "only of CIFAR-10",
+                f"{percent(vcl.final)} and {percent(sgd.final)} ({difference:+.1f} ± {error:.1f})",
+                difference > 0 if published else None,
+                "" if published else "not claimed of this data set",
+            )
+        )
+    return rows
+
+
+def robust(results: Results[Settings]) -> list[Claim]:
+    """000 §3.2: VC varies little over seeds, and does not overfit."""
+    rows = []
+    for _, title, sgd, vcl in _cases(results):
+        a, b = 100 * vcl.spread_over_training(), 100 * sgd.spread_over_training()
+        rows.append(
+            Claim(
+                f"{title}: VC varies less over seeds than SGD (second half of training)",
+                "consistently low variance",
+                f"deviation {a:.2f} and {b:.2f} points",
+                a < b,
+            )
+        )
+        best, at = vcl.best
+        rows.append(
+            Claim(
+                f"{title}: VC ends less than 1 point below its best epoch",
+                "does not overfit",
+                f"{percent(vcl.final)} at the end, best {percent(best)} in epoch {at:g}",
+                best - vcl.final < 0.01,
+            )
+        )
+    return rows
+
+
+def large_rates(results: Results[Settings]) -> Claim:
+    """000 §3.2: a γ of 1 or more is good on some data sets."""
+    chosen = {title: vcl.setting for _, title, _, vcl in _cases(results)}
+    large = [title for title, setting in chosen.items() if float(setting.split()[1].rstrip(",")) >= 1]
+    return Claim(
+        "the chosen γ is 1 or more on some data set",
+        "good on some sets",
+        ", ".join(f"{title}: {setting}" for title, setting in chosen.items()),
+        bool(large),
+    )
+
+
+def also_works(results: Results[Settings]) -> list[Claim]:
+    """001: also works with CNN, deep nets and a linear logistic regressor."""
+    rows = []
+    for _, title, sgd, vcl in _cases(results):
+        difference, error = gap(vcl, sgd)
+        rows.append(
+            Claim(
+                f"{title}: VC learns, and ends at most 5 points below SGD",
+                "also works",
+                f"{percent(vcl.final)} and {percent(sgd.final)} ({difference:+.1f} ± {error:.1f}); "
+                f"after epoch 1: {percent(vcl.at(1.0))} and {percent(sgd.at(1.0))}",
+                difference >= -5,
+                f"SGD: {sgd.setting}; VC: {vcl.setting}",
+            )
+        )
+    return rows
+
+
+def figure(results: Results[Settings]) -> Figure:
+    """A panel a data set (and net): VC and SGD."""
+    return accuracy_figure({title: {"SGD": sgd, "VC": vcl} for _, title, sgd, vcl in _cases(results)})
+
+
+FIG2 = Experiment(
+    Settings((0, 1, 2), ("digits",), gammas=(5.0, 1.0, 0.1)),
+    Settings(),
+    parts,
+    (efficient, ends_above, robust, large_rates),
+    figure,
+    chooses=True,
+)
+POSTER = Experiment(
+    Settings(
+        (0, 1), ("digits",), ("cnn", "deep", "linear"), width=64, gammas=(1.0, 0.1), lrs=(0.5, 0.1), readout_lrs=(0.1,)
+    ),
+    Settings(data=("mnist",), nets=("cnn", "deep", "linear")),
+    parts,
+    (also_works,),
+    figure,
+    chooses=True,
+)

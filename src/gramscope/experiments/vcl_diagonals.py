@@ -1,0 +1,165 @@
+"""vcl-fig1 (and gram-fig7): diagonals of WᵀW, AGOP and the accumulated virtual covariance shift of a net trained by SGD."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from gramscope.experiments.comparing import part_name, percent
+from gramscope.experiments.core import Claim, Experiment, Options, Results, Training
+from gramscope.experiments.plots import curve, matrix, mean, panels, spread
+from gramscope.measures.alignment import cosine
+from gramscope.runs.directory import RunDirectory
+from gramscope.runs.snapshots import DIAGONALS, load_diagonals, snapshot_steps
+from gramscope.training.config import TrainConfig
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: diagonal -> how it is written
+QUANTITIES = {"nfm": r"$W^\top W$", "vcs": r"$\sum$ virtual covariance shift", "agop": "AGOP"}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """000 §3.1: one hidden layer of 256 GELU units, SGD at 0.05. Batch size and epochs are not given."""
+
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    data: tuple[str, ...] = ("cifar10",)
+    hidden: int = 256
+    lr: float = 0.05
+    batch_size: int = 64
+    epochs: float = 20.0
+    every: float = 5.0
+    samples: int = 5000
+
+
+def parts(settings: Settings, options: Options) -> list[Training]:
+    """One training a data set, all seeds in it; the diagonals are kept on the way."""
+    return [Training(part_name("sgd", data), _config(settings, options, data)) for data in settings.data]
+
+
+def _config(settings: Settings, options: Options, data: str) -> TrainConfig:
+    return TrainConfig.from_dict(
+        {
+            "seeds": settings.seeds,
+            "epochs": settings.epochs,
+            "batch_size": settings.batch_size,
+            "device": options.device,
+            "data": {"name": data, "dir": options.data_dir},
+            "model": {"name": "mlp", "hidden": settings.hidden, "bias": (False, True)},
+            "method": {"name": "sgd", "lr": settings.lr},
+            "measure": {
+                "every": settings.every,
+                "samples": settings.samples,
+                "names": ("weight_change",),
+                "matrices": True,
+                "layers": "hidden1",
+            },
+        }
+    )
+
+
+# -- reading the diagonals ----------------------------------------------------------------------------------------
+def _runs(results: Results[Settings], data: str) -> list[RunDirectory]:
+    """The run of every seed."""
+    return list(RunDirectory(results.directory.path / part_name("sgd", data)).runs())
+
+
+def _diagonals(run: RunDirectory) -> dict[str, Tensor]:
+    """The first layer's diagonals at the end of training."""
+    return load_diagonals(run, snapshot_steps(run, DIAGONALS)[-1])["hidden1"]
+
+
+def _pearson(a: Tensor, b: Tensor) -> float:
+    """Correlation of two diagonals."""
+    a, b = (x.double().flatten()[None] - x.double().mean() for x in (a, b))
+    return float(cosine(a, b))
+
+
+def _correlations(results: Results[Settings], data: str, quantity: str) -> list[float]:
+    found = [_diagonals(run) for run in _runs(results, data)]
+    return [_pearson(diagonals["nfm"], diagonals[quantity]) for diagonals in found]
+
+
+# -- claims -------------------------------------------------------------------------------------------------------
+def _published(data: str) -> str:
+    return "" if data == "cifar10" else "published of CIFAR-10"
+
+
+def correlations(results: Results[Settings]) -> list[Claim]:
+    """000 Fig. 1: ρ of the diagonals with that of WᵀW."""
+    rows = []
+    for data in results.settings.data:
+        virtual, agop = (_correlations(results, data, quantity) for quantity in ("vcs", "agop"))
+        rows += [
+            Claim(
+                f"{data}: ρ of the virtual covariance shift's diagonal with WᵀW's (at least 0.95)",
+                "0.98",
+                spread(virtual, 3),
+                mean(virtual) >= 0.95,
+                _published(data),
+            ),
+            Claim(
+                f"{data}: ρ of the AGOP's diagonal with WᵀW's (within 0.1)",
+                "0.71",
+                spread(agop, 3),
+                abs(mean(agop) - 0.71) <= 0.1 if data == "cifar10" else None,
+                _published(data),
+            ),
+            Claim(
+                f"{data}: the virtual covariance shift is closer to WᵀW than the AGOP is, for every seed",
+                "0.98 against 0.71",
+                f"{mean(virtual):.3f} against {mean(agop):.3f}",
+                all(a > b for a, b in zip(virtual, agop, strict=True)),
+                _published(data),
+            ),
+        ]
+    return rows
+
+
+def accuracy(results: Results[Settings]) -> list[Claim]:
+    """000 §3.1: 46 % on the evaluation set."""
+    rows = []
+    for data in results.settings.data:
+        epochs, means, _ = curve(results.records("evaluation", part=part_name("sgd", data)), "epoch", "test_accuracy")
+        last = [
+            r["test_accuracy"] for r in results.records("evaluation", part=part_name("sgd", data), epoch=epochs[-1])
+        ]
+        late = means[len(means) // 2 :]
+        rows.append(
+            Claim(
+                f"{data}: test accuracy (within 4 points)",
+                "46 %",
+                f"{percent(mean(last))} at the end; {percent(min(late))} to {percent(max(late))} in the second half",
+                abs(mean(last) - 0.46) <= 0.04 if data == "cifar10" else None,
+                _published(data) or "epochs are not given; single epochs jump by points",
+            )
+        )
+    return rows
+
+
+def figure(results: Results[Settings]) -> Figure:
+    """The three diagonals of the first seed as images; for colour images the three channels as colours."""
+    page, axes = panels(len(results.settings.data), 3, width=2.2, height=2.3)
+    for row, data in zip(axes, results.settings.data, strict=True):
+        found = _diagonals(_runs(results, data)[0])
+        for place, (quantity, title) in zip(row, QUANTITIES.items(), strict=True):
+            values = found[quantity].double()
+            image = (values - values.min()) / (values.max() - values.min())
+            image = image.movedim(0, -1).contiguous() if image.dim() == 3 else image
+            note = "" if quantity == "nfm" else rf"  $\rho$ = {_pearson(found['nfm'], values):.2f}"
+            matrix(place, image, title + note)
+        row[0].set_ylabel(data)
+    return page
+
+
+FIG1 = Experiment(
+    Settings(seeds=(0, 1, 2), data=("digits",), epochs=60.0, every=60.0, samples=1500),
+    Settings(),
+    parts,
+    (correlations, accuracy),
+    figure,
+)
