@@ -56,7 +56,7 @@ _ENTRIES = (
     Entry("gram-fig1", "003 Fig. 1", "a Swiss roll unrolled by the virtual update", "gram_unrolling:FIG1"),
     Entry("gram-fig2", "003 Fig. 2", "Gram-whitened against plain SGD on fully connected nets", "gram_whitening:FIG2"),
     Entry("gram-fig4", "003 Fig. 4", "target linearity and surrogate by layer over training with SGD", "gram_linearity:FIG4"),
-    Entry("gram-fig5", "003 Fig. 5", "interpolation of a VAE's codes against pixels, and its bound", "gram_vae:FIG5"),
+    Entry("gram-fig5", "003 Fig. 5", "interpolation of a VAE's codes against pixels, and its bound", "gram_interpolation:FIG5"),
     Entry("gram-fig6", "003 Fig. 6", "Gram-whitened against plain SGD on convolutional nets", "gram_whitening:FIG6"),
     Entry("gram-fig7", "003 Fig. 7", "vcl-fig1 as the weight-Gram paper has it", "vcl_diagonals:FIG1"),
     Entry("gram-fig8", "003 Fig. 8", "rich and lazy regimes: what features lack, what the readout lacks", "gram_regimes:FIG8"),

@@ -1,4 +1,4 @@
-"""gram-fig10 and gram-fig5: target linearity of a VAE's codes for its inputs, by β, and what it means for interpolation.
+"""gram-fig10: target linearity of a VAE's codes for its inputs, and its reconstruction error, by β.
 
 Target linearity is measured of the latent means μ and of codes z drawn from the posterior, for inputs centred over
 samples. The published values centre over pixels, so their level is not comparable; orders and trends are. A fit without
@@ -19,16 +19,14 @@ from typing_extensions import override
 from gramscope.data.dataset import DataSet
 from gramscope.errors import InputError
 from gramscope.experiments.comparing import part_name
-from gramscope.experiments.core import Claim, Experiment, Options, Recorder, Results, Training
-from gramscope.experiments.plots import band, curve, legend_below, matrix, panels
+from gramscope.experiments.core import Claim, Experiment, Options, Results, Training
+from gramscope.experiments.plots import band, curve, legend_below, panels
 from gramscope.layers.calling import evaluating
-from gramscope.measures.interpolation import interpolation_error
 from gramscope.measures.linearity import target_linearity
 from gramscope.models.vae import VAE, VAEOutput, vae_loss
 from gramscope.training.config import TrainConfig
 from gramscope.training.job import Job, load_data
 from gramscope.training.seeding import generator
-from gramscope.training.train import Trained
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -74,25 +72,22 @@ def elbo(output: tuple[VAEOutput, float], target: Tensor) -> Tensor:
     return vae_loss(found, target.reshape(found.logits.shape), beta)
 
 
-def _parts(after: bool) -> Callable[[Settings, Options], list[Training]]:
-    def parts(settings: Settings, options: Options) -> list[Training]:
-        if len(settings.epochs) not in (1, len(settings.data)):
-            raise InputError(f"epochs = {settings.epochs}: give one value, or one for each of {settings.data}")
-        lengths = settings.epochs * len(settings.data) if len(settings.epochs) == 1 else settings.epochs
-        return [
-            Training(
-                part_name("vae", data),
-                config := _config(settings, options, data, epochs),
-                data=_reconstruction(config),
-                model=lambda member, found: _build(member, found, settings),
-                loss=elbo,
-                measure=_Linearity(settings.samples),
-                after=_Interpolate(settings, config) if after else None,
-            )
-            for data, epochs in zip(settings.data, lengths, strict=True)
-        ]
-
-    return parts
+def parts(settings: Settings, options: Options) -> list[Training]:
+    """One training a data set, with all β and seeds."""
+    if len(settings.epochs) not in (1, len(settings.data)):
+        raise InputError(f"epochs = {settings.epochs}: give one value, or one for each of {settings.data}")
+    lengths = settings.epochs * len(settings.data) if len(settings.epochs) == 1 else settings.epochs
+    return [
+        Training(
+            part_name("vae", data),
+            config := _config(settings, options, data, epochs),
+            data=_reconstruction(config),
+            model=lambda member, found: _build(member, found, settings),
+            loss=elbo,
+            measure=_Linearity(settings.samples),
+        )
+        for data, epochs in zip(settings.data, lengths, strict=True)
+    ]
 
 
 def _config(settings: Settings, options: Options, data: str, epochs: float) -> TrainConfig:
@@ -140,13 +135,13 @@ class _Linearity:
             raise InputError(f"a VAE is measured here, not {type(model).__name__}")
         with torch.no_grad(), evaluating(model):
             x = job.data.x_train[: self.samples]
-            mean, log_variance = (torch.cat(found) for found in zip(*map(model.vae.encode, _blocks(x)), strict=True))
+            mean, log_variance = (torch.cat(found) for found in zip(*map(model.vae.encode, blocks(x)), strict=True))
             noise = torch.randn(mean.shape, generator=generator(job.config.seed, "codes", step)).to(mean)
             centred = x.flatten(1) - x.flatten(1).mean(0)
             of_mean = target_linearity(mean, centred, intercept=True)
             of_codes = target_linearity(mean + torch.exp(0.5 * log_variance) * noise, centred, intercept=True)
             error = 0.0
-            for part in _blocks(job.data.x_test):
+            for part in blocks(job.data.x_test):
                 error += float((model.vae(part).logits.sigmoid() - part).square().sum())
         yield {
             "beta": model.beta,
@@ -156,70 +151,12 @@ class _Linearity:
         }
 
 
-def _blocks(x: Tensor) -> tuple[Tensor, ...]:
+def blocks(x: Tensor) -> tuple[Tensor, ...]:
+    """Samples in blocks that fit into memory with their activations."""
     return torch.split(x, 5000)
 
 
-# -- after training: interpolation --------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class _Interpolate:
-    """Strips from one class to another, and the bound of 003 Proposition 3, for every β."""
-
-    settings: Settings
-    config: TrainConfig
-
-    def __call__(self, trained: Trained, recorder: Recorder) -> None:
-        data = load_data(self.config.data)
-        for name, member in trained.members.items():
-            model = member.model
-            if not isinstance(model, SamplingVAE):
-                raise InputError(f"{name} is no VAE")
-            device = next(model.parameters()).device
-            with torch.no_grad(), evaluating(model):
-                self._measure(model, data, device, recorder, member.config.seed)
-
-    def _measure(self, model: SamplingVAE, data: DataSet, device: torch.device, recorder: Recorder, seed: int) -> None:
-        x = data.x_train[: self.settings.samples].to(device)
-        codes = torch.cat([model.vae.encode(part)[0] for part in _blocks(x)])
-
-        def decode(z: Tensor) -> Tensor:
-            return model.vae.decode(z).sigmoid()
-
-        random = generator(seed, "pairs")
-        found = interpolation_error(decode, codes, x, pairs=self.settings.pairs, generator=random, intercept=True)
-        reconstruction = (decode(codes) - x).flatten(1).norm(dim=1).mean()
-        recorder.record(
-            "interpolation",
-            data=data.name,
-            seed=seed,
-            beta=model.beta,
-            error=found.error,
-            decoder_gap=found.decoder_gap,
-            pair_residual=found.pair_residual,
-            ols_residual=found.ols_residual,
-            bound=found.bound,
-            target_linearity=found.target_linearity,
-            reconstruction=float(reconstruction),
-        )
-        if seed == self.settings.seeds[0]:
-            ends = torch.stack([_sample(data, label) for label in self.settings.labels]).to(device)
-            weights = torch.linspace(0, 1, 9, device=device)[:, None]
-            z = (1 - weights) * model.vae.encode(ends[:1])[0] + weights * model.vae.encode(ends[1:])[0]
-            weights = weights.reshape(-1, *[1] * len(data.input_shape))
-            recorder.save(
-                f"strip-{model.beta:g}", decoded=decode(z), pixels=(1 - weights) * ends[0] + weights * ends[1]
-            )
-
-
-def _sample(data: DataSet, label: int) -> Tensor:
-    """The first test image of a class."""
-    index = (data.y_test == label).nonzero()
-    if not len(index):
-        raise InputError(f"{data.name} has no test image of class {label}; choose others with --set labels=2,8")
-    return data.x_test[int(index[0])]
-
-
-# -- claims of gram-fig10 -----------------------------------------------------------------------------------------
+# -- claims -----------------------------------------------------------------------------------------
 def _curve(results: Results[Settings], data: str, beta: float, key: str) -> tuple[list[float], list[float]]:
     records = results.records("measurement", part=part_name("vae", data), beta=beta)
     epochs, means, _ = curve(records, "epoch", key)
@@ -299,88 +236,8 @@ def linearity_figure(results: Results[Settings]) -> Figure:
     return page
 
 
-# -- claims of gram-fig5 ------------------------------------------------------------------------------------------
-def _interpolations(results: Results[Settings], data: str) -> list[dict[str, Any]]:
-    found = results.records("interpolation", data=data, seed=results.settings.seeds[0])
-    return sorted(found, key=lambda r: r["beta"])
-
-
-def bound_holds(results: Results[Settings]) -> list[Claim]:
-    """003 Proposition 3 and its form for a given decoder."""
-    rows = []
-    for data in results.settings.data:
-        found = _interpolations(results, data)
-        rows += [
-            Claim(
-                f"{data}: residual of the linear map over pairs ≤ over samples ≤ √((1 − TL) mean‖x − x̄‖²)",
-                "Proposition 3",
-                ", ".join(
-                    f"β {r['beta']:g}: {r['pair_residual']:.2f} ≤ {r['ols_residual']:.2f} ≤ {r['bound']:.2f}"
-                    for r in found
-                ),
-                all(r["pair_residual"] <= r["ols_residual"] * 1.01 and r["ols_residual"] <= r["bound"] for r in found),
-            ),
-            Claim(
-                f"{data}: error of the decoder ≤ residual of the linear map + distance of the decoder from it",
-                "the form for a given decoder",
-                ", ".join(
-                    f"β {r['beta']:g}: {r['error']:.2f} ≤ {r['pair_residual']:.2f} + {r['decoder_gap']:.2f}"
-                    for r in found
-                ),
-                all(r["error"] <= (r["pair_residual"] + r["decoder_gap"]) * (1 + 1e-6) for r in found),
-            ),
-        ]
-    return rows
-
-
-def follows(results: Results[Settings]) -> list[Claim]:
-    """003 Fig. 5: the decoder follows linear interpolation where TL is high."""
-    rows = []
-    for data in results.settings.data:
-        found = sorted(_interpolations(results, data), key=lambda r: r["target_linearity"])
-        low, high = found[0], found[-1]
-        excess = [r["error"] - r["reconstruction"] for r in (high, low)]
-        rows.append(
-            Claim(
-                f"{data}: the interpolation error is lower where TL is highest (β {high['beta']:g}) than where lowest",
-                "decoder follows linear interpolation where TL is high",
-                f"TL {high['target_linearity']:.2f}: {high['error']:.2f}, TL {low['target_linearity']:.2f}: "
-                f"{low['error']:.2f} (beyond reconstruction: {excess[0]:.2f}, {excess[1]:.2f})",
-                high["error"] < low["error"],
-            )
-        )
-    return rows
-
-
-def strip_figure(results: Results[Settings]) -> Figure:
-    """Pixel interpolation above decoded interpolation, a pair of rows a β; error and bound in the title."""
-    settings = results.settings
-    data = settings.data[0]
-    found = _interpolations(results, data)
-    strips = [results.artefact(f"{part_name('vae', data)}.after", f"strip-{r['beta']:g}") for r in found]
-    columns = len(strips[0]["decoded"])
-    page, axes = panels(1 + len(found), columns, width=0.85, height=0.95)
-    rows = [strips[0]["pixels"], *(strip["decoded"] for strip in strips)]
-    names = ["pixels", *(rf"$\beta$ = {r['beta']:g}" + f"\nTL {r['target_linearity']:.2f}" for r in found)]
-    for row, images, name in zip(axes, rows, names, strict=True):
-        for place, image in zip(row, images, strict=True):
-            picture = image.float().movedim(0, -1).squeeze(-1)
-            matrix(place, picture, "", cmap="gray_r" if picture.dim() == 2 else None, vmin=0, vmax=1)
-        row[0].set_ylabel(name, rotation=0, ha="right", va="center")
-    text = "; ".join(rf"$\beta$ {r['beta']:g}: error {r['error']:.2f}, bound {r['bound']:.2f}" for r in found)
-    page.supxlabel(f"mean over pairs at λ = ½: {text}", fontsize=7)
-    return page
-
-
-_QUICK = Settings(
+QUICK = Settings(
     data=("digits",), epochs=(90.0,), betas=(0.05, 0.5, 2.0, 10.0), hidden=(128, 128), latent=16, lr=0.0005,
     batch_size=64, every=5.0,
 )  # fmt: skip
-FIG10 = Experiment(_QUICK, Settings(), _parts(after=False), (trade_off, rises), linearity_figure)
-FIG5 = Experiment(
-    replace(_QUICK, betas=(0.05, 10.0)),
-    Settings(data=("mnist",), epochs=(10.0,), betas=(0.05, 1.0, 10.0)),
-    _parts(after=True),
-    (bound_holds, follows),
-    strip_figure,
-)
+FIG10 = Experiment(QUICK, Settings(), parts, (trade_off, rises), linearity_figure)

@@ -1,0 +1,171 @@
+"""gram-fig5: decoded interpolations of a VAE's codes against interpolated pixels, with the bound of 003 Proposition 3."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from gramscope.data.dataset import DataSet
+from gramscope.errors import InputError
+from gramscope.experiments.comparing import part_name
+from gramscope.experiments.core import Claim, Experiment, Options, Recorder, Results, Training
+from gramscope.experiments.gram_vae import QUICK, SamplingVAE, Settings, blocks, parts
+from gramscope.experiments.plots import matrix, panels
+from gramscope.layers.calling import evaluating
+from gramscope.measures.interpolation import interpolation_error
+from gramscope.training.config import TrainConfig
+from gramscope.training.job import load_data
+from gramscope.training.seeding import generator
+from gramscope.training.train import Trained
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def _parts(settings: Settings, options: Options) -> list[Training]:
+    """The trainings of gram-fig10, and what is measured after them."""
+    return [replace(part, after=_Interpolate(settings, part.config)) for part in parts(settings, options)]
+
+
+# -- after training --------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class _Interpolate:
+    """Strips from one class to another, and the bound of 003 Proposition 3, for every β."""
+
+    settings: Settings
+    config: TrainConfig
+
+    def __call__(self, trained: Trained, recorder: Recorder) -> None:
+        data = load_data(self.config.data)
+        for name, member in trained.members.items():
+            model = member.model
+            if not isinstance(model, SamplingVAE):
+                raise InputError(f"{name} is no VAE")
+            device = next(model.parameters()).device
+            with torch.no_grad(), evaluating(model):
+                self._measure(model, data, device, recorder, member.config.seed)
+
+    def _measure(self, model: SamplingVAE, data: DataSet, device: torch.device, recorder: Recorder, seed: int) -> None:
+        x = data.x_train[: self.settings.samples].to(device)
+        codes = torch.cat([model.vae.encode(part)[0] for part in blocks(x)])
+
+        def decode(z: Tensor) -> Tensor:
+            return model.vae.decode(z).sigmoid()
+
+        random = generator(seed, "pairs")
+        found = interpolation_error(decode, codes, x, pairs=self.settings.pairs, generator=random, intercept=True)
+        reconstruction = (decode(codes) - x).flatten(1).norm(dim=1).mean()
+        recorder.record(
+            "interpolation",
+            data=data.name,
+            seed=seed,
+            beta=model.beta,
+            error=found.error,
+            decoder_gap=found.decoder_gap,
+            pair_residual=found.pair_residual,
+            ols_residual=found.ols_residual,
+            bound=found.bound,
+            target_linearity=found.target_linearity,
+            reconstruction=float(reconstruction),
+        )
+        if seed == self.settings.seeds[0]:
+            ends = torch.stack([_sample(data, label) for label in self.settings.labels]).to(device)
+            weights = torch.linspace(0, 1, 9, device=device)[:, None]
+            z = (1 - weights) * model.vae.encode(ends[:1])[0] + weights * model.vae.encode(ends[1:])[0]
+            weights = weights.reshape(-1, *[1] * len(data.input_shape))
+            recorder.save(
+                f"strip-{model.beta:g}", decoded=decode(z), pixels=(1 - weights) * ends[0] + weights * ends[1]
+            )
+
+
+def _sample(data: DataSet, label: int) -> Tensor:
+    """The first test image of a class."""
+    index = (data.y_test == label).nonzero()
+    if not len(index):
+        raise InputError(f"{data.name} has no test image of class {label}; choose others with --set labels=2,8")
+    return data.x_test[int(index[0])]
+
+
+# -- claims ------------------------------------------------------------------------------------------
+def _interpolations(results: Results[Settings], data: str) -> list[dict[str, Any]]:
+    found = results.records("interpolation", data=data, seed=results.settings.seeds[0])
+    return sorted(found, key=lambda r: r["beta"])
+
+
+def bound_holds(results: Results[Settings]) -> list[Claim]:
+    """003 Proposition 3 and its form for a given decoder."""
+    rows = []
+    for data in results.settings.data:
+        found = _interpolations(results, data)
+        rows += [
+            Claim(
+                f"{data}: residual of the linear map over pairs ≤ over samples ≤ √((1 − TL) mean‖x − x̄‖²)",
+                "Proposition 3",
+                ", ".join(
+                    f"β {r['beta']:g}: {r['pair_residual']:.2f} ≤ {r['ols_residual']:.2f} ≤ {r['bound']:.2f}"
+                    for r in found
+                ),
+                all(r["pair_residual"] <= r["ols_residual"] * 1.01 and r["ols_residual"] <= r["bound"] for r in found),
+            ),
+            Claim(
+                f"{data}: error of the decoder ≤ residual of the linear map + distance of the decoder from it",
+                "the form for a given decoder",
+                ", ".join(
+                    f"β {r['beta']:g}: {r['error']:.2f} ≤ {r['pair_residual']:.2f} + {r['decoder_gap']:.2f}"
+                    for r in found
+                ),
+                all(r["error"] <= (r["pair_residual"] + r["decoder_gap"]) * (1 + 1e-6) for r in found),
+            ),
+        ]
+    return rows
+
+
+def follows(results: Results[Settings]) -> list[Claim]:
+    """003 Fig. 5: the decoder follows linear interpolation where TL is high."""
+    rows = []
+    for data in results.settings.data:
+        found = sorted(_interpolations(results, data), key=lambda r: r["target_linearity"])
+        low, high = found[0], found[-1]
+        excess = [r["error"] - r["reconstruction"] for r in (high, low)]
+        rows.append(
+            Claim(
+                f"{data}: the interpolation error is lower where TL is highest (β {high['beta']:g}) than where lowest",
+                "decoder follows linear interpolation where TL is high",
+                f"TL {high['target_linearity']:.2f}: {high['error']:.2f}, TL {low['target_linearity']:.2f}: "
+                f"{low['error']:.2f} (beyond reconstruction: {excess[0]:.2f}, {excess[1]:.2f})",
+                high["error"] < low["error"],
+            )
+        )
+    return rows
+
+
+def strip_figure(results: Results[Settings]) -> Figure:
+    """Pixel interpolation above decoded interpolation, a pair of rows a β; error and bound in the title."""
+    settings = results.settings
+    data = settings.data[0]
+    found = _interpolations(results, data)
+    strips = [results.artefact(f"{part_name('vae', data)}.after", f"strip-{r['beta']:g}") for r in found]
+    columns = len(strips[0]["decoded"])
+    page, axes = panels(1 + len(found), columns, width=0.85, height=0.95)
+    rows = [strips[0]["pixels"], *(strip["decoded"] for strip in strips)]
+    names = ["pixels", *(rf"$\beta$ = {r['beta']:g}" + f"\nTL {r['target_linearity']:.2f}" for r in found)]
+    for row, images, name in zip(axes, rows, names, strict=True):
+        for place, image in zip(row, images, strict=True):
+            picture = image.float().movedim(0, -1).squeeze(-1)
+            matrix(place, picture, "", cmap="gray_r" if picture.dim() == 2 else None, vmin=0, vmax=1)
+        row[0].set_ylabel(name, rotation=0, ha="right", va="center")
+    text = "; ".join(rf"$\beta$ {r['beta']:g}: error {r['error']:.2f}, bound {r['bound']:.2f}" for r in found)
+    page.supxlabel(f"mean over pairs at λ = ½: {text}", fontsize=7)
+    return page
+
+
+FIG5 = Experiment(
+    replace(QUICK, betas=(0.05, 10.0)),
+    Settings(data=("mnist",), epochs=(10.0,), betas=(0.05, 1.0, 10.0)),
+    _parts,
+    (bound_holds, follows),
+    strip_figure,
+)
