@@ -155,8 +155,10 @@ class FineTuning:
         if not directory.exists():
             RunDirectory.create(directory.path, {"part": self.name})
         with directory.lock:
-            self._run(root, directory, reporter)
-            directory.close()
+            try:
+                self._run(root, directory, reporter)
+            finally:
+                directory.close()
 
     def _run(self, root: RunDirectory, directory: RunDirectory, reporter: Reporter) -> None:
         settings, device = self.settings, resolve_device(self.options.device)

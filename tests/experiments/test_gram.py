@@ -1,0 +1,159 @@
+"""Each gram and vcl experiment end to end, as small as it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+import gramscope as gs
+from gramscope.data import load
+from gramscope.experiments.core import Options, Results
+from gramscope.experiments.running import Reproduction, reproduce
+from gramscope.runs.directory import RunDirectory
+
+DIGITS = {"data": ("digits",), "seeds": (0, 1), "epochs": 1.0}
+VAE = {"data": ("digits",), "epochs": (2.0,), "betas": (0.1, 5.0), "hidden": (16,), "latent": 4, "every": 1.0}
+GROKKING = {"weight_decays": (0.0, 1.0), "p": 7, "width": 8, "batch_size": 16, "epochs": 4.0, "every": 2.0}
+SMALL: dict[str, dict[str, Any]] = {
+    "gram-fig1": {"seeds": (0, 1), "n": 60, "width": 8, "epochs": 20, "every": 5, "frames": 3},
+    "gram-fig2": {**DIGITS, "hidden": (8, 8), "lrs": (0.1, 0.01), "momenta": (0.9,)},
+    "gram-fig4": {**DIGITS, "hidden": (8, 8), "lrs": (0.1,), "momenta": (0.9,), "epochs": 3.0, "samples": 300},
+    "gram-fig9": {**DIGITS, "hidden": (4, 4), "lrs": (0.01,), "samples": 300, "seeds": (0,)},
+    "gram-fig5": {**VAE, "pairs": 50},
+    "gram-fig6": {**DIGITS, "channels": (4, 4, 4), "seeds": (0,)},
+    "gram-fig8": {"seeds": (0,), "widths": (4, 16), "n": 40, "d": 5, "epochs": 20, "every": 10},
+    "gram-fig10": VAE,
+    "gram-fig12": {**DIGITS, "fractions": (0.0, 1.0), "hidden": (8, 8), "every": 1.0, "samples": 300, "seeds": (0,)},
+    "gram-fig13": GROKKING,
+    "gram-fig14": GROKKING,
+    "vcl-fig1": {**DIGITS, "hidden": 8, "samples": 100, "every": 1.0},
+    "vcl-fig2": {**DIGITS, "width": 8, "gammas": (1.0, 0.1), "lrs": (0.1,), "readout_lrs": (0.1,)},
+    "vcl-poster": {
+        **DIGITS, "nets": ("cnn", "deep", "linear"), "width": 8, "gammas": (0.1,), "lrs": (0.1,), "readout_lrs": (0.1,)
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Reproduction]:
+    """Runs an experiment once for all tests."""
+    return cache(
+        lambda name: reproduce(
+            name, Options(device="cpu"), values=SMALL[name], out=tmp_path_factory.mktemp("runs") / name
+        )
+    )
+
+
+def results(made: Reproduction) -> Results[Any]:
+    experiment = made.entry.load()
+    return Results(made.entry.name, experiment.quick, made.options, RunDirectory(made.path))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_runs_draws_and_judges(name: str, done: Callable[[str], Reproduction]) -> None:
+    made = done(name)
+    assert all(path.stat().st_size > 1000 for path in made.figures)
+    assert made.claims
+    assert all("nan" not in claim.measured for claim in made.claims)
+
+
+def test_the_records_are_enough_to_judge(done: Callable[[str], Reproduction]) -> None:
+    made = done("vcl-fig2")
+    assert reproduce("vcl-fig2", made.options, out=made.path, plot_only=True).claims == made.claims
+
+
+# -- what is recorded ---------------------------------------------------------------------------------------------
+def test_the_gram_of_the_unrolling_net_follows_the_virtual_covariance(done: Callable[[str], Reproduction]) -> None:
+    found = results(done("gram-fig1"))
+    first = found.records("frame", seed=1, epoch=0)[0]
+    data = load("swiss-roll", seed=1, n_train=60)
+    plain = gs.target_linearity(data.x_train, data.y_train, intercept=True)
+    assert first["target_linearity"] == pytest.approx(float(plain), abs=1e-6)
+    assert min(r["gram_cosine"] for r in found.records("frame") if r["epoch"]) > 0.99
+    frames = found.artefact("seed-1", "frames")
+    assert frames["points"].shape == (5, 60, 2)
+    torch.testing.assert_close(frames["points"][0], data.x_train)
+
+
+def test_the_error_splits_into_features_and_chase(done: Callable[[str], Reproduction]) -> None:
+    records = results(done("gram-fig8")).records("measurement")
+    assert len(records) == 2 * 3
+    for record in records:
+        assert record["error"] <= record["features"] + record["chase"] + 1e-4
+        assert record["mse"] == pytest.approx(record["error"] ** 2 / 40)
+    assert records[-1]["error"] < records[-3]["error"]
+
+
+def test_every_hidden_layer_is_measured_at_its_output(done: Callable[[str], Reproduction]) -> None:
+    from gramscope.experiments.gram_layers import by_depth, features_of
+
+    found = results(done("gram-fig4"))
+    measured = found.records("measurement")
+    assert {r["layer"] for r in measured} == {"hidden2", "readout"}
+    assert {r["layer"] for r in features_of(measured, 1, 2)} == {"hidden2"}
+    assert len(by_depth(measured, "target_linearity", 2, 3.0)) == 2
+    (inputs,) = found.records("input")
+    data = load("digits").flat()
+    expected = gs.target_linearity(data.subset(300).x_train, data.subset(300).y_train)
+    assert inputs["target_linearity"] == pytest.approx(float(expected))
+
+
+def test_random_labels_lower_linearity_and_can_reach_the_test_set(done: Callable[[str], Reproduction]) -> None:
+    from gramscope.experiments.gram_labels import Settings, parts
+
+    found = results(done("gram-fig12"))
+    last = {
+        part: [r["target_linearity"] for r in found.records("measurement", part=part, layer="readout")][-1]
+        for part in ("p-0-digits", "p-1-digits")
+    }
+    assert last["p-1-digits"] < last["p-0-digits"]
+    settings = Settings(data=("digits",), fractions=(1.0,), noisy_test=True)
+    (part,) = parts(settings, Options())
+    assert part.data is not None
+    noisy, clean = part.data(), load("digits")
+    assert (noisy.y_test != clean.y_test).float().mean() > 0.7
+    assert (noisy.y_train != clean.y_train).float().mean() > 0.7
+
+
+def test_the_vae_learns_and_its_interpolation_is_bounded(done: Callable[[str], Reproduction]) -> None:
+    found = results(done("gram-fig5"))
+    for beta in (0.1, 5.0):
+        curve = [r["reconstruction"] for r in found.records("measurement", beta=beta)]
+        assert len(curve) == 3
+        assert curve[-1] < curve[0]
+        (record,) = found.records("interpolation", beta=beta)
+        assert record["error"] <= record["pair_residual"] + record["decoder_gap"] + 1e-9
+        assert record["ols_residual"] <= record["bound"] + 1e-9
+    strip = found.artefact("vae-digits.after", "strip-5")
+    assert strip["decoded"].shape == strip["pixels"].shape == (9, 1, 8, 8)
+    data = load("digits")
+    torch.testing.assert_close(strip["pixels"][0], data.x_test[int((data.y_test == 2).nonzero()[0])])
+
+
+def test_grokking_runs_are_told_apart_by_their_decay(done: Callable[[str], Reproduction]) -> None:
+    from gramscope.experiments.gram_grokking import _runs
+
+    made = done("gram-fig13")
+    experiment = made.entry.load()
+    settings = type(experiment.quick)(**{**vars(experiment.quick), **SMALL["gram-fig13"]})
+    runs = _runs(Results("gram-fig13", settings, made.options, RunDirectory(made.path)))
+    assert [run.decay for run in runs] == [0.0, 1.0]
+    assert len(runs[0].evaluated) == len(runs[1].evaluated) == 3
+    assert runs[0].evaluated != runs[1].evaluated
+    assert len(runs[0].gap()[0]) == 3
+
+
+def test_diagonals_are_those_of_the_trained_net(done: Callable[[str], Reproduction]) -> None:
+    from gramscope.experiments.vcl_diagonals import _diagonals, _pearson
+
+    run = RunDirectory(done("vcl-fig1").path / "sgd-digits" / "seed-1")
+    found = _diagonals(run)
+    weight = run.load_checkpoint().model["hidden1.weight"]
+    torch.testing.assert_close(found["nfm"].flatten(), weight.square().sum(0), rtol=1e-4, atol=1e-5)
+    a, b = torch.rand(3, 4), torch.rand(3, 4)
+    expected = torch.corrcoef(torch.stack([a.flatten(), b.flatten()]).double())[0, 1]
+    assert _pearson(a, b) == pytest.approx(float(expected))
