@@ -76,6 +76,7 @@ def optimizers(net: nn.Sequential, method: str, options: dict[str, Any]) -> list
         return [gs.VCL(net, readout=partial(readout, lr=rate), **options)]
     if method == "vcl-best":
         return [gs.VCL.best(net, readout=partial(AdamW, lr=rate), **options)]
+    options.pop("bias", None)
     if method == "muon":
         hidden = [m.weight for m in list(net)[:-1] if isinstance(m, nn.Linear)]
         rest = [p for p in net.parameters() if not any(p is q for q in hidden)]

@@ -66,7 +66,7 @@ class Gatherer:
             self._usual = factor
         rough = dz.dtype in (torch.bfloat16, torch.float16)
         delta = layer.kind.outputs(layer.module, dz).flatten(-3, -2).to(self.dtype)
-        kept = sum(part.left.shape[-2] for part in self._parts if part.left is not None)
+        kept = sum(part.left.shape[-2] for part in (*self._parts, *self._pending) if part.left is not None)
         few = self._want_rows and kept + delta.shape[-2] <= delta.shape[-1]
         self._pending.append(
             _Part(
