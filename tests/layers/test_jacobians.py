@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+import copy
+import weakref
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import gramscope as gs
 from cases import BY_NAME, CASES, Case
@@ -88,3 +93,49 @@ def test_reentrant_checkpoints_say_what_to_do() -> None:
     model, x, _ = BY_NAME["checkpoint-reentrant"].make()
     with gs.capture(model) as tape, pytest.raises(LayerError, match="use_reentrant=False"):
         next(jacobian_chunks(tape, model(x)))
+
+
+class LiveBytes(TorchDispatchMode):
+    """The largest number of bytes that tensors made inside the block hold at one time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = self._now = 0
+        self._sizes: dict[int, int] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in self._sizes:
+                storage = tensor.untyped_storage()
+                self._sizes[storage._cdata] = storage.nbytes()
+                self._now += storage.nbytes()
+                weakref.finalize(storage, self._drop, storage._cdata)
+        self.peak = max(self.peak, self._now)
+        return result
+
+    def _drop(self, key: int) -> None:
+        self._now -= self._sizes.pop(key, 0)
+
+
+@pytest.mark.parametrize("kind", ["large output", "one layer", "sketch", "reference", "convolution"])
+def test_the_peak_stays_near_the_budget(kind: str) -> None:
+    x = torch.randn(32, 20, generator=torch.Generator().manual_seed(0))
+    model = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 500))
+    options: dict[str, object] = {}
+    if kind == "one layer":
+        options = {"layers": "0"}
+    elif kind == "sketch":
+        options = {"layers": "0", "sketch": 400, "generator": torch.Generator().manual_seed(0)}
+    elif kind == "reference":
+        options = {"reference": copy.deepcopy(model)}
+    elif kind == "convolution":
+        model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.LazyLinear(60))
+        x = x.repeat(1, 5).reshape(32, 1, 10, 10)
+    model(x)  # makes lazy layers
+    budget = 2**22
+    with LiveBytes() as before:
+        gs.collect(model, x, features=False, jacobians=True, memory=budget // 16, **options)  # type: ignore[arg-type]
+    with LiveBytes() as live:
+        gs.collect(model, x, features=False, jacobians=True, memory=budget, **options)  # type: ignore[arg-type]
+    assert 0.2 * budget < live.peak - before.peak < 1.1 * budget

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from gramscope.errors import InputError, LayerError
 from gramscope.layers.record import Application
 from gramscope.layers.tape import Tape
 
-#: bytes the Jacobian chunks of all layers may take together, by default
+#: bytes one chunk of Jacobians may take by default, with everything on the way to it
 MEMORY = 256 * 2**20
 
 
@@ -35,7 +36,8 @@ def jacobian_chunks(
         output: the model's output of that forward, ``[batch, …]``; all its entries of one sample count as outputs.
         sketch: instead of all c outputs, this many random combinations ``r_pᵀ J_i / √sketch`` with independent signs
             ``r_p``, for which ``E[Σ_p …ᵀ…] = J_iᵀJ_i``: unbiased for everything quadratic in J.
-        memory: bytes a chunk may take, all layers together.
+        memory: bytes a chunk may take: directions at the output, gradients on the way and Jacobians of all layers. At
+            least one output is taken at a time; if that is too much, give smaller batches.
         generator: source of the signs (required with ``sketch``).
 
     Grouped layers have a leading axis more, ``[m, groups, batch, sites, k]``.
@@ -55,7 +57,7 @@ def jacobian_chunks(
     if sketch is not None and (sketch < 1 or generator is None):
         raise InputError(f"sketch={sketch} with generator={generator}: give a positive number and a torch.Generator")
     total = count if sketch is None else sketch
-    chunk = _chunk_size(applications, total, memory)
+    chunk = _chunk_size(applications, output, total, memory)
     batched = True
     with tape.paused():
         for start in range(0, total, chunk):
@@ -64,11 +66,17 @@ def jacobian_chunks(
                 directions = torch.zeros(m, n, count, dtype=output.dtype, device=output.device)
                 directions[torch.arange(m), :, torch.arange(start, start + m)] = 1
             else:
-                signs = torch.randint(2, (m, n, count), generator=generator, device=_device(generator))
-                directions = (2.0 * signs - 1).to(output) / sketch**0.5
+                shape, device = (m, n, count), _device(generator)
+                signs = torch.randint(2, shape, generator=generator, device=device, dtype=output.dtype)
+                directions = signs.mul_(2).sub_(1).div_(sketch**0.5).to(output.device)
+                del signs
             directions = directions.reshape(m, *output.shape)
             gradients, batched = _pull_back(output, applications, directions, batched)
-            yield _by_layer(tape, applications, gradients)
+            del directions
+            found = _by_layer(tape, applications, gradients)
+            del gradients
+            yield found
+            del found  # a caller that drops the chunk too frees it before the next one is made
 
 
 def check_samples_are_independent(model: nn.Module) -> None:
@@ -99,12 +107,14 @@ def _device(generator: torch.Generator | None) -> torch.device:
     return torch.device("cpu") if generator is None else generator.device
 
 
-def _chunk_size(applications: Sequence[Application], total: int, memory: int) -> int:
-    """How many outputs fit the budget; three tensors of the size of each z are alive at a time."""
-    per_output = 0
-    for a in applications:
-        assert a.edge is not None
-        per_output += 3 * a.z_numel * a.x.element_size()
+def _chunk_size(applications: Sequence[Application], output: Tensor, total: int, memory: int) -> int:
+    """How many outputs fit the budget.
+
+    For each of them there are its direction and its gradient just below the output, the gradients of all layers, and
+    copies of the largest one: on its way back, and as the rows of its Gram matrix.
+    """
+    sizes = [a.z_bytes for a in applications]
+    per_output = 2 * output.numel() * output.element_size() + sum(sizes) + 2 * max(sizes)
     if memory <= 0:
         raise InputError(f"memory={memory}: give the bytes a chunk of Jacobians may take")
     return max(1, min(total, memory // max(per_output, 1)))
@@ -153,6 +163,6 @@ def _by_layer(tape: Tape, applications: Sequence[Application], gradients: Sequen
             tape.unsupported[a.layer.name] = "no Jacobians: the output does not depend on it"
             continue
         kind, module = a.layer.kind, a.layer.module
-        rows = torch.stack([kind.outputs(module, g, tape.batch_dim) for g in gradient])
+        rows = torch.vmap(partial(kind.outputs, module, batch_dim=tape.batch_dim))(gradient)  # a view
         parts.setdefault(a.layer.name, []).append(rows)
     return {name: torch.cat(values, dim=-2) if len(values) > 1 else values[0] for name, values in parts.items()}

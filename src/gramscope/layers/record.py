@@ -24,7 +24,7 @@ class Application:
     edge: GradientEdge | None = None
     dz: Tensor | None = None
     version: int = -1
-    z_numel: int = 0
+    z_bytes: int = 0
 
     def check_unchanged(self) -> None:
         """Raise if the input was overwritten in place after the layer read it."""

@@ -180,7 +180,7 @@ class Tape:
         return replaced
 
     def _watch(self, a: Application, z: Tensor) -> None:
-        a.edge, a.z_numel = get_gradient_edge(z), z.numel()
+        a.edge, a.z_bytes = get_gradient_edge(z), z.numel() * z.element_size()
 
         def receive(gradient: Tensor) -> None:
             if self._accepting:

@@ -104,22 +104,27 @@ class Accumulator:
         self._waiting[name] = 0
 
     def _add_jacobians(self, tape: Tape, output: Tensor, twin: tuple[Tape, Tensor] | None) -> None:
-        options = {"sketch": self._options.sketch, "memory": self._options.memory}
+        memory = self._options.memory if twin is None else max(self._options.memory // 2, 1)  # J and J⁰
+        options = {"sketch": self._options.sketch, "memory": memory}
         if twin is None:
             for chunk in jacobian_chunks(tape, output, generator=self._generator, **options):  # type: ignore[arg-type]
-                for name, J in chunk.items():
+                while chunk:  # a layer's Jacobians are dropped as soon as they are summed
+                    name, J = chunk.popitem()
                     self._add_sum(name, "JtJ", _gram(J))
+                    del J
             return
         # Both networks must see the same random signs.
         copy = None if self._generator is None else self._generator.clone_state()
         mine = jacobian_chunks(tape, output, generator=self._generator, **options)  # type: ignore[arg-type]
         theirs = jacobian_chunks(twin[0], twin[1], generator=copy, **options)  # type: ignore[arg-type]
         for chunk, reference in zip(mine, theirs, strict=True):
-            for name, J in chunk.items():
+            while chunk:
+                name, J = chunk.popitem()
                 if name not in reference or reference[name].shape != J.shape:
                     raise LayerError(f"the reference network has no layer {name!r} of the same shape")
                 self._add_sum(name, "JtJ", _gram(J))
-                self._add_sum(name, "JtJ_centered", _gram(J - reference[name]))
+                self._add_sum(name, "JtJ_centered", _gram(J - reference.pop(name)))
+                del J
 
     def _add_layer_features(self, record: LayerRecord, step: Step, target: Tensor | None) -> None:
         labelled = target is not None and target.dim() == 2 and not target.is_floating_point()
