@@ -49,7 +49,7 @@ def test_the_setting_is_chosen_on_the_asked_part(tmp_path: Path) -> None:
         {"lr-0.1,seed-0": [good], "lr-0.1,seed-1": [good], "lr-1e-05,seed-0": [bad], "lr-1e-05,seed-1": [bad]},
     )
     for select, setting in (("test", "lr 0.1"), ("validation", "lr 1e-05")):
-        found = choose(Results("x", None, Options(select=select), root), "sgd", "digits")  # type: ignore[arg-type]
+        found = choose(Results("x", None, Options(select=select), root), "sgd-digits")  # type: ignore[arg-type]
         assert found.setting == setting
         assert len(found.records) == 2
     with pytest.raises(InputError, match="no evaluations of vcl-digits"):

@@ -98,10 +98,10 @@ def _setting(record: Record) -> str:
     return ", ".join(chosen)
 
 
-def choose(results: Results[Any], method: str, data: str) -> Curve:
-    """The setting with the highest mean accuracy at any epoch, on the validation part or as published on test data."""
+def choose(results: Results[Any], part: str) -> Curve:
+    """A part's setting with the highest mean accuracy at any epoch, on the validation part or as published on test data."""
     key = "validation_accuracy" if results.options.select == "validation" else "test_accuracy"
-    settings = settings_of(results, part_name(method, data))
+    settings = settings_of(results, part)
     if len(settings) > 1:
         scores = {setting: Curve(setting, records, key).best[0] for setting, records in settings.items()}
         setting = max(scores, key=lambda s: scores[s])

@@ -259,6 +259,8 @@ def with_values(name: str, settings: S, values: Mapping[str, Any]) -> S:
 
 def _like(where: str, value: Any, old: Any) -> Any:
     if isinstance(old, tuple):
+        if isinstance(value, str):  # 2,8 of a command line
+            value = [_number(item.strip()) for item in value.split(",") if item.strip()]
         items = tuple(value) if isinstance(value, list | tuple) else (value,)
         if not items:
             raise InputError(f"{where} = {value!r}: give at least one value")
@@ -268,6 +270,16 @@ def _like(where: str, value: Any, old: Any) -> Any:
     if old is not None and type(value) is not type(old):
         raise InputError(f"{where} = {value!r}: must be of the kind of {old!r}")
     return value
+
+
+def _number(text: str) -> int | float | str:
+    """What a word stands for."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text
 
 
 def _as_list(value: Any) -> Any:

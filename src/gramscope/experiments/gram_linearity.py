@@ -1,14 +1,15 @@
 """gram-fig4 and gram-fig9: target linearity and its surrogate, layer by layer, over training with SGD and with Adam.
 
 At the printed rate (5·10⁻⁴, momentum 0.8) the published accuracies look out of reach, and Adam's rate is not given. So
-several settings are run, and the table says which of them has the published accuracies.
+several settings are run together, and the table says which of them have the published accuracies. Growth and shapes are
+judged at the first setting (with SGD the printed one) and at the one with the highest training accuracy.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any
 
 from gramscope.data import load
@@ -31,10 +32,10 @@ SCALES = {"cifar100": "signed"}
 
 @dataclass(frozen=True)
 class Settings:
-    """003 §4.3: four hidden layers of 256. ``lrs`` and ``momenta`` go together, one setting each."""
+    """003 §4.3: four hidden layers of 256. Every rate of ``lrs`` with every one of ``momenta`` (SGD) is a setting."""
 
     seeds: tuple[int, ...] = (0, 1, 2)
-    data: tuple[str, ...] = ("cifar10",)
+    data: tuple[str, ...] = ("cifar10", "cifar100")
     method: str = "sgd"
     lrs: tuple[float, ...] = (0.0005, 0.005)
     momenta: tuple[float, ...] = (0.8, 0.95)
@@ -45,37 +46,43 @@ class Settings:
     samples: int = 10_000
 
 
-def _settings(settings: Settings) -> list[dict[str, Any]]:
-    """Options of the method, one a setting."""
-    if settings.method == "sgd":
-        return [{"lr": lr, "momentum": momentum} for lr, momentum in zip(settings.lrs, settings.momenta, strict=True)]
-    return [{"lr": lr} for lr in settings.lrs]
+@dataclass(frozen=True)
+class _Run:
+    """All seeds of one setting on one data set."""
 
+    data: str
+    text: str
+    measured: list[Record]
+    evaluated: list[Record]
 
-def _name(method: str, options: dict[str, Any]) -> str:
-    return "-".join([method, *(f"{value:g}" for value in options.values())])
+    def last(self, key: str) -> float:
+        """Mean over seeds of an evaluation at the end."""
+        end = max(r["epoch"] for r in self.evaluated)
+        return mean(r[key] for r in self.evaluated if r["epoch"] == end)
 
-
-def _text(options: dict[str, Any]) -> str:
-    return ", ".join(f"{key} {value:g}" for key, value in options.items())
+    @property
+    def untrained(self) -> str:
+        train = self.last("train_accuracy")
+        return f"hardly trained: {percent(train)} on the training set" if train < 0.4 else ""
 
 
 def parts(settings: Settings, options: Options) -> list[Part]:
-    """One training for each data set and setting, and the target linearity of the inputs."""
+    """One training a data set, with all seeds and settings, and the target linearity of its inputs."""
     found: list[Part] = []
     for data in settings.data:
         inputs = Computation(
             part_name("input", data),
             lambda recorder, data=data: _inputs(settings, options, data, recorder),  # type: ignore[misc]
         )
-        found.append(inputs)
-        for method in _settings(settings):
-            name = part_name(_name(settings.method, method), data)
-            found.append(Training(name, _config(settings, options, data, method)))
+        found += [inputs, Training(part_name(settings.method, data), _config(settings, options, data))]
     return found
 
 
-def _config(settings: Settings, options: Options, data: str, method: dict[str, Any]) -> TrainConfig:
+def _sweep(settings: Settings) -> dict[str, tuple[float, ...]]:
+    return {"lr": settings.lrs} | ({"momentum": settings.momenta} if settings.method == "sgd" else {})
+
+
+def _config(settings: Settings, options: Options, data: str) -> TrainConfig:
     return TrainConfig.from_dict(
         {
             "seeds": settings.seeds,
@@ -86,8 +93,9 @@ def _config(settings: Settings, options: Options, data: str, method: dict[str, A
             "device": options.device,
             "data": {"name": data, "dir": options.data_dir, **_scale(data)},
             "model": {"name": "mlp", "hidden": settings.hidden},
-            "method": {"name": settings.method, **method},
+            "method": {"name": settings.method},
             "measure": measure_table(settings.every, settings.samples),
+            "sweep": _sweep(settings),
         }
     )
 
@@ -104,51 +112,53 @@ def _inputs(settings: Settings, options: Options, data: str, recorder: Recorder)
 
 
 # -- claims -------------------------------------------------------------------------------------------------------
-def _runs(results: Results[Settings]) -> list[tuple[str, str, list[Record], list[Record]]]:
-    """Data set, setting as text, measurements and evaluations."""
+def _runs(results: Results[Settings]) -> list[_Run]:
+    """Every setting on every data set."""
     s = results.settings
+    sweep = _sweep(s)
     found = []
     for data in s.data:
-        for method in _settings(s):
-            part = part_name(_name(s.method, method), data)
-            measured, evaluated = (results.records(kind, part=part) for kind in ("measurement", "evaluation"))
-            found.append((data, _text(method), measured, evaluated))
+        for values in product(*sweep.values()):
+            setting = dict(zip(sweep, values, strict=True))
+            part = part_name(s.method, data)
+            kinds = (results.records(kind, part=part, **setting) for kind in ("measurement", "evaluation"))
+            found.append(_Run(data, ", ".join(f"{key} {value:g}" for key, value in setting.items()), *kinds))
     return found
 
 
-def _last(results: Results[Settings], records: list[Record], key: str) -> float:
-    return mean(r[key] for r in records if r["epoch"] == results.settings.epochs)
-
-
-def _untrained(results: Results[Settings], evaluated: list[Record]) -> str:
-    train = _last(results, evaluated, "train_accuracy")
-    return f"hardly trained: {percent(train)} on the training set" if train < 0.4 else ""
+def _judged(results: Results[Settings]) -> list[_Run]:
+    """Of each data set the first setting and the one with the highest training accuracy."""
+    found = []
+    for data in results.settings.data:
+        runs = [run for run in _runs(results) if run.data == data]
+        best = max(runs, key=lambda run: run.last("train_accuracy"))
+        found += [runs[0]] if best is runs[0] else [runs[0], best]
+    return found
 
 
 def grow(results: Results[Settings]) -> list[Claim]:
     """003 Fig. 4: TL and surrogate grow with training and with depth."""
     rows = []
     depth, end = len(results.settings.hidden), results.settings.epochs
-    for data, text, measured, evaluated in _runs(results):
-        reason = _untrained(results, evaluated)
+    for run in _judged(results):
         for key, name, form in (("target_linearity", "TL", "{:.2f}"), ("surrogate", "surrogate", "{:.1e}")):
-            first, last = (by_depth(measured, key, depth, epoch) for epoch in (0.0, end))
+            first, last = (by_depth(run.measured, key, depth, epoch) for epoch in (0.0, end))
             rows.append(
                 Claim(
-                    f"{data}, {text}: {name} grows with training in every layer",
+                    f"{run.data}, {run.text}: {name} grows with training in every layer",
                     "grows throughout training",
                     ", ".join(f"{form.format(a)} → {form.format(b)}" for a, b in zip(first, last, strict=True)),
                     all(a < b for a, b in zip(first, last, strict=True)),
-                    reason,
+                    run.untrained,
                 )
             )
             rows.append(
                 Claim(
-                    f"{data}, {text}: at the end {name} grows with depth",
+                    f"{run.data}, {run.text}: at the end {name} grows with depth",
                     "increases with the layer",
                     ", ".join(form.format(value) for value in last),
                     all(a < b for a, b in pairwise(last)),
-                    reason,
+                    run.untrained,
                 )
             )
     return rows
@@ -158,10 +168,9 @@ def shapes(results: Results[Settings]) -> list[Claim]:
     """003 §4.3: the surrogate grows roughly exponentially, TL roughly logarithmically."""
     rows = []
     depth = len(results.settings.hidden)
-    for data, text, measured, evaluated in _runs(results):
-        reason = _untrained(results, evaluated)
-        epochs, linearity = over_training(measured, "target_linearity", depth, depth)
-        logarithms = [math.log(value) for value in over_training(measured, "surrogate", depth, depth)[1]]
+    for run in _judged(results):
+        epochs, linearity = over_training(run.measured, "target_linearity", depth, depth)
+        logarithms = [math.log(value) for value in over_training(run.measured, "surrogate", depth, depth)[1]]
         surrogates = [math.exp(value) for value in logarithms]
         late = [math.log(epoch) for epoch in epochs[1:]]
         fits = (
@@ -174,8 +183,8 @@ def shapes(results: Results[Settings]) -> list[Claim]:
         )  # fmt: skip
         for claim, published, better, worse in fits:
             measure = f"R² {better:.2f} and {worse:.2f}"
-            why = reason or ("" if better > worse else _shape(epochs, logarithms))
-            rows.append(Claim(f"{data}, {text}: last layer, {claim}", published, measure, better > worse, why))
+            why = run.untrained or ("" if better > worse else _shape(epochs, logarithms))
+            rows.append(Claim(f"{run.data}, {run.text}: last layer, {claim}", published, measure, better > worse, why))
     return rows
 
 
@@ -188,23 +197,22 @@ def _shape(epochs: list[float], values: list[float]) -> str:
 
 
 def accuracies(results: Results[Settings]) -> list[Claim]:
-    """003 §4.3: training and test accuracy, last-layer TL."""
+    """003 §4.3: training and test accuracy, last-layer TL, of every setting."""
     rows = []
     depth, end = len(results.settings.hidden), results.settings.epochs
-    for data, text, measured, evaluated in _runs(results):
-        train, test = (_last(results, evaluated, f"{part}_accuracy") for part in ("train", "test"))
-        linearity = by_depth(measured, "target_linearity", depth, end)[-1]
-        known = PUBLISHED.get(data)
-        claimed = f"train > {known[0]:.0%}, test > {known[1]:.0%}, TL > {known[2]}" if known else "not of this data set"
-        rows.append(
-            Claim(
-                f"{data}, {text}: accuracies and last-layer TL at the end",
-                claimed,
-                f"train {percent(train)}, test {percent(test)}, TL {linearity:.2f}",
-                None if known is None else train > known[0] and test > known[1] and linearity > known[2],
-                "nothing published for this data set" if known is None else f"after {end:g} epochs",
-            )
-        )
+    for run in _runs(results):
+        train, test = (run.last(f"{part}_accuracy") for part in ("train", "test"))
+        linearity = by_depth(run.measured, "target_linearity", depth, end)[-1]
+        measured = f"train {percent(train)}, test {percent(test)}, TL {linearity:.2f}"
+        claim = f"{run.data}, {run.text}: accuracies and last-layer TL after {end:g} epochs"
+        known = PUBLISHED.get(run.data)
+        if known is None:
+            rows.append(Claim(claim, "of CIFAR-10 and CIFAR-100 alone", measured, None, "nothing published to compare"))
+            continue
+        found = dict(zip(("train", "test", "TL"), zip((train, test, linearity), known, strict=True), strict=True))
+        short = [f"{name} {wanted - value:.2f} short" for name, (value, wanted) in found.items() if value <= wanted]
+        published = f"train > {known[0]:.0%}, test > {known[1]:.0%}, TL > {known[2]}"
+        rows.append(Claim(claim, published, measured, not short, ", ".join(short)))
     return rows
 
 
@@ -214,16 +222,16 @@ def figure(results: Results[Settings]) -> Figure:
     runs = _runs(results)
     depth = len(results.settings.hidden)
     page, axes = panels(len(runs), 3, width=2.6, height=2.0, sharex=True)
-    for row, (data, text, measured, evaluated) in zip(axes, runs, strict=True):
-        logarithms = [{**r, "log": math.log10(r["surrogate"])} for r in measured]
+    for row, run in zip(axes, runs, strict=True):
+        logarithms = [{**r, "log": math.log10(r["surrogate"])} for r in run.measured]
         draw_layers(row[0], logarithms, "log", depth)
-        row[0].set_ylabel(f"{data}, {results.settings.method}\n{text}")
-        draw_layers(row[1], measured, "target_linearity", depth)
-        (inputs,) = results.records("input", data=data)
+        row[0].set_ylabel(f"{run.data}, {results.settings.method}\n{run.text}")
+        draw_layers(row[1], run.measured, "target_linearity", depth)
+        (inputs,) = results.records("input", data=run.data)
         row[1].axhline(inputs["target_linearity"], color="grey", linestyle=":", label="input")
         row[1].set_ylim(0, 1)
         for index, part in enumerate(("train", "test")):
-            scaled = [{**r, "percent": 100 * r[f"{part}_accuracy"]} for r in evaluated]
+            scaled = [{**r, "percent": 100 * r[f"{part}_accuracy"]} for r in run.evaluated]
             band(row[2], scaled, "epoch", "percent", index=index, color=PALETTE[6 - 2 * index], label=part)
         row[2].set_ylim(0, 102)
         row[2].legend(loc="lower right")
@@ -241,16 +249,16 @@ def figure(results: Results[Settings]) -> Figure:
 
 _QUICK = {"seeds": (0, 1), "data": ("digits",), "hidden": (64,) * 4, "epochs": 60.0, "samples": 2000}
 FIG4 = Experiment(
-    Settings(**_QUICK, lrs=(0.02, 0.02), momenta=(0.8, 0.95)),  # type: ignore[arg-type]
+    Settings(**_QUICK, lrs=(0.02,), momenta=(0.8, 0.95)),  # type: ignore[arg-type]
     Settings(),
     parts,
-    (grow, shapes, accuracies),
+    (accuracies, grow, shapes),
     figure,
 )
 FIG9 = Experiment(
     Settings(**_QUICK, method="adam", lrs=(0.0003, 0.001)),  # type: ignore[arg-type]
     Settings(method="adam", lrs=(0.0001, 0.001)),
     parts,
-    (grow, shapes, accuracies),
+    (accuracies, grow, shapes),
     figure,
 )

@@ -33,7 +33,7 @@ class Settings:
     """000 §3.2 and 001. ``data`` are run with every net."""
 
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
-    data: tuple[str, ...] = ("mnist", "cifar10")
+    data: tuple[str, ...] = ("mnist", "svhn", "cifar10", "cifar100")
     nets: tuple[str, ...] = ("two-layer",)
     width: int = 256
     alpha: float = 0.1
@@ -87,7 +87,7 @@ def _cases(results: Results[Settings]) -> list[tuple[str, str, Curve, Curve]]:
     found = []
     for net in results.settings.nets:
         for data in results.settings.data:
-            sgd, vcl = (choose(results, f"{method}-{net}", data) for method in METHODS)
+            sgd, vcl = (choose(results, part_name(f"{method}-{net}", data)) for method in METHODS)
             title = data if len(results.settings.nets) == 1 else f"{data}, {NETS[net][0]}"
             found.append((data, title, sgd, vcl))
     return found

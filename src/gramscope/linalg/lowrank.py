@@ -52,13 +52,9 @@ def _residual(basis: Tensor, rows: Tensor, ridge: float) -> tuple[Tensor, Tensor
     """One Gram–Schmidt pass: coordinates, Cholesky factor of the residuals' Gram, normalised residuals."""
     coordinates = rows @ basis.mT
     residual = add_product(rows, coordinates, basis, -1)
-    gram = residual @ residual.mT
-    diagonal = gram.diagonal(dim1=-2, dim2=-1)
-    finfo = torch.finfo(rows.dtype)
-    diagonal.add_(ridge * finfo.eps * diagonal.amax(-1, keepdim=True) + finfo.tiny)
-    factor, _ = torch.linalg.cholesky_ex(gram)
+    factor = _ridged_cholesky(residual @ residual.mT, ridge)
     # a product with the small inverse is several times faster than a triangular solve with many right-hand sides
-    identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+    identity = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
     inverse = torch.linalg.solve_triangular(factor, identity, upper=False)
     return coordinates, factor, inverse @ residual
 
@@ -75,6 +71,41 @@ def add_product(C: Tensor, A: Tensor, B: Tensor, alpha: float = 1.0) -> Tensor:
 def reorthonormalised(basis: Tensor) -> Tensor:
     """One Newton–Schulz step ``(3I − UUᵀ)U/2``: squares the distance of the rows from orthonormality."""
     return add_product(1.5 * basis, basis @ basis.mT, basis, -0.5)
+
+
+def leading_directions(A: Tensor, r: int, rounds: int = 3) -> Tensor:
+    """Orthonormal columns ``[…, n, r]`` that nearly span the r directions of largest |eigenvalue| of symmetric A.
+
+    Orthogonal iteration from a fixed dense start, with products and Cholesky factors only: what it loses is
+    ``(|λ_{r+1}|/|λ_i|)^rounds`` of direction i. Where A has fewer than r directions some columns are shorter than one, down
+    to zero.
+
+    Args:
+        A: ``[…, n, n]``.
+        r: how many, at most n.
+        rounds: products with A.
+    """
+    n = A.shape[-1]
+    i, j = (torch.arange(1, size + 1, dtype=A.dtype, device=A.device) for size in (n, r))
+    Y = torch.cos(2.399963 * i.unsqueeze(-1) * j).expand(*A.shape[:-2], n, r)  # multiples of the golden angle
+    for _ in range(rounds):
+        Y = _orthonormal_columns(A @ Y, ridge=16)
+    return _orthonormal_columns(Y, ridge=1)
+
+
+def _orthonormal_columns(Y: Tensor, ridge: float) -> Tensor:
+    factor = _ridged_cholesky(Y.mT @ Y, ridge)
+    result: Tensor = torch.linalg.solve_triangular(factor.mT, Y, upper=True, left=False)
+    return result
+
+
+def _ridged_cholesky(gram: Tensor, ridge: float) -> Tensor:
+    """The lower Cholesky factor of a Gram with a ridge of a few rounding units of its largest entry; changes ``gram``."""
+    diagonal = gram.diagonal(dim1=-2, dim2=-1)
+    finfo = torch.finfo(gram.dtype)
+    diagonal.add_(ridge * finfo.eps * diagonal.amax(-1, keepdim=True) + finfo.tiny)
+    factor: Tensor = torch.linalg.cholesky_ex(gram)[0]
+    return factor
 
 
 def positive_slope(gram: Tensor, p: int, corrections: int = 2) -> tuple[Tensor, Tensor]:

@@ -18,9 +18,16 @@ def frobenius(A: Tensor) -> Tensor:
 
 
 def eigh(A: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues (ascending) and eigenvectors of symmetric ``A [..., d, d]``."""
+    """Eigenvalues (ascending) and eigenvectors of symmetric ``A [..., d, d]``.
+
+    On CUDA float32 is decomposed in float64, which is two to three times faster there: torch takes a Jacobi method for
+    float32 up to 512 columns and divide and conquer for float64.
+    """
     try:
-        values, vectors = torch.linalg.eigh(A)
+        if A.device.type == "cuda" and A.dtype == torch.float32:
+            values, vectors = (x.to(A.dtype) for x in torch.linalg.eigh(A.double()))
+        else:
+            values, vectors = torch.linalg.eigh(A)
     except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
         raise NumericalError(f"the eigendecomposition of a {tuple(A.shape)} matrix failed: {error}") from error
     return values, vectors

@@ -29,10 +29,10 @@ def full_step(
     values, vectors = eigh(gram)
     values, vectors = values.flip(-1), vectors.flip(-1)
     s = rules.spectrum.singular_values(values[..., :p], n)
-    all_values, dropped = values, None
+    all_values, discarded = values, None
     if n > rank:  # W's own directions stay, the others by |λ|
         order = p + values[..., p:].abs().argsort(-1, descending=True)
-        dropped = values.gather(-1, order[..., rank - p :])
+        discarded = values.gather(-1, order[..., rank - p :]).square().sum(-1)
         own = torch.arange(p, device=values.device).expand_as(s)
         kept = torch.cat([own, order[..., : rank - p]], -1)
         values = values.gather(-1, kept)
@@ -57,7 +57,7 @@ def full_step(
         since=0,
     )
     size = state.weights.square().sum((-2, -1))
-    return result, Report(all_values, s, before[..., :p], weights, size, dropped)
+    return result, Report(all_values, s, before[..., :p], weights, size, discarded)
 
 
 def _rotated(frame: Tensor, basis: Tensor, new: Extension | None) -> Tensor:

@@ -1,7 +1,7 @@
-"""A light step of the recursion: products and a small eigenproblem, near the last full one.
+"""A light step of the recursion: products and Cholesky factors, near the last full one.
 
-The basis is turned towards the new directions by solving a small Riccati equation approximately; of the rest the most
-negative directions are kept; and the power of G is followed to first order around the last full step. V is carried
+The basis is turned towards the new directions by solving a small Riccati equation approximately; of the rest the largest
+directions are kept, nearly; and the power of G is followed to first order around the last full step. V is carried
 exactly (up to truncation) through such steps, so what is approximate is one W, and the next full step starts afresh.
 """
 
@@ -12,9 +12,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from gramscope.linalg.lowrank import BlockReflection, Extension, positive_slope
+from gramscope.linalg.lowrank import BlockReflection, Extension, leading_directions, positive_slope
 from gramscope.linalg.newton_schulz import polish
-from gramscope.linalg.psd import eigh
 from gramscope.optim.vcl_rules import Report, Rules
 from gramscope.optim.vcl_state import Recursion
 
@@ -32,14 +31,12 @@ def light_step(
         rules: the form of the algorithm.
     """
     p, n = state.weights.shape[-1], gram.shape[-1]
-    basis, before, eigenvalues = state.basis, state.weights, state.eigenvalues
-    dropped = unsettled = None
+    basis, before = state.basis, state.weights
+    rest = discarded = unsettled = None
     if n > p:
         slope, unsettled = positive_slope(gram, p)
         turn = BlockReflection.towards(slope)
-        basis, shift, rest = _turned_basis(state, new, shift, turn, rules)
-        dropped = rest[..., state.basis.shape[-2] - p :] if new is not None else None
-        eigenvalues = torch.cat([eigenvalues, rest], -1)
+        basis, shift, rest, discarded = _turned_basis(state, new, shift, turn, rules)
         before = turn.leading_part(state.weights)
         aim = None if aim is None else turn.leading_part(aim)
     top = shift[..., :p, :p]
@@ -54,13 +51,14 @@ def light_step(
     change.diagonal(dim1=-2, dim2=-1).add_(s)
     weights = rotation @ change
     report = Report(
-        eigenvalues,
+        state.eigenvalues,
         s,
         before,
         weights,
         state.weights.square().sum((-2, -1)),
-        dropped,
+        discarded,
         far if unsettled is None else unsettled.maximum(far),
+        rest,
     )
     result = replace(
         state,
@@ -76,24 +74,25 @@ def light_step(
 
 def _turned_basis(
     state: Recursion, new: Extension | None, shift: Tensor, turn: BlockReflection, rules: Rules
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The turned basis, V in it, and the eigenvalues of G on all that is not W's row space, most negative first."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """The turned basis, V in it, G on all that is not W's row space, and how much of its square is dropped."""
     p, m = state.weights.shape[-1], state.basis.shape[-2]
     rest = state.basis[..., p:, :]
-    if new is not None:
-        rest = torch.cat([rest, new.directions], -2)
     shift = turn.congruence(shift)
     block = shift[..., p:, p:]
     if rules.anchor == "current":
         outside = state.weights @ turn.turned
         block = block + outside.mT @ outside
-    values, vectors = eigh(block)
-    kept = vectors[..., : m - p]
+    if new is None:
+        leading, rest = turn.apply(state.basis[..., :p, :], rest)
+        return torch.cat([leading, rest], -2), shift, block, None
+    kept = leading_directions(block, m - p)
     strip = shift[..., :p, p:] @ kept
     upper = torch.cat([shift[..., :p, :p], strip], -1)
     lower = torch.cat([strip.mT, kept.mT @ shift[..., p:, p:] @ kept], -1)
-    leading, rest = turn.apply(state.basis[..., :p, :], rest, kept.mT)
-    return torch.cat([leading, rest], -2), torch.cat([upper, lower], -2), values
+    leading, rest = turn.apply(state.basis[..., :p, :], torch.cat([rest, new.directions], -2), kept.mT)
+    dropped = block.square().sum((-2, -1)) - (kept.mT @ block @ kept).square().sum((-2, -1))
+    return torch.cat([leading, rest], -2), torch.cat([upper, lower], -2), block, dropped.clamp_min(0)
 
 
 def _along(P: Tensor, aim: Tensor, s: Tensor) -> Tensor:

@@ -25,12 +25,18 @@ from gramscope.optim.vcl_light import light_step
 from gramscope.optim.vcl_rules import Batch, Report, Rules
 from gramscope.optim.vcl_state import Recursion
 
-#: steps after which the basis is orthonormalised again
+#: full steps after which the basis is orthonormalised again; also at the first one after light ones
 _REORTHONORMALISE = 16
 
 
 def advance(
-    state: Recursion, batch: Batch, gamma: float, rules: Rules, rank: int, full: bool = True, precise: bool = True
+    state: Recursion,
+    batch: Batch,
+    gamma: float | Tensor,
+    rules: Rules,
+    rank: int,
+    full: bool = True,
+    precise: bool = True,
 ) -> tuple[Recursion, Tensor, Report]:
     """One step.
 
@@ -48,6 +54,7 @@ def advance(
         The next state, the new weights ``[…, k, d]``, and what there is to report.
     """
     m, d = state.basis.shape[-2:]
+    tidy = full and m < d and (state.since > 0 or (state.steps + 1) % _REORTHONORMALISE == 0)
     new: Extension | None = None
     if m < d:
         new = extend_basis(state.basis, batch.rows, passes=2 if full else 1)
@@ -62,12 +69,14 @@ def advance(
         state, report = full_step(state, new, gram, aim, rules, rank)
     else:
         state, report = light_step(state, new, shift, gram, aim, rules)
-    if m < d and state.steps % _REORTHONORMALISE == 0:
+    if tidy:
         state = replace(state, basis=reorthonormalised(state.basis))
     return state, state.matrix, report
 
 
-def _moved_gram(state: Recursion, D: Tensor, sigma: Tensor | None, gamma: float, rules: Rules) -> tuple[Tensor, Tensor]:
+def _moved_gram(
+    state: Recursion, D: Tensor, sigma: Tensor | None, gamma: float | Tensor, rules: Rules
+) -> tuple[Tensor, Tensor]:
     """``V + v`` and ``G`` in the extended basis, ``[…, n, n]``."""
     T = state.weights
     p = T.shape[-1]

@@ -50,7 +50,7 @@ class Rules:
     second_order: bool = True
     aim: float = 0.0
 
-    def half_shift(self, D: Tensor, sigma: Tensor | None, W: Tensor, gamma: float) -> Tensor:
+    def half_shift(self, D: Tensor, sigma: Tensor | None, W: Tensor, gamma: float | Tensor) -> Tensor:
         """``M = −γD + ½γ²ΣW``, so that the virtual covariance shift is ``WᵀM + MᵀW`` (any common coordinates)."""
         M = -gamma * D
         if self.second_order and sigma is not None:
@@ -63,14 +63,15 @@ class Report:
     """What a step can tell. It keeps small tensors and computes nothing until asked, and then waits for the device.
 
     Attributes:
-        eigenvalues: of G ``[…, n]``, those of W's own directions first; estimates after a light step.
+        eigenvalues: of G ``[…, n]``, those of W's own directions first; after a light step those of the last full one.
         singular_values: of W⁺ at the last full step ``[…, p]``.
         before, after: W and W⁺ in W⁺'s own directions, ``[…, k, p]``.
         size: ``‖W‖²``, ``[…]``.
-        dropped: the eigenvalues that truncation dropped, if any ``[…, r]``.
+        discarded: what truncation took from ``‖G‖²``, if anything ``[…]``.
         unsettled: the larger of how far a light step's equation is from solved (see
             :func:`gramscope.linalg.lowrank.positive_slope`) and the largest relative change of a row of W since the last
             full step ``[…]``; None after a full one.
+        rest: G outside W's own directions ``[…, q, q]``, where the eigenvalues are not among those given.
     """
 
     eigenvalues: Tensor
@@ -78,8 +79,9 @@ class Report:
     before: Tensor
     after: Tensor
     size: Tensor
-    dropped: Tensor | None = None
+    discarded: Tensor | None = None
     unsettled: Tensor | None = None
+    rest: Tensor | None = None
 
     def cut(self) -> Tensor:
         """How many positive eigenvalues were cut off as rounding, ``[…]``."""
@@ -88,7 +90,10 @@ class Report:
 
     def numbers(self) -> dict[str, float | list[float]]:
         """A number each, a list for a stack of matrices; for their meaning see :meth:`gramscope.VCL.diagnostics`."""
-        squares, used = self.eigenvalues.square(), self.singular_values > 0
+        eigenvalues, used = self.eigenvalues, self.singular_values > 0
+        if self.rest is not None:
+            eigenvalues = torch.cat([eigenvalues, torch.linalg.eigvalsh(self.rest)], -1)
+        squares = eigenvalues.square()
         total = squares.sum(-1).clamp_min(torch.finfo(squares.dtype).tiny)
         followed = torch.where(used, squares[..., : used.shape[-1]], 0.0).sum(-1)
         inside = (self.after - self.before).square().sum((-2, -1))
@@ -96,10 +101,10 @@ class Report:
         nothing = torch.zeros_like(total)
         values = {
             "rank": used.sum(-1),
-            "largest": self.eigenvalues.amax(-1),
-            "most_negative": self.eigenvalues.amin(-1),
+            "largest": eigenvalues.amax(-1),
+            "most_negative": eigenvalues.amin(-1),
             "constraint": ((total - followed) / total).clamp_min(0).sqrt(),
-            "discarded": nothing if self.dropped is None else self.dropped.square().sum(-1) / total,
+            "discarded": nothing if self.discarded is None else self.discarded / total,
             "moved": (inside + outside).sqrt(),
             "unsettled": nothing if self.unsettled is None else self.unsettled,
         }

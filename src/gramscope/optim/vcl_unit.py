@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError, NumericalError, RescueWarning
+from gramscope.linalg.replay import Replay, Tensors
 from gramscope.optim import vcl_exact
 from gramscope.optim.vcl_direction import Direction
 from gramscope.optim.vcl_exact import Dense
@@ -31,6 +32,9 @@ _UNCUT = 256
 _FIRST, _COOLING = 32, 4
 #: light steps whose equation is farther from solved, or that lead farther from the last full one, are replaced by full ones
 _SETTLED = 0.2
+#: the matrices of a recursion's state, and those of them that a light step changes
+_MATRICES = tuple(f.name for f in fields(Recursion) if f.name not in ("steps", "since"))
+_MOVED = ("basis", "shift", "weights", "rotation")
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,7 @@ class Unit:
         self.report: Report | None = None
         self._dense = False
         self._announced = False
+        self._light = Replay(self._light_step)
 
     def plan(self, state: Mapping[str, Any]) -> Plan:
         """How to try the next step at first."""
@@ -120,6 +125,8 @@ class Unit:
         """Work out one step as planned; nothing is written."""
         W = self.target.read().to(self.dtype)
         batch, mixed = self.gatherer.batch(plan.dense)
+        if not plan.full:
+            return self._attempt_light(state, gamma, W, batch, mixed)
         batch, kept = self.direction.of(batch, state.get("momentum"))
         new: Dense | Recursion
         changed = None
@@ -127,29 +134,59 @@ class Unit:
             before = vcl_exact.start(W, self.rules) if "matrix" not in state else Dense(state["matrix"])
             new, weights, report = vcl_exact.advance(before, W, batch, gamma, self.rules)
         elif "basis" not in state:
-            new, weights, report = self._advance(start(W, self.rules), batch, gamma, plan)
+            new, weights, report = self._advance(start(W, self.rules), batch, gamma)
         else:
             recursion = Recursion(**{f.name: state[f.name] for f in fields(Recursion)})
             if plan.changed:
                 recursion = rebased(recursion, W)
             else:
                 changed = self._distance(recursion, W)
-            new, weights, report = self._advance(recursion, batch, gamma, plan)
+            new, weights, report = self._advance(recursion, batch, gamma)
         values: dict[str, Any] = {f.name: getattr(new, f.name) for f in fields(new)}
         if kept is not None:
             values["momentum"] = kept
         if self.solver != "exact":
-            failed = plan.full and not self._due(state)
+            failed = not self._due(state)
             values["wait"] = values["steps"] + _COOLING if failed else int(state.get("wait", _FIRST))
-        light = None if report.unsettled is None else report.unsettled.amax()
-        cut = report.cut().sum() if plan.full else None
-        norm = torch.linalg.vector_norm(weights)
-        zero = torch.zeros((), dtype=norm.dtype, device=norm.device)
-        doubts = [zero if x is None else x.to(norm) for x in (norm, light, mixed, changed, cut)]
-        return Proposal(weights, values, report, torch.stack(doubts))
+        return Proposal(weights, values, report, _doubts(weights, None, mixed, changed, report.cut().sum()))
 
-    def _advance(self, state: Recursion, batch: Batch, gamma: float, plan: Plan) -> tuple[Recursion, Tensor, Report]:
-        return advance(state, batch, gamma, self.rules, self.rank, plan.full, precise=self.refresh == 1)
+    def _advance(self, state: Recursion, batch: Batch, gamma: float) -> tuple[Recursion, Tensor, Report]:
+        return advance(state, batch, gamma, self.rules, self.rank, precise=self.refresh == 1)
+
+    def _attempt_light(
+        self, state: Mapping[str, Any], gamma: float, W: Tensor, batch: Batch, mixed: Tensor | None
+    ) -> Proposal:
+        given = {name: state[name] for name in _MATRICES}
+        given |= {"W": W, "rows": batch.rows, "gamma": torch.full((), gamma, dtype=W.dtype, device=W.device)}
+        optional = {"left": batch.left, "sigma": batch.sigma, "mixed": mixed, "momentum": state.get("momentum")}
+        found = self._light(given | {name: x for name, x in optional.items() if x is not None})
+        values = {**state, **{name: found[name] for name in (*_MOVED, "momentum") if name in found}}
+        values["steps"], values["since"] = state["steps"] + 1, state["since"] + 1
+        report = Report(
+            state["eigenvalues"],
+            state["singular_values"],
+            found["before"],
+            found["weights"],
+            found["size"],
+            found.get("discarded"),
+            found["unsettled"],
+            found.get("rest"),
+        )
+        return Proposal(found["matrix"], values, report, found["doubts"])
+
+    def _light_step(self, given: Tensors) -> dict[str, Tensor]:
+        """A light step as a function of tensors alone."""
+        batch = Batch(given["rows"], given.get("left"), given.get("sigma"))
+        batch, kept = self.direction.of(batch, given.get("momentum"))
+        matrices: dict[str, Any] = {name: given[name] for name in _MATRICES}
+        state = Recursion(**matrices)
+        new, matrix, report = advance(state, batch, given["gamma"], self.rules, self.rank, full=False)
+        assert report.unsettled is not None
+        doubts = _doubts(matrix, report.unsettled.amax(), given.get("mixed"), self._distance(state, given["W"]), None)
+        found = {name: getattr(new, name) for name in _MOVED} | {"matrix": matrix, "doubts": doubts}
+        found |= {name: getattr(report, name) for name in ("before", "size", "unsettled")}
+        optional = {"momentum": kept, "discarded": report.discarded, "rest": report.rest}
+        return found | {name: x for name, x in optional.items() if x is not None}
 
     def _distance(self, state: Recursion, W: Tensor) -> Tensor:
         """How far the parameter is from the weights in the state: it may have been changed by someone else."""
@@ -216,6 +253,13 @@ def propose_all(units: Sequence[Unit], states: Sequence[Mapping[str, Any]], gamm
             elif proposal is not None:
                 done[i] = proposal
     return [done[i] for i in range(len(units))]
+
+
+def _doubts(weights: Tensor, *others: Tensor | None) -> Tensor:
+    """See :class:`Proposal`; what does not apply is 0."""
+    norm: Tensor = torch.linalg.vector_norm(weights)
+    zero = torch.zeros((), dtype=norm.dtype, device=norm.device)
+    return torch.stack([norm, *(zero if x is None else x.to(norm.dtype) for x in others)])
 
 
 def _rank(name: str, k: int, d: int, rank: int | None) -> int:

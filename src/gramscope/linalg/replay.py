@@ -1,0 +1,89 @@
+"""Replaying a function of tensors as a CUDA graph: one launch in place of hundreds."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from gramscope.errors import RescueWarning
+
+#: tensors by name
+Tensors: TypeAlias = Mapping[str, Tensor]
+
+#: runs before recording, so that libraries allocate what they keep
+_WARM_UP = 2
+#: recordings kept; each holds the memory of one run of the function
+_MOST = 8
+
+
+class Replay:
+    """Calls ``function``; on CUDA it is recorded once for every form of its inputs and replayed from then on.
+
+    Small matrices keep a GPU waiting for the next launch. A recording starts all kernels of the function at once, and they
+    are the same kernels: results do not depend on whether a call was the first one. Where recording is not possible (an
+    operation that waits for the device, a caller that is recording itself, more than eight forms of inputs) the function
+    is called.
+
+    Args:
+        function: from named tensors to named tensors, made of tensor operations only. It must not change its inputs, and
+            anything else it reads must stay the same from call to call.
+    """
+
+    def __init__(self, function: Callable[[Tensors], dict[str, Tensor]]) -> None:
+        self._function = function
+        self._recordings: dict[Any, _Recording] = {}
+        self._possible = True
+
+    def __call__(self, inputs: Tensors) -> dict[str, Tensor]:
+        """The function's results as new tensors."""
+        device = next(iter(inputs.values())).device
+        if device.type != "cuda" or not self._possible:
+            return self._function(inputs)
+        with torch.cuda.device(device):
+            recording = self._recording(inputs)
+            return self._function(inputs) if recording is None else recording.play(inputs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_recordings": {}}
+
+    def _recording(self, inputs: Tensors) -> _Recording | None:
+        if torch.cuda.is_current_stream_capturing():
+            return None
+        form = tuple((name, x.shape, x.stride(), x.dtype, x.device) for name, x in inputs.items())
+        if form not in self._recordings and len(self._recordings) < _MOST:
+            try:
+                self._recordings[form] = _Recording(self._function, inputs)
+            except RuntimeError as error:
+                self._possible = False
+                reason = str(error).splitlines()[0]
+                warnings.warn(f"no CUDA graph ({reason}): kernels are launched one by one", RescueWarning, stacklevel=4)
+        return self._recordings.get(form)
+
+
+class _Recording:
+    """One CUDA graph with the memory its inputs and outputs lie in."""
+
+    def __init__(self, function: Callable[[Tensors], dict[str, Tensor]], inputs: Tensors) -> None:
+        self._inputs = {name: x.clone() for name, x in inputs.items()}
+        current = torch.cuda.current_stream()
+        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        aside.wait_stream(current)
+        with torch.cuda.stream(aside):
+            for _ in range(_WARM_UP):
+                function(self._inputs)
+        current.wait_stream(aside)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+            self._outputs = function(self._inputs)
+
+    def play(self, inputs: Tensors) -> dict[str, Tensor]:
+        """Run the graph on these inputs; the results are copies."""
+        torch._foreach_copy_(list(self._inputs.values()), list(inputs.values()))
+        self._graph.replay()
+        results = {name: torch.empty_like(x) for name, x in self._outputs.items()}
+        torch._foreach_copy_(list(results.values()), list(self._outputs.values()))
+        return results
