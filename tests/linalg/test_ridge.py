@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.linear_model import LinearRegression, Ridge
 
-from gramscope.errors import InputError
+from gramscope.errors import InputError, RescueWarning
 from gramscope.linalg import rows as rows_module
 from gramscope.linalg.moments import moments
 from gramscope.linalg.ridge import check_ridge, reduce_moments, reduce_rows, triangular_factor
@@ -62,12 +62,30 @@ def test_ill_conditioned_features_keep_their_digits(digits: int) -> None:
     assert np.abs(reduced.coefficients(Rows(H, "H"), 0.0).numpy() - beta).max() < 1e-5 * np.abs(beta).max()
 
 
-def test_moments_count_directions_they_cannot_see_as_absent() -> None:
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("ridge", [0.0, 1e-9])
+def test_moments_see_features_of_mixed_scales_and_large_offsets(intercept: bool, ridge: float) -> None:
     rng = np.random.default_rng(0)
-    H = rng.normal(size=(100, 2)) @ np.diag([1.0, 1e-9])
-    Y = rng.normal(size=(100, 1))
+    basis = rng.normal(size=(300, 4))
+    H = basis * [1.0, 1e-6, 1e3, 1e-2] + [0.0, 3.0, 1e4, 1e2]
+    H = np.concatenate([H, np.full((300, 1), 0.1), np.zeros((300, 1))], 1)  # constants, one of them not a binary number
+    Y = basis @ rng.normal(size=(4, 2)) + 0.1 * rng.normal(size=(300, 2)) + 5
+    exact = reduce_rows(Rows(H, "H"), Rows(Y, "Y"), intercept)
+    for merged in (moments(H, Y), moments(H[:90], Y[:90]).merge(moments(H[90:], Y[90:]))):
+        reduced = reduce_moments(merged, intercept)
+        assert reduced.rank == exact.rank == 5
+        assert float(reduced.residual(ridge)) == pytest.approx(float(exact.residual(ridge)), rel=1e-8)
+
+
+def test_moments_announce_directions_they_cannot_see() -> None:
+    rng = np.random.default_rng(0)
+    H = rng.normal(size=(100, 2)) @ np.array([[1.0, 1.0], [0.0, 1e-9]])  # two features that differ by 1e-9
+    Y = (H[:, 1:] - H[:, :1]) * 1e9 + rng.normal(size=(100, 1))
     assert reduce_rows(Rows(H, "H"), Rows(Y, "Y")).rank == 2
-    assert reduce_moments(moments(H, Y)).rank == 1
+    with pytest.warns(RescueWarning, match=r"1 of 2 directions of the features are shorter than 3.0e-08 .* left out"):
+        assert reduce_moments(moments(H, Y)).rank == 1
+    # A feature that is there twice has nothing to lose.
+    assert reduce_moments(moments(H[:, [0, 0]], Y)).rank == 1
 
 
 @pytest.mark.parametrize("intercept", [False, True])

@@ -254,3 +254,18 @@ def test_change_of_the_surrogate_for_targets_that_are_not_centred() -> None:
         model[0].weight -= 0.1 * model[0].weight.grad
     after = gs.measure(model, (x, y), measures=["surrogate_linearized"])["0"]["surrogate_linearized"]
     assert before["surrogate_change"] == pytest.approx(after - before["surrogate_linearized"], rel=1e-8)
+
+
+def test_rescues_are_noted_and_scales_do_not_matter() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(50, 2, generator=generator, dtype=torch.float64)
+    y = x @ torch.ones(2, 1, dtype=torch.float64) + torch.randn(50, 1, generator=generator, dtype=torch.float64)
+    model = nn.Linear(2, 1).double()
+    expected = gs.measure(model, (x, y), measures="target_linearity", intercept=True)["(model)"]["target_linearity"]
+    moved = x * torch.tensor([1.0, 1e-7]) + torch.tensor([1e6, 1.0])
+    table = gs.measure(model, (moved, y), measures="target_linearity", intercept=True)
+    assert table["(model)"]["target_linearity"] == pytest.approx(expected, rel=1e-6)
+    assert not table.notes
+    twins = torch.stack([x[:, 0], x[:, 0] + 1e-9 * x[:, 1]], 1)
+    table = gs.measure(model, (twins, y), measures="target_linearity")
+    assert "1 of 2 directions of the features are shorter than" in table.notes["(model).target_linearity"]

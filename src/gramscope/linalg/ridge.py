@@ -6,20 +6,22 @@ With ``H = U S Vᵀ`` the residual of the ridge fit is, exactly and without canc
 
 From arrays, S and UᵀY come from a QR factorisation updated block by block (``n ≥ d``), or from one of ``Hᵀ``
 (``n < d``): the condition number is not squared, so singular values down to about ``max(n, d)·2.2e-16`` of the largest
-are seen. From moments they come from an eigendecomposition of ``HᵀH``, which cannot see singular values below
-``√(d·2.2e-16)``, about 2e-7 of the largest at d = 256. Directions below these tolerances count as absent: the fit is
-the one of minimum norm.
+are seen. From moments they come from an eigendecomposition of the centred co-moments with every feature scaled to unit
+length, so that neither offsets nor mixed scales of the features cost digits. Directions that are shorter than
+``√(d·2.2e-16)`` in those units, about 2e-7 at d = 256, cannot be told from rounding. Directions below these tolerances
+count as absent: the fit is the one of minimum norm.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from gramscope.errors import InputError
+from gramscope.errors import InputError, RescueWarning
 from gramscope.linalg.moments import Moments
 from gramscope.linalg.psd import EPS, eigh, svd
 from gramscope.linalg.rows import Rows, check_pair, spans
@@ -153,21 +155,51 @@ def triangular_factor(H: Rows, Y: Rows | None = None, ones: bool = False) -> tup
 def reduce_moments(m: Moments, intercept: bool = False, rtol: float | None = None) -> Reduced:
     """Reduce the regression of y on h given their moments; see the module's note on what precision this can have.
 
-    ``rtol`` is relative to the largest singular value, default ``√(d·2.2e-16)``.
+    ``rtol`` is relative to the largest singular value, default ``max(n, d)·2.2e-16``. Where directions of the features
+    are lost in rounding although the targets have a part along them, a :class:`RescueWarning` says so.
     """
-    gram, cross, square = (m.require_gram(), m.C_hy, m.C_yy) if intercept else (m.HtH, m.HtY, m.YtY)
-    values, vectors = eigh(gram)
-    s = values.flip(0).clamp(min=0.0).sqrt()
-    vectors = vectors.flip(1)
-    d = s.numel()
-    scale = math.sqrt(_first(s) * math.hypot(_first(s), math.sqrt(m.n) * float(m.mean_h.norm())))
-    tolerance = scale * (math.sqrt(d * EPS) if rtol is None else float(rtol))
-    kept = s > tolerance
-    targets = torch.where(kept[:, None], (vectors.mT @ cross) / torch.where(kept, s, 1.0)[:, None], 0.0)
-    outside = (square.trace() - targets.square().sum()).clamp(min=0.0)
-    return Reduced(
-        m.n, d, intercept, s, tolerance, targets, outside, m.C_yy.trace(), m.mean_h, m.mean_y, vectors.mT, None
-    )
+    factor, rhs, mean = _factor_of_moments(m)
+    outside = (m.C_yy.trace() - rhs.square().sum()).clamp(min=0.0)
+    if not intercept:  # the constant is a direction like the others: H = 1 h̄ᵀ + (H − 1 h̄ᵀ), and the two are orthogonal
+        factor = torch.cat([math.sqrt(m.n) * mean[None], factor])
+        rhs = torch.cat([math.sqrt(m.n) * m.mean_y[None], rhs])
+    U, s, Vt = svd(factor)
+    targets = U.mT @ rhs
+    outside = outside + (rhs - U @ targets).square().sum()
+    d = factor.shape[1]
+    relative = max(m.n, d) * EPS if rtol is None else float(rtol)
+    tolerance = relative * math.hypot(_first(s), math.sqrt(m.n) * float(m.mean_h.norm()))
+    return Reduced(m.n, d, intercept, s, tolerance, targets, outside, m.C_yy.trace(), m.mean_h, m.mean_y, Vt, None)
+
+
+def _factor_of_moments(m: Moments) -> tuple[Tensor, Tensor, Tensor]:
+    """``R [r, d]`` and ``QᵀY [r, c]`` of the centred ``H = QR``, and ``h̄``, all without what is lost in rounding."""
+    gram = m.require_gram()
+    varies = gram.diagonal() > m.n * (8 * EPS * m.mean_h).square()  # less is what rounding leaves of a constant
+    size = gram.diagonal()[varies].sqrt()
+    values, vectors = eigh(gram[varies][:, varies] / torch.outer(size, size))
+    cross = vectors.mT @ (m.C_hy[varies] / size[:, None])
+    largest = float(values[-1]) if values.numel() else 0.0
+    tolerance = values.numel() * EPS * largest
+    kept = values > tolerance
+    # A direction that is truly zero has no part in HᵀY beyond rounding.
+    noise = max(m.n, values.numel()) * EPS * math.sqrt(largest * float(m.C_yy.trace()))
+    lost = ~kept & (cross.norm(dim=1) > noise)
+    if bool(lost.any()):
+        warnings.warn(
+            f"{int(lost.sum())} of {values.numel()} directions of the features are shorter than {math.sqrt(tolerance):.1e} (features "
+            "scaled to length 1) and were left out, although targets have a part along them; gs.target_linearity of the "
+            "features themselves tells them from rounding",
+            RescueWarning,
+            stacklevel=4,
+        )
+    root = values[kept].sqrt()[:, None]
+    factor, mean = gram.new_zeros(root.shape[0], gram.shape[0]), m.mean_h.clone()
+    factor[:, varies] = root * vectors[:, kept].mT * size
+    along = math.sqrt(m.n) * (vectors.mT @ (mean[varies] / size))
+    absent = vectors[:, ~kept & (along.abs() <= math.sqrt(tolerance))]
+    mean[varies] -= size * (absent @ (absent.mT @ (mean[varies] / size)))
+    return factor, cross[kept] / root, mean
 
 
 def _reduce_tall(H: Rows, Y: Rows, intercept: bool, relative: float) -> Reduced:

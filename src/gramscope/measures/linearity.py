@@ -58,8 +58,8 @@ def target_linearity_from_moments(
 ) -> Tensor:
     """:func:`target_linearity` from collected moments (for labels take those ``with_centred_targets()``).
 
-    The moments hold ``HᵀH``, whose condition number is squared: singular values below ``√(d·2.2e-16)`` of the largest
-    count as zero.
+    The moments hold ``HᵀH``, whose condition number is squared: directions of the centred features shorter than
+    ``√(d·2.2e-16)``, with every feature scaled to length 1, count as absent (a :class:`RescueWarning` where it matters).
 
     >>> from gramscope.linalg.moments import moments
     >>> H = torch.tensor([[1.0], [2.0], [4.0]])

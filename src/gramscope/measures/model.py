@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gramscope.errors import InputError, NumericalError, ResultWarning
+from gramscope.errors import GramscopeWarning, InputError, NumericalError
 from gramscope.layers.losses import Loss
 from gramscope.layers.select import LayerSelector, select_layers
 from gramscope.measures.columns import DEFAULT, MEASURES, OF_FEATURES, Context, Missing
@@ -119,14 +119,14 @@ def table_of(statistics: Statistics, names: Iterable[str], context: Context) -> 
 
 def _evaluate(name: str, context: Context, layer: LayerStatistics, notes: dict[str, str]) -> float | None:
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", ResultWarning)
+        warnings.simplefilter("always", GramscopeWarning)
         try:
             value = MEASURES[name].compute(context, layer)
         except (Missing, InputError, NumericalError) as reason:
             notes[f"{layer.name}.{name}"] = str(reason)
             return None
     for warning in caught:
-        if issubclass(warning.category, ResultWarning):
+        if issubclass(warning.category, GramscopeWarning):
             notes[f"{layer.name}.{name}"] = str(warning.message)
         else:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
