@@ -189,14 +189,22 @@ def rank(data: str) -> list[Run]:
 
 
 def tune(data: str) -> list[Run]:
-    """Eight settings each for Muon and for VCL's best form: a linear schedule over five epochs, AdamW on the rest."""
+    """Twelve settings each for Muon and for VCL's best form: five epochs, a linear schedule, AdamW on the rest, one seed."""
     common = {"study": "tune", "data": data, "epochs": 5, "validation": 5000}
-    runs = []
-    for readout_lr in (1e-3, 3e-3):
-        rest = {"schedule": "linear", "readout_lr": readout_lr}
-        runs += [Run(method="muon", options={"lr": lr, **rest}, **common) for lr in (0.0025, 0.005, 0.01, 0.02)]
-        runs += [Run(method="vcl-best", options={"gamma": g, **rest}, **common) for g in (0.0025, 0.005, 0.01, 0.02)]
-    return runs
+    rest = {"schedule": "linear", "bias": True}
+    muon = [
+        {"lr": lr, "readout_lr": readout_lr, **rest}
+        for lr in (0.0025, 0.005, 0.01, 0.02)
+        for readout_lr in (3e-4, 1e-3, 3e-3)
+    ]
+    vcl = [
+        {"gamma": gamma, "alpha": alpha, "aim": aim, "readout_lr": 1e-3, **rest}
+        for gamma in (0.005, 0.01, 0.02)
+        for alpha in (0.35, 0.5)
+        for aim in (0.7, 1.0)
+    ]
+    runs = [Run(method="muon", options=options, **common) for options in muon]
+    return runs + [Run(method="vcl-best", options=options, **common) for options in vcl]
 
 
 def compare(data: str, chosen: Iterable[tuple[str, dict[str, Any]]]) -> list[Run]:

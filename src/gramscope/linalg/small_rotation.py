@@ -8,17 +8,19 @@ from torch import Tensor
 #: rotations beyond this (‖K‖_F) are left to the general method
 _LARGEST = 0.05
 _ITERATIONS = 4
+#: conjugate-gradient steps that cost about as much as an eigendecomposition
+_STEPS = 10
 
 
 def small_rotation(S: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
     """``polar(S + R) − I`` for positive definite ``S`` and small antisymmetric ``R``, and where it can be relied on.
 
     Every orthogonal Q near I is ``K + √(I + K²) = I + K + ½K² − ⅛K⁴ + …`` with K antisymmetric, and ``Qᵀ(S + R)`` is
-    symmetric when ``½(SK + KS) = R + O(K³)``: a Lyapunov equation, which is elementwise in the eigenbasis of S. Where
-    they matter the higher-order terms are iterated there. All errors are relative to R, so R = 0 gives exactly 0, which
-    a polar factor in the same precision does not.
+    symmetric when ``½(SK + KS) = R + O(K³)``: a Lyapunov equation. Conjugate gradients solve it in a few products where S
+    is well conditioned; elsewhere it is solved elementwise in the eigenbasis of S, where also the higher-order terms are
+    iterated if they matter. R = 0 gives exactly 0, which a polar factor in the same precision does not.
 
-    Rounding of S by ε changes K_ij by the factor ε/(s_i + s_j). A result is not to be relied on when that or the
+    Rounding of S by ε changes K_ij by the factor ε/(s_i + s_j). A result is not to be relied on when that or an
     iteration leaves an error in ``Q W`` (where ``S ≈ W Wᵀ``) above half a unit of rounding of W.
 
     Args:
@@ -29,9 +31,57 @@ def small_rotation(S: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
         ``E`` ``[batch, n, n]`` with ``I + E`` orthogonal, and a boolean tensor ``[batch]`` that is False where S is
         indefinite or too ill-conditioned or R too large for E to be accurate.
     """
-    eps = torch.finfo(S.dtype).eps
     if not bool((S.sum() + R.sum()).isfinite()):
         return torch.zeros_like(S), torch.zeros(S.shape[0], dtype=torch.bool, device=S.device)
+    finfo = torch.finfo(S.dtype)
+    scale = 1 / S.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(finfo.tiny).view(-1, 1, 1)
+    S, R = scale * S, scale * R
+    unit = torch.full_like(
+        S[:, 0, 0], 0.5 * finfo.eps * S.shape[-1] ** 0.5
+    )  # half a unit of rounding of W: ‖W‖² = tr S = n
+    K = _by_conjugate_gradients(S, R, unit)
+    if K is not None:
+        return _rotation(K, torch.linalg.vector_norm(K, dim=(-2, -1))), torch.ones_like(unit, dtype=torch.bool)
+    return _in_eigenbasis(S, R, unit)
+
+
+def _by_conjugate_gradients(S: Tensor, R: Tensor, unit: Tensor) -> Tensor | None:
+    """K of the first order, where a few steps give it for all matrices and higher orders do not matter; else None.
+
+    The energy norm of ``K ↦ ½(SK + KS)`` is ``‖K W‖_F``, just what has to be accurate, and each step tells by how much
+    it lowers its square. The steps left are taken to lower it like the last one. Directions that a few steps do not find
+    have little of R in them; rounding of S moves K there by ``eps·√(s_max/s_min)·‖K W‖`` at most.
+    """
+    if bool(torch.linalg.cholesky_ex(S)[1].any()):  # not positive definite
+        return None
+    K, rest, direction = torch.zeros_like(R), R, R
+    squares = _inner(R, R)
+    tiny = torch.finfo(S.dtype).tiny
+    total = last = torch.zeros_like(squares)
+    for _ in range(_STEPS):
+        SP = torch.bmm(S, direction)
+        curved = 0.5 * (SP - SP.mT)
+        curvature = _inner(direction, curved)
+        if not bool((curvature >= 0).all()):
+            return None
+        length = squares / curvature.clamp_min(tiny)
+        gain = length * squares
+        K = K + length.view(-1, 1, 1) * direction
+        total = total + gain
+        left = gain * gain / (last - gain).clamp_min(tiny)
+        if bool(((left < 0.1 * unit.square()) & (gain < last) | (squares == 0)).all()):
+            small = _inner(K, K) * total.sqrt() < unit  # what the solution to first order leaves out is of third order
+            return K if bool(small.all()) else None
+        rest = rest - length.view(-1, 1, 1) * curved
+        new = _inner(rest, rest)
+        direction = rest + (new / squares.clamp_min(tiny)).view(-1, 1, 1) * direction
+        squares, last = new, gain
+    return None
+
+
+def _in_eigenbasis(S: Tensor, R: Tensor, unit: Tensor) -> tuple[Tensor, Tensor]:
+    """See :func:`small_rotation`."""
+    eps = torch.finfo(S.dtype).eps
     s: Tensor
     V: Tensor
     s, V = torch.linalg.eigh(S)
@@ -41,11 +91,10 @@ def small_rotation(S: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
     first = K = 2 * R * inverse
     size = torch.linalg.vector_norm(K, dim=(-2, -1))
     effect = _effect(K, s)
-    unit = 0.5 * eps * s.sum(-1).sqrt()  # half a unit of rounding of W, whose squared norm is tr S
     reliable = (least > 0) & (size < _LARGEST)
     if bool((reliable & (eps * largest * effect >= 2 * least * unit)).any()):  # a bound on what is tested next
         reliable &= eps * largest * _effect(K * inverse, s) < unit
-    remaining = size**2 * effect  # what the solution to first order leaves out is of third order
+    remaining = size**2 * effect
     M = R + torch.diag_embed(s)
     for _ in range(_ITERATIONS):
         if not bool((reliable & (remaining >= unit)).any()):
@@ -56,11 +105,22 @@ def small_rotation(S: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
         K = K + correction
         remaining = size * _effect(correction, s)
     reliable &= remaining < unit
+    E = _rotation(K, torch.where(reliable, size, 0.0))
+    return torch.bmm(torch.bmm(V, E), V.mT), reliable
+
+
+def _rotation(K: Tensor, size: Tensor) -> Tensor:
+    """``√(I + K²) + K − I`` to rounding, for ‖K‖_F = ``size`` below ``_LARGEST``."""
     KK = torch.bmm(K, K)
     E = torch.add(K, KK, alpha=0.5)
-    if bool((reliable & (size**4 > eps)).any()):
+    if bool((size**4 > torch.finfo(K.dtype).eps).any()):
         E = torch.baddbmm(E, KK, KK, alpha=-0.125)
-    return torch.bmm(torch.bmm(V, E), V.mT), reliable
+    return E
+
+
+def _inner(A: Tensor, B: Tensor) -> Tensor:
+    """``tr AᵀB`` of each pair, ``[batch]``."""
+    return torch.linalg.vecdot(A.flatten(1), B.flatten(1))
 
 
 def _effect(K: Tensor, s: Tensor) -> Tensor:

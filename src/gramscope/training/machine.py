@@ -47,19 +47,19 @@ class Stopwatch:
     def __init__(self, device: torch.device, seconds: float = 0.0) -> None:
         self._device = device
         self._before = seconds
-        self._began = time.perf_counter()
+        self._began: float | None = time.perf_counter()
 
     @property
     def seconds(self) -> float:
         """Seconds so far."""
-        return self._before + time.perf_counter() - self._began
+        return self._before if self._began is None else self._before + time.perf_counter() - self._began
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """What is done inside does not count, work still queued on a GPU before it does."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        self._before = self.seconds
+        self._before, self._began = self.seconds, None
         try:
             yield
         finally:

@@ -140,7 +140,8 @@ class _UnitStack:
             doubtful = broken if unsettled is None else broken | ~_per_run(unsettled <= SETTLED, torch.all)
             need = [d or bool(b) for d, b in zip(due, doubtful.tolist(), strict=True)]
         if any(need):
-            full = self._advance(state, batch, gamma, full=True)
+            chosen = torch.tensor([run for run, takes_full in enumerate(need) if takes_full], device=gamma.device)
+            full = self._advance(_of(state, chosen), _some(batch, chosen), gamma[chosen], full=True)
         for run, (was_due, takes_full) in enumerate(zip(due, need, strict=True)):
             self._steps[run] += 1
             self._since[run] = 0 if takes_full else self._since[run] + 1
@@ -149,9 +150,8 @@ class _UnitStack:
         if light is None or full is None:
             new, weights, _ = cast(tuple[Recursion, Tensor, Report], full or light)
         else:
-            mask = torch.tensor(need, device=gamma.device)
-            new = _chosen(mask, full[0], light[0])
-            weights = torch.where(_shaped(mask, full[1].dim()), full[1], light[1])
+            new = _put(light[0], chosen, full[0])
+            weights = light[1].index_copy(0, chosen, full[1].to(light[1].dtype))
         self._state = new
         return weights
 
@@ -226,8 +226,20 @@ def _per_run(values: Tensor, how: Any) -> Tensor:
     return cast(Tensor, how(values.reshape(len(values), -1), dim=1))
 
 
-def _chosen(mask: Tensor, one: Recursion, other: Recursion) -> Recursion:
-    """Each run's state from ``one`` where the mask is set."""
-    pairs = {name: (getattr(one, name), getattr(other, name)) for name in _MATRICES}
-    chosen = {name: torch.where(_shaped(mask, a.dim()), a, b) for name, (a, b) in pairs.items()}
-    return Recursion(**chosen, steps=one.steps, since=min(one.since, other.since))
+def _of(state: Recursion, runs: Tensor) -> Recursion:
+    """The state of some runs."""
+    matrices = {name: getattr(state, name)[runs] for name in _MATRICES}
+    return Recursion(**matrices, steps=state.steps, since=state.since)
+
+
+def _some(batch: Batch, runs: Tensor) -> Batch:
+    """The batch of some runs."""
+    left, sigma = (None if tensor is None else tensor[runs] for tensor in (batch.left, batch.sigma))
+    return Batch(batch.rows[runs], left, sigma)
+
+
+def _put(state: Recursion, runs: Tensor, new: Recursion) -> Recursion:
+    """The state with that of some runs replaced."""
+    pairs = {name: (getattr(state, name), getattr(new, name)) for name in _MATRICES}
+    chosen = {name: old.index_copy(0, runs, value.to(old.dtype)) for name, (old, value) in pairs.items()}
+    return Recursion(**chosen, steps=new.steps, since=min(new.since, state.since))
