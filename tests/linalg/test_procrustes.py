@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import reference
-from gramscope.linalg.procrustes import nearest_with_gram
+from gramscope.linalg.procrustes import by_one_pass, nearest_with_gram
 from gramscope.linalg.small_rotation import small_rotation
 
 METHODS = ("auto", "svd", "newton-schulz")
@@ -163,3 +163,12 @@ def test_reduced_precision_products_are_not_relied_on(monkeypatch: pytest.Monkey
     finally:
         torch.backends.mkldnn.matmul.fp32_precision = before
     assert calls == [1]
+
+
+def test_one_pass_is_the_general_method_where_its_residual_is_small() -> None:
+    W1, W2 = (torch.stack(x) for x in zip(*[pair(12, 40, 0, 1e-2, seed) for seed in range(3)], strict=True))
+    found = by_one_pass({"target": W1, "source": W2})
+    assert (found["residual"] < 0.02).all()
+    torch.testing.assert_close(found["nearest"], nearest_with_gram(W1, W2, "svd"), atol=1e-7, rtol=1e-6)
+    square1, square2 = pair(40, 40, 3, 1e-2, 0)
+    assert (by_one_pass({"target": square1[None], "source": square2[None]})["residual"] > 0.02).all()

@@ -17,7 +17,7 @@ Tensors: TypeAlias = Mapping[str, Tensor]
 #: runs before recording, so that libraries allocate what they keep
 _WARM_UP = 2
 #: recordings kept; each holds the memory of one run of the function
-_MOST = 8
+_MOST = 32
 
 
 class Replay:
@@ -25,7 +25,7 @@ class Replay:
 
     Small matrices keep a GPU waiting for the next launch. A recording starts all kernels of the function at once, and they
     are the same kernels: results do not depend on whether a call was the first one. Where recording is not possible (an
-    operation that waits for the device, a caller that is recording itself, more than eight forms of inputs) the function
+    operation that waits for the device, a caller that is recording itself, more than 32 forms of inputs) the function
     is called.
 
     Args:

@@ -15,7 +15,8 @@ from typing_extensions import override
 
 from gramscope.errors import InputError, NumericalError
 from gramscope.linalg.polar import PolarMethod
-from gramscope.linalg.procrustes import nearest_with_gram
+from gramscope.linalg.procrustes import by_one_pass, nearest_with_gram
+from gramscope.linalg.replay import Replay
 from gramscope.optim.matrices import Parameters, WeightMatrix, choose_matrices
 from gramscope.optim.wrapper import OptimizerWrapper
 
@@ -41,6 +42,7 @@ class _GramUpdate(OptimizerWrapper):
             raise InputError(f"method={method!r}; choose one of {', '.join(map(repr, get_args(PolarMethod)))}")
         super().__init__(optimizer)
         self.method: PolarMethod = method
+        self._replay = Replay(by_one_pass)
         self._model = model
         self._params = params if params is None or isinstance(params, str | Tensor) else list(params)
         self._readout = readout
@@ -156,7 +158,7 @@ class GramWhitened(_GramUpdate):
 
     @override
     def corrected(self, before: Tensor, proposed: Tensor) -> Tensor:
-        return nearest_with_gram(before, proposed, self.method)
+        return nearest_with_gram(before, proposed, self.method, self._replay)
 
 
 class GramFixed(_GramUpdate):
@@ -170,7 +172,7 @@ class GramFixed(_GramUpdate):
 
     @override
     def corrected(self, before: Tensor, proposed: Tensor) -> Tensor:
-        return nearest_with_gram(proposed, before, self.method)
+        return nearest_with_gram(proposed, before, self.method, self._replay)
 
 
 def _portions(matrices: Sequence[WeightMatrix], size: int) -> Iterator[Sequence[WeightMatrix]]:
