@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 from gramscope.errors import InputError
+from gramscope.layers.hooks import first_tensor
+from gramscope.linalg.rows import as_tensor
 
 #: where the output tensor is: a key, an index, or a function of what the model returns
 OutputSelector: TypeAlias = str | int | Callable[[Any], Tensor] | None
@@ -18,15 +22,41 @@ Unpack: TypeAlias = Callable[[Any], tuple[Any, Any]]
 
 _TARGET_KEYS = ("labels", "label", "targets", "target", "y")
 _OUTPUT_KEYS = ("logits", "output", "prediction", "predictions", "out")
+#: samples of a batch when a data set is given in place of a loader
+BATCH = 256
 
 
 def call_model(model: nn.Module, inputs: Any) -> Any:
     """``model(x)`` for a tensor, ``model(*xs)`` for a tuple, ``model(**xs)`` for a mapping."""
-    if isinstance(inputs, Mapping):
-        return model(**inputs)
-    if isinstance(inputs, tuple | list):
-        return model(*inputs)
-    return model(inputs)
+    try:
+        if isinstance(inputs, Mapping):
+            return model(**inputs)
+        if isinstance(inputs, tuple | list):
+            return model(*inputs)
+        return model(inputs)
+    except (RuntimeError, TypeError, ValueError) as error:
+        remedy = _remedy(model, inputs, str(error))
+        if remedy is None:
+            raise
+        raise InputError(f"{type(model).__name__} cannot run on these inputs: {error}; {remedy}") from error
+
+
+def _remedy(model: nn.Module, inputs: Any, problem: str) -> str | None:
+    """What to do about an error of the model's forward, where its cause can be told."""
+    if "argument" in problem and "forward()" in problem:
+        return "say what the model takes with unpack=lambda batch: (inputs, target)"
+    if not any(word in problem for word in ("dtype", "type", "not implemented for")):
+        return None
+    first, dtype = first_tensor(inputs), model_dtype(model)
+    if first is None or dtype is None:
+        return None
+    if "indices" in problem:
+        return f"the inputs are {first.dtype} where an embedding wants indices: pass x.long()"
+    if not first.is_floating_point():
+        return f"the inputs are {first.dtype} where a layer wants numbers of {dtype}: pass x.to({dtype})"
+    if first.dtype != dtype:
+        return f"the inputs are {first.dtype} and the weights {dtype}: pass x.to({dtype}) or model.to({first.dtype})"
+    return None
 
 
 def select_output(value: Any, output: OutputSelector = None) -> Tensor:
@@ -59,7 +89,7 @@ def split_batch(batch: Any, unpack: Unpack | None = None) -> tuple[Any, Any]:
     """
     if unpack is not None:
         return unpack(batch)
-    if isinstance(batch, Tensor):
+    if is_array(batch):
         return batch, None
     if isinstance(batch, Mapping):
         rest = dict(batch)
@@ -83,18 +113,19 @@ def split_batch(batch: Any, unpack: Unpack | None = None) -> tuple[Any, Any]:
     )
 
 
-def batches(loader: Any, unpack: Unpack | None = None) -> Iterator[tuple[Any, Any]]:
-    """All batches of a loader, of an ``(x, y)`` pair of tensors (one batch), or of a single tensor."""
-    pair = isinstance(loader, tuple) and len(loader) == 2 and all(isinstance(part, Tensor) for part in loader)
-    if isinstance(loader, Tensor) or pair:
-        loader = [loader]
-    elif not isinstance(loader, Iterable):
-        raise InputError(
-            f"loader is a {type(loader).__name__}; give a DataLoader, an iterable of batches or tensors (x, y)"
-        )
+def batches(data: Any, unpack: Unpack | None = None, dtype: torch.dtype | None = None) -> Iterator[tuple[Any, Any]]:
+    """``(inputs, target)`` of every batch.
+
+    Args:
+        data: a loader or any iterable of batches; a data set, in batches of 256; or one batch: a tensor, ``(x, y)``,
+            ``((x1, x2), y)`` for models of several inputs, or a mapping. ``[x, y]`` is one batch too, unless both are
+            alike (same dtype and same axes but the first): then they are two batches without targets.
+        unpack: ``batch -> (inputs, target)`` for anything else.
+        dtype: what floating-point NumPy arrays are converted to; tensors stay as they are.
+    """
     count = 0
-    for batch in loader:
-        inputs, target = split_batch(batch, unpack)
+    for batch in _loader(data):
+        inputs, target = (_tensors(part, dtype) for part in split_batch(batch, unpack))
         if _batch_size(inputs) == 0:
             raise InputError(f"batch {count} of the loader is empty")
         count += 1
@@ -103,23 +134,75 @@ def batches(loader: Any, unpack: Unpack | None = None) -> Iterator[tuple[Any, An
         raise InputError("the loader yielded no batch")
 
 
-def _batch_size(inputs: Any) -> int | None:
-    from gramscope.layers.hooks import first_tensor
+def _loader(data: Any) -> Iterable[Any]:
+    if isinstance(data, Dataset):
+        return DataLoader(data, batch_size=BATCH, generator=torch.Generator())
+    if is_array(data) or isinstance(data, Mapping) or _is_pair(data):
+        return [data]
+    if isinstance(data, tuple) and data and all(map(is_array, data)):
+        raise InputError(
+            f"a tuple of {len(data)} tensors is neither a batch (x, y) nor a loader; give several inputs as "
+            "((x1, x2), y), and several batches as a list"
+        )
+    if not isinstance(data, Iterable):
+        raise InputError(
+            f"loader is a {type(data).__name__}; give a DataLoader, a data set, an iterable of batches or tensors (x, y)"
+        )
+    return data
 
+
+def is_array(value: object) -> TypeGuard[Tensor | np.ndarray[Any, Any]]:
+    """Whether this is a tensor or a NumPy array."""
+    return isinstance(value, Tensor | np.ndarray)
+
+
+def _is_pair(data: Any) -> bool:
+    """Whether ``data`` is one batch of inputs and target, and not two batches."""
+    if not isinstance(data, tuple | list) or len(data) != 2:
+        return False
+    inputs, target = data
+    if is_array(inputs) and is_array(target):
+        alike = str(inputs.dtype) == str(target.dtype) and inputs.shape[1:] == target.shape[1:]
+        return isinstance(data, tuple) or not alike
+    several = inputs.values() if isinstance(inputs, Mapping) else inputs if isinstance(inputs, tuple | list) else ()
+    return (target is None or is_array(target)) and (is_array(inputs) or any(map(is_array, several)))
+
+
+def _tensors(value: Any, dtype: torch.dtype | None) -> Any:
+    """Nested NumPy arrays as tensors, floating-point ones of ``dtype``."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        tensor = as_tensor(value, "an array of the data")
+        return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+    return _nested(value, lambda item: _tensors(item, dtype))
+
+
+def _nested(value: Any, convert: Callable[[Any], Any]) -> Any:
+    """The parts of a mapping (as a dict), tuple or list converted; anything else as it is."""
+    if isinstance(value, Mapping):
+        return {key: convert(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        items = [convert(item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return value
+
+
+def _batch_size(inputs: Any) -> int | None:
     tensor = first_tensor(inputs)
     return None if tensor is None or tensor.dim() == 0 else tensor.shape[0]
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """Move nested tensors to a device."""
+    """Move nested tensors to a device; those made under ``torch.inference_mode`` are copied, so that they can be used."""
     if isinstance(value, Tensor):
-        return value.to(device)
-    if isinstance(value, Mapping):
-        return {key: to_device(item, device) for key, item in value.items()}
-    if isinstance(value, tuple | list):
-        items = [to_device(item, device) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    return value
+        return (value.clone() if value.is_inference() else value).to(device)
+    return _nested(value, lambda item: to_device(item, device))
+
+
+def head(value: Any, count: int, n: int) -> Any:
+    """A copy of the first ``count`` samples of nested tensors with ``n`` rows."""
+    if isinstance(value, Tensor):
+        return value[:count].clone() if value.dim() and value.shape[0] == n and n > count else value.clone()
+    return _nested(value, lambda item: head(item, count, n))
 
 
 def model_device(model: nn.Module) -> torch.device:
@@ -127,6 +210,11 @@ def model_device(model: nn.Module) -> torch.device:
     for tensor in (*model.parameters(), *model.buffers()):
         return tensor.device
     return torch.device("cpu")
+
+
+def model_dtype(model: nn.Module) -> torch.dtype | None:
+    """Type of the model's first floating-point parameter or buffer (``None`` when it has none)."""
+    return next((t.dtype for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()), None)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from gramscope.errors import InputError, LayerError
+from gramscope.layers.checks import batch_dependence
 from gramscope.layers.record import Application
 from gramscope.layers.tape import Tape
 
@@ -81,12 +82,9 @@ def jacobian_chunks(
 
 def check_samples_are_independent(model: nn.Module) -> None:
     """Raise if a sample's output depends on its batch: batch normalisation in train mode."""
-    for name, module in model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
-            raise LayerError(
-                f"{type(module).__name__} {name!r} is in train mode (or keeps no running statistics), so samples of a "
-                "batch depend on each other and per-sample gradients do not exist; measure in eval mode"
-            )
+    problem = batch_dependence(model)
+    if problem is not None:
+        raise LayerError(problem)
 
 
 def _samples_first(tape: Tape, output: Tensor) -> Tensor:

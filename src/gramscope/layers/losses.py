@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -36,7 +37,8 @@ def sample_losses(loss: Loss, output: Any, target: Any, n: int, reduction: str |
         target: the batch's target.
         n: number of samples in the batch.
         reduction: how ``loss`` reduces over the batch, where that cannot be seen: ``"mean"``, ``"sum"``, ``"none"``, or
-            the factor that turns it into the sum over samples.
+            the factor that turns what it returns into the sum over samples. A number multiplies whatever comes: several
+            losses (one per sample) are summed and then multiplied too.
     """
     if reduction is not None:
         return _stated(loss(output, target), n, reduction)
@@ -60,15 +62,23 @@ def sample_losses(loss: Loss, output: Any, target: Any, n: int, reduction: str |
 
 
 def _stated(value: Tensor, n: int, reduction: str | float) -> Tensor:
-    if not isinstance(reduction, str):
+    if not isinstance(value, Tensor):
+        raise InputError(f"the loss returned a {type(value).__name__}, not a tensor")
+    if not isinstance(check_reduction(reduction), str):
         return value.sum() * float(reduction)
-    if reduction not in ("mean", "sum", "none"):
-        raise InputError(f"reduction={reduction!r}: give 'mean', 'sum', 'none' or the factor as a number")
     if reduction == "none":
         return _within_samples(value, None, n, averages=False)
     if value.numel() != 1:
         raise InputError(f"reduction={reduction!r} was stated but the loss has shape {tuple(value.shape)}")
     return value * n if reduction == "mean" else value
+
+
+def check_reduction(reduction: str | float) -> str | float:
+    """The reduction, or an error unless it is ``"mean"``, ``"sum"``, ``"none"`` or a positive number."""
+    number = isinstance(reduction, int | float) and not isinstance(reduction, bool) and 0 < reduction < math.inf
+    if not number and reduction not in ("mean", "sum", "none"):
+        raise InputError(f"reduction={reduction!r}: give 'mean', 'sum', 'none' or the factor as a positive number")
+    return reduction
 
 
 def _within_samples(value: Tensor, output: Any, n: int, averages: bool) -> Tensor:

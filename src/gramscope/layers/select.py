@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -209,7 +209,15 @@ def select_layers(model: nn.Module, layers: LayerSelector = None) -> Selection:
                 f"transformers' Conv1D){_listing('; passed over: ', available.unsupported)}"
             )
         return available
-    selectors = [layers] if isinstance(layers, str | type) else list(layers)
+    selectors = [layers] if isinstance(layers, str | type | nn.Module) else list(layers)
+    given: Any
+    for given in selectors:
+        if isinstance(given, nn.Module):
+            found = [public_name(name) or "(model)" for name, m in unwrap(model).named_modules() if m is given]
+            hint = f"; this one is {found[0]!r}" if found else "; this one is not in the model"
+            raise LayerError(
+                f"layers= takes names, globs and module types, not a module ({type(given).__name__}){hint}"
+            )
     if not selectors:
         raise LayerError("layers=[] selects nothing; pass None for every linear-like layer")
     chosen: set[str] = set()
@@ -222,6 +230,20 @@ def select_layers(model: nn.Module, layers: LayerSelector = None) -> Selection:
             )
         chosen |= hits
     return Selection(tuple(layer for layer in available if layer.name in chosen), available.unsupported)
+
+
+def select_modules(model: nn.Module, patterns: str | Sequence[str]) -> dict[str, nn.Module]:
+    """Modules of these dotted names; a glob stands for the outermost modules it matches (``h.*`` for the blocks of h)."""
+    wanted = [patterns] if isinstance(patterns, str) else list(patterns)
+    modules = {public_name(name) or "(model)": module for name, module in unwrap(model).named_modules()}
+    chosen: dict[str, nn.Module] = {}
+    for pattern in wanted:
+        hits = [pattern] if pattern in modules else [name for name in modules if fnmatchcase(name, pattern)]
+        outermost = [name for name in hits if not any(name.startswith(other + ".") for other in hits)]
+        if not outermost:
+            raise LayerError(f"outputs={pattern!r} matches no module; there are: {', '.join(modules)}")
+        chosen |= {name: modules[name] for name in outermost}
+    return chosen
 
 
 def _matches(layer: Layer, selector: str | type[nn.Module]) -> bool:

@@ -5,24 +5,29 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from gramscope.errors import InputError, LayerError, ResultWarning
+from gramscope.errors import LayerError, ResultWarning
+from gramscope.layers.checks import batch_dependence, is_linear_map
 from gramscope.layers.hooks import Observer, first_tensor
+from gramscope.layers.losses import check_reduction
 from gramscope.layers.record import Application, LayerRecord
-from gramscope.layers.select import Layer, LayerSelector, Selection, public_name, select_layers, unwrap
+from gramscope.layers.select import Layer, LayerSelector, Selection, select_layers, select_modules, unwrap
 
 #: how the loss was reduced over the batch: ``"sum"``, ``"none"`` (already per sample), ``"mean"``, or the factor itself
 Reduction: TypeAlias = str | float
 
 
 class Tape:
-    """The records of one capture: ``tape[name]`` is a :class:`LayerRecord`, ``tape.outputs[name]`` a tensor."""
+    """The records of one capture: ``tape[name]`` is a :class:`LayerRecord`.
+
+    ``tape.outputs[name]`` is the output of a module that was asked for, as it was in the last of the
+    ``tape.output_counts[name]`` times the module ran.
+    """
 
     def __init__(
         self,
@@ -35,15 +40,14 @@ class Tape:
         copy_inputs: bool = False,
         copy_weights: bool = True,
     ) -> None:
-        if isinstance(reduction, str) and reduction not in ("sum", "mean", "none"):
-            raise InputError(f"reduction={reduction!r}: give 'sum', 'mean', 'none' or the factor as a number")
         self.model = model
         self.selection = selection
-        self.reduction = reduction
+        self.reduction = check_reduction(reduction)
         self.batch_dim = batch_dim
         self.unsupported: dict[str, str] = dict(selection.unsupported)
         self.records = {layer.name: LayerRecord(layer, self.factor, batch_dim) for layer in selection}
         self.outputs: dict[str, Tensor] = {}
+        self.output_counts: dict[str, int] = {}
         self.order: list[str] = []
         self.batch_sizes: list[int] = []
         self._gradients = gradients
@@ -51,6 +55,7 @@ class Tape:
         self._copy_weights = copy_weights
         self._per_sample = False
         self._accepting = True
+        self._watching = True
         self.explicit = False
         self._ran = False
         self._applied_layers: set[str] = set()
@@ -85,6 +90,7 @@ class Tape:
         for record in self.records.values():
             record.forget()
         self.outputs.clear()
+        self.output_counts.clear()
         self.order.clear()
         self.batch_sizes.clear()
         self._per_sample = False
@@ -129,6 +135,15 @@ class Tape:
         finally:
             self._accepting = before
 
+    @contextmanager
+    def looking_away(self) -> Iterator[None]:
+        """Forwards of other networks that share modules with this one are not recorded inside this block."""
+        before, self._watching = self._watching, False
+        try:
+            yield
+        finally:
+            self._watching = before
+
     def _backward_through_checkpoints(self, loss: Tensor, retain_graph: bool) -> None:
         """Re-entrant checkpoints only work with ``backward()``; keep every ``.grad`` as it was around it."""
         parameters = list(self.model.parameters())
@@ -143,14 +158,24 @@ class Tape:
 
     def _called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Forward pre-hook of the model: a new batch begins."""
-        if _in_backward():
+        if _in_backward() or not self._watching:
             return
+        if not self._ran and self._gradients and torch.is_grad_enabled():
+            problem = batch_dependence(self.model)
+            if problem is not None:
+                warnings.warn(
+                    f"{problem}; .D is still the weight gradient, while .delta and .Sigma are not those of single samples",
+                    ResultWarning,
+                    stacklevel=2,
+                )
         self._ran = True
         x = first_tensor(args)
         x = first_tensor(kwargs) if x is None else x
         self.batch_sizes.append(0 if x is None else (x.shape[self.batch_dim] if x.dim() > self.batch_dim else 1))
 
     def _applied(self, layer: Layer, x: Tensor, z: Tensor) -> Tensor | None:
+        if not self._watching:
+            return None
         record = self.records[layer.name]
         if self.batch_sizes and layer.kind.is_unbatched(layer.module, x) and not self._applied_layers:
             self.batch_sizes[-1] = 1
@@ -159,7 +184,7 @@ class Tape:
         if layer.name in self.unsupported:
             return None
         if not record.applications:
-            if not layer.kind.is_standard(layer.module) and not _is_linear_map(layer, x, z):
+            if not layer.kind.is_standard(layer.module) and not is_linear_map(layer, x, z):
                 self.unsupported[layer.name] = (
                     f"{type(layer.module).__name__} overrides its forward, and its output is not W h + b of its inputs"
                 )
@@ -222,23 +247,6 @@ class Tape:
             self.unsupported.setdefault(name, "not reached by the forward")
 
 
-@torch.no_grad()
-def _is_linear_map(layer: Layer, x: Tensor, z: Tensor) -> bool:
-    """Whether ``z = W h + b`` holds for the first sample, in the precision of ``z``."""
-    kind, module = layer.kind, layer.module
-    try:
-        h = kind.inputs(module, x.detach())[..., :1, :, :].double()
-        found = kind.outputs(module, z.detach())[..., :1, :, :].double()
-        bias = getattr(module, "bias", None)
-        expected = (h.flatten(-3, -2) @ layer.weight().double().mT).reshape(found.shape)
-        if bias is not None:
-            expected = expected + bias.detach().double().reshape(layer.groups, 1, 1, -1).squeeze(0)
-    except RuntimeError:  # shapes that do not fit
-        return False
-    tolerance = 200 * max(torch.finfo(z.dtype).eps, torch.finfo(x.dtype).eps if x.is_floating_point() else 0.0)
-    return bool((found - expected).norm() <= tolerance * expected.norm() + 1e-30)
-
-
 def _own_node(z: Tensor) -> Tensor | None:
     """A replacement of ``z`` whose gradient can be watched, where its own cannot.
 
@@ -261,20 +269,6 @@ def _compiled(model: nn.Module) -> bool:
     )
 
 
-def select_modules(model: nn.Module, patterns: str | Sequence[str]) -> dict[str, nn.Module]:
-    """Modules of these dotted names; a glob stands for the outermost modules it matches (``h.*`` for the blocks of h)."""
-    wanted = [patterns] if isinstance(patterns, str) else list(patterns)
-    modules = {public_name(name) or "(model)": module for name, module in unwrap(model).named_modules()}
-    chosen: dict[str, nn.Module] = {}
-    for pattern in wanted:
-        hits = [pattern] if pattern in modules else [name for name in modules if fnmatchcase(name, pattern)]
-        outermost = [name for name in hits if not any(name.startswith(other + ".") for other in hits)]
-        if not outermost:
-            raise LayerError(f"outputs={pattern!r} matches no module; there are: {', '.join(modules)}")
-        chosen |= {name: modules[name] for name in outermost}
-    return chosen
-
-
 @contextmanager
 def capture(
     model: nn.Module,
@@ -292,15 +286,19 @@ def capture(
     Args:
         model: any module, also inside ``torch.compile`` (run eagerly meanwhile) or DDP.
         layers: names, globs or module types; ``None`` for every linear-like layer.
-        outputs: names or globs of modules whose output is kept too (the hidden state of a Transformer block).
+        outputs: names or globs of modules whose output is kept too (the hidden state of a Transformer block): the one of
+            the last time the module ran.
         reduction: how the loss you call ``backward`` on was reduced over the batch. ``"sum"`` takes gradients as they
-            come; ``"mean"`` multiplies them by the batch size, so that ``delta`` is per sample; a number is the factor.
+            come; ``"mean"`` multiplies them by the batch size, so that ``delta`` is per sample; a number multiplies them
+            whatever the loss was.
         batch_dim: axis of the batch in the inputs of Linear layers (1 for sequence-first models).
         gradients: ``False`` records inputs only.
         copy_inputs: copy each input, for models that overwrite it in place afterwards.
         copy_weights: copy each weight when its layer is first applied; ``False`` reads it when asked for.
 
     The model leaves as it came, also after an exception. Layers that cannot be captured are in ``tape.unsupported``.
+    Batch normalisation in train mode makes the samples of a batch depend on each other, so that gradients of single
+    samples do not exist: a :class:`~gramscope.errors.ResultWarning` says so; ``model.eval()`` first gives them.
 
     >>> import torch, gramscope as gs
     >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
@@ -345,7 +343,8 @@ def _output_hook(tape: Tape, name: str) -> Callable[..., None]:
         value = first_tensor(output)
         if value is None:
             raise LayerError(f"module {name!r} returned no tensor but {type(output).__name__}")
-        if not _in_backward():
+        if not _in_backward() and tape._watching:
             tape.outputs[name] = value.detach().clone()  # what follows may overwrite it
+            tape.output_counts[name] = tape.output_counts.get(name, 0) + 1
 
     return hook

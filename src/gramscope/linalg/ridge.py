@@ -187,9 +187,9 @@ def _factor_of_moments(m: Moments) -> tuple[Tensor, Tensor, Tensor]:
     lost = ~kept & (cross.norm(dim=1) > noise)
     if bool(lost.any()):
         warnings.warn(
-            f"{int(lost.sum())} of {values.numel()} directions of the features are shorter than {math.sqrt(tolerance):.1e} (features "
-            "scaled to length 1) and were left out, although targets have a part along them; gs.target_linearity of the "
-            "features themselves tells them from rounding",
+            f"{int(lost.sum())} of {values.numel()} directions of the features are shorter than "
+            f"{math.sqrt(tolerance):.1e} (features scaled to length 1) and were left out, although targets have a part "
+            "along them; gs.target_linearity of the features themselves tells them from rounding",
             RescueWarning,
             stacklevel=4,
         )

@@ -7,6 +7,8 @@ Sites of one sample (patches, tokens) are summed; patches make a convolution's A
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -18,8 +20,11 @@ from gramscope.layers.calling import (
     batches,
     call_model,
     evaluating,
+    is_array,
     model_device,
+    model_dtype,
     select_output,
+    split_batch,
     to_device,
 )
 from gramscope.layers.jacobians import MEMORY, check_samples_are_independent, jacobian_chunks
@@ -55,7 +60,9 @@ def agop(
 
     Args:
         model: any module.
-        inputs: a tensor ``[n, …]`` (cut into batches) or a loader.
+        inputs: a tensor or NumPy array ``[n, …]``, a mapping of keyword inputs, or a tuple of as many tensors as the
+            model has required inputs, cut into batches; or a loader, a data set or a pair ``(x, y)``, whose targets are
+            not used.
         layers: names, globs or types; ``None`` for every linear-like layer.
         power: matrix power of the result, ``0.5`` for the square-root form used by recursive feature machines.
         output: where the output tensor is, for models that return dicts or tuples.
@@ -130,9 +137,14 @@ def dual_tangent_kernel(
     parts: dict[str, list[Tensor]] = {}
     device = model_device(model)
     root = unwrap(model)
-    with evaluating(root), torch.enable_grad(), capture(model, layers, copy_weights=False) as tape:
+    with (
+        evaluating(root),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        capture(model, layers, copy_weights=False) as tape,
+    ):
         check_samples_are_independent(root)
-        for x, _ in batches(_cut(inputs)):
+        for x, _ in batches(_cut(inputs, root), None, model_dtype(root)):
             f = select_output(call_model(model, to_device(x, device)), output)
             rows: dict[str, list[Tensor]] = {}
             for chunk in jacobian_chunks(tape, f, memory=memory):
@@ -168,7 +180,7 @@ def _kernels(
 ) -> Statistics:
     return collect(
         model,
-        _cut(inputs),
+        _cut(inputs, unwrap(model)),
         layers=layers,
         features=False,
         jacobians=True,
@@ -191,6 +203,31 @@ def _symmetric_product(A: Tensor, B: Tensor, block: int = 768) -> Tensor:
     return result
 
 
-def _cut(inputs: Any) -> Any:
-    """A tensor as batches; loaders as they are."""
-    return list(torch.split(inputs, BATCH)) if isinstance(inputs, Tensor) and inputs.shape[0] > 0 else inputs
+def _cut(inputs: Any, model: nn.Module) -> Any:
+    """Tensors and arrays as batches; loaders as they are."""
+    if is_array(inputs):
+        parts: dict[Any, Any] = {0: inputs}
+    elif isinstance(inputs, Mapping) and inputs:
+        parts = split_batch(inputs)[0]
+    elif isinstance(inputs, tuple) and all(map(is_array, inputs)) and 1 < len(inputs) == _required_inputs(model):
+        parts = dict(enumerate(inputs))
+    else:
+        return inputs
+    sizes = {len(part) for part in parts.values() if is_array(part) and part.ndim}
+    if len(sizes) != 1 or 0 in sizes:
+        return [inputs]
+    (n,) = sizes
+    batched = []
+    for start in range(0, n, BATCH):
+        cut = {
+            name: part[start : start + BATCH] if is_array(part) and part.ndim else part for name, part in parts.items()
+        }
+        batched.append((cut if isinstance(inputs, Mapping) else tuple(cut.values()), None))
+    return batched
+
+
+def _required_inputs(model: nn.Module) -> int:
+    """How many inputs the model's forward cannot do without."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(p.kind in kinds and p.default is p.empty for p in parameters)

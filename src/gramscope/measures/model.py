@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from gramscope.errors import GramscopeWarning, InputError, NumericalError
+from gramscope.layers.checks import check_reference
 from gramscope.layers.losses import Loss
 from gramscope.layers.select import LayerSelector, select_layers
 from gramscope.measures.columns import DEFAULT, MEASURES, OF_FEATURES, Context, Missing
@@ -38,7 +39,7 @@ def measure(
 
     Args:
         model: any module; it leaves as it came.
-        loader: a DataLoader, an iterable of batches, or tensors ``(x, y)``.
+        loader: a DataLoader, an iterable of batches, a data set, or tensors or NumPy arrays ``(x, y)``.
         loss: criterion or function of ``(output, target)``; without one, measures of gradients are left out.
         measures: names from ``gramscope.measures.columns.MEASURES``; ``None`` for the usual ones that the given data
             allow, ``"all"`` for all of those.
@@ -49,7 +50,8 @@ def measure(
         ridge: λ of target linearity.
         intercept: fit target linearity with an intercept.
         center: Pearson instead of cosine in the NFA correlations.
-        **collecting: further options of :func:`gramscope.collect` (``tokens``, ``outputs``, ``reduction``, ``sketch``, …).
+        **collecting: further options of :func:`gramscope.collect` (``tokens``, ``outputs``, ``reduction``, ``targets``,
+            ``ignore_index``, ``sketch``, …).
 
     Returns:
         A :class:`~gramscope.measures.table.Table` of layers by measures. What could not be measured is ``None`` with a note.
@@ -92,6 +94,7 @@ def measure(
         others = collect(model, held_out, **options)
     weights = {}
     if reference is not None:
+        check_reference(model, reference)
         weights = {layer.name: layer.weight().double() for layer in select_layers(reference, layers)}
     return table_of(statistics, names, Context(statistics, gamma, ridge, intercept, center, weights, others))
 

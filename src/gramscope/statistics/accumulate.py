@@ -11,13 +11,14 @@ from gramscope.errors import LayerError, NumericalError
 from gramscope.layers.jacobians import jacobian_chunks
 from gramscope.layers.record import LayerRecord
 from gramscope.layers.tape import Tape
-from gramscope.statistics.features import output_rows, rows_and_targets
+from gramscope.statistics.features import Unpaired, rows_and_targets
 from gramscope.statistics.layer import (
     FeatureStatistics,
     LayerStatistics,
     NetworkStatistics,
     merge_networks,
 )
+from gramscope.statistics.layouts import output_rows
 from gramscope.statistics.result import Statistics
 from gramscope.statistics.rows import FeatureAccumulator
 from gramscope.statistics.step import Options, Step
@@ -59,7 +60,10 @@ class Accumulator:
                 self._add_layer_features(record, step, target)
         for name, value in tape.outputs.items():
             if self._options.features:
-                self._add_rows(self._outputs, name, output_rows(value), step, target)
+                self._add_rows(self._outputs, name, output_rows(value, self._options.layouts[name], name), step, target)
+            if tape.output_counts[name] > 1:
+                count = tape.output_counts[name]
+                self._notes[name] = f"it ran {count} times in a forward; its output is the one of the last time"
         if self._wants_jacobians(step.output):
             self._add_jacobians(tape, step.output, twin)
         self._add_network(step, target)
@@ -149,11 +153,16 @@ class Accumulator:
                 f"no features: its inputs have {batch} rows for {step.n} samples, so rows and targets cannot be paired"
             )
             return
-        rows, y = rows_and_targets(h, target, self._options.tokens, step.inputs, name)
-        known.setdefault(name, FeatureAccumulator(name, self._options.gram)).add(rows, y, residual)
+        options = self._options
+        try:
+            rows, y = rows_and_targets(h, target, options.tokens, step.inputs, name, options.ignore_index)
+            rows_of = known.setdefault(name, FeatureAccumulator(name, options.gram, options.ignore_index))
+            rows_of.add(rows, y, residual)
+        except Unpaired as reason:
+            self._notes[name] = f"no features: {reason}"
 
     def _add_network(self, step: Step, target: Tensor | None) -> None:
-        correct, counted = _count_correct(step.output, target)
+        correct, counted = _count_correct(step.output, target, self._options.ignore_index)
         if self._options.features and target is not None and step.output.dim() == 2:
             self._add_rows(self._final, "(output)", step.output.detach().unsqueeze(1), step, target)
         new = NetworkStatistics(step.n, step.loss, correct, counted)
@@ -202,7 +211,7 @@ def _gram(J: Tensor) -> Tensor:
         return rows.mT @ rows
 
 
-def _count_correct(output: Tensor, target: Tensor | None) -> tuple[int | None, int]:
+def _count_correct(output: Tensor, target: Tensor | None, ignore_index: int) -> tuple[int | None, int]:
     if not isinstance(target, Tensor) or target.is_floating_point() or output.dim() < 2:
         return None, 0
     last = output.shape[:-1] == target.shape
@@ -212,5 +221,5 @@ def _count_correct(output: Tensor, target: Tensor | None) -> tuple[int | None, i
     axis = -1 if last else 1
     if output.shape[axis] < 2:
         return None, 0
-    counts = target >= 0
+    counts = (target >= 0) & (target != ignore_index)
     return int(((output.argmax(axis) == target) & counts).sum()), int(counts.sum())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -18,15 +18,18 @@ from gramscope.layers.calling import (
     call_model,
     evaluating,
     model_device,
+    model_dtype,
     select_output,
     to_device,
 )
+from gramscope.layers.checks import check_reference
 from gramscope.layers.jacobians import MEMORY, check_samples_are_independent
 from gramscope.layers.losses import Loss
-from gramscope.layers.select import LayerSelector, unwrap
+from gramscope.layers.select import LayerSelector, select_modules, unwrap
 from gramscope.layers.tape import capture
 from gramscope.statistics.accumulate import Accumulator
-from gramscope.statistics.features import Tokens
+from gramscope.statistics.features import IGNORED, Tokens
+from gramscope.statistics.layouts import check_channels, layout
 from gramscope.statistics.result import Statistics
 from gramscope.statistics.step import Options, backward, forward
 
@@ -38,11 +41,13 @@ def collect(
     *,
     layers: LayerSelector = None,
     outputs: str | Sequence[str] = (),
+    channels: str = "auto",
     reduction: str | float | None = None,
     output: OutputSelector = None,
     unpack: Unpack | None = None,
     targets: Callable[[Any, Any], Tensor] | None = None,
     tokens: Tokens = "auto",
+    ignore_index: int | None = None,
     features: bool = True,
     gram: bool | str = "auto",
     gradients: bool = True,
@@ -61,16 +66,24 @@ def collect(
 
     Args:
         model: any module; it leaves as it came.
-        loader: a DataLoader, any iterable of batches, or tensors ``(x, y)``.
+        loader: a DataLoader, any iterable of batches, a data set, or one batch such as tensors or NumPy arrays ``(x, y)``
+            (:func:`gramscope.layers.calling.batches`).
         loss: criterion or function of ``(output, target)``, freed of its batch reduction (:mod:`gramscope.layers.losses`);
             ``None`` collects features and Jacobians only.
         layers: names, globs or types of linear-like layers; ``None`` for all.
         outputs: names or globs of modules whose outputs are kept as features too.
-        reduction: how a custom ``loss`` reduces over the batch: ``"mean"``, ``"sum"``, ``"none"`` or the factor.
+        channels: where the features of those outputs are: ``"first"`` (after the batch), ``"last"``, or ``"auto"``: as the
+            module's type has them, else last of three axes and first of four. Three axes that could be
+            ``[batch, channels, length]``, in a network with 1-d convolutions, must be told.
+        reduction: how a custom ``loss`` reduces over the batch: ``"mean"``, ``"sum"``, ``"none"``, or a factor that
+            multiplies the (summed) losses.
         output: key, index or function that finds the output tensor in what the model returns.
         unpack: ``batch -> (inputs, target)`` for loaders that yield something else.
         targets: ``(inputs, target) -> Y`` where features are to be compared with something else than the batch's target.
+            Integer targets are class labels from 0 on (for labels −1 and 1 pass ``lambda x, y: (y > 0).long()``),
+            floating-point ones are regressed on as they are.
         tokens: how sites become feature rows (:func:`gramscope.statistics.features.rows_and_targets`).
+        ignore_index: the label of positions or samples to leave out; by default the loss's own, or −100.
         features: keep moments of the layers' inputs with the targets.
         gram: keep ``HᵀH``: ``"auto"`` where d ≤ 512, ``True`` or ``False`` for all.
         gradients: keep ``D`` and ``Σ`` (where there is a loss); ``False`` evaluates the loss alone.
@@ -78,9 +91,10 @@ def collect(
         autograd: keep the parameters' own gradients too, to check ``D`` against them.
         jacobians: keep ``Σ JᵀJ``, from which K, AGOP and the NFA follow; ``"auto"`` unless a sample has more than
             256 outputs and no ``sketch`` was asked for.
-        reference: the network at initialisation; adds ``Σ (J − J⁰)ᵀ(J − J⁰)`` (implies ``jacobians``).
+        reference: the network at initialisation; adds ``Σ (J − J⁰)ᵀ(J − J⁰)`` (implies ``jacobians``). It may share
+            frozen modules with the model, but no trainable weight.
         sketch: number of random output combinations instead of all outputs (large vocabularies); needs ``generator``.
-        memory: bytes a chunk of Jacobians may take.
+        memory: bytes a chunk of Jacobians may take, with the gradients on the way to it.
         batch_dim: axis of the batch in inputs of Linear layers (1 for sequence-first models).
         eval_mode: ``False`` keeps the model's own modes (batch norm in train mode is then an error).
         dtype: of the sums; moments are always float64.
@@ -96,6 +110,13 @@ def collect(
         raise InputError(f"dtype={dtype}: sums are kept in torch.float64 or torch.float32")
     if loss is not None and not callable(loss):
         raise InputError(f"loss={loss!r} is not callable; give a criterion or a function of (output, target)")
+    device, root = model_device(model), unwrap(model)
+    if reference is not None:
+        check_reference(root, reference)
+    if ignore_index is None:
+        ignore_index = getattr(loss, "ignore_index", IGNORED)
+    modules = select_modules(root, outputs) if outputs else {}
+    auto = check_channels(channels) == "auto"
     options = Options(
         gradients=gradients and loss is not None,
         features=features,
@@ -105,14 +126,17 @@ def collect(
         residuals=residuals,
         autograd=autograd,
         tokens=tokens,
+        ignore_index=ignore_index,
+        layouts={name: layout(module, root) if auto else channels for name, module in modules.items()},
         memory=memory,
         dtype=dtype,
     )
-    device, root = model_device(model), unwrap(model)
     needs_graph = options.gradients or bool(options.jacobians)
     with ExitStack() as stack:
         stack.enter_context(evaluating(root, eval_mode))
+        stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.set_grad_enabled(needs_graph))
+        check_samples_are_independent(root)
         tape = stack.enter_context(
             capture(model, layers, outputs=outputs, batch_dim=batch_dim, gradients=needs_graph, copy_weights=False)
         )
@@ -120,19 +144,19 @@ def collect(
         if reference is not None:
             stack.enter_context(evaluating(unwrap(reference), eval_mode))
             twin = stack.enter_context(capture(reference, layers, batch_dim=batch_dim, copy_weights=False))
-        if needs_graph:
-            check_samples_are_independent(root)
         accumulator = Accumulator(options, generator)
-        for index, (inputs, target) in enumerate(batches(loader, unpack)):
+        for index, (inputs, target) in enumerate(batches(loader, unpack, model_dtype(root))):
             inputs, target = to_device(inputs, device), to_device(target, device)
-            step = forward(model, tape, inputs, target, index, output)
+            with nullcontext() if twin is None else twin.looking_away():
+                step = forward(model, tape, inputs, target, index, output)
             if loss is not None:
                 step = backward(step, tape, loss, reduction, index, options)
             if targets is not None:
                 step = replace(step, target=targets(inputs, target))
             twin_output = None
             if reference is not None and twin is not None:
-                twin_output = (twin, select_output(call_model(reference, inputs), output))
+                with tape.looking_away():
+                    twin_output = (twin, select_output(call_model(reference, inputs), output))
             accumulator.add(tape, step, twin_output)
             tape.clear()
             if twin is not None:

@@ -13,7 +13,12 @@ from gramscope.errors import InputError
 #: how sites become rows, see :func:`rows_and_targets`
 Tokens: TypeAlias = str | int | Callable[[Any, Any], Tensor]
 
+#: labels that are left out unless the loss or the caller names others
 IGNORED = -100
+
+
+class Unpaired(InputError):
+    """Features and targets of a layer do not go together; the message says why."""
 
 
 def rows_and_targets(
@@ -23,11 +28,13 @@ def rows_and_targets(
 
     Args:
         h: features in normal form; a leading ``groups`` axis is joined into d.
-        target: ``[batch]``, ``[batch, c]`` or token labels ``[batch, sites]``; ``None`` for features alone.
+        target: ``[batch]``, ``[batch, c]`` or token labels ``[batch, sites]`` (pixel labels ``[batch, height, width]``);
+            ``None`` for features alone.
         tokens: ``"auto"`` pairs token labels ``[batch, sites]`` with their sites and averages over sites otherwise;
             ``"mean"`` averages; ``"flatten"`` joins the sites into one row; ``"each"`` makes every site a row (the sample's
             target is repeated); a number takes that site (0 is [CLS]); a function ``(inputs, target) -> mask [batch, sites]``
-            takes the marked sites (first sub-words, non-padding).
+            takes the marked sites (first sub-words, non-padding). Pixel labels are paired when asked for with
+            ``"each"``, a number or a function: one row per pixel is much.
         inputs: the batch's inputs, for the mask function.
         name: the layer, for messages.
         ignore_index: token labels equal to this are left out.
@@ -40,6 +47,13 @@ def rows_and_targets(
             f"layer {name!r} has inputs for {batch} rows but the target has {target.shape[0]}; if the batch is not the "
             "first axis pass batch_dim=, if samples are folded together choose other layers"
         )
+    if target is not None and target.dim() > 2 and not target.is_floating_point():
+        if tokens == "auto":
+            raise Unpaired(
+                f"the target has one label per position, {tuple(target.shape)}; tokens='each' pairs them with the layers "
+                "that have as many sites, targets= gives one label per sample"
+            )
+        target = target.flatten(1)
     per_token = target is not None and target.dim() == 2 and not target.is_floating_point() and target.shape[1] == sites
     if tokens == "auto":
         tokens = "each" if per_token else "mean"
@@ -75,14 +89,3 @@ def _marked(
     if per_token:
         return rows, target[mask]
     return rows, target.unsqueeze(1).expand(-1, mask.shape[1], *target.shape[1:])[mask]
-
-
-def output_rows(value: Tensor) -> Tensor:
-    """A module's output as ``[batch, sites, features]``: images ``[n, c, h, w]`` are channel-first, the rest channel-last."""
-    if value.dim() == 1:
-        return value.reshape(-1, 1, 1)
-    if value.dim() == 2:
-        return value.unsqueeze(1)
-    if value.dim() == 3:
-        return value
-    return value.flatten(2).mT

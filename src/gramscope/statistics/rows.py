@@ -8,7 +8,7 @@ from torch import Tensor
 from gramscope.errors import InputError, NumericalError
 from gramscope.linalg.moments import block_class_moments, block_moments
 from gramscope.linalg.rows import to_double
-from gramscope.statistics.features import IGNORED
+from gramscope.statistics.features import IGNORED, Unpaired
 from gramscope.statistics.layer import FeatureStatistics, merge_features
 
 #: largest d for which HᵀH is kept unless asked for
@@ -27,10 +27,11 @@ class FeatureAccumulator:
     Args:
         name: the layer, for messages.
         gram: keep ``HᵀH``: ``"auto"`` where d ≤ 512, ``True`` or ``False``.
+        ignore_index: rows with this label are left out.
     """
 
-    def __init__(self, name: str, gram: bool | str) -> None:
-        self._name, self._gram = name, gram
+    def __init__(self, name: str, gram: bool | str, ignore_index: int = IGNORED) -> None:
+        self._name, self._gram, self._ignored = name, gram, ignore_index
         self._buffer: Tensor | None = None
         self._count = 0
         self._targets: list[Tensor] = []
@@ -42,8 +43,8 @@ class FeatureAccumulator:
         if rows.shape[0] == 0:
             return
         target = rows.new_zeros(rows.shape[0], 0) if target is None else self._checked(target, rows.shape[0])
-        if not target.is_floating_point() and bool((target == IGNORED).any()):
-            kept = target != IGNORED
+        if not target.is_floating_point() and bool((target == self._ignored).any()):
+            kept = target != self._ignored
             rows, target, residual = rows[kept], target[kept], None if residual is None else residual[kept]
         m, d = rows.shape
         if m == 0:
@@ -73,16 +74,15 @@ class FeatureAccumulator:
         if target.is_floating_point():
             target = target.reshape(m, -1)
             if target.shape[1] > TARGET_LIMIT:
-                raise InputError(
-                    f"the target has {target.shape[1]} columns, more than {TARGET_LIMIT}; choose some with targets=, or "
-                    "collect with features=False"
+                raise Unpaired(
+                    f"the target has {target.shape[1]} columns, more than {TARGET_LIMIT}; choose some with targets="
                 )
             return target
         labels = target[:, 0] if target.dim() == 2 and target.shape[1] == 1 else target
         if labels.dim() != 1:
-            raise InputError(
-                f"integer targets of shape {tuple(target.shape)} do not give one label per row at {self._name!r} ({m} "
-                "rows); pass targets= or tokens=, or collect with features=False"
+            raise Unpaired(
+                f"integer targets of shape {tuple(target.shape)} do not give one label to each of {m} rows; pass targets= "
+                "or tokens="
             )
         return labels.long()
 
@@ -98,7 +98,10 @@ class FeatureAccumulator:
         else:
             low, high = (int(v) for v in torch.aminmax(target))
             if low < 0:
-                raise InputError(f"labels must not be negative, found {low}; only {IGNORED} marks rows to leave out")
+                raise InputError(
+                    f"labels must not be negative, found {low}; ignore_index= ({self._ignored}) marks rows to leave out, "
+                    "and targets=lambda x, y: (y > 0).long() makes classes of labels −1 and 1"
+                )
             if high >= CLASS_LIMIT:
                 raise InputError(
                     f"labels reach {high}, at least {CLASS_LIMIT}; number the classes from 0 with targets="

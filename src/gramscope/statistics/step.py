@@ -28,6 +28,8 @@ class Options:
     residuals: bool
     autograd: bool
     tokens: Tokens
+    ignore_index: int
+    layouts: dict[str, str]
     memory: int
     dtype: torch.dtype
 
@@ -71,7 +73,9 @@ def forward(model: nn.Module, tape: Tape, inputs: Any, target: Any, index: int, 
 def backward(step: Step, tape: Tape, loss: Loss, reduction: str | float | None, index: int, options: Options) -> Step:
     """Fill the tape's gradients from the summed per-sample losses."""
     if step.target is None:
-        raise InputError(f"batch {index} has no target for the loss; pass unpack= or a loader of (x, y) pairs")
+        raise InputError(
+            f"batch {index} has no target for the loss; give (x, y) as a tuple, a loader of such pairs, or unpack="
+        )
     losses = sample_losses(loss, step.output, step.target, step.n, reduction)
     total = losses.float().sum() if losses.dtype in (torch.bfloat16, torch.float16) else losses.sum()
     if not torch.isfinite(total):
