@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections import UserDict
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import gramscope as gs
 from cases import BY_NAME
-from gramscope.errors import InputError
+from gramscope.errors import InputError, NumericalError
 from gramscope.measures.monitor import geometric
 
 
@@ -139,3 +140,61 @@ def test_bad_arguments() -> None:
         gs.Monitor(model, [])
     with pytest.raises(InputError, match="no measure 'tl'"):
         gs.Monitor(model, (x, y), measures="tl")
+    for every in ("epoch", 2.5, 0, -1, "2 epochs", True):
+        with pytest.raises(
+            InputError, match=r"every=.*: give a positive whole number of steps.*once an epoch with every=1"
+        ):
+            gs.Monitor(model, (x, y), every=every)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="log='runs' is a str; give a function"):
+        gs.Monitor(model, (x, y), log="runs")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="samples=2.5"):
+        gs.Monitor(model, (x, y), samples=2.5)  # type: ignore[arg-type]
+
+
+def test_a_run_that_diverges_goes_on() -> None:
+    model, _, _ = BY_NAME["mlp"].make()
+    x, y = data()
+    seen: list[int] = []
+    monitor = gs.Monitor(
+        model, (x, y), nn.CrossEntropyLoss(), every=1, measures=["weight_norm", "nfa", "target_linearity"],
+        log=lambda step, record: seen.append(step),
+    )  # fmt: skip
+    with torch.no_grad():
+        model[2].weight.fill_(float("nan"))
+    record = monitor.step()
+    assert record == {
+        "step": 1,
+        "layers": {},
+        "network": {},
+        "notes": {"(model)": "the model's output is NaN or infinite in batch 0; look at its inputs and weights"},
+    }
+    assert seen == [0, 1]
+    assert [step for step, _ in monitor.series("nfa")["0"]] == [0]
+    with pytest.raises(NumericalError, match="output is NaN"):
+        gs.Monitor(model, (x, y))
+
+
+def test_a_diverged_run_with_a_writer(tmp_path: Any) -> None:
+    from torch.utils.tensorboard import SummaryWriter
+
+    model, _, _ = BY_NAME["mlp"].make()
+    with SummaryWriter(str(tmp_path)) as writer:
+        monitor = gs.Monitor(model, data(), nn.CrossEntropyLoss(), every=1, log=writer)
+        with torch.no_grad():
+            model[0].weight.fill_(float("inf"))
+        assert monitor.step()["layers"] == {}
+
+
+def test_mappings_and_notes_in_records() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(5, 3).double()
+
+        def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+            return self.head(pixels)
+
+    x, y = data(12)
+    monitor = gs.Monitor(Named(), [UserDict({"pixels": x, "labels": y})], measures=["target_linearity"], samples=4)
+    assert monitor.records[0]["network"]["samples"] == 4
+    assert "near 1 for any target: 4 samples" in monitor.records[0]["notes"]["head.target_linearity"]

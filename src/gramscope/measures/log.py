@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
+from gramscope.errors import InputError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -30,6 +32,16 @@ class PictureWriter(ScalarWriter, Protocol):
 
 #: called with ``(step, record)``, or a TensorBoard writer
 Log: TypeAlias = Callable[[int, dict[str, Any]], object] | ScalarWriter
+
+
+def check_log(log: Log | None) -> Log | None:
+    """The log, or an error unless it is ``None``, a function or a writer."""
+    if log is None or callable(log) or isinstance(log, ScalarWriter):
+        return log
+    raise InputError(
+        f"log={log!r} is a {type(log).__name__}; give a function of (step, record) or a writer with add_scalar, such as "
+        "torch.utils.tensorboard.SummaryWriter"
+    )
 
 
 def write_record(log: Log, record: dict[str, Any]) -> None:

@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
+from numbers import Integral
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch import nn
 
-from gramscope.errors import InputError
-from gramscope.layers.calling import Unpack, batches, model_device, to_device
+from gramscope.errors import InputError, NumericalError
+from gramscope.layers.calling import Unpack, batches, head, model_device, model_dtype, to_device
 from gramscope.layers.hooks import first_tensor
 from gramscope.layers.losses import Loss
 from gramscope.layers.select import LayerSelector, unwrap
 from gramscope.measures.columns import MEASURES
-from gramscope.measures.log import Log, PictureWriter, write_pictures, write_record
+from gramscope.measures.log import Log, PictureWriter, check_log, write_pictures, write_record
 from gramscope.measures.model import measure
 from gramscope.measures.pictures import input_diagonals, layer_spectra
 from gramscope.measures.table import Table
@@ -51,7 +51,7 @@ class Monitor:
 
     Args:
         model: the model being trained; it is never changed.
-        data: tensors ``(x, y)``, a loader or a data set, of which the first ``samples`` are held.
+        data: tensors or arrays ``(x, y)``, a loader or a data set, of which the first ``samples`` are held.
         loss: as for :func:`gramscope.measure`; without one, measures of gradients are left out.
         measures: names of measures; ``None`` for a cheap set without backward passes.
         every: record every this many calls of :meth:`step`; ``None`` for the geometric cadence (dense at the start, about
@@ -67,7 +67,8 @@ class Monitor:
         unpack: ``batch -> (inputs, target)`` for loaders that yield something else.
         **options: further options of :func:`gramscope.measure` (``ridge``, ``tokens``, ``output``, ``reduction``, …).
 
-    Creating the monitor makes the first record, of step 0. Between records :meth:`step` only counts.
+    Creating the monitor makes the first record, of step 0. Between records :meth:`step` only counts. Once the model's
+    outputs or the loss are NaN or infinite, records hold no layers but a note on that, and the run goes on.
 
     >>> import torch, gramscope as gs
     >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
@@ -93,16 +94,14 @@ class Monitor:
         unpack: Unpack | None = None,
         **options: Any,
     ) -> None:
-        if isinstance(every, int) and every < 1:
-            raise InputError(f"every={every}: give a positive number of steps, a function or None")
-        if samples < 2:
-            raise InputError(f"samples={samples}: at least 2 samples must be held")
+        if isinstance(samples, bool) or not isinstance(samples, int) or samples < 2:
+            raise InputError(f"samples={samples!r}: give the number of samples to hold, at least 2")
         self.model = model
         self.records: list[dict[str, Any]] = []
         self.step_count = 0
         self._loss = loss
-        self._due = every if callable(every) else (geometric if every is None else _multiple_of(every))
-        self._log = log
+        self._due = _cadence(every)
+        self._log = check_log(log)
         if measures is None:
             measures = DEFAULT
         names = list(MEASURES) if measures == "all" else [measures] if isinstance(measures, str) else list(measures)
@@ -116,7 +115,7 @@ class Monitor:
         self._options = dict(
             options, measures=measures, layers=layers, reference=reference if needs_reference else None
         )
-        self._data = hold(data, samples, unpack, model_device(model))
+        self._data = hold(data, samples, unpack, model_device(model), model_dtype(model))
         self.record()
 
     def step(self) -> dict[str, Any] | None:
@@ -127,14 +126,18 @@ class Monitor:
     __call__ = step
 
     def record(self) -> dict[str, Any]:
-        """Measure now, whatever the cadence, and keep the record ``{step, layers, network}``."""
-        table = self.measure()
+        """Measure now, whatever the cadence, and keep the record ``{step, layers, network, notes}``."""
+        try:
+            table = self.measure()
+        except NumericalError as error:
+            if not self.records:  # not a run that diverged, but data or a model that cannot be measured
+                raise
+            table = Table({}, notes={"(model)": str(error)})
         record = {"step": self.step_count, **table.to_dict()}
-        record.pop("notes")
         self.records.append(record)
         if self._log is not None:
             write_record(self._log, record)
-        if isinstance(self._log, PictureWriter):
+        if isinstance(self._log, PictureWriter) and table.rows:
             self._write_pictures(self._log)
         return record
 
@@ -170,34 +173,34 @@ class Monitor:
         self.records = copy.deepcopy(state["records"])
 
 
-def _multiple_of(every: int) -> Callable[[int], bool]:
-    return lambda step: step % every == 0
+def _cadence(every: Any) -> Callable[[int], bool]:
+    """Whether a step is due, from a number of steps, a function, or ``None`` for the geometric cadence."""
+    if every is None:
+        return geometric
+    if callable(every):
+        return every  # type: ignore[no-any-return]
+    if isinstance(every, bool) or not isinstance(every, Integral) or every < 1:
+        raise InputError(
+            f"every={every!r}: give a positive whole number of steps, a function step -> bool, or None; to record by "
+            "epochs call step() once an epoch with every=1"
+        )
+    number = int(every)
+    return lambda step: step % number == 0
 
 
-def hold(data: Any, samples: int, unpack: Unpack | None, device: torch.device) -> list[tuple[Any, Any]]:
-    """The first ``samples`` samples of tensors, a loader or a data set, as batches on ``device``."""
-    if isinstance(data, Dataset):
-        data = DataLoader(data, batch_size=min(samples, 256))
+def hold(
+    data: Any, samples: int, unpack: Unpack | None, device: torch.device, dtype: torch.dtype | None = None
+) -> list[tuple[Any, Any]]:
+    """The first ``samples`` samples of tensors, arrays (as ``dtype``), a loader or a data set, as batches on ``device``."""
     held: list[tuple[Any, Any]] = []
     count = 0
     with torch.random.fork_rng(devices=[]):  # a shuffling loader draws from the global generator
-        for inputs, target in batches(data, unpack):
+        for inputs, target in batches(data, unpack, dtype):
             first = first_tensor(inputs)
             n = 0 if first is None else first.shape[0]
             rest = samples - count
-            held.append((to_device(_head(inputs, rest, n), device), to_device(_head(target, rest, n), device)))
+            held.append((to_device(head(inputs, rest, n), device), to_device(head(target, rest, n), device)))
             count += min(n, rest)
             if count >= samples:
                 break
     return held
-
-
-def _head(value: Any, count: int, n: int) -> Any:
-    """The first ``count`` samples of nested tensors with ``n`` rows."""
-    if isinstance(value, Tensor):
-        return value[:count].clone() if value.dim() and value.shape[0] == n and n > count else value.clone()
-    if isinstance(value, dict):
-        return {key: _head(item, count, n) for key, item in value.items()}
-    if isinstance(value, tuple | list):
-        return type(value)(_head(item, count, n) for item in value)
-    return value
