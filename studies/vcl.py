@@ -77,10 +77,11 @@ def optimizers(net: nn.Sequential, method: str, options: dict[str, Any]) -> list
     if method == "vcl-best":
         return [gs.VCL.best(net, readout=partial(AdamW, lr=rate), **options)]
     options.pop("bias", None)
-    if method == "muon":
+    if method in ("muon", "whitened-muon"):
         hidden = [m.weight for m in list(net)[:-1] if isinstance(m, nn.Linear)]
         rest = [p for p in net.parameters() if not any(p is q for q in hidden)]
-        return [Muon(hidden, weight_decay=0.0, **options), AdamW(rest, lr=rate)]
+        muon: Optimizer = Muon(hidden, weight_decay=0.0, **options)
+        return [gs.GramWhitened(muon) if method == "whitened-muon" else muon, AdamW(rest, lr=rate)]
     return [{"sgd": SGD, "adamw": AdamW}[method](net.parameters(), **options)]
 
 
@@ -208,7 +209,7 @@ def tune(data: str) -> list[Run]:
 
 
 def compare(data: str, chosen: Iterable[tuple[str, dict[str, Any]]]) -> list[Run]:
-    """The chosen settings, five seeds, tested; and the paper's algorithm with an AdamW readout."""
+    """The chosen settings, five seeds, tested; Muon with Gram-whitened steps; the paper's algorithm, AdamW readout."""
     common = {"study": "compare", "data": data, "epochs": 5}
     paper = ("vcl", {"gamma": 1.0, "readout": "adamw", "readout_lr": 1e-3, "warm_up": 1})
     return [
@@ -280,7 +281,8 @@ def main() -> None:
         gamma = best_options(results, "select", data, "vcl")["gamma"]
         runs = claims(data, gamma, best_options(results, "select", data, "sgd")["lr"])
     elif arguments.study == "compare":
-        runs = compare(data, [(m, best_options(results, "tune", data, m)) for m in ("muon", "vcl-best")])
+        tuned = {method: best_options(results, "tune", data, method) for method in ("muon", "vcl-best")}
+        runs = compare(data, [*tuned.items(), ("whitened-muon", tuned["muon"])])
     else:
         runs = {"select": select, "rank": rank, "tune": tune}[arguments.study](data)
     done = {Run(**r["run"]).key() for r in results}
