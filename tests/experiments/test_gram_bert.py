@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -128,6 +130,42 @@ def test_official_files_are_read(tmp_path: Path) -> None:
     words, _ = published("ner", tmp_path)
     assert words.classes == tuple(sorted(words.classes))
     assert all(len(text) == len(tags) for text, tags in zip(words.texts, words.labels, strict=True))
+
+
+class Split(list[dict[str, Any]]):
+    """What ``datasets`` gives for a split: rows, and features that name the class numbers."""
+
+    def __init__(self, rows: list[dict[str, Any]], **names: Any) -> None:
+        super().__init__(rows)
+        self.features = names
+
+
+def test_folders_of_datasets_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    label = SimpleNamespace(names=["negative", "positive"])
+    tags = SimpleNamespace(feature=SimpleNamespace(names=["DET", "NOUN"]))
+    relation = SimpleNamespace(names=["entailment", "neutral", "contradiction"])
+    reviews = Split([{"sentence": "good", "label": 1}, {"sentence": "bad", "label": 0}], sentence="text", label=label)
+    words = Split(
+        [{"tokens": ["the", "town"], "pos_tags": [0, 1]}], tokens=SimpleNamespace(feature="text"), pos_tags=tags
+    )
+    pairs = Split(
+        [{"premise": "a", "hypothesis": "b", "label": 2}, {"premise": "c", "hypothesis": "d", "label": -1}],
+        label=relation,
+    )
+    stored = {
+        str(tmp_path / "sst2"): {"train": reviews, "validation": reviews},
+        str(tmp_path / "conll2003"): {"train": words, "validation": words},
+        str(tmp_path / "mnli"): {"train": pairs, "validation_matched": pairs},
+    }
+    for path in stored:
+        Path(path).mkdir()
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_from_disk=stored.__getitem__))
+    train, _ = published("sst2", tmp_path)
+    assert (train.texts, train.labels, train.classes) == (["good", "bad"], [1, 0], ("negative", "positive"))
+    train, _ = published("pos", tmp_path)
+    assert (train.texts, train.labels, train.classes) == ([["the", "town"]], [[0, 1]], ("DET", "NOUN"))
+    train, _ = published("mnli", tmp_path)
+    assert (train.texts, train.labels) == ([("a", "b")], [2])
 
 
 def test_missing_tasks_and_models_say_what_to_do(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gramscope.errors import InputError
 from gramscope.experiments.core import Options, Results
-from gramscope.experiments.plots import band, curve, deviation, mean, panels
+from gramscope.experiments.plots import band, curve, deviation, legend_below, mean, panels
 from gramscope.runs.records import Record
 
 if TYPE_CHECKING:
@@ -129,13 +129,14 @@ def accuracy_figure(shown: Mapping[str, Mapping[str, Curve]], columns: int = 4) 
     for place, (title, curves) in zip(axes.flat, shown.items(), strict=False):
         for index, (label, chosen) in enumerate(curves.items()):
             scaled = [{**r, "percent": 100 * r["test_accuracy"]} for r in chosen.records]
-            band(place, scaled, "epoch", "percent", index=index, label=f"{label}\n({chosen.setting})")
+            band(place, scaled, "epoch", "percent", index=index, label=label)
         place.set_title(title)
-        place.set_xlabel("epoch")
+        settings = (f"{label}: {chosen.setting.replace('_', ' ')}" for label, chosen in curves.items())
+        place.set_xlabel("\n".join(["epoch", *settings]))
         low, high = place.get_ylim()
         place.set_ylim(max(low, 0), min(high, 101))
-        place.legend(loc="lower right")
     for place in list(axes.flat)[len(shown) :]:
         place.set_visible(False)
     axes[0, 0].set_ylabel("test accuracy (%)")
+    legend_below(page, axes[0, 0])
     return page

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from statistics import median
 from typing import TYPE_CHECKING
 
 from gramscope.experiments.core import Claim, Experiment, Options, Results, Training
@@ -159,8 +160,16 @@ def rises_after_memorisation(results: Results[Settings]) -> list[Claim]:
     return rows
 
 
+def _smoothed(values: list[float]) -> list[float]:
+    """Medians of five values around each: single measurements jump."""
+    return [median(values[max(0, i - 2) : i + 3]) for i in range(len(values))]
+
+
 def gap_narrows(results: Results[Settings]) -> list[Claim]:
-    """003 Fig. 14: the gap between the last two layers narrows at grokking and widens again for large decay."""
+    """003 Fig. 14: the gap between the last two layers narrows at grokking and widens again for large decay.
+
+    Running medians over five measurements are compared.
+    """
     rows = []
     for run in _runs(results):
         if run.decay == 0:
@@ -170,6 +179,7 @@ def gap_narrows(results: Results[Settings]) -> list[Claim]:
             rows.append(Claim(claim, "narrows", "no grokking", None, _why(run)))
             continue
         epochs, gaps = run.gap()
+        gaps = _smoothed(gaps)
         at = epochs.index(run.grokked)
         before = max(gaps[: at + 1])
         rows.append(Claim(claim, "narrows", f"{before:.3f} → {gaps[at]:.3f}", gaps[at] < 0.9 * before))

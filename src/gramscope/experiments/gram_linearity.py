@@ -55,10 +55,14 @@ class _Run:
     measured: list[Record]
     evaluated: list[Record]
 
+    @property
+    def end(self) -> float:
+        """The last epoch."""
+        return float(max(r["epoch"] for r in self.evaluated))
+
     def last(self, key: str) -> float:
         """Mean over seeds of an evaluation at the end."""
-        end = max(r["epoch"] for r in self.evaluated)
-        return mean(r[key] for r in self.evaluated if r["epoch"] == end)
+        return mean(r[key] for r in self.evaluated if r["epoch"] == self.end)
 
     @property
     def untrained(self) -> str:
@@ -139,10 +143,10 @@ def _judged(results: Results[Settings]) -> list[_Run]:
 def grow(results: Results[Settings]) -> list[Claim]:
     """003 Fig. 4: TL and surrogate grow with training and with depth."""
     rows = []
-    depth, end = len(results.settings.hidden), results.settings.epochs
+    depth = len(results.settings.hidden)
     for run in _judged(results):
         for key, name, form in (("target_linearity", "TL", "{:.2f}"), ("surrogate", "surrogate", "{:.1e}")):
-            first, last = (by_depth(run.measured, key, depth, epoch) for epoch in (0.0, end))
+            first, last = (by_depth(run.measured, key, depth, epoch) for epoch in (0.0, run.end))
             rows.append(
                 Claim(
                     f"{run.data}, {run.text}: {name} grows with training in every layer",
@@ -199,12 +203,12 @@ def _shape(epochs: list[float], values: list[float]) -> str:
 def accuracies(results: Results[Settings]) -> list[Claim]:
     """003 §4.3: training and test accuracy, last-layer TL, of every setting."""
     rows = []
-    depth, end = len(results.settings.hidden), results.settings.epochs
+    depth = len(results.settings.hidden)
     for run in _runs(results):
         train, test = (run.last(f"{part}_accuracy") for part in ("train", "test"))
-        linearity = by_depth(run.measured, "target_linearity", depth, end)[-1]
+        linearity = by_depth(run.measured, "target_linearity", depth, run.end)[-1]
         measured = f"train {percent(train)}, test {percent(test)}, TL {linearity:.2f}"
-        claim = f"{run.data}, {run.text}: accuracies and last-layer TL after {end:g} epochs"
+        claim = f"{run.data}, {run.text}: accuracies and last-layer TL after {run.end:g} epochs"
         known = PUBLISHED.get(run.data)
         if known is None:
             rows.append(Claim(claim, "of CIFAR-10 and CIFAR-100 alone", measured, None, "nothing published to compare"))

@@ -221,7 +221,7 @@ FIG2 = Experiment(
     chooses=True,
 )
 FIG6 = Experiment(
-    Settings((0, 1), ("digits",), "cnn", lrs=(0.01,), momenta=(0.95,)),
+    Settings((0, 1, 2), ("digits",), "cnn", lrs=(0.01,), momenta=(0.95,), epochs=30.0),
     Settings(data=("svhn", "cifar10", "cifar100"), model="cnn", lrs=(0.01,), momenta=(0.95,)),
     parts,
     (negligible,),

@@ -135,9 +135,9 @@ def ends_above(results: Results[Settings]) -> list[Claim]:
         rows.append(
             Claim(
                 f"{title}: VC ends above SGD",
-                "a level SGD does not reach" if published else "only of CIFAR-10",
+                "a level SGD does not reach" if published else "of CIFAR-10: a level SGD does not reach",
                 f"{percent(vcl.final)} and {percent(sgd.final)} ({difference:+.1f} ± {error:.1f})",
-                difference > 0 if published else None,
+                difference > 0,
                 "" if published else "not claimed of this data set",
             )
         )
@@ -188,11 +188,11 @@ def also_works(results: Results[Settings]) -> list[Claim]:
         difference, error = gap(vcl, sgd)
         rows.append(
             Claim(
-                f"{title}: VC learns, and ends at most 5 points below SGD",
+                f"{title}: VC learns (over half right), and ends at most 5 points below SGD",
                 "also works",
                 f"{percent(vcl.final)} and {percent(sgd.final)} ({difference:+.1f} ± {error:.1f}); "
                 f"after epoch 1: {percent(vcl.at(1.0))} and {percent(sgd.at(1.0))}",
-                difference >= -5,
+                difference >= -5 and vcl.final > 0.5,
                 f"SGD: {sgd.setting}; VC: {vcl.setting}",
             )
         )

@@ -150,7 +150,7 @@ def figure(results: Results[Settings]) -> Figure:
             values = found[quantity].double()
             image = (values - values.min()) / (values.max() - values.min())
             image = image.movedim(0, -1).contiguous() if image.dim() == 3 else image
-            note = "" if quantity == "nfm" else rf"  $\rho$ = {_pearson(found['nfm'], values):.2f}"
+            note = "" if quantity == "nfm" else f"\n" rf"$\rho$ = {_pearson(found['nfm'], values):.3f}"
             matrix(place, image, title + note)
         row[0].set_ylabel(data)
     return page
