@@ -10,7 +10,7 @@ from torch import Tensor
 
 import gramscope as gs
 import reference
-from gramscope.errors import InputError
+from gramscope.errors import InputError, ResultWarning
 from gramscope.linalg.factored import FactoredGram
 from gramscope.measures.alignment import corrupted, double_centered_ratio, egop
 
@@ -150,3 +150,35 @@ def test_egop_is_the_mean_outer_product(generator: torch.Generator) -> None:
     assert torch.equal(egop(lambda x: torch.ones(len(x)), X), torch.zeros(3, 3, dtype=torch.float64))
     with pytest.raises(InputError, match="must map"):
         egop(lambda x: x.sum(), X)
+
+
+@pytest.mark.parametrize("scale", [1e-100, 1e-30, 1e30, 1e100])
+@pytest.mark.parametrize("center", [False, True])
+def test_correlations_do_not_depend_on_scales(scale: float, center: bool) -> None:
+    A, B, W, W0 = randoms((6, 6), (6, 6), (4, 6), (4, 6))
+    K, Kc = kernel(4, 1), kernel(4, 2)
+    for one, two in ((A, B), (FactoredGram.gram(W), FactoredGram.gram(W0)), (FactoredGram.gram(W), B)):
+        expected = gs.cosine(one, two, center)
+        big = FactoredGram(one.left * scale, one.right) if isinstance(one, FactoredGram) else one * scale
+        other = FactoredGram(two.left, two.right * scale) if isinstance(two, FactoredGram) else two * scale
+        torch.testing.assert_close(gs.cosine(big, other, center), expected, rtol=1e-12, atol=1e-12)
+    for V in (W, W.T[:, :3]):
+        kernels = K if V is W else kernel(6, 3)
+        for power in (1.0, 0.5):
+            expected = gs.nfa(V, kernels, center=center, power=power)
+            found = gs.nfa(V * scale, kernels / scale, center=center, power=power)
+            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(
+        gs.nfa(W * scale, K, W0 * scale, Kc * scale, kind="double"), gs.nfa(W, K, W0, Kc, kind="double")
+    )
+    ratio = double_centered_ratio(W * scale, K / scale, W0 * scale, Kc / scale)
+    torch.testing.assert_close(ratio, double_centered_ratio(W, K, W0, Kc), rtol=1e-12, atol=0.0)
+
+
+def test_an_initial_weight_that_moved_along_is_announced() -> None:
+    layer = torch.nn.Linear(3, 2)
+    W0 = layer.weight.detach()
+    with torch.no_grad():
+        layer.weight.add_(1.0)
+    with pytest.warns(ResultWarning, match=r"W0 shares its memory with W .*W.detach\(\).clone\(\)"):
+        assert gs.nfa(layer.weight, torch.eye(2), W0, kind="centered").isnan()

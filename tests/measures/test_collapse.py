@@ -123,3 +123,12 @@ def test_bad_input_is_named() -> None:
         neural_collapse_from_moments(ClassMoments(counts, means, torch.eye(2)))
     with pytest.raises(InputError, match="gram=True"):
         neural_collapse_from_moments(ClassMoments(counts + 1, means, None))
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+def test_collapse_does_not_depend_on_the_scale(scale: float) -> None:
+    H, labels = data(30, 5, 3)
+    W = torch.randn(3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    plain, scaled = gs.neural_collapse(H, labels, W), gs.neural_collapse(scale * H, labels, scale * W)
+    for name in ("nc1", "nc2_equinorm", "nc2_equiangular", "nc2_simplex", "nc3", "nc4", "normalized_surrogate"):
+        assert getattr(scaled, name) == pytest.approx(getattr(plain, name), rel=1e-8)

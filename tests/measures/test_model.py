@@ -269,3 +269,27 @@ def test_rescues_are_noted_and_scales_do_not_matter() -> None:
     twins = torch.stack([x[:, 0], x[:, 0] + 1e-9 * x[:, 1]], 1)
     table = gs.measure(model, (twins, y), measures="target_linearity")
     assert "1 of 2 directions of the features are shorter than" in table.notes["(model).target_linearity"]
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+def test_a_layer_of_any_scale_keeps_its_alignment(scale: float) -> None:
+    """In float32 the squares of such Jacobians leave the range of the type."""
+    plain, x, y = BY_NAME["mlp"].make()
+    plain, x = plain.float(), x.float()
+    scaled, names = copy.deepcopy(plain), ["nfa", "effective_rank"]
+    with torch.no_grad():
+        scaled[4].weight.mul_(scale)
+    expected, found = (gs.measure(m, (x, y), measures=names) for m in (plain, scaled))
+    for layer in expected:
+        assert found[layer] == pytest.approx(expected[layer], rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_models(dtype: torch.dtype) -> None:
+    model, x, y = BY_NAME["mlp"].make()
+    names = ["nfa", "effective_rank", "target_linearity", "feature_rank", "nc1", "surrogate_normalized", "vcs_cosine"]
+    x, y = torch.cat([x, x.flip(1), x + 1, x - 1]), y.repeat(4)
+    expected = gs.measure(model, (x, y), nn.CrossEntropyLoss(), measures=names, ridge=0.1)
+    found = gs.measure(model.to(dtype), (x.to(dtype), y), nn.CrossEntropyLoss(), measures=names, ridge=0.1)
+    for layer in expected:
+        assert found[layer] == pytest.approx(expected[layer], rel=0.1)

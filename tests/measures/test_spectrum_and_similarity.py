@@ -93,3 +93,18 @@ def test_probe_accuracy_equals_least_squares(generator: torch.Generator) -> None
         assert float(linear_probe_accuracy(H[:80], labels[:80], *arguments)) == pytest.approx(expected)
     with pytest.raises(InputError, match="both H_test and labels_test"):
         linear_probe_accuracy(H, labels, H)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+def test_ranks_and_cka_do_not_depend_on_the_scale(scale: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    H = torch.randn(30, 4, generator=generator, dtype=torch.float64)
+    for spectrum in (weight_spectrum, feature_spectrum):
+        plain, scaled = spectrum(H), spectrum(scale * H)
+        assert scaled.effective_rank == pytest.approx(plain.effective_rank, rel=1e-9)
+        assert scaled.stable_rank == pytest.approx(plain.stable_rank, rel=1e-9)
+        assert scaled.participation_ratio == pytest.approx(plain.participation_ratio, rel=1e-9)
+        assert scaled.rank == plain.rank
+    assert weight_spectrum(1e-140 * H).participation_ratio == pytest.approx(weight_spectrum(H).participation_ratio)
+    for Y in (H[:, :2], torch.randn(30, 40, generator=generator, dtype=torch.float64)):
+        assert float(linear_cka(scale * H, scale * Y)) == pytest.approx(float(linear_cka(H, Y)), rel=1e-9)

@@ -107,8 +107,12 @@ class LayerRecord:
     @property
     def Sigma(self) -> Tensor:
         """``Σ = Σ_i δ_i δ_iᵀ``, ``[k, k]``."""
-        parts = [sum_outer(delta, delta) for delta in map(self._delta, self._seen())]
+        parts = [sum_outer(delta, delta) for delta in self.deltas()]
         return torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
+
+    def deltas(self) -> list[Tensor]:
+        """``δ`` of each application, ``[batch, sites, k]``, also where they do not join into one tensor."""
+        return [self._delta(a) for a in self._seen()]
 
     def add_gradient(self, total: Tensor) -> None:
         """Add ``D`` to ``total [k, d]`` in place, without forming it where the kind can; unit factor only."""

@@ -64,6 +64,39 @@ def to_double(x: Tensor) -> Tensor:
     return x.to("cpu" if x.device.type == "mps" else x.device, torch.float64)
 
 
+def unit_scale(x: Tensor) -> Tensor:
+    """``x`` times the power of two that brings its largest entry near 1: exact, and safe to square at any scale.
+
+    >>> unit_scale(torch.tensor([3e-200, -1e-200], dtype=torch.float64)).abs().max().item() > 0.5
+    True
+    """
+    return torch.ldexp(x, -binary_exponent(x))
+
+
+def binary_exponent(x: Tensor) -> Tensor:
+    """The e for which the largest entry of ``|x|`` lies in [2^(e−1), 2^e), kept where 2^±e is a normal float32."""
+    limit = 126 if x.dtype == torch.float32 else 1022
+    largest = torch.where(torch.isfinite(x), x.abs(), 0.0).amax() if x.numel() else x.new_zeros(())
+    return torch.frexp(largest).exponent.clamp(-limit, limit)
+
+
+def gram_of_rows(x: Tensor) -> Tensor:
+    """``xᵀx [..., k, k]`` of ``x [..., m, k]``, in at least float32; in float64 where float32 would overflow or underflow.
+
+    >>> gram_of_rows(torch.tensor([[1e-30]]))
+    tensor([[1.0000e-60]], dtype=torch.float64)
+    """
+    x = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+    with torch.autocast(x.device.type, enabled=False):
+        gram = x.mT @ x
+        limits = torch.finfo(x.dtype)
+        if limits.tiny**0.5 < float(gram.diagonal(dim1=-2, dim2=-1).amax()) < limits.max**0.5:
+            return gram
+        exponent = binary_exponent(x)
+        x = torch.ldexp(x, -exponent)
+        return torch.ldexp(to_double(x.mT @ x), 2 * exponent)
+
+
 def result_dtype(*tensors: Tensor) -> torch.dtype:
     """Dtype of a matrix computed from ``tensors``: their common type, at least float32."""
     dtype = torch.float32

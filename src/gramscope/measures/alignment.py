@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from gramscope.errors import InputError
+from gramscope.errors import InputError, ResultWarning
 from gramscope.linalg.factored import FactoredGram
 from gramscope.linalg.psd import eigh, nonzero_power, psd_eigen, psd_power, random_orthogonal
-from gramscope.linalg.rows import Array, as_float_tensor, as_matrices, check_same_device, result_dtype, spans, to_double
+from gramscope.linalg.rows import (
+    Array,
+    as_float_tensor,
+    as_matrices,
+    binary_exponent,
+    check_same_device,
+    result_dtype,
+    spans,
+    to_double,
+    unit_scale,
+)
 from gramscope.measures.functions import RowFunction, row_gradients
 from gramscope.measures.gram import matrices
 
@@ -71,7 +82,7 @@ def nfa(
     >>> round(nfa(torch.eye(2), torch.eye(2)).item(), 12)
     1.0
     """
-    V, kernel = _sides(W, K, W0, K_centered, kind)
+    V, kernel = map(unit_scale, _sides(W, K, W0, K_centered, kind))  # a correlation does not depend on scales
     if power != 1.0:
         return _power_alignment(V, kernel, power, center)
     if V.shape[-2] > V.shape[-1]:
@@ -100,9 +111,11 @@ def double_centered_ratio(W: Array, K: Array, W0: Array, K_centered: Array) -> T
     """
     V, kernel = _sides(W, K, W0, None, "centered")
     _, centred = _sides(W, K, W0, K_centered, "double")
+    V = unit_scale(V)
     S = V @ V.mT
     SS = S @ S
-    return (SS * centred).sum() / (SS * kernel).sum()
+    exponent = -binary_exponent(kernel)
+    return (SS * torch.ldexp(centred, exponent)).sum() / (SS * torch.ldexp(kernel, exponent)).sum()
 
 
 def corrupted(K: Array, generator: torch.Generator) -> Tensor:
@@ -154,6 +167,12 @@ def _sides(W: Array, K: Array, W0: Array | None, K_centered: Array | None, kind:
         return weight, kernel
     if W0 is None:
         raise InputError(f"kind={kind!r} needs W0, the weight at initialisation")
+    if isinstance(W, Tensor) and isinstance(W0, Tensor) and W is not W0 and W.data_ptr() == W0.data_ptr():
+        warnings.warn(
+            "W0 shares its memory with W and has changed along with it; keep W.detach().clone() before training",
+            ResultWarning,
+            stacklevel=3,
+        )
     if kind == "centered":
         (weight, kernel, initial), _ = matrices(W=W, K=K, W0=W0)
         return weight - initial, kernel
@@ -189,22 +208,29 @@ def _dense_cosine(A: Tensor, B: Tensor, center: bool) -> Tensor:
         raise InputError(f"A and B must have one shape, got {tuple(A.shape)} and {tuple(B.shape)}")
     a, b = A.reshape(-1), B.reshape(-1)
     blocks = list(spans(a.numel(), 1))
+    exponent_a, exponent_b = (
+        -torch.stack([binary_exponent(to_double(t[i:j])) for i, j in blocks]).amax() for t in (a, b)
+    )
     sums = torch.zeros(3, dtype=torch.float64, device=to_double(a[:1]).device)
     mean_a = mean_b = 0.0
     if center:
         if bool((a == a[0]).all()) or bool((b == b[0]).all()):
             return sums[0] * float("nan")
-        mean_a = sum(float(to_double(a[i:j]).sum()) for i, j in blocks) / a.numel()
-        mean_b = sum(float(to_double(b[i:j]).sum()) for i, j in blocks) / a.numel()
+        mean_a = sum(float(torch.ldexp(to_double(a[i:j]), exponent_a).sum()) for i, j in blocks) / a.numel()
+        mean_b = sum(float(torch.ldexp(to_double(b[i:j]), exponent_b).sum()) for i, j in blocks) / a.numel()
     for i, j in blocks:
-        x, y = to_double(a[i:j]) - mean_a, to_double(b[i:j]) - mean_b
+        x = torch.ldexp(to_double(a[i:j]), exponent_a) - mean_a
+        y = torch.ldexp(to_double(b[i:j]), exponent_b) - mean_b
         sums += torch.stack([x @ y, x @ x, y @ y])
     return sums[0] / (sums[1].sqrt() * sums[2].sqrt())
 
 
 def _factored_cosine(A: FactoredGram, B: Array | FactoredGram, center: bool) -> Tensor:
-    if not isinstance(B, FactoredGram):
-        B = to_double(as_matrices(B, "the dense matrix"))
+    A = FactoredGram(unit_scale(A.left), unit_scale(A.right))
+    if isinstance(B, FactoredGram):
+        B = FactoredGram(unit_scale(B.left), unit_scale(B.right))
+    else:
+        B = unit_scale(to_double(as_matrices(B, "the dense matrix")))
     if tuple(A.shape) != tuple(B.shape):
         raise InputError(f"A and B must have one shape, got {tuple(A.shape)} and {tuple(B.shape)}")
     square, total = (B.square().sum(), B.sum()) if isinstance(B, Tensor) else (B.inner(B), B.total())

@@ -80,7 +80,7 @@ def summarise(values: Tensor, rtol: float) -> Spectrum:
         return Spectrum(values, 0, math.nan, math.nan, math.nan)
     p = values / values.sum()
     entropy = -torch.special.xlogy(p, p).sum()
-    square = values.square()
+    square = (values / values[0]).square()
     return Spectrum(
         values,
         int((values > rtol * values[0]).sum()),

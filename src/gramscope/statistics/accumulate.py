@@ -11,6 +11,7 @@ from gramscope.errors import LayerError, NumericalError
 from gramscope.layers.jacobians import jacobian_chunks
 from gramscope.layers.record import LayerRecord
 from gramscope.layers.tape import Tape
+from gramscope.linalg.rows import gram_of_rows
 from gramscope.statistics.features import Unpaired, rows_and_targets
 from gramscope.statistics.layer import (
     FeatureStatistics,
@@ -55,7 +56,8 @@ class Accumulator:
                 self._add_gradient(record, step.n)
                 if record.name in step.autograd:
                     self._add_sum(record.name, "autograd", record.layer.matrix(step.autograd[record.name]))
-                self._add_sum(record.name, "Sigma", record.Sigma)
+                for delta in record.deltas():
+                    self._add_sum(record.name, "Sigma", gram_of_rows(delta.flatten(-3, -2)))
             if self._options.features:
                 self._add_layer_features(record, step, target)
         for name, value in tape.outputs.items():
@@ -203,12 +205,8 @@ def _finished(accumulators: dict[str, FeatureAccumulator]) -> dict[str, FeatureS
 
 
 def _gram(J: Tensor) -> Tensor:
-    """``Σ JᵀJ`` over outputs, samples and sites: ``[m, …, batch, sites, k] → […, k, k]``."""
-    if J.dtype in (torch.bfloat16, torch.float16):
-        J = J.float()
-    rows = J.movedim(0, -2).flatten(-4, -2)
-    with torch.autocast(J.device.type, enabled=False):
-        return rows.mT @ rows
+    """``Σ JᵀJ`` over outputs, samples and sites: ``[m, …, batch, sites, k] → […, k, k]``, whatever their scale."""
+    return gram_of_rows(J.movedim(0, -2).flatten(-4, -2))
 
 
 def _count_correct(output: Tensor, target: Tensor | None, ignore_index: int) -> tuple[int | None, int]:
