@@ -16,7 +16,7 @@ from gramscope.runs.directory import free_path
 def command(
     out: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option(help="Where to write [default: demo, numbered].", show_default=False),
+        typer.Option(help="Where to write (default: demo, numbered).", show_default=False),
     ] = None,
     epochs: Annotated[float, typer.Option(help="Passes over the digits.")] = 10,
     seeds: Annotated[int, typer.Option(help="Seeds of each method.", min=1)] = 3,

@@ -37,7 +37,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag(
         "--data", "data.name", str, "Data set: digits, mnist, cifar10 … (gramscope data list), or a .npz file.", _DATA
     ),
-    Flag("--data-dir", "data.dir", str, "Folder of downloaded sets [default: GRAMSCOPE_DATA, or the cache].", _DATA),
+    Flag("--data-dir", "data.dir", str, "Folder of downloaded sets (default: GRAMSCOPE_DATA, or the cache).", _DATA),
     Flag("--validation", "data.validation", float, "Fraction of the training set held out for validation.", _DATA),
     Flag("--samples", "data.samples", int, "Training samples to use (0: all).", _DATA),
     Flag("--label-noise", "data.label_noise", float, "Fraction of training labels drawn at random.", _DATA),

@@ -35,7 +35,7 @@ def command(
     samples: Annotated[int, typer.Option(help="Samples to measure on.")] = 1000,
     layers: Annotated[str, typer.Option(help="Glob of the layers, such as 'hidden*'.", show_default=False)] = "",
     measures: Annotated[
-        _Text, typer.Option(help="Measures with commas between [default: the usual ones].", show_default=False)
+        _Text, typer.Option(help="Measures with commas between (default: the usual ones).", show_default=False)
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

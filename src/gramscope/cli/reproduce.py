@@ -38,7 +38,7 @@ def command(
     out: Annotated[
         _Path,
         typer.Option(
-            help="Run directory [default: runs/NAME-SCALE]; with several names their parent.", show_default=False
+            help="Run directory (default: runs/NAME-SCALE); with several names their parent.", show_default=False
         ),
     ] = None,
     force: Annotated[

@@ -19,7 +19,7 @@ _Path = Optional[Path]  # noqa: UP045 - typer reads it at run time
 def command(
     config: Annotated[_Path, typer.Argument(help="TOML configuration, or with --resume a run directory.")] = None,
     out: Annotated[
-        _Path, typer.Option(help="Run directory [default: runs/DATA-MODEL-METHOD, numbered].", show_default=False)
+        _Path, typer.Option(help="Run directory (default: runs/DATA-MODEL-METHOD, numbered).", show_default=False)
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a stopped run where it was saved.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the run that is in the directory.")] = False,

@@ -135,7 +135,7 @@ def _decode(content: bytes, name: str, side: int, grey: bool) -> npt.NDArray[Any
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:
-        raise MissingExtraError("CelebA's JPEG pictures need Pillow: pip install pillow") from error
+        raise MissingExtraError('CelebA\'s JPEG pictures need Pillow: pip install "gramscope[celeba]"') from error
     try:
         with Image.open(io.BytesIO(content)) as picture:
             width, height = picture.size

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gramscope.training.config import TrainConfig
+from gramscope.training.measuring import WHILE_TRAINING
 from gramscope.training.reporting import Reporter
 from gramscope.training.train import Trained, train
 
@@ -17,6 +18,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "vcl": {"name": "vcl", "gamma": 1.0},
     "whiten-sgd": {"name": "whiten-sgd", "lr": 0.1, "momentum": 0.9},
 }
+#: beyond what is measured while training anyway
+MEASURES = [*WHILE_TRAINING, "nc2_equinorm", "nc2_equiangular", "nc3", "surrogate_normalized", "vcs_gram_cosine"]
 
 
 def demo_configs(
@@ -30,7 +33,7 @@ def demo_configs(
         "seeds": list(seeds),
         "epochs": epochs,
         "device": device,
-        "measure": {"every": max(1.0, epochs / 5), "samples": 500, "matrices": True},
+        "measure": {"every": max(1.0, epochs / 5), "samples": 500, "matrices": True, "names": MEASURES},
     }
     base = TrainConfig.from_dict(shared)
     return {name: replace(base, method=type(base.method).from_table(table)) for name, table in METHODS.items()}
