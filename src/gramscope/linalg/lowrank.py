@@ -59,13 +59,13 @@ def _residual(basis: Tensor, rows: Tensor, ridge: float) -> tuple[Tensor, Tensor
     return coordinates, factor, inverse @ residual
 
 
-def add_product(C: Tensor, A: Tensor, B: Tensor, alpha: float = 1.0) -> Tensor:
-    """``C + alpha·A B`` in one pass over C."""
+def add_product(C: Tensor, A: Tensor, B: Tensor, alpha: float = 1.0, out: Tensor | None = None) -> Tensor:
+    """``C + alpha·A B`` in one pass over C, written to ``out`` where that is given."""
     if C.dim() == 2:
-        return torch.addmm(C, A, B, alpha=alpha)
+        return torch.addmm(C, A, B, alpha=alpha, out=out)
     if C.dim() == 3:
-        return torch.baddbmm(C, A, B, alpha=alpha)
-    return C + alpha * (A @ B)
+        return torch.baddbmm(C, A, B, alpha=alpha, out=out)
+    return torch.add(C, A @ B, alpha=alpha, out=out)
 
 
 def reorthonormalised(basis: Tensor) -> Tensor:
@@ -167,13 +167,17 @@ class BlockReflection:
         inverse = _inverse(identity + half.mT @ half)
         return cls(half, 2 * half @ inverse, inverse)
 
-    def apply(self, leading: Tensor, rest: Tensor, kept: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def apply(self, leading: Tensor, rest: Tensor, kept: Tensor | None = None) -> Tensor:
         """``F @ [leading; rest]`` for ``[…, p, d]`` and ``[…, q, d]``; the lower part times ``kept [..., r, q]`` if given."""
         difference = add_product(rest, self.half.mT, leading, -1)
         pulled = self.inverse
         if kept is not None:
             rest, pulled = kept @ rest, kept @ pulled
-        return add_product(leading, self.turned, difference), add_product(rest, pulled, difference, -2)
+        p, d = leading.shape[-2:]
+        result = leading.new_empty(*leading.shape[:-2], p + rest.shape[-2], d)
+        add_product(leading, self.turned, difference, out=result[..., :p, :])
+        add_product(rest, pulled, difference, -2, out=result[..., p:, :])
+        return result
 
     def leading_part(self, matrix: Tensor) -> Tensor:
         """The first p columns of ``matrix @ F`` for ``[…, k, p + q]``; for ``[…, k, p]`` the missing columns are zero."""

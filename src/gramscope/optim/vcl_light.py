@@ -84,15 +84,14 @@ def _turned_basis(
         outside = state.weights @ turn.turned
         block = block + outside.mT @ outside
     if new is None:
-        leading, rest = turn.apply(state.basis[..., :p, :], rest)
-        return torch.cat([leading, rest], -2), shift, block, None
+        return turn.apply(state.basis[..., :p, :], rest), shift, block, None
     kept = leading_directions(block, m - p)
     strip = shift[..., :p, p:] @ kept
     upper = torch.cat([shift[..., :p, :p], strip], -1)
     lower = torch.cat([strip.mT, kept.mT @ shift[..., p:, p:] @ kept], -1)
-    leading, rest = turn.apply(state.basis[..., :p, :], torch.cat([rest, new.directions], -2), kept.mT)
+    basis = turn.apply(state.basis[..., :p, :], torch.cat([rest, new.directions], -2), kept.mT)
     dropped = block.square().sum((-2, -1)) - (kept.mT @ block @ kept).square().sum((-2, -1))
-    return torch.cat([leading, rest], -2), torch.cat([upper, lower], -2), block, dropped.clamp_min(0)
+    return basis, torch.cat([upper, lower], -2), block, dropped.clamp_min(0)
 
 
 def _along(P: Tensor, aim: Tensor, s: Tensor) -> Tensor:
