@@ -11,7 +11,7 @@ import torch
 
 import gramscope as gs
 from gramscope.data import load
-from gramscope.experiments.core import Options, Results
+from gramscope.experiments.core import Options, Results, with_values
 from gramscope.experiments.running import Reproduction, reproduce
 from gramscope.runs.directory import RunDirectory
 
@@ -21,7 +21,7 @@ GROKKING = {"weight_decays": (0.0, 1.0), "p": 7, "width": 8, "batch_size": 16, "
 SMALL: dict[str, dict[str, Any]] = {
     "gram-fig1": {"seeds": (0, 1), "n": 60, "width": 8, "epochs": 20, "every": 5, "frames": 3},
     "gram-fig2": {**DIGITS, "hidden": (8, 8), "lrs": (0.1, 0.01), "momenta": (0.9,)},
-    "gram-fig4": {**DIGITS, "hidden": (8, 8), "lrs": (0.1,), "momenta": (0.9,), "epochs": 3.0, "samples": 300},
+    "gram-fig4": {**DIGITS, "hidden": (8, 8), "lrs": (0.1, 0.01), "momenta": (0.9,), "epochs": 3.0, "samples": 300},
     "gram-fig9": {**DIGITS, "hidden": (4, 4), "lrs": (0.01,), "samples": 300, "seeds": (0,)},
     "gram-fig5": {**VAE, "pairs": 50},
     "gram-fig6": {**DIGITS, "channels": (4, 4, 4), "seeds": (0,)},
@@ -49,8 +49,8 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Reproducti
 
 
 def results(made: Reproduction) -> Results[Any]:
-    experiment = made.entry.load()
-    return Results(made.entry.name, experiment.quick, made.options, RunDirectory(made.path))
+    settings = with_values(made.entry.name, made.entry.load().quick, SMALL[made.entry.name])
+    return Results(made.entry.name, settings, made.options, RunDirectory(made.path))
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -102,6 +102,28 @@ def test_every_hidden_layer_is_measured_at_its_output(done: Callable[[str], Repr
     assert inputs["target_linearity"] == pytest.approx(float(expected))
 
 
+def test_settings_are_told_apart_and_the_fitting_one_is_judged(done: Callable[[str], Reproduction]) -> None:
+    from gramscope.experiments.gram_linearity import _judged, _runs
+
+    made = done("gram-fig4")
+    fast, slow = _runs(results(made))
+    assert (fast.text, slow.text) == ("lr 0.1, momentum 0.9", "lr 0.01, momentum 0.9")
+    assert len(fast.evaluated) == len(slow.evaluated) == 2 * 4
+    assert fast.last("train_accuracy") > slow.last("train_accuracy") + 0.2
+    assert [run.text for run in _judged(results(made))] == [fast.text]
+    assert sum("accuracies" in claim.claim for claim in made.claims) == 2
+
+
+def test_both_kernels_are_run(done: Callable[[str], Reproduction]) -> None:
+    made = done("gram-fig6")
+    assert [claim.claim.split(":")[0] for claim in made.claims] == ["digits, 3×3 kernels", "digits, 2×2 kernels"]
+    shapes = [
+        RunDirectory(made.path / f"sgd-kernel{size}-digits").load_checkpoint().model["conv2.weight"].shape[-1]
+        for size in (3, 2)
+    ]
+    assert shapes == [3, 2]
+
+
 def test_random_labels_lower_linearity_and_can_reach_the_test_set(done: Callable[[str], Reproduction]) -> None:
     from gramscope.experiments.gram_labels import Settings, parts
 
@@ -137,14 +159,17 @@ def test_the_vae_learns_and_its_interpolation_is_bounded(done: Callable[[str], R
 def test_grokking_runs_are_told_apart_by_their_decay(done: Callable[[str], Reproduction]) -> None:
     from gramscope.experiments.gram_grokking import _runs
 
-    made = done("gram-fig13")
-    experiment = made.entry.load()
-    settings = type(experiment.quick)(**{**vars(experiment.quick), **SMALL["gram-fig13"]})
-    runs = _runs(Results("gram-fig13", settings, made.options, RunDirectory(made.path)))
+    runs = _runs(results(done("gram-fig13")))
     assert [run.decay for run in runs] == [0.0, 1.0]
     assert len(runs[0].evaluated) == len(runs[1].evaluated) == 3
     assert runs[0].evaluated != runs[1].evaluated
     assert len(runs[0].gap()[0]) == 3
+
+
+def test_single_jumps_do_not_count_as_a_change_of_the_gap() -> None:
+    from gramscope.experiments.gram_grokking import _smoothed
+
+    assert _smoothed([0.0, 0.0, 9.0, 0.0, 0.0, 0.0, 1.0, 1.0]) == [0.0] * 6 + [0.5, 1.0]
 
 
 def test_diagonals_are_those_of_the_trained_net(done: Callable[[str], Reproduction]) -> None:

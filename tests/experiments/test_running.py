@@ -187,6 +187,13 @@ def test_settings_take_whole_numbers_for_floats_and_one_value_for_several(made: 
     assert RunDirectory.open(tmp_path / "x").config["settings"] == {"seeds": [1], "steps": 3, "rate": 1.0}
 
 
+def test_several_values_may_be_written_with_commas(made: Made, tmp_path: Path) -> None:
+    run(tmp_path / "x", values={"seeds": "3, 1"})
+    assert RunDirectory.open(tmp_path / "x").config["settings"]["seeds"] == [3, 1]
+    with pytest.raises(InputError, match="must be of the kind of 0"):
+        run(tmp_path / "y", values={"seeds": "3,x"})
+
+
 def test_an_open_claim_needs_a_reason() -> None:
     with pytest.raises(InputError, match="undecided without a reason"):
         Claim("x", "1", "2", None)

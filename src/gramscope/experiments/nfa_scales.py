@@ -87,9 +87,8 @@ class _Descent:
         device = resolve_device(self.options.device)
         alpha = SPECTRA[self.spectrum][0]
         task = chain_monomials(s.seeds, n=s.n, n_test=1000, d=s.d, rank=s.rank, alpha=alpha, device=device)
-        weights = start = initial_weights(
-            s.d, s.width, len(LAYERS), s.scales, s.seeds, device, scaled=VARIED[self.varied][0]
-        )
+        weights = initial_weights(s.d, s.width, len(LAYERS), s.scales, s.seeds, device, scaled=VARIED[self.varied][0])
+        start = [w.clone() for w in weights]
         first = run_nets(start, task.x)
         for step in recorder.track(range(s.steps + 1), s.steps + 1):
             passed = run_nets(weights, task.x)
