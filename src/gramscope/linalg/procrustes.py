@@ -34,7 +34,7 @@ def nearest_with_gram(
         target, source: ``[…, k, d]`` of one shape, dtype and device.
         method: see :func:`~gramscope.linalg.polar.polar`.
         replay: a :class:`~gramscope.linalg.replay.Replay` of :func:`by_one_pass`, for callers that come again with the same
-            shapes: ``"auto"`` tries it first on CUDA.
+            shapes: ``"auto"`` tries it first on CUDA for matrices twice as wide as high, which are rarely ill-conditioned.
 
     Returns:
         ``[…, k, d]`` in the dtype of ``source``.
@@ -43,7 +43,7 @@ def nearest_with_gram(
     if source.numel() == 0:
         return source.clone()
     T, W = target.reshape(-1, k, d), source.reshape(-1, k, d)
-    if replay is not None and method == "auto" and k <= d and source.device.type == "cuda":
+    if replay is not None and method == "auto" and 2 * k <= d and source.device.type == "cuda":
         found = replay({"target": T, "source": W})
         if bool((found["residual"] < _CONVERGED).all()):
             return found["nearest"].reshape(source.shape)
