@@ -6,10 +6,11 @@ python studies/gallery.py runs/nfa-fig1-paper runs/nfa-fig2-paper
 from __future__ import annotations
 
 import re
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
+
+from PIL import Image
 
 from gramscope.experiments.catalogue import catalogue, find
 from gramscope.experiments.core import settings_table
@@ -70,6 +71,12 @@ def flag(key: str, value: Any) -> str:
     return f"--data {','.join(value)}" if key == "data" else f"--set {key}={str(value).replace(' ', '')}"
 
 
+def save_small(source: Path, target: Path) -> None:
+    """A copy of a PNG with at most 256 colours."""
+    with Image.open(source) as image:
+        image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(target, optimize=True)
+
+
 def main() -> None:
     """Replace or add the sections of the runs named on the command line, in the order of the catalogue."""
     page = DOCS / "gallery.md"
@@ -79,7 +86,7 @@ def main() -> None:
         run = RunDirectory.open(path)
         name = run.config["experiment"]
         sections[name] = section(run) + "\n"
-        shutil.copyfile(run.figure_path(f"{name}.png"), DOCS / "gallery" / f"{name}.png")
+        save_small(run.figure_path(f"{name}.png"), DOCS / "gallery" / f"{name}.png")
     known = [entry.name for entry in catalogue() if entry.name in sections]
     page.write_text("\n".join([HEAD, *(sections[name].rstrip() + "\n" for name in known)]), encoding="utf-8")
 
