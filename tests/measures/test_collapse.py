@@ -132,3 +132,32 @@ def test_collapse_does_not_depend_on_the_scale(scale: float) -> None:
     plain, scaled = gs.neural_collapse(H, labels, W), gs.neural_collapse(scale * H, labels, scale * W)
     for name in ("nc1", "nc2_equinorm", "nc2_equiangular", "nc2_simplex", "nc3", "nc4", "normalized_surrogate"):
         assert getattr(scaled, name) == pytest.approx(getattr(plain, name), rel=1e-8)
+
+
+def test_readouts_in_every_form() -> None:
+    H, labels = data(30, 5, 3)
+    layer = torch.nn.Linear(5, 3, dtype=torch.float64)
+    W, b = layer.weight.detach().clone(), layer.bias.detach().clone()
+    expected = gs.neural_collapse(H, labels, (W, b))
+    for readout in ([W, b], [W.numpy(), b.numpy()], layer, torch.nn.utils.parametrizations.weight_norm(layer)):
+        found = gs.neural_collapse(H, labels, readout)
+        assert found.nc3 == pytest.approx(expected.nc3, rel=1e-9)
+        assert found.nc4 == expected.nc4
+    assert gs.neural_collapse(H, labels, W.tolist()).nc3 == pytest.approx(expected.nc3, rel=1e-9)
+    with pytest.raises(InputError, match="readout is a Sequential, which has no weight; give its last linear layer"):
+        gs.neural_collapse(H, labels, torch.nn.Sequential(layer))
+    with pytest.raises(InputError, match="the bias has 2 entries but the readout has 3 rows"):
+        gs.neural_collapse(H, labels, (W, b[:2]))
+    with pytest.raises(InputError, match="readout has 3 parts"):
+        gs.neural_collapse(H, labels, (W, b, b))
+
+
+def test_undefined_parts_are_announced() -> None:
+    H = torch.tensor([[-1.0, 0.0], [-1.0, 0.5], [0.1, 0.0], [-0.1, 0.5], [1.0, 0.5], [1.0, 0.0]])
+    labels = torch.tensor([2, 2, 4, 4, 7, 7])
+    with pytest.warns(ResultWarning, match=r"means of classes \[4\] coincide with the mean of all samples"):
+        result = gs.neural_collapse(H, labels)
+    assert result.nc2_equiangular != result.nc2_equiangular
+    assert result.nc1 == result.nc1
+    with pytest.warns(ResultWarning, match="the readout is zero"):
+        assert gs.neural_collapse(H[[0, 1, 4, 5]], labels[[0, 1, 4, 5]], torch.zeros(8, 2)).nc3 != 0

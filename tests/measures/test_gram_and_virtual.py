@@ -228,3 +228,16 @@ def test_bad_input_is_named() -> None:
         virtual_against_actual(torch.ones(2, 1), torch.ones(3, 2), torch.ones(3, 2), 0.1, "relu")
     with pytest.raises(InputError, match="gamma must be positive"):
         virtual_against_actual(torch.ones(2, 1), torch.ones(2, 2), torch.ones(2, 2), 0.0, "relu")
+
+
+def test_convolution_weights_are_taken_in_patch_space() -> None:
+    from gramscope.measures.spectrum import weight_spectrum
+
+    conv = torch.nn.Conv2d(2, 5, 3, dtype=torch.float64)
+    W = conv.weight.detach().flatten(1)
+    torch.testing.assert_close(gs.weight_gram(conv.weight), W.T @ W)
+    torch.testing.assert_close(weight_spectrum(conv.weight).values, torch.linalg.svdvals(W))
+    assert gs.weight_gram(torch.nn.Conv3d(2, 3, 2).weight).shape == (16, 16)
+    with gs.capture(conv) as tape:
+        conv(torch.ones(1, 2, 4, 4, dtype=torch.float64)).sum().backward()
+    torch.testing.assert_close(gs.weight_gram(tape["(model)"].weight), W.T @ W)

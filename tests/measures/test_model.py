@@ -293,3 +293,46 @@ def test_half_precision_models(dtype: torch.dtype) -> None:
     found = gs.measure(model.to(dtype), (x.to(dtype), y), nn.CrossEntropyLoss(), measures=names, ridge=0.1)
     for layer in expected:
         assert found[layer] == pytest.approx(expected[layer], rel=0.1)
+
+
+def test_nc4_reads_the_data_again() -> None:
+    model, _, _ = BY_NAME["mlp"].make()
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(40, 5, generator=generator, dtype=torch.float64)
+    y = torch.randint(3, (40,), generator=generator)
+    batches = list(zip(x.split(15), y.split(15), strict=True))
+    table = gs.measure(model, batches, measures=["nc3", "nc4"])
+    with gs.capture(model, gradients=False) as tape:
+        model(x)
+    expected = gs.neural_collapse(tape["4"].h[:, 0], y, model[4])
+    assert table["4"]["nc4"] == expected.nc4
+    assert table["4"]["nc3"] == pytest.approx(expected.nc3)
+    assert 0.2 < expected.nc4 < 0.9  # a number that says something
+    assert "only the readout" in table.notes["0.nc4"]
+    once = gs.measure(model, iter(batches), measures="nc4")
+    assert once["4"]["nc4"] is None
+    assert "yielded no batch" in once.notes["4.nc4"]
+    tokens, x, y = BY_NAME["tokens"].make()
+    assert "has 4 sites" in gs.measure(tokens, (x, y), measures="nc4").notes["2.nc4"]
+
+
+def test_weights_that_are_shared_have_no_gradient_of_their_own() -> None:
+    model, x, y = BY_NAME["tied"].make()
+    table = gs.measure(model, (x, y), nn.CrossEntropyLoss(), measures="fle_residual")
+    assert table["head"]["fle_residual"] == pytest.approx(0.0, abs=1e-12)
+    for name in ("a", "b"):
+        assert table[name]["fle_residual"] is None
+        assert "shared with another module" in table.notes[f"{name}.fle_residual"]
+
+
+def test_nothing_is_undefined_without_a_note() -> None:
+    model, x, y = BY_NAME["mlp"].make()
+    one = gs.measure(model, (x[:1], y[:1]), measures=["feature_rank", "nfa"])
+    assert one["0"]["feature_rank"] is None
+    assert "one row of features" in one.notes["0.feature_rank"]
+    with torch.no_grad():
+        model[2].weight.zero_()
+    dead = gs.measure(model, (x, y), measures=["nfa", "effective_rank"])
+    assert dead["2"]["nfa"] != dead["2"]["nfa"]
+    for key in ("2.nfa", "2.effective_rank"):
+        assert "undefined: a side of the quotient is zero" in dead.notes[key]

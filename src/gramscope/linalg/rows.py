@@ -59,6 +59,12 @@ def as_matrices(x: Array, name: str) -> Tensor:
     return tensor
 
 
+def as_weight(W: Array) -> Tensor:
+    """A weight ``[k, d]`` or ``[groups, k, d]``; a convolution's of four or five axes in patch space ``[out, in · kernel]``."""
+    tensor = as_matrices(W, "W")
+    return tensor.flatten(1) if tensor.dim() > 3 else tensor
+
+
 def to_double(x: Tensor) -> Tensor:
     """``x`` in float64, on the CPU if its device has none (Apple's MPS)."""
     return x.to("cpu" if x.device.type == "mps" else x.device, torch.float64)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from gramscope.errors import InputError, ResultWarning
+from gramscope.layers.calling import is_array
+from gramscope.layers.select import effective_weight
 from gramscope.linalg.moments import ClassMoments, class_moments
 from gramscope.linalg.psd import EPS, frobenius, svd
 from gramscope.linalg.rows import (
@@ -26,7 +29,7 @@ from gramscope.measures.linearity import surrogate_from_moments
 from gramscope.measures.targets import label_rows
 
 #: weight [C, d], a pair of weight and bias, or a module with ``weight`` and ``bias``
-Readout: TypeAlias = Array | tuple[Array, Array | None] | nn.Module
+Readout: TypeAlias = Array | Sequence[Array | None] | nn.Module
 
 
 @dataclass(frozen=True)
@@ -61,12 +64,14 @@ def neural_collapse(H: Array, labels: Array, readout: Readout | None = None) -> 
 
     ``Σ_W`` averages over samples, ``Σ_B`` over classes, both around the mean μ of all samples, as in the original (which
     has balanced classes). A class with one sample adds no scatter within classes. With coinciding class means the
-    results are NaN, with a warning.
+    results are NaN, with a warning; so are the angles of NC2 where one class mean is the mean of all samples, and NC3
+    with a readout of zeros.
 
     Args:
         H: features ``[n, d]``.
         labels: integers ``[n]``; with a readout its row numbers.
-        readout: weight ``[C, d]``, a pair of weight and bias, or a module with both; needed for NC3 and NC4.
+        readout: weight ``[C, d]``, a pair of weight and bias, or a module with both (its weight may be parametrised);
+            needed for NC3 and NC4.
 
     >>> H = torch.tensor([[1.0, 0.0], [1.0, 0.0], [-1.0, 0.0], [-1.0, 0.0]])
     >>> result = neural_collapse(H, torch.tensor([0, 0, 1, 1]), readout=torch.tensor([[1.0, 0.0], [-1.0, 0.0]]))
@@ -117,6 +122,8 @@ def neural_collapse_from_moments(
         missing["nc3"] = "needs a readout"
     else:
         weight = _weight_and_bias(readout, names[present], means.shape[1])[0][names[present]]
+        if not bool(weight.any()):
+            warnings.warn("the readout is zero: NC3 is undefined (NaN)", ResultWarning, stacklevel=2)
         nc3 = float((weight / frobenius(weight) - means / frobenius(means)).square().sum())
     _, s, Vt = svd(means)
     scale = math.hypot(float(s[0]), math.sqrt(count) * float(kept.mean.square().sum().sqrt()))
@@ -130,6 +137,15 @@ def neural_collapse_from_moments(
     within = ((Vt @ m.within) * Vt).sum(1) / m.counts.sum()
     nc1 = float((within / s.square()).sum())  # Σ_B⁺ = C V S⁻² Vᵀ, and C cancels
     norms = means.square().sum(1).sqrt()
+    central = (norms <= max(means.shape) * EPS * scale).nonzero().flatten().tolist()
+    if central:
+        warnings.warn(
+            f"the means of classes {[int(names[present][i]) for i in central]} coincide with the mean of all samples: the "
+            "angles of NC2 are undefined (NaN)",
+            ResultWarning,
+            stacklevel=2,
+        )
+        norms[central] = 0.0
     cosines = (means @ means.mT) / torch.outer(norms, norms)
     off = cosines[~torch.eye(count, dtype=torch.bool, device=cosines.device)]
     return NeuralCollapse(
@@ -156,11 +172,21 @@ def _nearest_mean_agreement(H: Rows, m: ClassMoments, labels: Tensor, weight: Te
     return agree / H.n
 
 
+def _parts(readout: Any) -> tuple[Any, Any]:
+    if isinstance(readout, nn.Module):
+        if not isinstance(getattr(readout, "weight", None), Tensor):
+            raise InputError(f"readout is a {type(readout).__name__}, which has no weight; give its last linear layer")
+        return effective_weight(readout, "weight"), getattr(readout, "bias", None)
+    if isinstance(readout, tuple) or (isinstance(readout, list) and is_array(readout[0])):
+        if len(readout) != 2:
+            raise InputError(f"readout has {len(readout)} parts; give the weight [classes, features] and the bias")
+        return readout[0], readout[1]
+    return readout, None
+
+
 def _weight_and_bias(readout: Readout, labels: Tensor, d: int) -> tuple[Tensor, Tensor]:
     """The readout in float64, checked to have a row for every label."""
-    weight, bias = readout if isinstance(readout, tuple) else (readout, None)
-    if isinstance(weight, nn.Module):
-        weight, bias = weight.get_parameter("weight"), getattr(weight, "bias", None)
+    weight, bias = _parts(readout)
     matrix = as_float_tensor(weight, "readout", dim=2)
     check_same_device(readout=matrix, labels=labels)
     if matrix.shape[1] != d:
@@ -170,5 +196,9 @@ def _weight_and_bias(readout: Readout, labels: Tensor, d: int) -> tuple[Tensor, 
             f"labels run from {int(labels.min())} to {int(labels.max())} but the readout has rows 0 to "
             f"{matrix.shape[0] - 1}"
         )
-    constant = matrix.new_zeros(matrix.shape[0]) if bias is None else as_float_tensor(bias, "bias", dim=1)
+    constant = (
+        matrix.new_zeros(matrix.shape[0]) if bias is None else as_float_tensor(bias, "bias of the readout", dim=1)
+    )
+    if constant.shape[0] != matrix.shape[0]:
+        raise InputError(f"the bias has {constant.shape[0]} entries but the readout has {matrix.shape[0]} rows")
     return to_double(matrix), to_double(constant)

@@ -42,6 +42,7 @@ class Context:
     reference_weights: dict[str, Tensor] = field(default_factory=dict)
     held_out: Statistics | None = None
     corruption_seed: int = 0
+    nearest_mean: Callable[[LayerStatistics], float] | None = None
 
     @cached_property
     def last(self) -> str:
@@ -117,7 +118,9 @@ def _vcs_gram_cosine(context: Context, layer: LayerStatistics) -> float:
 
 def _fle(context: Context, layer: LayerStatistics) -> float:
     if layer.autograd is None:
-        raise Missing("its weight is not a trainable parameter of its own")
+        raise Missing(
+            "its weight is no trainable parameter of its own: computed, frozen, or shared with another module"
+        )
     W = _weight(layer)
     return float(fle_residual(W, layer.autograd.double(), W.mT @ layer.gradient.double()))
 
@@ -217,6 +220,8 @@ def _feature_rank(context: Context, layer: LayerStatistics) -> float:
     joint = _features(layer).joint
     if joint.C_hh is None:
         raise Missing(f"HᵀH was not collected: d = {joint.mean_h.shape[-1]} is large; ask with gram=True")
+    if joint.n < 2:
+        raise Missing("one row of features, which is zero when centred")
     return feature_spectrum_from_moments(joint).effective_rank
 
 
@@ -228,8 +233,12 @@ def _collapse(what: str) -> Callable[[Context, LayerStatistics], float]:
         if classes.within is None:
             raise Missing("the scatter within classes was not collected; ask with gram=True")
         readout = layer.weight if what == "nc3" else None
-        if what == "nc3" and (layer.name != context.last or layer.weight.shape[-2] < classes.counts.shape[0]):
+        if what in ("nc3", "nc4") and (layer.name != context.last or layer.weight.shape[-2] < classes.counts.shape[0]):
             raise Missing("only the readout's own inputs have a readout")
+        if what == "nc4":
+            if context.nearest_mean is None:
+                raise Missing("NC4 needs the samples a second time")
+            return context.nearest_mean(layer)
         return float(getattr(neural_collapse_from_moments(classes, readout), what))
 
     return compute
@@ -291,6 +300,7 @@ MEASURES: dict[str, Measure] = {
     "nc2_equinorm": _measure(_collapse("nc2_equinorm"), "features labels gram", "std ‖μ_c − μ‖ / mean"),
     "nc2_equiangular": _measure(_collapse("nc2_equiangular"), "features labels gram", "std of cosines between class means"),
     "nc3": _measure(_collapse("nc3"), "features labels gram", "‖W/‖W‖ − M/‖M‖‖² of readout and class means"),
+    "nc4": _measure(_collapse("nc4"), "features labels gram", "share of samples where readout and nearest class mean agree"),
     "surrogate_change": _measure(_surrogate_change, "loss features targets residuals", "S⁺ − S of a GD step, exact"),
     "surrogate_change_predicted": _measure(
         _surrogate_change_predicted, "loss features targets residuals", "2γ ⟨Yᵀf, YᵀH HᵀE⟩ (003 Theorem 3)"

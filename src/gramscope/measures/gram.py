@@ -11,23 +11,25 @@ from torch import Tensor
 
 from gramscope.errors import InputError
 from gramscope.linalg.psd import frobenius
-from gramscope.linalg.rows import Array, as_matrices, check_same_device, result_dtype, to_double
+from gramscope.linalg.rows import Array, as_matrices, as_weight, check_same_device, result_dtype, to_double
 
 
 def weight_gram(W: Array) -> Tensor:
     """The weight Gram ``WᵀW``, called the neural feature matrix in the NFA papers.
 
     Args:
-        W: weight ``[..., k, d]``.
+        W: weight ``[k, d]`` or a stack of them ``[groups, k, d]``. The weight of a 2- or 3-dimensional convolution
+            (four or five axes) is taken in patch space, ``[out, in/groups · kernel]``; for ``nn.Conv1d`` pass
+            ``W.flatten(1)``, since three axes are a stack.
 
     Returns:
-        ``[..., d, d]``.
+        ``[d, d]`` (``[groups, d, d]``).
 
     >>> weight_gram(torch.tensor([[1.0, 2.0]]))
     tensor([[1., 2.],
             [2., 4.]])
     """
-    (weight,), dtype = matrices(W=W)
+    (weight,), dtype = matrices(W=as_weight(W))
     return (weight.mT @ weight).to(dtype)
 
 

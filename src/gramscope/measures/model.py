@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from gramscope.layers.checks import check_reference
 from gramscope.layers.losses import Loss
 from gramscope.layers.select import LayerSelector, select_layers
 from gramscope.measures.columns import DEFAULT, MEASURES, OF_FEATURES, Context, Missing
+from gramscope.measures.nearest_mean import nearest_mean_agreement
 from gramscope.measures.table import Table
 from gramscope.statistics.collect import collect
 from gramscope.statistics.layer import LayerStatistics
@@ -42,7 +45,7 @@ def measure(
         loader: a DataLoader, an iterable of batches, a data set, or tensors or NumPy arrays ``(x, y)``.
         loss: criterion or function of ``(output, target)``; without one, measures of gradients are left out.
         measures: names from ``gramscope.measures.columns.MEASURES``; ``None`` for the usual ones that the given data
-            allow, ``"all"`` for all of those.
+            allow, ``"all"`` for all of those. ``"nc4"`` reads the data a second time.
         layers: names, globs or types of linear-like layers; ``None`` for all.
         reference: the network at initialisation, for centred alignments and the change of weights.
         held_out: further data for target linearity on samples that were not fitted.
@@ -96,7 +99,10 @@ def measure(
     if reference is not None:
         check_reference(model, reference)
         weights = {layer.name: layer.weight().double() for layer in select_layers(reference, layers)}
-    return table_of(statistics, names, Context(statistics, gamma, ridge, intercept, center, weights, others))
+    again = {name: collecting[name] for name in ("unpack", "eval_mode", "batch_dim") if name in collecting}
+    nearest_mean = partial(nearest_mean_agreement, model=model, loader=loader, **again)
+    context = Context(statistics, gamma, ridge, intercept, center, weights, others, nearest_mean=nearest_mean)
+    return table_of(statistics, names, context)
 
 
 def table_of(statistics: Statistics, names: Iterable[str], context: Context) -> Table:
@@ -128,6 +134,8 @@ def _evaluate(name: str, context: Context, layer: LayerStatistics, notes: dict[s
         except (Missing, InputError, NumericalError) as reason:
             notes[f"{layer.name}.{name}"] = str(reason)
             return None
+    if math.isnan(value) and not caught:
+        notes[f"{layer.name}.{name}"] = "undefined: a side of the quotient is zero, the features are constant, or both"
     for warning in caught:
         if issubclass(warning.category, GramscopeWarning):
             notes[f"{layer.name}.{name}"] = str(warning.message)

@@ -11,7 +11,7 @@ from torch import Tensor
 from gramscope.linalg.moments import Moments
 from gramscope.linalg.psd import EPS, eigh, svd
 from gramscope.linalg.ridge import triangular_factor
-from gramscope.linalg.rows import Array, MappedRows, Rows, as_matrices, to_double
+from gramscope.linalg.rows import Array, MappedRows, Rows, as_weight, to_double
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,15 @@ class Spectrum:
 
 
 def weight_spectrum(W: Array) -> Spectrum:
-    """The spectrum of a weight ``[..., k, d]``; a stack counts as the diagonal blocks of one matrix.
+    """The spectrum of a weight ``[k, d]``; a stack ``[groups, k, d]`` counts as the diagonal blocks of one matrix.
+
+    Weights of 2- and 3-dimensional convolutions are taken in patch space, ``[out, in · kernel]``.
 
     >>> spectrum = weight_spectrum(torch.diag(torch.tensor([2.0, 2.0, 0.0])))
     >>> spectrum.rank, round(spectrum.effective_rank, 9), spectrum.stable_rank, spectrum.participation_ratio
     (2, 2.0, 2.0, 2.0)
     """
-    weight = to_double(as_matrices(W, "W"))
+    weight = to_double(as_weight(W))
     tall = weight if weight.shape[-2] >= weight.shape[-1] else weight.mT
     # The triangular factor has the same singular values and is small where one side is.
     R = torch.linalg.qr(tall, mode="r").R if tall.shape[-2] > 2 * tall.shape[-1] else tall
