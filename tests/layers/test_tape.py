@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -206,7 +208,7 @@ def test_frozen_layers_still_get_deltas(frozen: str) -> None:
 
 
 def test_autocast_to_bfloat16(generator) -> None:
-    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
     x = torch.randn(5, 4, generator=generator)
     y = torch.arange(5) % 3
     exact = captured(model, x, y)
@@ -502,7 +504,7 @@ def test_encoder_decoder_transformer(generator) -> None:
 
 
 def test_half_precision_weights(generator) -> None:
-    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
     x, y = torch.randn(20, 6, generator=generator), torch.arange(20) % 3
     exact = gs.collect(model, (x, y), nn.CrossEntropyLoss(), jacobians=True)
     half = gs.collect(copy.deepcopy(model).bfloat16(), (x.bfloat16(), y), nn.CrossEntropyLoss(), jacobians=True)
@@ -577,3 +579,36 @@ def test_an_empty_capture_is_announced() -> None:
 
     with pytest.warns(ResultWarning, match="nothing was captured"), gs.capture(nn.Linear(2, 2)):
         pass
+
+
+@pytest.mark.parametrize("use", ["capture", "capture that fails", "collect", "measure", "monitor"])
+def test_models_are_not_kept_alive(use: str) -> None:
+    model = nn.Sequential(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), nn.Flatten(), nn.Linear(8, 2))
+    alive = [weakref.ref(module) for module in model.modules()]
+    x, y = torch.ones(4, 2, 4), torch.arange(4) % 2
+    if use == "capture":
+        with gs.capture(model):
+            model(x).sum().backward()
+    elif use == "capture that fails":
+        with pytest.raises(RuntimeError, match="shape"), gs.capture(model):
+            model(torch.ones(4, 3, 4))
+    elif use == "collect":
+        gs.collect(model, (x, y), nn.CrossEntropyLoss(), jacobians=True)
+    elif use == "measure":
+        gs.measure(model, (x, y), nn.CrossEntropyLoss(), reference=copy.deepcopy(model))
+    else:
+        monitor = gs.Monitor(model, (x, y), nn.CrossEntropyLoss(), measures="nfa_double", every=1)
+        monitor.step()
+        del monitor
+    del model
+    gc.collect()
+    assert not [ref() for ref in alive if ref() is not None]
+
+
+def test_only_the_last_output_of_a_module_is_kept() -> None:
+    layer = nn.Linear(2, 2)
+    with gs.capture(layer, outputs="(model)") as tape:
+        layer(torch.zeros(1, 2))
+        last = layer(torch.ones(3, 2))
+    assert torch.equal(tape.outputs["(model)"], last)
+    assert tape.output_counts == {"(model)": 2}

@@ -103,6 +103,14 @@ def unwrap(model: nn.Module) -> nn.Module:
             return model
 
 
+def is_compiled(model: nn.Module) -> bool:
+    """Whether the model or a part of it runs through ``torch.compile``."""
+    return any(
+        isinstance(getattr(m, "_orig_mod", None), nn.Module) or getattr(m, "_compiled_call_impl", None) is not None
+        for m in model.modules()
+    )
+
+
 def public_name(name: str) -> str:
     """A module path without the parts that compiled sub-modules add."""
     return ".".join(part for part in name.split(".") if part != "_orig_mod")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeAlias
@@ -16,7 +17,7 @@ from gramscope.layers.checks import batch_dependence, is_linear_map
 from gramscope.layers.hooks import Observer, first_tensor
 from gramscope.layers.losses import check_reduction
 from gramscope.layers.record import Application, LayerRecord
-from gramscope.layers.select import Layer, LayerSelector, Selection, select_layers, select_modules, unwrap
+from gramscope.layers.select import Layer, LayerSelector, Selection, is_compiled, select_layers, select_modules, unwrap
 
 #: how the loss was reduced over the batch: ``"sum"``, ``"none"`` (already per sample), ``"mean"``, or the factor itself
 Reduction: TypeAlias = str | float
@@ -206,10 +207,15 @@ class Tape:
 
     def _watch(self, a: Application, z: Tensor) -> None:
         a.edge, a.z_bytes = get_gradient_edge(z), z.numel() * z.element_size()
+        # The edge holds the node, and the node its hook: strong references here would close a cycle that Python's
+        # garbage collector cannot see, and the application would live for ever.
+        tape_alive, application_alive = weakref.ref(self), weakref.ref(a)
 
         def receive(gradient: Tensor) -> None:
-            if self._accepting:
-                a.dz = gradient.detach() if a.dz is None else a.dz + gradient.detach()
+            tape, application = tape_alive(), application_alive()
+            if tape is not None and application is not None and tape._accepting:
+                known = application.dz
+                application.dz = gradient.detach() if known is None else known + gradient.detach()
 
         z.register_hook(receive)  # type: ignore[no-untyped-call]
 
@@ -260,13 +266,6 @@ def _own_node(z: Tensor) -> Tensor | None:
 
 def _in_backward() -> bool:
     return int(torch._C._current_graph_task_id()) != -1
-
-
-def _compiled(model: nn.Module) -> bool:
-    return any(
-        isinstance(getattr(m, "_orig_mod", None), nn.Module) or getattr(m, "_compiled_call_impl", None) is not None
-        for m in model.modules()
-    )
 
 
 @contextmanager
@@ -328,7 +327,7 @@ def capture(
         fast = torch.backends.mha.get_fastpath_enabled()
         stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
         torch.backends.mha.set_fastpath_enabled(False)
-        if _compiled(model):
+        if is_compiled(model):
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.callback(root.register_forward_pre_hook(tape._called, with_kwargs=True).remove)
         for name, module in wanted.items():
