@@ -35,9 +35,6 @@ def section(run: RunDirectory) -> str:
     command += f" --select {config['select']}" if config["select"] != "validation" else ""
     command += "".join(f" {flag(key, value)}" for key, value in changed.items())
     facts = run.environment
-    spent: dict[str, float] = {}
-    for record in run.records():
-        spent[record["run"]] = max(spent.get(record["run"], 0.0), record.get("seconds") or 0.0)
     seeds = ", ".join(map(str, config["settings"].get("seeds", [])))
     rows = [
         "| " + " | ".join([r["claim"], r["published"], r["measured"], HOLDS[r["holds"]], r["reason"]]) + " |"
@@ -51,7 +48,7 @@ def section(run: RunDirectory) -> str:
             "",
             f"    {command}",
             "",
-            f"Seeds {seeds}; {sum(spent.values()):.0f} s of computing on {facts['device']}, {facts['threads']} thread(s), "
+            f"Seeds {seeds}; {seconds(run):.0f} s of computing on {facts['device']}, {facts['threads']} thread(s), "
             f"torch {facts['torch']}.",
             "",
             f"![{entry.name}](gallery/{entry.name}.png)",
@@ -62,6 +59,17 @@ def section(run: RunDirectory) -> str:
             "",
         ]
     )
+
+
+def seconds(run: RunDirectory) -> float:
+    """Time spent in all parts; runs of one vectorised step share theirs."""
+    spent: dict[str, float] = {}
+    for record in run.records():
+        part = record["run"].split("/")[0]
+        together = RunDirectory(run.path / part).environment.get("execution") == "vectorised"
+        name = part if together else record["run"]
+        spent[name] = max(spent.get(name, 0.0), record.get("seconds") or 0.0)
+    return sum(spent.values())
 
 
 def flag(key: str, value: Any) -> str:
