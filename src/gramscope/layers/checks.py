@@ -20,6 +20,14 @@ def batch_dependence(model: nn.Module) -> str | None:
     return None
 
 
+def shares_parameter(layer: Layer, model: nn.Module) -> bool:
+    """Whether another module of the model uses the layer's weight too, so that its gradient is not the layer's own."""
+    parameter = layer.parameter
+    if parameter is None:
+        return False
+    return sum(any(p is parameter for p in module._parameters.values()) for module in model.modules()) > 1
+
+
 def check_reference(model: nn.Module, reference: nn.Module) -> None:
     """Raise if the reference network shares a trainable weight with the model: it would change along with it."""
     places = {

@@ -117,7 +117,7 @@ def _vcs_gram_cosine(context: Context, layer: LayerStatistics) -> float:
 
 
 def _fle(context: Context, layer: LayerStatistics) -> float:
-    if layer.autograd is None:
+    if layer.autograd is None or layer.shared:
         raise Missing(
             "its weight is no trainable parameter of its own: computed, frozen, or shared with another module"
         )

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import LayerError, NumericalError
+from gramscope.layers.checks import shares_parameter
 from gramscope.layers.jacobians import jacobian_chunks
 from gramscope.layers.record import LayerRecord
 from gramscope.layers.tape import Tape
@@ -41,6 +42,7 @@ class Accumulator:
         self._outputs: dict[str, FeatureAccumulator] = {}
         self._final: dict[str, FeatureAccumulator] = {}
         self._weights: dict[str, Tensor] = {}
+        self._shared: set[str] = set()
         self._network: NetworkStatistics | None = None
         self._n = 0
         self._notes: dict[str, str] = {}
@@ -52,6 +54,8 @@ class Accumulator:
         for record in tape:
             if record.name not in self._weights:
                 self._weights[record.name] = record.layer.weight().clone()
+                if self._options.autograd and shares_parameter(record.layer, tape.model):
+                    self._shared.add(record.name)
             if self._options.gradients and all(a.dz is not None for a in record.applications):
                 self._add_gradient(record, step.n)
                 if record.name in step.autograd:
@@ -191,6 +195,7 @@ class Accumulator:
                 self._sums.get((name, "JtJ")),
                 self._sums.get((name, "JtJ_centered")),
                 features.get(name),
+                name in self._shared,
             )
             for name, weight in self._weights.items()
         }

@@ -63,6 +63,7 @@ class LayerStatistics:
         JtJ: ``Σ_i J_iᵀJ_i [k, k]``; the tangent kernel is ``K = JtJ / n``.
         JtJ_centered: the same of ``J_i − J_i⁰`` against a reference network.
         features: moments of the layer's inputs and the targets.
+        shared: whether another module uses the same parameter, so that ``autograd`` holds its part of the gradient too.
     """
 
     name: str
@@ -74,6 +75,7 @@ class LayerStatistics:
     JtJ: Tensor | None = None
     JtJ_centered: Tensor | None = None
     features: FeatureStatistics | None = None
+    shared: bool = False
 
     @property
     def K(self) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -98,10 +97,7 @@ def backward(step: Step, tape: Tape, loss: Loss, reduction: str | float | None, 
 def _extra_gradients(
     step: Step, tape: Tape, total: Tensor, options: Options
 ) -> tuple[Tensor | None, dict[str, Tensor]]:
-    """``E = −∂L/∂f`` and the parameters' own gradients, as far as they were asked for.
-
-    The gradient of a parameter that several modules share is that of all of them, so no layer's own.
-    """
+    """``E = −∂L/∂f`` and the parameters' own gradients, as far as they were asked for."""
     residual = None
     if options.residuals and total.requires_grad:
         (gradient,) = torch.autograd.grad(total, step.output, retain_graph=True, allow_unused=True)
@@ -109,8 +105,7 @@ def _extra_gradients(
     autograd: dict[str, Tensor] = {}
     if options.autograd:
         leaves = {r.name: r.layer.parameter for r in tape}
-        uses = Counter(id(p) for module in tape.model.modules() for p in module._parameters.values() if p is not None)
-        known = {name: p for name, p in leaves.items() if p is not None and p.requires_grad and uses[id(p)] == 1}
+        known = {name: p for name, p in leaves.items() if p is not None and p.requires_grad}
         found = torch.autograd.grad(total, list(known.values()), retain_graph=True, allow_unused=True)
         autograd = {name: g for name, g in zip(known, found, strict=True) if g is not None}
     return residual, autograd
