@@ -53,6 +53,45 @@ def test_has_the_gram_and_is_nearest(
         torch.testing.assert_close(X.double(), nearest, atol=1e-6 * float(W2.norm()), rtol=0)
 
 
+@given(
+    shape=st.sampled_from([(16, 40), (16, 16), (40, 16), (32, 33)]),
+    decades=st.floats(0, 4),
+    change=st.sampled_from([1e-5, 1e-3, 1e-2]),
+    inside=st.booleans(),
+    seed=st.integers(0, 10**6),
+)
+def test_two_clusters_of_singular_values(
+    shape: tuple[int, int], decades: float, change: float, inside: bool, seed: int
+) -> None:
+    """Few distinct singular values look solved to an iteration before the small ones are."""
+    k, d = shape
+    generator = torch.Generator().manual_seed(seed)
+    r = min(k, d)
+    U, V = (torch.linalg.qr(torch.randn(x, r, generator=generator, dtype=torch.float64))[0] for x in (k, d))
+    sizes = torch.ones(r, dtype=torch.float64)
+    sizes[r // 2 :] = 10**-decades
+    W1 = (U * sizes) @ V.mT
+    if inside:  # a rotation among the small ones alone
+        K = torch.randn(r - r // 2, r - r // 2, generator=generator, dtype=torch.float64)
+        small = U[:, r // 2 :]
+        W2 = W1 + small @ (torch.linalg.matrix_exp(change * (K - K.mT)) - torch.eye(r - r // 2)) @ small.mT @ W1
+    else:
+        W2 = W1 + change / d * torch.randn(k, d, generator=generator, dtype=torch.float64)
+    W1, W2 = W1.float(), W2.float()
+    X = nearest_with_gram(W1, W2)
+    assert gram_error(X, W2) < 2e-7
+    assert (X.double() - W1).norm() < (reference.nearest_with_gram(W1, W2) - W1).norm() + 2e-7 * W2.norm()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("scale", [1e-30, 1e-22, 1e-20, 1e-17, 1e17, 1e20, 1e30])
+def test_extreme_scales(shape: tuple[int, int], scale: float) -> None:
+    """Products that leave the range of float32, or lose digits at its end, are formed in float64."""
+    W1, W2 = (scale * W for W in pair(*shape, 1, 1e-3, 0))
+    X, nearest = nearest_with_gram(W1, W2), reference.nearest_with_gram(W1, W2)
+    torch.testing.assert_close(X.double(), nearest, atol=1e-6 * float(W2.double().norm()), rtol=0)
+
+
 @given(shape=st.sampled_from(SHAPES), change=st.sampled_from([1e-3, 0.1, 1.0]), seed=st.integers(0, 10**6))
 def test_no_rotation_of_the_proposal_is_nearer(shape: tuple[int, int], change: float, seed: int) -> None:
     W1, W2 = pair(*shape, 1, change, seed)

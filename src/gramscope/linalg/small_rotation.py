@@ -8,8 +8,9 @@ from torch import Tensor
 #: rotations beyond this (‖K‖_F) are left to the general method
 _LARGEST = 0.05
 _ITERATIONS = 4
-#: conjugate-gradient steps that cost about as much as an eigendecomposition
-_STEPS = 10
+#: conjugate-gradient steps that cost about as much as an eigendecomposition, and the least eigenvalue of S, relative to
+#: their mean, with which so few can be enough
+_STEPS, _LEAST = 10, 0.05
 
 
 def small_rotation(S: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
@@ -34,48 +35,48 @@ def small_rotation(S: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
     if not bool((S.sum() + R.sum()).isfinite()):
         return torch.zeros_like(S), torch.zeros(S.shape[0], dtype=torch.bool, device=S.device)
     finfo = torch.finfo(S.dtype)
-    scale = 1 / S.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(finfo.tiny).view(-1, 1, 1)
+    mean = S.diagonal(dim1=-2, dim2=-1).mean(-1)
+    representable = mean > finfo.tiny / finfo.eps  # below, products have lost digits to underflow
+    scale = 1 / mean.clamp_min(finfo.tiny).view(-1, 1, 1)
     S, R = scale * S, scale * R
-    unit = torch.full_like(
-        S[:, 0, 0], 0.5 * finfo.eps * S.shape[-1] ** 0.5
-    )  # half a unit of rounding of W: ‖W‖² = tr S = n
+    unit = torch.full_like(mean, 0.5 * finfo.eps * S.shape[-1] ** 0.5)  # half a unit of rounding of W: ‖W‖² = tr S = n
     K = _by_conjugate_gradients(S, R, unit)
     if K is not None:
-        return _rotation(K, torch.linalg.vector_norm(K, dim=(-2, -1))), torch.ones_like(unit, dtype=torch.bool)
-    return _in_eigenbasis(S, R, unit)
+        return _rotation(K, torch.linalg.vector_norm(K, dim=(-2, -1))), representable
+    E, reliable = _in_eigenbasis(S, R, unit)
+    return E, reliable & representable
 
 
 def _by_conjugate_gradients(S: Tensor, R: Tensor, unit: Tensor) -> Tensor | None:
     """K of the first order, where a few steps give it for all matrices and higher orders do not matter; else None.
 
-    The energy norm of ``K ↦ ½(SK + KS)`` is ``‖K W‖_F``, just what has to be accurate, and each step tells by how much
-    it lowers its square. The steps left are taken to lower it like the last one. Directions that a few steps do not find
-    have little of R in them; rounding of S moves K there by ``eps·√(s_max/s_min)·‖K W‖`` at most.
+    The energy norm of ``K ↦ ½(SK + KS)`` is ``‖K W‖_F``, just what has to be accurate. It is at most ``‖residual‖/√s_min``,
+    and rounding of S by ε adds ``ε s_max ‖K‖`` to the residual; a Cholesky factor of ``S − _LEAST·I`` shows s_min.
     """
-    if bool(torch.linalg.cholesky_ex(S)[1].any()):  # not positive definite
+    shifted = S.clone()
+    shifted.diagonal(dim1=-2, dim2=-1).sub_(_LEAST)
+    if bool(torch.linalg.cholesky_ex(shifted)[1].any()):
         return None
+    finfo = torch.finfo(S.dtype)
     K, rest, direction = torch.zeros_like(R), R, R
     squares = _inner(R, R)
-    tiny = torch.finfo(S.dtype).tiny
-    total = last = torch.zeros_like(squares)
+    energy = torch.zeros_like(squares)
     for _ in range(_STEPS):
         SP = torch.bmm(S, direction)
         curved = 0.5 * (SP - SP.mT)
-        curvature = _inner(direction, curved)
-        if not bool((curvature >= 0).all()):
-            return None
-        length = squares / curvature.clamp_min(tiny)
-        gain = length * squares
+        length = squares / _inner(direction, curved).clamp_min(finfo.tiny)
+        energy = energy + length * squares
         K = K + length.view(-1, 1, 1) * direction
-        total = total + gain
-        left = gain * gain / (last - gain).clamp_min(tiny)
-        if bool(((left < 0.1 * unit.square()) & (gain < last) | (squares == 0)).all()):
-            small = _inner(K, K) * total.sqrt() < unit  # what the solution to first order leaves out is of third order
-            return K if bool(small.all()) else None
         rest = rest - length.view(-1, 1, 1) * curved
         new = _inner(rest, rest)
-        direction = rest + (new / squares.clamp_min(tiny)).view(-1, 1, 1) * direction
-        squares, last = new, gain
+        if bool((new < 0.1 * _LEAST * unit.square()).all()):
+            size = torch.linalg.vector_norm(K, dim=(-2, -1))
+            rounding = finfo.eps * S.abs().sum(-1).amax(-1) * size
+            # what the solution to first order leaves out is of third order
+            small = (size.square() * energy.sqrt() < unit) & (rounding < _LEAST**0.5 * unit)
+            return K if bool(small.all()) else None
+        direction = rest + (new / squares.clamp_min(finfo.tiny)).view(-1, 1, 1) * direction
+        squares = new
     return None
 
 
