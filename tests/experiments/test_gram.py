@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import gramscope as gs
 from gramscope.data import load
+from gramscope.errors import InputError
 from gramscope.experiments.core import Options, Results, with_values
 from gramscope.experiments.running import Reproduction, reproduce
 from gramscope.runs.directory import RunDirectory
@@ -154,6 +157,18 @@ def test_the_vae_learns_and_its_interpolation_is_bounded(done: Callable[[str], R
     assert strip["decoded"].shape == strip["pixels"].shape == (9, 1, 8, 8)
     data = load("digits")
     torch.testing.assert_close(strip["pixels"][0], data.x_test[int((data.y_test == 2).nonzero()[0])])
+
+
+def test_data_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "table.npz"
+    x = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)).numpy()
+    np.savez(path, x_train=x, y_train=np.arange(40) % 2, x_test=x, y_test=np.arange(40) % 2)
+    values = {"data": (str(path),), "epochs": (1.0,)}
+    with pytest.raises(InputError, match=r"needs them in \[0, 1\]"):
+        reproduce("gram-fig10", Options(device="cpu"), values=values, out=tmp_path / "vae")
+    values = {"data": (str(path),), "epochs": 1.0, "seeds": (0,)}
+    with pytest.raises(InputError, match="no images"):
+        reproduce("vcl-fig1", Options(device="cpu"), values=values, out=tmp_path / "vcl")
 
 
 def test_grokking_runs_are_told_apart_by_their_decay(done: Callable[[str], Reproduction]) -> None:

@@ -112,6 +112,11 @@ def _reconstruction(config: TrainConfig) -> Callable[[], DataSet]:
 
     def given() -> DataSet:
         data = load_data(config.data)
+        low, high = float(data.x_train.min()), float(data.x_train.max())
+        if low < 0 or high > 1:
+            raise InputError(
+                f"{data.name} has inputs from {low:g} to {high:g}; a VAE's cross-entropy needs them in [0, 1]"
+            )
         return replace(data, y_train=data.x_train.flatten(1), y_test=data.x_test.flatten(1), classes=None)
 
     return given

@@ -121,6 +121,7 @@ def efficient(results: Results[Settings]) -> list[Claim]:
                 "SGD: 13 on CIFAR-100, 18 on SVHN",
                 f"{_epoch(reached)} and {_epoch(at)} ({percent(best)})",
                 reached < at / 2,
+                "" if reached < at / 2 else f"VC's best is {percent(vcl.best[0])}, in {_epoch(vcl.best[1])}",
             ),
         ]
     return rows

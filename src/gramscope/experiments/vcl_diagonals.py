@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from gramscope.errors import InputError
 from gramscope.experiments.comparing import part_name, percent
 from gramscope.experiments.core import Claim, Experiment, Options, Results, Training
 from gramscope.experiments.plots import curve, matrix, mean, panels, spread
@@ -70,7 +71,12 @@ def _runs(results: Results[Settings], data: str) -> list[RunDirectory]:
 
 def _diagonals(run: RunDirectory) -> dict[str, Tensor]:
     """The first layer's diagonals at the end of training."""
-    return load_diagonals(run, snapshot_steps(run, DIAGONALS)[-1])["hidden1"]
+    steps = snapshot_steps(run, DIAGONALS)
+    if not steps:
+        raise InputError(
+            f"{run.path} kept no diagonals: its inputs are no images; choose images with --data, such as mnist"
+        )
+    return load_diagonals(run, steps[-1])["hidden1"]
 
 
 def _pearson(a: Tensor, b: Tensor) -> float:
