@@ -4,12 +4,12 @@ import copy
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.func import jacrev, vmap
 
 import gramscope as gs
 from cases import BY_NAME, CASES, Case
-from gramscope.errors import InputError
+from gramscope.errors import InputError, ResultWarning
 from gramscope.measures.agop import dual_tangent_kernel
 from reference import output_jacobian
 
@@ -127,3 +127,16 @@ def test_symmetric_product_by_blocks(generator: torch.Generator) -> None:
     K = K + K.mT
     for block in (1, 4, 11, 50):
         torch.testing.assert_close(_symmetric_product(W, K @ W, block), W.mT @ K @ W)
+
+
+def test_layers_the_output_does_not_depend_on_are_left_out() -> None:
+    class TwoHeads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 2), nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.a(x), self.b(x)
+
+    with pytest.warns(ResultWarning, match="left out b: no Jacobians: the output does not depend on it"):
+        assert list(gs.agop(TwoHeads(), torch.ones(4, 3), output=0)) == ["a"]

@@ -8,13 +8,14 @@ Sites of one sample (patches, tokens) are summed; patches make a convolution's A
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from gramscope.errors import InputError
+from gramscope.errors import InputError, ResultWarning
 from gramscope.layers.calling import (
     OutputSelector,
     batches,
@@ -32,7 +33,7 @@ from gramscope.layers.select import LayerSelector, unwrap
 from gramscope.layers.tape import capture
 from gramscope.linalg.psd import psd_power
 from gramscope.statistics.collect import collect
-from gramscope.statistics.result import Statistics
+from gramscope.statistics.layer import LayerStatistics
 
 #: samples a tensor of inputs is cut into, so that memory does not grow with it
 BATCH = 512
@@ -57,6 +58,8 @@ def agop(
     memory: int = MEMORY,
 ) -> dict[str, Tensor]:
     """Average gradient outer product at the input of every layer, ``{layer: [d, d]}``, in the weights' precision.
+
+    Layers the output does not depend on are left out, with a :class:`~gramscope.errors.ResultWarning`.
 
     Args:
         model: any module.
@@ -177,8 +180,9 @@ def _kernels(
     sketch: int | None,
     generator: torch.Generator | None,
     memory: int,
-) -> Statistics:
-    return collect(
+) -> list[LayerStatistics]:
+    """Statistics of the layers with Jacobians; a warning names the others."""
+    statistics = collect(
         model,
         _cut(inputs, unwrap(model)),
         layers=layers,
@@ -190,6 +194,11 @@ def _kernels(
         generator=generator,
         memory=memory,
     )
+    without = [layer.name for layer in statistics if layer.JtJ is None]
+    if without:
+        reasons = "; ".join(f"{name}: {statistics.notes.get(name, 'no Jacobians')}" for name in without)
+        warnings.warn(f"left out {reasons}", ResultWarning, stacklevel=3)
+    return [layer for layer in statistics if layer.JtJ is not None]
 
 
 def _symmetric_product(A: Tensor, B: Tensor, block: int = 768) -> Tensor:

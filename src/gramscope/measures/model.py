@@ -79,21 +79,20 @@ def measure(
     collecting.setdefault("features", "features" in needs)
     if "gram" not in needs:
         collecting.setdefault("gram", False)
+    collecting.setdefault("gradients", "loss" in needs)
+    collecting.setdefault("jacobians", "jacobians" in needs and (explicit or "auto"))
     options = dict(layers=layers, **collecting)
-    jacobians: bool | str = "jacobians" in needs and (explicit or "auto")
     wants_centered = any(name in ("nfa_double", "nfa_ptk", "double_ratio") for name in names)
     statistics = collect(
         model,
         loader,
         loss,
-        gradients="loss" in needs,
-        jacobians=jacobians,
         reference=reference if wants_centered else None,
         **options,
     )
     others = None
     if held_out is not None:
-        options |= {"residuals": False, "autograd": False}
+        options |= {"residuals": False, "autograd": False, "jacobians": False}
         others = collect(model, held_out, **options)
     weights = {}
     if reference is not None:
@@ -132,7 +131,7 @@ def _evaluate(name: str, context: Context, layer: LayerStatistics, notes: dict[s
         try:
             value = MEASURES[name].compute(context, layer)
         except (Missing, InputError, NumericalError) as reason:
-            notes[f"{layer.name}.{name}"] = str(reason)
+            notes[f"{layer.name}.{name}"] = str(reason).removeprefix(f"layer {layer.name!r}: ")
             return None
     if math.isnan(value) and not caught:
         notes[f"{layer.name}.{name}"] = "undefined: a side of the quotient is zero, the features are constant, or both"

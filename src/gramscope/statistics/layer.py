@@ -20,12 +20,14 @@ class FeatureStatistics:
         moments: of (row, target) for real targets; ``None`` when the targets are labels.
         classes: per class, when the targets are labels.
         HtE: ``Hᵀ E [d, c]`` with ``E = −∂L/∂f``, uncentred; present when rows are samples.
+        eps: rounding of the rows as they came, relative to their size (1.2e-7 for float32).
     """
 
     name: str
     moments: Moments | None = None
     classes: ClassMoments | None = None
     HtE: Tensor | None = None
+    eps: float = torch.finfo(torch.float64).eps
 
     @property
     def joint(self) -> Moments:
@@ -173,6 +175,7 @@ def merge_features(a: FeatureStatistics, b: FeatureStatistics) -> FeatureStatist
     """Features of the union of two samples; classes that only one of them has seen are added."""
     if a.n == 0 or b.n == 0:
         return b if a.n == 0 else a
+    a = replace(a, eps=max(a.eps, b.eps))
     if (a.moments is None) != (b.moments is None):
         raise InputError(f"{a.name!r}: labels cannot be merged with real targets")
     if a.moments is not None and b.moments is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -37,6 +39,7 @@ class FeatureAccumulator:
         self._targets: list[Tensor] = []
         self._residuals: list[Tensor] = []
         self._moments: FeatureStatistics | None = None
+        self._eps = 0.0
 
     def add(self, rows: Tensor, target: Tensor | None, residual: Tensor | None = None) -> None:
         """Add rows ``[m, d]``, their targets (``None`` for all batches or for none) and residuals ``[m, c]``."""
@@ -54,6 +57,7 @@ class FeatureAccumulator:
         if self._buffer is None or m > self._buffer.shape[0]:
             self._buffer = to_double(rows[:0]).new_empty(max(m, min(BUFFER // d, 2048)), d)
         self._buffer[self._count : self._count + m] = rows.detach()
+        self._eps = max(self._eps, torch.finfo(rows.dtype).eps)
         self._count += m
         self._targets.append(target)
         if residual is not None:
@@ -108,5 +112,6 @@ class FeatureAccumulator:
                 )
             labels = target.to(rows.device)
             new = FeatureStatistics(self._name, None, block_class_moments(rows, labels, high + 1, gram), HtE)
+        new = replace(new, eps=self._eps)
         self._moments = new if self._moments is None else merge_features(self._moments, new)
         self._count, self._targets, self._residuals = 0, [], []

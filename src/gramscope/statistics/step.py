@@ -74,7 +74,8 @@ def backward(step: Step, tape: Tape, loss: Loss, reduction: str | float | None, 
     """Fill the tape's gradients from the summed per-sample losses."""
     if step.target is None:
         raise InputError(
-            f"batch {index} has no target for the loss; give (x, y) as a tuple, a loader of such pairs, or unpack="
+            f"batch {index} has no target for the loss; give (x, y) as a tuple, a loader of such pairs, or "
+            "unpack=lambda batch: (inputs, target)"
         )
     losses = sample_losses(loss, step.output, step.target, step.n, reduction)
     total = losses.float().sum() if losses.dtype in (torch.bfloat16, torch.float16) else losses.sum()
