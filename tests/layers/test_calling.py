@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import UserDict
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -161,3 +161,45 @@ def test_the_first_samples_of_nested_batches() -> None:
     assert torch.equal(part["a"], X[:3])
     assert part["b"][1] == "text"
     assert part["c"].shape == (2, 2)
+
+
+class Result(NamedTuple):
+    logits: Tensor
+    hidden: Tensor
+
+
+def test_parts_of_named_tuples() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 3)
+
+        def forward(self, x: Tensor) -> Result:
+            return Result(self.layer(x), x)
+
+    expected = gs.agop(Named(), X, output=0)["layer"].shape
+    assert gs.agop(Named(), X, output="logits")["layer"].shape == expected
+    with pytest.raises(InputError, match="output='scores' is not in what the model returned: a Result"):
+        gs.agop(Named(), X, output="scores")
+    with pytest.raises(
+        InputError, match=r"the model returned a Result, not a tensor; say which part with output= \(an index"
+    ):
+        gs.agop(Named(), X)
+
+
+@pytest.mark.parametrize(
+    ("loss", "y", "message"),
+    [
+        (
+            nn.CrossEntropyLoss(),
+            Y + 1,
+            r"CrossEntropyLoss failed on an output of \(6, 3\) torch.float32 and a target of ",
+        ),
+        (nn.BCEWithLogitsLoss(), torch.ones(6, 3, dtype=torch.long), r"a target of \(6, 3\) torch.int64: "),
+        (nn.CrossEntropyLoss(), torch.zeros(6, 4, dtype=torch.long), r"a target of \(6, 4\) torch.int64: "),
+        (lambda f, y: f[9], Y, r"<lambda> failed on an output of \(6, 3\)"),
+    ],
+)
+def test_losses_that_fail_are_named(loss: Any, y: Tensor, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        gs.collect(nn.Linear(2, 3), (X, y), loss)

@@ -63,6 +63,8 @@ def select_output(value: Any, output: OutputSelector = None) -> Tensor:
     """The output tensor of a model that may return a tensor, a tuple, a dict or a Hugging Face ``ModelOutput``."""
     if callable(output):
         value = output(value)
+    elif isinstance(output, str) and not isinstance(value, Mapping) and hasattr(value, output):
+        value = getattr(value, output)  # a named tuple or a dataclass
     elif output is not None:
         try:
             value = value[output]
@@ -75,7 +77,10 @@ def select_output(value: Any, output: OutputSelector = None) -> Tensor:
             raise InputError(f"the model returned a mapping with keys {list(value.keys())}; name one with output=")
         value = value[found[0]]
     if not isinstance(value, Tensor):
-        raise InputError(f"the model returned a {type(value).__name__}, not a tensor; say which part with output=")
+        raise InputError(
+            f"the model returned a {type(value).__name__}, not a tensor; say which part with output= (an index, a name, or "
+            "a function of what it returned)"
+        )
     if not value.is_floating_point():
         raise InputError(f"the model's output has dtype {value.dtype}; a real floating-point output is needed")
     return value

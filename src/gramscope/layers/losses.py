@@ -20,9 +20,10 @@ import math
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor, nn
 
-from gramscope.errors import InputError
+from gramscope.errors import GramscopeError, InputError
 
 #: ``(output, target) -> loss``
 Loss: TypeAlias = Callable[[Any, Any], Tensor]
@@ -40,6 +41,18 @@ def sample_losses(loss: Loss, output: Any, target: Any, n: int, reduction: str |
             the factor that turns what it returns into the sum over samples. A number multiplies whatever comes: several
             losses (one per sample) are summed and then multiplied too.
     """
+    try:
+        return _sample_losses(loss, output, target, n, reduction)
+    except (GramscopeError, torch.OutOfMemoryError):
+        raise
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        sides = [f"{tuple(v.shape)} {v.dtype}" if isinstance(v, Tensor) else type(v).__name__ for v in (output, target)]
+        raise InputError(
+            f"{_name(loss)} failed on an output of {sides[0]} and a target of {sides[1]}: {error}"
+        ) from error
+
+
+def _sample_losses(loss: Loss, output: Any, target: Any, n: int, reduction: str | float | None) -> Tensor:
     if reduction is not None:
         return _stated(loss(output, target), n, reduction)
     own = getattr(loss, "reduction", None)
@@ -55,7 +68,7 @@ def sample_losses(loss: Loss, output: Any, target: Any, n: int, reduction: str |
         raise InputError(f"the loss returned a {type(value).__name__}, not a tensor")
     if value.numel() == 1 and n > 1:
         raise InputError(
-            f"the loss {getattr(loss, '__name__', type(loss).__name__)} returns one number for {n} samples; state how "
+            f"the loss {_name(loss)} returns one number for {n} samples; state how "
             "it reduces over the batch with reduction='mean', 'sum' or a factor, or return one loss per sample"
         )
     return _within_samples(value, output, n, averages=False)
@@ -71,6 +84,10 @@ def _stated(value: Tensor, n: int, reduction: str | float) -> Tensor:
     if value.numel() != 1:
         raise InputError(f"reduction={reduction!r} was stated but the loss has shape {tuple(value.shape)}")
     return value * n if reduction == "mean" else value
+
+
+def _name(loss: Any) -> str:
+    return str(getattr(loss, "__name__", type(loss).__name__))
 
 
 def check_reduction(reduction: str | float) -> str | float:
