@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import gramscope as gs
 import reference
-from gramscope.errors import InputError, LayerError, NumericalError, ResultWarning
+from gramscope.errors import InputError, NumericalError, ResultWarning
 from gramscope.layers.select import select_layers
 
 
@@ -190,6 +190,7 @@ def test_params_by_tensor_pair_and_name() -> None:
         lambda m: [("first", m[0].weight)],
         lambda m: ["0"],
         lambda m: "0",
+        lambda m: ["0.weight"],
         lambda m: (p for p in [m[0].weight]),
     ):
         model, plain = (nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4)) for _ in range(2))
@@ -235,6 +236,17 @@ def test_layers_outside_the_optimizer_are_explained() -> None:
     assert "not whitened: is not in the optimizer" in optimizer.summary()
 
 
+@pytest.mark.filterwarnings("ignore:Initializing zero-element")
+def test_frozen_and_empty_weights_are_explained() -> None:
+    model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4), nn.Linear(4, 0))
+    model[0].weight.requires_grad_(False)
+    optimizer = gs.GramWhitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    assert "whitened, but frozen now" in optimizer.summary().splitlines()[2]
+    assert "2.weight" + " " * 10 + "not whitened: is empty" in optimizer.summary()
+    model(torch.ones(2, 6)).sum().backward()
+    optimizer.step()
+
+
 def test_bad_arguments() -> None:
     model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4))
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -250,7 +262,7 @@ def test_bad_arguments() -> None:
         gs.GramWhitened(sgd, params=[torch.zeros(3, 3)])
     with pytest.raises(InputError, match="needs model="):
         gs.GramWhitened(sgd, params=["0"])
-    with pytest.raises(LayerError, match="'nope' matches no linear-like layer"):
+    with pytest.raises(InputError, match="params: 'nope' is neither a weight nor a layer"):
         gs.GramWhitened(sgd, model, params=["nope"])
     with pytest.raises(InputError, match="no weight matrix"):
         gs.GramWhitened(torch.optim.SGD([model[0].bias], lr=0.1))

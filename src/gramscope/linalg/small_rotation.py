@@ -121,7 +121,8 @@ def _rotation(K: Tensor, size: Tensor) -> Tensor:
 
 def _inner(A: Tensor, B: Tensor) -> Tensor:
     """``tr AᵀB`` of each pair, ``[batch]``."""
-    return torch.linalg.vecdot(A.flatten(1), B.flatten(1))
+    product: Tensor = torch.linalg.vecdot(A.flatten(1), B.flatten(1))
+    return product
 
 
 def _effect(K: Tensor, s: Tensor) -> Tensor:

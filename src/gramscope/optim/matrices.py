@@ -11,11 +11,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from gramscope.errors import InputError, ResultWarning
+from gramscope.errors import InputError, LayerError, ResultWarning
 from gramscope.layers.kinds import AttentionProjectionKind
 from gramscope.layers.select import Layer, all_layers, public_name, select_layers, unwrap
 
-#: tensors, ``(name, tensor)`` pairs as of ``named_parameters()``, or, with a model, names of layers
+#: tensors, ``(name, tensor)`` pairs as of ``named_parameters()``, or, with a model, names of layers or of their weights
 Parameters: TypeAlias = Iterable[Tensor | tuple[str, Tensor] | str]
 
 
@@ -56,7 +56,8 @@ class Choice:
         """A readable table: parameter, its shape as matrices, and whether (``verb``) or why not."""
         rows = [("parameter", "matrix", "")]
         for matrix in self.matrices:
-            rows.append((matrix.name, _shape(matrix.shape), verb))
+            frozen = "" if matrix.parameter.requires_grad else ", but frozen now (requires_grad=False)"
+            rows.append((matrix.name, _shape(matrix.shape), verb + frozen))
         rows += [(name, "", f"not {verb}: {reason}") for name, reason in self.others.items()]
         first, second = (max(len(row[i]) for row in rows) for i in (0, 1))
         return "\n".join(f"{a:<{first}}  {b:<{second}}  {c}".rstrip() for a, b, c in rows)
@@ -151,8 +152,7 @@ def _named(
         if isinstance(item, str):
             if model is None:
                 raise InputError(f"params: the name {item!r} needs model= to be looked up")
-            layers = {layer.name for layer in select_layers(model, item)}
-            found = [matrix for matrix in candidates if matrix.layer is not None and matrix.layer.name in layers]
+            found = [matrix for matrix in candidates if matrix.name == item] or _of_layers(item, model, candidates)
         else:
             name, tensor = item if isinstance(item, tuple) else (None, item)
             if not isinstance(tensor, Tensor):
@@ -168,6 +168,14 @@ def _named(
     return chosen
 
 
+def _of_layers(name: str, model: nn.Module, candidates: Sequence[WeightMatrix]) -> list[WeightMatrix]:
+    try:
+        layers = {layer.name for layer in select_layers(model, name)}
+    except LayerError as error:
+        raise InputError(f"params: {name!r} is neither a weight nor a layer ({error})") from None
+    return [matrix for matrix in candidates if matrix.layer is not None and matrix.layer.name in layers]
+
+
 def _refusal(matrix: WeightMatrix, known: dict[int, Tensor]) -> str | None:
     """Why this matrix cannot be worked on, or None."""
     p = matrix.parameter
@@ -177,6 +185,8 @@ def _refusal(matrix: WeightMatrix, known: dict[int, Tensor]) -> str | None:
         return "is sharded over devices; whole matrices are needed"
     if p.dim() < 2:
         return f"has {p.dim()} dimension(s), not a matrix"
+    if p.numel() == 0:
+        return f"is empty, of shape {tuple(p.shape)}"
     if not p.is_floating_point():
         return f"is {p.dtype}; only real floating-point weights have a Gram here"
     return None

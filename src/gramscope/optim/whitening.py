@@ -134,10 +134,10 @@ class GramWhitened(_GramUpdate):
         optimizer: a constructed torch optimizer (SGD, AdamW, Muon, …); kept as ``.optimizer``.
         model: the model it trains. Every linear-like layer's weight is whitened in its matrix form: convolutions as
             ``[out, in·kh·kw]``, grouped ones per group, the projections inside ``nn.MultiheadAttention`` one by one.
-        params: the tensors to whiten (or ``(name, tensor)`` pairs, or names of the model's layers). With neither
+        params: the tensors to whiten (or ``(name, tensor)`` pairs, or names of the model's layers or weights). With neither
             ``model`` nor ``params`` every tensor of two or more dimensions is taken as ``[shape[0], -1]``; groups of
             convolutions cannot be known then.
-        readout: ``False`` leaves the model's last linear-like layer to the wrapped optimizer.
+        readout: ``False`` leaves the model's last linear-like layer (as registered) to the wrapped optimizer.
         method: how the polar factor is computed, see :func:`gramscope.polar`. ``"auto"`` is the fastest that is exact,
             ``"svd"`` the reference, ``"newton-schulz"`` products only, with a convergence test.
 
