@@ -242,7 +242,7 @@ def test_frozen_and_empty_weights_are_explained() -> None:
     model[0].weight.requires_grad_(False)
     optimizer = gs.GramWhitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
     assert "whitened, but frozen now" in optimizer.summary().splitlines()[2]
-    assert "2.weight" + " " * 10 + "not whitened: is empty" in optimizer.summary()
+    assert any(line.startswith("2.weight") and "is empty" in line for line in optimizer.summary().splitlines())
     model(torch.ones(2, 6)).sum().backward()
     optimizer.step()
 
