@@ -62,14 +62,11 @@ def section(run: RunDirectory) -> str:
 
 
 def seconds(run: RunDirectory) -> float:
-    """Time spent in all parts; runs of one vectorised step share theirs."""
+    """Time spent in all parts; runs of one vectorised step share theirs, which is then the same for all of them."""
     spent: dict[str, float] = {}
     for record in run.records():
-        part = record["run"].split("/")[0]
-        together = RunDirectory(run.path / part).environment.get("execution") == "vectorised"
-        name = part if together else record["run"]
-        spent[name] = max(spent.get(name, 0.0), record.get("seconds") or 0.0)
-    return sum(spent.values())
+        spent[record["run"]] = max(spent.get(record["run"], 0.0), record.get("seconds") or 0.0)
+    return sum(value for _, value in {(name.split("/")[0], value) for name, value in spent.items()})
 
 
 def flag(key: str, value: Any) -> str:

@@ -123,12 +123,12 @@ def percent(accuracy: float) -> str:
 
 
 def accuracy_figure(shown: Mapping[str, Mapping[str, Curve]], columns: int = 4) -> Figure:
-    """Test accuracy over epochs, mean ± 2σ over seeds: a panel for each title, a curve for each method in it."""
+    """Test accuracy after every epoch, mean ± 2σ over seeds: a panel for each title, a curve for each method in it."""
     rows = -(-len(shown) // columns)
     page, axes = panels(rows, min(len(shown), columns), width=2.9, height=2.4)
     for place, (title, curves) in zip(axes.flat, shown.items(), strict=False):
         for index, (label, chosen) in enumerate(curves.items()):
-            scaled = [{**r, "percent": 100 * r["test_accuracy"]} for r in chosen.records]
+            scaled = [{**r, "percent": 100 * r["test_accuracy"]} for r in chosen.records if r["epoch"] > 0]
             band(place, scaled, "epoch", "percent", index=index, label=label)
         place.set_title(title)
         settings = (f"{label}: {chosen.setting.replace('_', ' ')}" for label, chosen in curves.items())

@@ -178,26 +178,26 @@ def shapes(results: Results[Settings]) -> list[Claim]:
         surrogates = [math.exp(value) for value in logarithms]
         late = [math.log(epoch) for epoch in epochs[1:]]
         fits = (
-            ("TL follows log(epoch) better than the epoch", "roughly logarithmic",
+            ("TL follows log(epoch) better than the epoch", "roughly logarithmic", ("TL", linearity),
              determination(late, linearity[1:]), determination(epochs[1:], linearity[1:])),
             ("the surrogate follows exp(epoch) better than the epoch", "roughly exponential",
-             determination(epochs, logarithms), determination(epochs, surrogates)),
+             ("log(surrogate)", logarithms), determination(epochs, logarithms), determination(epochs, surrogates)),
             ("TL follows log(surrogate) better than the surrogate", "consistent with Theorem 2",
-             determination(logarithms, linearity), determination(surrogates, linearity)),
+             ("log(surrogate)", logarithms), determination(logarithms, linearity), determination(surrogates, linearity)),
         )  # fmt: skip
-        for claim, published, better, worse in fits:
+        for claim, published, (name, values), better, worse in fits:
             measure = f"R² {better:.2f} and {worse:.2f}"
-            why = run.untrained or ("" if better > worse else _shape(epochs, logarithms))
+            why = run.untrained or ("" if better > worse else _shape(name, epochs, values))
             rows.append(Claim(f"{run.data}, {run.text}: last layer, {claim}", published, measure, better > worse, why))
     return rows
 
 
-def _shape(epochs: list[float], values: list[float]) -> str:
-    """Where the steepest rise is, when it is not at the start."""
+def _shape(name: str, epochs: list[float], values: list[float]) -> str:
+    """When most of a rise happens."""
+    level = values[0] + 0.5 * (max(values) - values[0])
+    half = next(epoch for epoch, value in zip(epochs, values, strict=True) if value >= level)
     steepest = max(range(1, len(values)), key=lambda i: values[i] - values[i - 1])
-    if steepest <= len(values) // 10:
-        return "steepest at the start, then nearly straight"
-    return f"S-shaped: log(surrogate) rises most at epoch {epochs[steepest]:g}, slowly before and after"
+    return f"{name} has half its rise by epoch {half:g} of {epochs[-1]:g} and is steepest before epoch {epochs[steepest]:g}"
 
 
 def accuracies(results: Results[Settings]) -> list[Claim]:
