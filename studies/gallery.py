@@ -48,7 +48,7 @@ def section(run: RunDirectory) -> str:
             "",
             f"    {command}",
             "",
-            f"Seeds {seeds}; {seconds(run):.0f} s of computing on {facts['device']}, {facts['threads']} thread(s), "
+            f"Seeds {seeds}; {seconds(run):.0f} s of computing in all on {facts['device']}, {facts['threads']} thread(s), "
             f"torch {facts['torch']}.",
             "",
             f"![{entry.name}](gallery/{entry.name}.png)",

@@ -149,17 +149,22 @@ def strip_figure(results: Results[Settings]) -> Figure:
     columns = len(strips[0]["decoded"])
     page, axes = panels(1 + len(found), columns, width=0.85, height=0.95)
     rows = [strips[0]["pixels"], *(strip["decoded"] for strip in strips)]
-    names = ["pixels", *(rf"$\beta$ = {r['beta']:g}" + f"\nTL {r['target_linearity']:.2f}" for r in found)]
+    names = [
+        "pixels",
+        *(
+            rf"$\beta$ = {r['beta']:g}, TL {r['target_linearity']:.2f}" + "\n" + rf"decoder {r['error']:.2f}" + "\n"
+            rf"linear {r['pair_residual']:.2f} $\leq$ {r['bound']:.2f}"
+            for r in found
+        ),
+    ]
     for row, images, name in zip(axes, rows, names, strict=True):
         for place, image in zip(row, images, strict=True):
             picture = image.float().movedim(0, -1).squeeze(-1)
             matrix(place, picture, "", cmap="gray_r" if picture.dim() == 2 else None, vmin=0, vmax=1)
         row[0].set_ylabel(name, rotation=0, ha="right", va="center")
-    text = "; ".join(
-        rf"$\beta$ {r['beta']:g}: {r['error']:.2f}, {r['pair_residual']:.2f} $\leq$ {r['bound']:.2f}" for r in found
-    )
     page.supxlabel(
-        rf"error over pairs at $\lambda$ = ½ of the decoder, of the linear map $\leq$ its bound: {text}", fontsize=7
+        r"left: mean error over pairs at $\lambda$ = ½ of the decoder, and of the linear map $\leq$ its bound",
+        fontsize=7,
     )
     return page
 
