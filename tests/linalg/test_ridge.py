@@ -12,7 +12,13 @@ from sklearn.linear_model import LinearRegression, Ridge
 from gramscope.errors import InputError, RescueWarning
 from gramscope.linalg import rows as rows_module
 from gramscope.linalg.moments import moments
-from gramscope.linalg.ridge import check_ridge, reduce_moments, reduce_rows, triangular_factor
+from gramscope.linalg.ridge import (
+    check_ridge,
+    least_squares_from_moments,
+    reduce_moments,
+    reduce_rows,
+    triangular_factor,
+)
 from gramscope.linalg.rows import MappedRows, Rows
 
 
@@ -44,6 +50,10 @@ def test_fit_equals_scikit_learn(n: int, d: int, c: int, intercept: bool, ridge:
     assert np.abs(beta - model.coef_.reshape(c, d).T).max() < 1e-9
     by_moments = reduce_moments(moments(H, Y), intercept)
     assert float(by_moments.residual(ridge)) == pytest.approx(expected, abs=1e-11 * total)
+    if not ridge:
+        residual, rank = least_squares_from_moments(moments(H, Y), intercept)
+        assert float(residual) == pytest.approx(expected, abs=1e-11 * total)
+        assert rank == by_moments.rank == reduced.rank
 
 
 @pytest.mark.parametrize("digits", [3, 6, 9, 11])
@@ -75,6 +85,9 @@ def test_moments_see_features_of_mixed_scales_and_large_offsets(intercept: bool,
         reduced = reduce_moments(merged, intercept)
         assert reduced.rank == exact.rank == 5
         assert float(reduced.residual(ridge)) == pytest.approx(float(exact.residual(ridge)), rel=1e-8)
+        residual, rank = least_squares_from_moments(merged, intercept)
+        assert rank == 5
+        assert float(residual) == pytest.approx(float(exact.residual(0.0)), rel=1e-8)
 
 
 def test_moments_announce_directions_they_cannot_see() -> None:
@@ -84,6 +97,8 @@ def test_moments_announce_directions_they_cannot_see() -> None:
     assert reduce_rows(Rows(H, "H"), Rows(Y, "Y")).rank == 2
     with pytest.warns(RescueWarning, match=r"1 of 2 directions of the features are shorter than 3.0e-08 .* left out"):
         assert reduce_moments(moments(H, Y)).rank == 1
+    with pytest.warns(RescueWarning):
+        assert least_squares_from_moments(moments(H, Y))[1] == 1
     # A feature that is there twice has nothing to lose.
     assert reduce_moments(moments(H[:, [0, 0]], Y)).rank == 1
 
@@ -141,3 +156,22 @@ def test_mapped_rows_are_the_product() -> None:
     assert torch.allclose(torch.cat(list(mapped.blocks())), expected)
     assert torch.allclose(mapped.columns(1, 3), expected[:, 1:3])
     assert torch.allclose(mapped.mean(), torch.zeros(3, dtype=torch.float64), atol=1e-15)
+
+
+@given(
+    st.integers(2, 12), st.integers(1, 8), st.sampled_from(["plain", "centred", "constant", "dead"]), st.integers(0, 5)
+)
+def test_least_squares_from_moments_equal_those_from_rows(n: int, d: int, kind: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    H, Y = rng.normal(size=(n, d)) + 0.7, rng.normal(size=(n, 2)) + 1.5
+    if kind == "centred":
+        H -= H.mean(0)
+    elif kind == "constant":
+        H[:, 0] = 0.1
+    elif kind == "dead":
+        H[:, 0] = 0.0
+    for intercept in (False, True):
+        exact = reduce_rows(Rows(H, "H"), Rows(Y, "Y"), intercept)
+        residual, rank = least_squares_from_moments(moments(H, Y), intercept)
+        assert float(residual) == pytest.approx(float(exact.residual(0.0)), abs=1e-8 * (Y**2).sum())
+        assert rank == exact.rank

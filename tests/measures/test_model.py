@@ -340,8 +340,8 @@ def test_nothing_is_undefined_without_a_note() -> None:
 
 def test_the_rounding_of_float32_features_is_no_loss() -> None:
     """Layer norm leaves one direction empty up to rounding, which in float32 is not small enough to be exactly zero."""
-    model = nn.Sequential(nn.Linear(5, 6), nn.LayerNorm(6), nn.Linear(6, 3))
-    x = torch.randn(60, 5, generator=torch.Generator().manual_seed(0))
+    model = nn.Sequential(nn.Linear(40, 32), nn.LayerNorm(32), nn.Linear(32, 3))
+    x = torch.randn(60, 40, generator=torch.Generator().manual_seed(0))
     table = gs.measure(model, (x, torch.arange(60) % 3), measures=["target_linearity", "nfa"], jacobians=False)
     assert "2.target_linearity" not in table.notes
     assert table.notes["2.nfa"] == "this was not collected; collect with jacobians=True"

@@ -146,7 +146,8 @@ def test_a_reference_that_shares_weights() -> None:
     with torch.no_grad():
         reference[4].weight.add_(0.5)
     apart = copy.deepcopy(reference)
-    found, expected = (gs.tangent_kernel(model, x, reference=other) for other in (reference, apart))
+    chosen = ["0", "2", "4"]
+    found, expected = (gs.tangent_kernel(model, x, chosen, reference=other) for other in (reference, apart))
     for name in expected:
         torch.testing.assert_close(found[name].K, expected[name].K)
         torch.testing.assert_close(found[name].K_centered, expected[name].K_centered)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -158,10 +159,13 @@ def reduce_moments(m: Moments, intercept: bool = False, rtol: float | None = Non
     ``rtol`` is relative to the largest singular value, default ``max(n, d)·2.2e-16``. Where directions of the features
     are lost in rounding although the targets have a part along them, a :class:`RescueWarning` says so.
     """
-    factor, rhs, mean = _factor_of_moments(m)
+    centred = _centred_directions(m)
+    rhs = centred.targets
     outside = (m.C_yy.trace() - rhs.square().sum()).clamp(min=0.0)
+    factor = rhs.new_zeros(rhs.shape[0], m.mean_h.numel())
+    factor[:, centred.varies] = centred.root[:, None] * centred.vectors.mT * centred.size
     if not intercept:  # the constant is a direction like the others: H = 1 h̄ᵀ + (H − 1 h̄ᵀ), and the two are orthogonal
-        factor = torch.cat([math.sqrt(m.n) * mean[None], factor])
+        factor = torch.cat([math.sqrt(m.n) * centred.mean[None], factor])
         rhs = torch.cat([math.sqrt(m.n) * m.mean_y[None], rhs])
     U, s, Vt = svd(factor)
     targets = U.mT @ rhs
@@ -172,8 +176,46 @@ def reduce_moments(m: Moments, intercept: bool = False, rtol: float | None = Non
     return Reduced(m.n, d, intercept, s, tolerance, targets, outside, m.C_yy.trace(), m.mean_h, m.mean_y, Vt, None)
 
 
-def _factor_of_moments(m: Moments) -> tuple[Tensor, Tensor, Tensor]:
-    """``R [r, d]`` and ``QᵀY [r, c]`` of the centred ``H = QR``, and ``h̄``, all without what is lost in rounding."""
+def least_squares_from_moments(m: Moments, intercept: bool = False) -> tuple[Tensor, int]:
+    """``‖Y − Hβ‖_F²`` of the fit without a ridge, and the rank of H (plus one for the intercept).
+
+    The singular values of H, the costly part of :func:`reduce_moments`, are not needed: any basis of its columns does.
+    Beyond the centred directions it is only the constant that is in their span (``intercept``, or a constant part of H
+    along none of them) or leans against them by ``c``, in which case ``(1, −c)`` is orthogonal to all columns.
+    """
+    centred = _centred_directions(m)
+    outside = (m.C_yy.trace() - centred.targets.square().sum()).clamp(min=0.0)
+    rank = centred.root.numel()
+    if intercept or centred.constant:
+        return outside, rank + 1
+    c = math.sqrt(m.n) * (centred.vectors.mT @ (centred.mean[centred.varies] / centred.size)) / centred.root
+    missed = math.sqrt(m.n) * m.mean_y - c @ centred.targets
+    return outside + missed.square().sum() / (1 + c.square().sum()), rank
+
+
+class _Directions(NamedTuple):
+    """The centred features that vary, each scaled to length 1, as ``Q diag(root) vectorsᵀ``.
+
+    Args:
+        varies: which features do, ``[d]``.
+        size: their lengths ``[v]``.
+        root: singular values of the scaled ones ``[r]``, without directions lost in rounding.
+        vectors: ``[v, r]``.
+        targets: ``QᵀY [r, c]``.
+        mean: ``h̄ [d]``, without what is as short as the directions lost.
+        constant: whether h̄ has a part along none of the vectors, so that a constant can be fitted.
+    """
+
+    varies: Tensor
+    size: Tensor
+    root: Tensor
+    vectors: Tensor
+    targets: Tensor
+    mean: Tensor
+    constant: bool
+
+
+def _centred_directions(m: Moments) -> _Directions:
     gram = m.require_gram()
     varies = gram.diagonal() > m.n * (8 * EPS * m.mean_h).square()  # less is what rounding leaves of a constant
     size = gram.diagonal()[varies].sqrt()
@@ -193,13 +235,13 @@ def _factor_of_moments(m: Moments) -> tuple[Tensor, Tensor, Tensor]:
             RescueWarning,
             stacklevel=4,
         )
-    root = values[kept].sqrt()[:, None]
-    factor, mean = gram.new_zeros(root.shape[0], gram.shape[0]), m.mean_h.clone()
-    factor[:, varies] = root * vectors[:, kept].mT * size
-    along = math.sqrt(m.n) * (vectors.mT @ (mean[varies] / size))
-    absent = vectors[:, ~kept & (along.abs() <= math.sqrt(tolerance))]
+    root, mean = values[kept].sqrt(), m.mean_h.clone()
+    along = math.sqrt(m.n) * (vectors.mT @ (mean[varies] / size)).abs()
+    short = along <= math.sqrt(tolerance)
+    absent = vectors[:, ~kept & short]
     mean[varies] -= size * (absent @ (absent.mT @ (mean[varies] / size)))
-    return factor, cross[kept] / root, mean
+    constant = bool(mean[~varies].any()) or bool((~kept & ~short).any())
+    return _Directions(varies, size, root, vectors[:, kept], cross[kept] / root[:, None], mean, constant)
 
 
 def _reduce_tall(H: Rows, Y: Rows, intercept: bool, relative: float) -> Reduced:

@@ -10,7 +10,7 @@ from torch import Tensor
 from gramscope.errors import InputError, ResultWarning
 from gramscope.linalg.moments import Moments, class_moments, is_constant
 from gramscope.linalg.psd import frobenius
-from gramscope.linalg.ridge import Reduced, check_ridge, reduce_moments, reduce_rows
+from gramscope.linalg.ridge import Reduced, check_ridge, least_squares_from_moments, reduce_moments, reduce_rows
 from gramscope.linalg.rows import (
     Array,
     MappedRows,
@@ -66,21 +66,30 @@ def target_linearity_from_moments(
     >>> round(target_linearity_from_moments(moments(H, 3 * H)).item(), 12)
     1.0
     """
+    if check_ridge(ridge) == 0.0 and rtol is None:
+        residual, rank = least_squares_from_moments(m, intercept)
+        return _explained(m.n, m.mean_y, m.C_yy.trace(), residual, rank, rank)
     return target_linearity_of(reduce_moments(m, intercept, rtol), check_ridge(ridge))
 
 
 def target_linearity_of(problem: Reduced, ridge: float) -> Tensor:
-    """TL of a reduced regression: the one place where the number is formed."""
-    if is_constant(problem.n, problem.mean_y, problem.total):
-        raise InputError(f"Y is constant over the {problem.n} samples: no variance is left to explain")
-    if problem.rank >= problem.n and problem.degrees_of_freedom(ridge) >= 0.99 * problem.n:
+    """TL of a reduced regression."""
+    freedom, residual = problem.degrees_of_freedom(ridge), problem.residual(ridge)
+    return _explained(problem.n, problem.mean_y, problem.total, residual, problem.rank, freedom)
+
+
+def _explained(n: int, mean_y: Tensor, total: Tensor, residual: Tensor, rank: int, freedom: float) -> Tensor:
+    """``1 − residual / total``: the one place where the number is formed."""
+    if is_constant(n, mean_y, total):
+        raise InputError(f"Y is constant over the {n} samples: no variance is left to explain")
+    if rank >= n and freedom >= 0.99 * n:
         warnings.warn(
-            f"target linearity is near 1 for any target: {problem.n} samples, features of rank {problem.rank}; "
+            f"target linearity is near 1 for any target: {n} samples, features of rank {rank}; "
             "take more samples, a ridge, or held-out data",
             ResultWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
-    return 1.0 - problem.residual(ridge) / problem.total
+    return 1.0 - residual / total
 
 
 def surrogate(H: Array, Y: Array, W: Array | None = None, normalized: bool = False, center: bool = False) -> Tensor:
