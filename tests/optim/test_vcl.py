@@ -355,13 +355,14 @@ def test_grad_scaler_unscales_and_skips():
     same(scaled, plain, atol=2e-5, rtol=0)
 
 
-def test_stale_gradients_are_dropped_with_the_model_s_own_zero_grad():
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_stale_gradients_are_dropped_with_the_model_s_own_zero_grad(set_to_none: bool):
     model = mlp(30, 4, 3)
     x, y = data(30)
     mirror = copy.deepcopy(model)
     optimizer, clean = (gs.VCL(m, gamma=0.1) for m in (model, mirror))
-    F.cross_entropy(model(3 * x), y).backward()
-    model.zero_grad()
+    F.cross_entropy(model(3 * x[:4]), y[:4]).backward()
+    model.zero_grad(set_to_none)
     z = model(x)
     torch.autograd.grad(z.sum(), model[0].weight, retain_graph=True)  # not an accumulation either
     F.cross_entropy(z, y).backward()
@@ -488,11 +489,12 @@ class Checkpointed(nn.Module):
 def test_checkpointed_activations():
     x, y = data(30)
     x.requires_grad_()
-    results = [Checkpointed(reentrant) for reentrant in (None, False, True)]
-    for model in results:
-        train(model, gs.VCL(model, gamma=0.05, layers=["body.*"]), x, y, 2)
-    for other in results[1:]:
-        same(results[0], other, atol=1e-9, rtol=0)
+    for layers in (["body.*"], None):
+        results = [Checkpointed(reentrant) for reentrant in (None, False, True)]
+        for model in results:
+            train(model, gs.VCL(model, gamma=0.05, layers=layers), x, y, 2)
+        for other in results[1:]:
+            same(results[0], other, atol=1e-9, rtol=0)
 
 
 # --- state ------------------------------------------------------------------------------------------------------------
@@ -683,7 +685,16 @@ def test_missing_gradients_and_captures_are_errors():
         ({"alpha": 0.0}, "alpha"),
         ({"solver": "fast"}, "solver"),
         ({"anchor": "last"}, "anchor"),
+        ({"gamma": float("inf")}, "gamma"),
+        ({"alpha": "a"}, "alpha"),
         ({"refresh": 0}, "refresh"),
+        ({"refresh": 1.5}, "refresh"),
+        ({"rank": 9.5}, "rank"),
+        ({"precision": torch.float16}, "precision"),
+        ({"aim": float("nan")}, "aim"),
+        ({"reduction": None}, "reduction"),
+        ({"readout": "sgd"}, "readout"),
+        ({"readout": torch.optim.LBFGS}, "LBFGS"),
         ({"rank": 3}, "at least 5"),
         ({"reduction": "none"}, "reduction"),
         ({"reduction": -2.0}, "reduction"),

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeAlias, get_args
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import LBFGS, SGD, AdamW, Optimizer
 from typing_extensions import override
 
 from gramscope.errors import InputError
 from gramscope.layers.select import LayerSelector, unwrap
-from gramscope.optim.vcl_bookkeeping import check_finite_gradients, copied_to, summary_table
+from gramscope.optim.vcl_bookkeeping import (
+    check_arguments,
+    check_finite_gradients,
+    check_gamma,
+    copied_to,
+    summary_table,
+)
 from gramscope.optim.vcl_direction import Direction
 from gramscope.optim.vcl_rules import Anchor, Rules
 from gramscope.optim.vcl_spectrum import SpectralMap
@@ -102,7 +109,9 @@ class VCL(Optimizer):
         bias: bool = False,
         precision: torch.dtype | None = None,
     ) -> None:
-        _check(gamma=gamma, solver=solver, anchor=anchor, refresh=refresh)
+        arguments = {name: value for name, value in locals().items() if name not in ("self", "model", "__class__")}
+        self._arguments = arguments  # to make a copy
+        check_arguments(gamma, solver, anchor, rank, refresh, aim, precision)
         direction = Direction(momentum, orthogonalise)
         if direction.active and second_order:
             raise InputError(
@@ -119,7 +128,7 @@ class VCL(Optimizer):
         self._last: Target | None = targets[-1] if layers is None and len(targets) > 1 else None
         self._settled = self._last is None
         self._closed_to_groups = False
-        group = {"params": self._vcl_parameters(), "lr": gamma, "layers": self._vcl_names()}
+        group = {"params": self._vcl_parameters(), "lr": gamma, "layers": self._vcl_names(), "anchor": anchor}
         super().__init__([group], {"lr": gamma})
         self._closed_to_groups = True
         self.readout = self._make_readout(readout or partial(SGD, lr=0.1))
@@ -182,11 +191,15 @@ class VCL(Optimizer):
         others = self._other_parameters()
         if not others:
             return None
-        made = factory(others)
+        made = factory(others) if callable(factory) else factory
         if not isinstance(made, Optimizer):
             raise InputError(
-                f"readout= must return a torch optimizer, such as lambda params: torch.optim.AdamW(params, lr=1e-3); it "
-                f"returned {type(made).__name__}"
+                "readout= must be a function that returns a torch optimizer, such as "
+                f"lambda params: torch.optim.AdamW(params, lr=1e-3); got {type(made).__name__}"
+            )
+        if isinstance(made, LBFGS):
+            raise InputError(
+                "readout=LBFGS evaluates the loss several times a step, and VCL once: choose another optimizer"
             )
         given, taken = {id(p) for p in others}, {id(p) for group in made.param_groups for p in group["params"]}
         if given != taken:
@@ -253,6 +266,7 @@ class VCL(Optimizer):
         self._settle()
         units = self.units
         gamma = float(self.param_groups[0]["lr"])
+        check_gamma(gamma)
         with _no_autocast(units[0].target.parameter.device):
             proposals = propose_all(units, [self._state_of(unit) for unit in units], gamma)
         check_finite_gradients(self.model, self.param_groups[1:])
@@ -309,7 +323,7 @@ class VCL(Optimizer):
         ``rank``: singular values in use. ``largest``, ``most_negative``: eigenvalues of G. ``constraint``: share of G (by
         norm) that the weights cannot follow, the residual of the constraint at α = ½. ``discarded``: share of ``‖G‖²``
         dropped by truncation. ``moved``: ``‖W⁺ − W‖``. ``unsettled``: doubt in a light step, 0 after a full one (see
-        ``refresh``). Between full steps eigenvalues are estimates.
+        ``refresh``).
         """
         return {unit.target.name: unit.report.numbers() for unit in self.units if unit.report is not None}
 
@@ -318,6 +332,17 @@ class VCL(Optimizer):
         self._finalizer()
 
     # --- state --------------------------------------------------------------------------------------------------------
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> VCL:
+        """An optimizer with the same state for a copy of the model."""
+        copied = type(self)(copy.deepcopy(self.model, memo), **self._arguments)
+        memo[id(self)] = copied
+        copied.load_state_dict(copy.deepcopy(self.state_dict()))
+        return copied
+
+    @override
+    def __getstate__(self) -> dict[str, Any]:
+        raise InputError("VCL holds hooks on its model and cannot be pickled; save optimizer.state_dict()")
 
     def _state_of(self, unit: Unit) -> dict[str, Any]:
         state: dict[str, Any] = self.state[unit.target.parameter]
@@ -342,8 +367,17 @@ class VCL(Optimizer):
             raise InputError(
                 f"this state trains the layers {stored} by VCL, which are not those of this optimizer: {names}"
             )
+        anchor = state_dict["param_groups"][0].get("anchor")
+        if anchor != self.param_groups[0]["anchor"]:
+            raise InputError(f"this state belongs to anchor={anchor!r}, not {self.param_groups[0]['anchor']!r}")
         if missing:
-            self._regroup(next(unit.target for unit in self._units if unit.target.name == missing[0]))
+            last = next(unit.target for unit in self._units if unit.target.name == missing[0])
+            if last is not self._last or state_dict["state"]:  # a state from before the first step does not know it yet
+                self._regroup(last)
+        keys = dict(zip(self.param_groups[0]["params"], state_dict["param_groups"][0]["params"], strict=True))
+        for unit in self.units:
+            state = state_dict["state"].get(keys[unit.target.parameter], {})
+            unit.check_state(state.get(unit.target.part, {}) if unit.target.part else state)
         super().load_state_dict(state_dict)
         self._share()
         # torch casts floating-point state to the parameter's dtype; V must keep its own
@@ -360,16 +394,3 @@ def _no_autocast(device: torch.device) -> Iterator[None]:
     """Solvers choose their own precision, also when the step is taken inside an autocast region."""
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
         yield
-
-
-def _check(*, gamma: float, solver: str, anchor: str, refresh: int) -> None:
-    if not (isinstance(gamma, int | float) and gamma >= 0):
-        raise InputError(f"gamma={gamma!r}: the step of the virtual update must be a number of at least 0")
-    if solver not in get_args(Solver):
-        raise InputError(f"solver={solver!r}: choose one of {', '.join(map(repr, get_args(Solver)))}")
-    if anchor not in get_args(Anchor):
-        raise InputError(f"anchor={anchor!r}: choose one of {', '.join(map(repr, get_args(Anchor)))}")
-    if refresh < 1:
-        raise InputError(
-            f"refresh={refresh}: a full step is due at least every so many steps; 1 makes all of them full"
-        )

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gramscope.errors import NumericalError
+from gramscope.errors import InputError, NumericalError
 from gramscope.layers.select import public_name, unwrap
+from gramscope.optim.vcl_rules import Anchor
 from gramscope.optim.vcl_targets import Target
-from gramscope.optim.vcl_unit import Unit
+from gramscope.optim.vcl_unit import Solver, Unit
 
 
 def summary_table(
@@ -74,3 +76,44 @@ def copied_to(state: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
         else:
             copied[key] = copied_to(value, device) if isinstance(value, Mapping) else value
     return copied
+
+
+def check_gamma(gamma: float) -> None:
+    """Refuse a step that is no step.
+
+    Raises:
+        InputError: with the value.
+    """
+    if not (isinstance(gamma, int | float) and 0 <= gamma < math.inf):
+        raise InputError(f"gamma={gamma!r}: the step of the virtual update must be a number of at least 0")
+
+
+def check_arguments(
+    gamma: float,
+    solver: str,
+    anchor: str,
+    rank: int | None,
+    refresh: int,
+    aim: float,
+    precision: torch.dtype | None,
+) -> None:
+    """Refuse arguments of VCL that no other part checks.
+
+    Raises:
+        InputError: naming the argument and its value.
+    """
+    check_gamma(gamma)
+    if solver not in get_args(Solver):
+        raise InputError(f"solver={solver!r}: choose one of {', '.join(map(repr, get_args(Solver)))}")
+    if anchor not in get_args(Anchor):
+        raise InputError(f"anchor={anchor!r}: choose one of {', '.join(map(repr, get_args(Anchor)))}")
+    if not (rank is None or isinstance(rank, int)):
+        raise InputError(f"rank={rank!r}: the number of directions to keep must be a whole number")
+    if not (isinstance(refresh, int) and refresh >= 1):
+        raise InputError(
+            f"refresh={refresh!r}: a full step is due at least every so many steps; 1 makes all of them full"
+        )
+    if not (isinstance(aim, int | float) and math.isfinite(aim)):
+        raise InputError(f"aim={aim!r}: the part of the gradient step to go along with must be a number")
+    if precision not in (None, torch.float32, torch.float64):
+        raise InputError(f"precision={precision!r}: the solvers compute in torch.float32 or torch.float64")

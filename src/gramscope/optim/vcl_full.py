@@ -39,7 +39,7 @@ def full_step(
         vectors = vectors.gather(-1, kept.unsqueeze(-2).expand(*vectors.shape[:-1], -1))
     before = state.weights @ vectors[..., :p, :]  # W in the new basis
     target = before[..., :p] if aim is None else before[..., :p] - aim @ vectors[..., :p]
-    rotation = _polar(target * s.unsqueeze(-2))
+    rotation = _polar(target, s)
     weights = rotation * s.unsqueeze(-2)
     shift = torch.diag_embed(values)
     if rules.anchor == "current":
@@ -68,16 +68,20 @@ def _rotated(frame: Tensor, basis: Tensor, new: Extension | None) -> Tensor:
     return add_product(frame[..., :m] @ basis, frame[..., m:], new.directions)
 
 
-def _polar(A: Tensor) -> Tensor:
-    """The polar factor of ``A [k, p]``, k ≥ p; on the CPU through its Gram, zero where A is.
+def _polar(target: Tensor, s: Tensor) -> Tensor:
+    """The polar factor of ``A = target diag(s)``, ``[…, k, p]`` with k ≥ p; on the CPU through its Gram, zero where s is.
 
-    In float64 that is exact enough: singular values above 1e-8 of the largest are told apart.
+    In float64 that is exact enough: singular values above 1e-8 of the largest are told apart. Where A has fewer than s
+    (W had lost rank, and a floor gives it back) the factor must be completed.
     """
+    A = target * s.unsqueeze(-2)
     if A.device.type != "cpu":
         return polar(A)
     A64 = A.double()
     squares, vectors = eigh(A64.mT @ A64)
     finfo = torch.finfo(A64.dtype)
     found = squares > squares[..., -1:] * (finfo.eps * A.shape[-1])
+    if bool((found.sum(-1) < (s > 0).sum(-1)).any()):
+        return polar(A64).to(A.dtype)
     inverse = torch.where(found, squares.clamp_min(finfo.tiny).rsqrt(), 0.0)
     return (((A64 @ vectors) * inverse.unsqueeze(-2)) @ vectors.mT).to(A.dtype)

@@ -47,6 +47,7 @@ class Gatherer:
         self._probe: Tensor | None = None
         self._response: Tensor | None = None
         self._grad: Callable[[], Tensor | None] = lambda: None
+        self._version = 0
 
     def clear(self) -> None:
         """Forget everything; gradients start anew."""
@@ -62,6 +63,7 @@ class Gatherer:
     @torch.no_grad()
     def receive(self, layer: Layer, x: Tensor, dz: Tensor, factor: float) -> None:
         """Take in the gradient of one application's output."""
+        self._forget_if_zeroed()
         if self._usual is None:
             self._usual = factor
         rough = dz.dtype in (torch.bfloat16, torch.float16)
@@ -92,8 +94,16 @@ class Gatherer:
         task = int(torch._C._current_graph_task_id())
         self._parts += [part for part in self._pending if part.task == task]
         self._pending = []
-        self._grad = weakref.ref(grad)
+        self._grad, self._version = weakref.ref(grad), grad._version
         self._response = self._probed(gradient)
+
+    def _forget_if_zeroed(self) -> None:
+        """Gradients that were set to zero in place start anew; only a ``.grad`` that was changed is looked at."""
+        grad = self._grad()
+        if grad is not None and grad._version != self._version:
+            self._version = grad._version
+            if not bool(grad.any()):
+                self.clear()
 
     def batch(self, dense: bool) -> tuple[Batch, Tensor | None]:
         """The summed gradient of everything since the last clear, and how far it is from ``.grad``.
@@ -136,7 +146,9 @@ class Gatherer:
     @property
     def tolerance(self) -> float:
         """What rounding explains of the distance that :meth:`batch` returns."""
-        return 0.05 if any(part.rough for part in self._parts) else 1e4 * torch.finfo(self.dtype).eps
+        if any(part.rough for part in self._parts):
+            return 0.05
+        return 1e4 * max(torch.finfo(dtype).eps for dtype in (self.dtype, self.target.parameter.dtype))
 
     def _factored(self, now: Tensor, scale: Tensor, sigma: Tensor | None) -> tuple[Batch, Tensor]:
         pairs = [(part.rows, part.left, part.factor) for part in self._parts]

@@ -40,10 +40,12 @@ def light_step(
         before = turn.leading_part(state.weights)
         aim = None if aim is None else turn.leading_part(aim)
     top = shift[..., :p, :p]
-    top = top + before.mT @ before if rules.anchor == "current" else top.clone()
+    if rules.anchor == "current":
+        top = top + before.mT @ before
     s = state.singular_values
-    top.diagonal(dim1=-2, dim2=-1).sub_(state.eigenvalues)
-    change = top.mul_(state.response)
+    change = top.clone()
+    change.diagonal(dim1=-2, dim2=-1).sub_(state.eigenvalues)
+    change.mul_(state.response)
     relative = change.square().sum(-1) / s.square().clamp_min(torch.finfo(s.dtype).tiny)
     change = change * (1 + 4 * relative).rsqrt().unsqueeze(-1)  # no singular value doubles or vanishes
     far = relative.amax(-1).sqrt()
@@ -58,6 +60,7 @@ def light_step(
         state.weights.square().sum((-2, -1)),
         discarded,
         far if unsettled is None else unsettled.maximum(far),
+        top,
         rest,
     )
     result = replace(

@@ -71,7 +71,8 @@ class Report:
         unsettled: the larger of how far a light step's equation is from solved (see
             :func:`gramscope.linalg.lowrank.positive_slope`) and the largest relative change of a row of W since the last
             full step ``[…]``; None after a full one.
-        rest: G outside W's own directions ``[…, q, q]``, where the eigenvalues are not among those given.
+        own, rest: after a light step, which knows no eigenvalues, G on W's own directions ``[…, p, p]`` and on the others
+            ``[…, q, q]``, if there are any.
     """
 
     eigenvalues: Tensor
@@ -81,6 +82,7 @@ class Report:
     size: Tensor
     discarded: Tensor | None = None
     unsettled: Tensor | None = None
+    own: Tensor | None = None
     rest: Tensor | None = None
 
     def cut(self) -> Tensor:
@@ -91,6 +93,8 @@ class Report:
     def numbers(self) -> dict[str, float | list[float]]:
         """A number each, a list for a stack of matrices; for their meaning see :meth:`gramscope.VCL.diagnostics`."""
         eigenvalues, used = self.eigenvalues, self.singular_values > 0
+        if self.own is not None:
+            eigenvalues = torch.linalg.eigvalsh(self.own).flip(-1)
         if self.rest is not None:
             eigenvalues = torch.cat([eigenvalues, torch.linalg.eigvalsh(self.rest)], -1)
         squares = eigenvalues.square()

@@ -24,8 +24,10 @@ class SpectralMap:
     cutoff: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.alpha <= 1:
-            raise InputError(f"alpha={self.alpha}: the power of the eigenvalues must lie in (0, 1]; the paper uses 0.1")
+        if not (isinstance(self.alpha, int | float) and 0 < self.alpha <= 1):
+            raise InputError(
+                f"alpha={self.alpha!r}: the power of the eigenvalues must lie in (0, 1]; the paper uses 0.1"
+            )
         if not (self.floor >= 0 and math.isfinite(self.floor)):
             raise InputError(f"floor={self.floor}: the eigenvalue floor must be a number of at least 0")
         if self.cutoff is not None and not 0 <= self.cutoff < 1:

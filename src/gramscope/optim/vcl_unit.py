@@ -81,13 +81,36 @@ class Unit:
         self.refresh = refresh
         self.solver = ("exact" if d <= _SMALL else "recursive") if solver == "auto" else solver
         self.rank = _rank(target.name, k, d, rank)
-        self.dtype = precision or _precision(target.parameter.dtype, self.solver, target.parameter.device)
+        exact = self.solver == "exact" or (refresh == 1 and self.rank * d <= _UNCUT**2)
+        self.dtype = precision or _precision(target.parameter, exact)
         few_rows = not direction.active and self.solver == "recursive"
         self.gatherer = Gatherer(target, rows=few_rows, sigma=rules.second_order, dtype=self.dtype)
         self.report: Report | None = None
         self._dense = False
         self._announced = False
         self._light = Replay(self._light_step)
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse a stored state that is not one of this matrix and solver; an empty one is a beginning.
+
+        Raises:
+            InputError: naming the layer and what differs.
+        """
+        if not state:
+            return
+        solver = "exact" if "matrix" in state else "recursive"
+        if solver != self.solver:
+            raise InputError(
+                f"the state of layer {self.target.name!r} is one of solver={solver!r}, not {self.solver!r}"
+            )
+        W = self.target.read()
+        stored = state["matrix"] if solver == "exact" else state["basis"]
+        outputs = W.shape[-2] if solver == "exact" else state["weights"].shape[-2]
+        if (*stored.shape[:-2], outputs, stored.shape[-1]) != W.shape:
+            raise InputError(
+                f"the state of layer {self.target.name!r} is one of {outputs} × {stored.shape[-1]} weights, not of shape "
+                f"{tuple(W.shape)}"
+            )
 
     def plan(self, state: Mapping[str, Any]) -> Plan:
         """How to try the next step at first."""
@@ -170,6 +193,7 @@ class Unit:
             found["size"],
             found.get("discarded"),
             found["unsettled"],
+            found["own"],
             found.get("rest"),
         )
         return Proposal(found["matrix"], values, report, found["doubts"])
@@ -184,7 +208,7 @@ class Unit:
         assert report.unsettled is not None
         doubts = _doubts(matrix, report.unsettled.amax(), given.get("mixed"), self._distance(state, given["W"]), None)
         found = {name: getattr(new, name) for name in _MOVED} | {"matrix": matrix, "doubts": doubts}
-        found |= {name: getattr(report, name) for name in ("before", "size", "unsettled")}
+        found |= {name: getattr(report, name) for name in ("before", "size", "unsettled", "own")}
         optional = {"momentum": kept, "discarded": report.discarded, "rest": report.rest}
         return found | {name: x for name, x in optional.items() if x is not None}
 
@@ -271,7 +295,8 @@ def _rank(name: str, k: int, d: int, rank: int | None) -> int:
     return min(rank, d)
 
 
-def _precision(dtype: torch.dtype, solver: str, device: torch.device) -> torch.dtype:
-    if device.type == "mps":
+def _precision(parameter: Tensor, exact: bool) -> torch.dtype:
+    """Float64 where every step is exact and costs little; else what the parameter has, at least float32."""
+    if parameter.device.type == "mps":
         return torch.float32
-    return torch.float64 if solver == "exact" else torch.promote_types(dtype, torch.float32)
+    return torch.float64 if exact else torch.promote_types(parameter.dtype, torch.float32)

@@ -35,12 +35,14 @@ class Watch:
             )
         if isinstance(reduction, int | float) and not (math.isfinite(reduction) and reduction > 0):
             raise InputError(f"reduction={reduction!r}: the factor must be a positive number")
+        if not (isinstance(reduction, str | int | float) or callable(reduction)):
+            raise InputError(f"reduction={reduction!r}: give 'mean', 'sum', a number, or a function of the batch size")
         self._reduction = reduction
         self._by_layer = {layer.name: gatherer for gatherer in gatherers for layer in gatherer.target.layers}
         self._gatherers = list(gatherers)
         self._batch_size: int | None = None
-        self._ordering = True
-        #: the applications of the latest forward with their outputs, until :meth:`stop_ordering`
+        self._ordering = self._inside = True
+        #: the applications of the latest call of the model with their outputs, until :meth:`stop_ordering`
         self.order: list[tuple[Target, Tensor]] = []
         self._handles: list[RemovableHandle] = []
         self._place(unwrap(model))
@@ -72,12 +74,19 @@ class Watch:
                 watch._called(args, kwargs)
 
         @torch.compiler.disable  # type: ignore[untyped-decorator]
+        def returned(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            watch = me()
+            if watch is not None and module is root:
+                watch._inside = False
+
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
         def applied(layer: Layer, x: Tensor, z: Tensor) -> None:
             watch = me()
             if watch is not None:
                 watch._applied(layer, x, z)
 
         self._handles.append(root.register_forward_pre_hook(called, with_kwargs=True))
+        self._handles.append(root.register_forward_hook(returned))
         layers = [layer for gatherer in self._gatherers for layer in gatherer.target.layers]
         self._observer = Observer(layers, applied)
         self._observer.attach()
@@ -92,13 +101,13 @@ class Watch:
         x = first_tensor(kwargs) if x is None else x
         self._batch_size = None if x is None or x.dim() == 0 else x.shape[0]
         if self._ordering and torch.is_grad_enabled():
-            self.order = []
+            self.order, self._inside = [], True
 
     def _applied(self, layer: Layer, x: Tensor, z: Tensor) -> None:
         if not torch.is_grad_enabled() or not z.requires_grad:
             return
         gatherer = self._by_layer[layer.name]
-        if self._ordering:
+        if self._ordering and self._inside:  # not when activations are computed again in backward
             self.order.append((gatherer.target, z))
         size, x = self._batch_size, x.detach()
         me = weakref.ref(self)
