@@ -45,7 +45,9 @@ def _remedy(model: nn.Module, inputs: Any, problem: str) -> str | None:
     """What to do about an error of the model's forward, where its cause can be told."""
     if "argument" in problem and "forward()" in problem:
         return "say what the model takes with unpack=lambda batch: (inputs, target)"
-    if not any(word in problem for word in ("dtype", "type", "not implemented for")):
+    if "Inference tensors" in problem:
+        return "the model was made under torch.inference_mode; copy.deepcopy(model) outside it can be differentiated"
+    if not any(word in problem for word in ("type", "not implemented for")):
         return None
     first, dtype = first_tensor(inputs), model_dtype(model)
     if first is None or dtype is None:
