@@ -68,7 +68,8 @@ class VCL(Optimizer):
         orthogonalise: form the shift from the orthogonalised gradient.
         aim: Procrustes goes to the solution nearest to ``W − aim·γ·D`` instead of W, D the direction used.
         bias: train a VCL layer's bias with its weight, as the weight of a constant input.
-        precision: dtype the solver computes in: by default float64 for ``"exact"``, at least float32 for ``"recursive"``.
+        precision: dtype the solver computes in: by default float64 for ``"exact"`` and for ``"recursive"`` with ``refresh=1``
+            where nothing is truncated, else that of the weights, at least float32.
 
     Example:
         >>> import torch, gramscope as gs

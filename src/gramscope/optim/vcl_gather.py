@@ -69,7 +69,7 @@ class Gatherer:
         rough = dz.dtype in (torch.bfloat16, torch.float16)
         delta = layer.kind.outputs(layer.module, dz).flatten(-3, -2).to(self.dtype)
         kept = sum(part.left.shape[-2] for part in (*self._parts, *self._pending) if part.left is not None)
-        few = self._want_rows and kept + delta.shape[-2] <= delta.shape[-1]
+        few = self._want_rows and 0 < delta.shape[-2] <= delta.shape[-1] - kept
         self._pending.append(
             _Part(
                 task=int(torch._C._current_graph_task_id()),

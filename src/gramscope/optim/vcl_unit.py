@@ -81,7 +81,7 @@ class Unit:
         self.refresh = refresh
         self.solver = ("exact" if d <= _SMALL else "recursive") if solver == "auto" else solver
         self.rank = _rank(target.name, k, d, rank)
-        exact = self.solver == "exact" or (refresh == 1 and self.rank * d <= _UNCUT**2)
+        exact = self.solver == "exact" or (refresh == 1 and self.rank == d)
         self.dtype = precision or _precision(target.parameter, exact)
         few_rows = not direction.active and self.solver == "recursive"
         self.gatherer = Gatherer(target, rows=few_rows, sigma=rules.second_order, dtype=self.dtype)
@@ -296,7 +296,7 @@ def _rank(name: str, k: int, d: int, rank: int | None) -> int:
 
 
 def _precision(parameter: Tensor, exact: bool) -> torch.dtype:
-    """Float64 where every step is exact and costs little; else what the parameter has, at least float32."""
+    """Float64 where every step is meant to be exact; else what the parameter has, at least float32."""
     if parameter.device.type == "mps":
         return torch.float32
     return torch.float64 if exact else torch.promote_types(parameter.dtype, torch.float32)
