@@ -188,3 +188,14 @@ def test_a_floor_gives_back_rank_that_was_lost(k: int):
             step(m, optimizer, *batch(6, seed))
     torch.testing.assert_close(model[0].weight, mirror[0].weight, atol=1e-9, rtol=0)
     assert torch.linalg.svdvals(model[0].weight.detach())[5] > 0.1
+
+
+def test_an_empty_batch_moves_as_a_zero_gradient():
+    model, mirror = make(40, 6, 3), make(40, 6, 3)
+    optimizers = [gs.VCL(m, gamma=0.1, reduction="sum") for m in (model, mirror)]
+    x, y = batch(40, 0)
+    F.cross_entropy(model(x[:0]), y[:0], reduction="sum").backward()
+    (0 * F.cross_entropy(mirror(x), y)).backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    torch.testing.assert_close(model[0].weight, mirror[0].weight)
