@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import gramscope as gs
 import reference
 from gramscope.errors import InputError, LayerError, NumericalError, RescueWarning
+from gramscope.optim import vcl_unit
 
 AdamW = partial(torch.optim.AdamW, lr=1e-2)
 
@@ -46,6 +47,12 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tens
 def same(a: nn.Module, b: nn.Module, **tolerance: float) -> None:
     for p, q in zip(a.parameters(), b.parameters(), strict=True):
         torch.testing.assert_close(p, q, **tolerance)
+
+
+@pytest.fixture(autouse=True)
+def light_steps_in_small_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small layers take full steps only; here they stand for large ones."""
+    monkeypatch.setattr(vcl_unit, "_FEW", 0)
 
 
 # --- what a step computes ---------------------------------------------------------------------------------------------
@@ -805,3 +812,27 @@ def test_cuda_agrees_with_the_cpu(solver: str):
         train(model, optimizer, x.to(device), y.to(device), 50)
         results.append(model[0].weight.detach().cpu())
     torch.testing.assert_close(results[0], results[1], atol=1e-6, rtol=0)
+
+
+def test_small_layers_take_full_steps_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    model = mlp(20, 8, 3)
+    optimizer = gs.VCL(model, gamma=0.02)
+    x, y = data(20, 12)
+    train(model, optimizer, x, y, 40)
+    assert optimizer.state[model[0].weight]["since"] == 0
+
+
+@pytest.mark.parametrize(("d", "rank"), [(60, None), (600, None), (600, 600)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_same_batch_again_and_again_does_not_spoil_the_basis(d: int, rank: int | None, dtype: torch.dtype) -> None:
+    """Its rows lie in the basis already: what is left of them is rounding, which is no direction."""
+    x, y = data(d, 12)
+    exact, model = mlp(d, 8, 3), mlp(d, 8, 3).to(dtype)
+    train(exact, gs.VCL(exact, gamma=0.02, solver="exact"), x, y, 25)
+    optimizer = gs.VCL(model, gamma=0.02, rank=rank)
+    train(model, optimizer, x.to(dtype), y, 25)
+    basis = optimizer.state[model[0].weight]["basis"]
+    eps = torch.finfo(dtype).eps
+    assert (basis @ basis.mT - torch.eye(len(basis), dtype=dtype)).abs().max() < 200 * eps
+    assert (model[0].weight.double() - exact[0].weight).norm() < 200 * eps * exact[0].weight.norm()

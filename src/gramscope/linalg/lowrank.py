@@ -7,6 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+#: residuals up to this many rounding units of their rows are noise
+_NOISE = 32
+#: directions that depart from orthonormality by more than this many rounding units are made anew
+_ORTHONORMAL = 64
+
 
 @dataclass(frozen=True)
 class Extension:
@@ -23,10 +28,11 @@ class Extension:
 def extend_basis(basis: Tensor, rows: Tensor, passes: int = 2) -> Extension:
     """Split rows into their part in the span of a basis and new orthonormal directions (block Gram–Schmidt).
 
-    The new directions come from Cholesky factors, as products are fast everywhere. A ridge of a few rounding
-    units of the largest residual keeps the factorisation alive where residuals are linearly dependent or zero: directions
-    without energy come out shorter than one, down to zero, never as amplified rounding noise. Where the rows could fill
-    the whole space the basis is simply completed.
+    The new directions come from Cholesky factors, as products are fast everywhere. A ridge of a few rounding units of the
+    largest residual, and of the rows themselves, keeps the factorisation alive where residuals are linearly dependent or
+    nothing but rounding. One pass leaves such directions shorter than one, down to zero; two passes look whether all are
+    orthonormal, and turn to a Householder decomposition where they are not. Where the rows could fill the whole space the
+    basis is simply completed.
 
     Args:
         basis: ``[…, m, d]`` with orthonormal rows.
@@ -37,22 +43,37 @@ def extend_basis(basis: Tensor, rows: Tensor, passes: int = 2) -> Extension:
     if m + rows.shape[-2] >= d:
         completed: Tensor = torch.linalg.qr(basis.mT, mode="complete")[0].mT[..., m:, :]
         return Extension(rows @ basis.mT, rows @ completed.mT, completed)
-    coordinates, factor, directions = _residual(basis, rows, ridge=16)
-    for _ in range(passes - 1):
-        # rounding noise that takes the place of dependent rows is as good a direction as any, once it is made orthonormal
-        length = directions.square().sum(-1).sqrt().clamp_min(torch.finfo(rows.dtype).tiny)
-        again, refined, directions = _residual(basis, directions / length.unsqueeze(-1), ridge=1)
-        factor = factor * length.unsqueeze(-2)
-        coordinates = coordinates + factor @ again
-        factor = factor @ refined
-    return Extension(coordinates, factor, directions)
+    coordinates, factor, directions = _residual(basis, rows)
+    if passes == 1:
+        return Extension(coordinates, factor, directions)
+    again, refined, directions = _residual(basis, directions)
+    if not bool(_departure(basis, directions) < _ORTHONORMAL * torch.finfo(rows.dtype).eps):
+        return _by_reflections(basis, rows)
+    return Extension(coordinates + factor @ again, factor @ refined, directions)
 
 
-def _residual(basis: Tensor, rows: Tensor, ridge: float) -> tuple[Tensor, Tensor, Tensor]:
+def _departure(basis: Tensor, directions: Tensor) -> Tensor:
+    """The largest entry by which the directions are not orthonormal, or not orthogonal to the basis."""
+    gram = directions @ directions.mT
+    gram.diagonal(dim1=-2, dim2=-1).sub_(1)
+    return gram.abs().amax().maximum((directions @ basis.mT).abs().amax())
+
+
+def _by_reflections(basis: Tensor, rows: Tensor) -> Extension:
+    """The same by Householder's method: slower, and orthonormal whatever the rows are."""
+    Q, R = torch.linalg.qr(torch.cat([basis, rows], -2).mT)
+    m = basis.shape[-2]
+    signs = R.diagonal(dim1=-2, dim2=-1)[..., :m].sign()
+    coordinates = R[..., :m, m:].mT * signs.unsqueeze(-2)
+    return Extension(coordinates, R[..., m:, m:].mT, Q[..., m:].mT.contiguous())
+
+
+def _residual(basis: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """One Gram–Schmidt pass: coordinates, Cholesky factor of the residuals' Gram, normalised residuals."""
     coordinates = rows @ basis.mT
     residual = add_product(rows, coordinates, basis, -1)
-    factor = _ridged_cholesky(residual @ residual.mT, ridge)
+    noise = (_NOISE * torch.finfo(rows.dtype).eps) ** 2 * rows.square().sum(-1).amax(-1)
+    factor = _ridged_cholesky(residual @ residual.mT, 16, noise)
     # a product with the small inverse is several times faster than a triangular solve with many right-hand sides
     identity = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
     inverse = torch.linalg.solve_triangular(factor, identity, upper=False)
@@ -99,11 +120,15 @@ def _orthonormal_columns(Y: Tensor, ridge: float) -> Tensor:
     return result
 
 
-def _ridged_cholesky(gram: Tensor, ridge: float) -> Tensor:
-    """The lower Cholesky factor of a Gram with a ridge of a few rounding units of its largest entry; changes ``gram``."""
+def _ridged_cholesky(gram: Tensor, ridge: float, noise: Tensor | float = 0.0) -> Tensor:
+    """The lower Cholesky factor of a Gram, with a ridge of a few rounding units of its largest entry and a given one ``[…]``.
+
+    Changes ``gram``.
+    """
     diagonal = gram.diagonal(dim1=-2, dim2=-1)
     finfo = torch.finfo(gram.dtype)
-    diagonal.add_(ridge * finfo.eps * diagonal.amax(-1, keepdim=True) + finfo.tiny)
+    size = ridge * finfo.eps * diagonal.amax(-1) + finfo.tiny + noise
+    diagonal.add_(size.unsqueeze(-1))
     factor: Tensor = torch.linalg.cholesky_ex(gram)[0]
     return factor
 

@@ -36,7 +36,6 @@ def advance(
     rules: Rules,
     rank: int,
     full: bool = True,
-    precise: bool = True,
 ) -> tuple[Recursion, Tensor, Report]:
     """One step.
 
@@ -47,8 +46,6 @@ def advance(
         rules: the form of the algorithm.
         rank: m, directions to keep, at least min(k, d).
         full: decompose G anew; otherwise a light step, possible once the basis has ``rank`` rows and a full step was made.
-        precise: full steps treat the small matrices in float64. V is decomposed and put together again at each of them,
-            and in float32 the rounding of that adds up when there are no light steps.
 
     Returns:
         The next state, the new weights ``[…, k, d]``, and what there is to report.
@@ -61,7 +58,8 @@ def advance(
         D = batch.weighted(torch.cat([new.coordinates, new.factor], -1))
     else:
         D = batch.weighted(batch.rows @ state.basis.mT)
-    small = torch.float64 if full and precise and D.device.type != "mps" else D.dtype
+    # a full step decomposes V and puts it together again: in float32 the rounding of that would add up
+    small = torch.float64 if full and D.device.type != "mps" else D.dtype
     state, D = state.small_as(small), D.to(small)
     shift, gram = _moved_gram(state, D, batch.sigma, gamma, rules)
     aim = rules.aim * gamma * D if rules.aim else None

@@ -32,6 +32,8 @@ _UNCUT = 256
 _FIRST, _COOLING = 32, 4
 #: light steps whose equation is farther from solved, or that lead farther from the last full one, are replaced by full ones
 _SETTLED = 0.2
+#: up to this many directions all steps are full: they cost little more there
+_FEW = 128
 #: the matrices of a recursion's state, and those of them that a light step changes
 _MATRICES = tuple(f.name for f in fields(Recursion) if f.name not in ("steps", "since"))
 _MOVED = ("basis", "shift", "weights", "rotation")
@@ -174,7 +176,7 @@ class Unit:
         return Proposal(weights, values, report, _doubts(weights, None, mixed, changed, report.cut().sum()))
 
     def _advance(self, state: Recursion, batch: Batch, gamma: float) -> tuple[Recursion, Tensor, Report]:
-        return advance(state, batch, gamma, self.rules, self.rank, precise=self.refresh == 1)
+        return advance(state, batch, gamma, self.rules, self.rank)
 
     def _attempt_light(
         self, state: Mapping[str, Any], gamma: float, W: Tensor, batch: Batch, mixed: Tensor | None
@@ -227,7 +229,7 @@ class Unit:
         """Whether the next step must be a full one."""
         if "basis" not in state or state["basis"].shape[-2] != self.rank:
             return True
-        return bool(state["since"] + 1 >= self.refresh or state["steps"] < state["wait"])
+        return bool(self.rank <= _FEW or state["since"] + 1 >= self.refresh or state["steps"] < state["wait"])
 
     @property
     def cutoff(self) -> float:
