@@ -183,9 +183,9 @@ def claims(data: str, gamma: float, lr: float) -> list[Run]:
 
 
 def rank(data: str) -> list[Run]:
-    """Default solver against the exact one, one epoch of a subset, three seeds."""
-    common = {"study": "rank", "data": data, "method": "vcl", "epochs": 1, "images": 12800}
-    solvers = ({}, {"refresh": 1}, {"solver": "exact"})
+    """Default solver and larger ranks against the exact one, one epoch of half the images, three seeds."""
+    common = {"study": "rank", "data": data, "method": "vcl", "epochs": 1, "images": 25600}
+    solvers = ({}, {"refresh": 1}, {"rank": 320}, {"rank": 512}, {"solver": "exact"})
     return [Run(options={"gamma": 1.0, "warm_up": 1, **s}, seed=seed, **common) for seed in range(3) for s in solvers]
 
 

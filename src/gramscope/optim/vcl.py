@@ -149,7 +149,7 @@ class VCL(Optimizer):
         """The form of VCL that has worked best: shifts from an averaged, orthogonalised gradient, and the free part of it too.
 
         Beyond the paper: the shift is formed from ``O``, the orthogonalised running mean of gradients, without the γ² term;
-        Procrustes aims at ``W − 0.7γO``; eigenvalues have a smooth floor; biases are inside the Gram; ``W₀ᵀW₀ + V``, α = 0.35.
+        Procrustes aims at ``W − γO``; eigenvalues have a smooth floor; biases are inside the Gram; ``W₀ᵀW₀ + V``, α = ½.
         Let γ fall linearly to 0 with a learning-rate scheduler, and train the rest by AdamW (the default here).
 
         Args:
@@ -159,13 +159,13 @@ class VCL(Optimizer):
             options: any other argument of the class, to override the preset.
         """
         preset: dict[str, Any] = {
-            "alpha": 0.35,
+            "alpha": 0.5,
             "anchor": "initial",
             "second_order": False,
             "floor": 0.05,
             "momentum": 0.95,
             "orthogonalise": True,
-            "aim": 0.7,
+            "aim": 1.0,
             "bias": True,
         }
         return cls(model, gamma, readout=readout or partial(AdamW, lr=1e-3), **{**preset, **options})
