@@ -836,3 +836,15 @@ def test_the_same_batch_again_and_again_does_not_spoil_the_basis(d: int, rank: i
     eps = torch.finfo(dtype).eps
     assert (basis @ basis.mT - torch.eye(len(basis), dtype=dtype)).abs().max() < 200 * eps
     assert (model[0].weight.double() - exact[0].weight).norm() < 200 * eps * exact[0].weight.norm()
+
+
+def test_the_preset_learns_and_its_parts_can_be_overridden() -> None:
+    model = mlp(20, 16, 3)
+    optimizer = gs.VCL.best(model, 0.05)
+    x, y = data(20, 30)
+    before = float(F.cross_entropy(model(x), y).detach())
+    train(model, optimizer, x, y, 40)
+    assert float(F.cross_entropy(model(x), y).detach()) < 0.5 * before
+    assert isinstance(optimizer.readout, torch.optim.AdamW)
+    assert optimizer.units[0].target.bias is not None
+    assert gs.VCL.best(mlp(20, 16, 3), bias=False, alpha=0.3).units[0].rules.spectrum.alpha == 0.3
