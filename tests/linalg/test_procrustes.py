@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from unittest import mock
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,11 +12,19 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import reference
+from gramscope.linalg import small_rotation as small_rotation_module
 from gramscope.linalg.procrustes import by_one_pass, nearest_with_gram
 from gramscope.linalg.small_rotation import small_rotation
 
 METHODS = ("auto", "svd", "newton-schulz")
 SHAPES = ((12, 30), (16, 16), (30, 12), (17, 16), (1, 7), (7, 1), (40, 200))
+
+
+@pytest.fixture(autouse=True, scope="module", params=[1, 10**6], ids=["iterating", "decomposing"])
+def way_of_small_rotation(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Matrices from this size on are tried by conjugate gradients first: all of them, or none."""
+    with mock.patch.object(small_rotation_module, "_LARGE", request.param):
+        yield
 
 
 def pair(k: int, d: int, decades: float, change: float, seed: int) -> tuple[Tensor, Tensor]:

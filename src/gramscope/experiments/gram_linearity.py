@@ -214,7 +214,10 @@ def accuracies(results: Results[Settings]) -> list[Claim]:
             rows.append(Claim(claim, "of CIFAR-10 and CIFAR-100 alone", measured, None, "nothing published to compare"))
             continue
         found = dict(zip(("train", "test", "TL"), zip((train, test, linearity), known, strict=True), strict=True))
-        short = [f"{name} {wanted - value:.2f} short" for name, (value, wanted) in found.items() if value <= wanted]
+        lacking = {name: wanted - value for name, (value, wanted) in found.items() if value <= wanted}
+        short = [
+            f"TL {x:.2f} short" if name == "TL" else f"{name} {100 * x:.1f} points short" for name, x in lacking.items()
+        ]
         published = f"train > {known[0]:.0%}, test > {known[1]:.0%}, TL > {known[2]}"
         rows.append(Claim(claim, published, measured, not short, ", ".join(short)))
     return rows

@@ -116,7 +116,9 @@ def _pairs(results: Results[Settings]) -> list[tuple[_Case, Curve, Curve]]:
 
 
 def _used(plain: Curve, whitened: Curve) -> str:
-    return f"SGD: {plain.setting}; whitened: {whitened.setting}"
+    (sgd, at), (best, when) = plain.best, whitened.best
+    best_epochs = f"best epochs: {percent(best)} ({when:g}) and {percent(sgd)} ({at:g})"
+    return f"SGD: {plain.setting}; whitened: {whitened.setting}; {best_epochs}"
 
 
 def _matching(case: _Case, where: str, plain: Curve, whitened: Curve, reason: str) -> Claim:
@@ -160,7 +162,7 @@ def _unfinished(plain: Curve, chosen: Curve) -> str:
     if chosen.final - plain.final < 0.03:
         return ""
     if at == plain.points[0][-1]:
-        return f"SGD is not through: it still rises, and has {percent(chosen.final)} at its chosen setting"
+        return f"SGD has {percent(chosen.final)} at its chosen setting; here the last epoch is its best so far"
     return f"SGD is past its best, {percent(top)} after {at:g}"
 
 

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from gramscope.errors import LayerError
+from gramscope.linalg.autocast import without_autocast
 
 
 def rows(x: Tensor, batch_dim: int = 0) -> Tensor:
@@ -39,7 +40,7 @@ def sum_outer(delta: Tensor, h: Tensor) -> Tensor:
     """``D = Σ_{i,s} δ_is h_isᵀ``: ``[…, batch, sites, k] × […, batch, sites, d] → […, k, d]``, at least in float32."""
     if delta.dtype in (torch.bfloat16, torch.float16):
         delta = delta.float()
-    with torch.autocast(delta.device.type, enabled=False):
+    with without_autocast(delta.device):
         return delta.flatten(-3, -2).mT @ h.to(delta.dtype).flatten(-3, -2)
 
 
@@ -121,7 +122,7 @@ class LinearKind(LayerKind):
     @override
     def add_weight_gradient(self, module: nn.Module, x: Tensor, dz: Tensor, total: Tensor) -> None:
         delta, h = rows(dz).flatten(0, 1).to(total.dtype), rows(x).flatten(0, 1).to(total.dtype)
-        with torch.autocast(total.device.type, enabled=False):
+        with without_autocast(total.device):
             total.addmm_(delta.mT, h)  # one pass over ``total``, no second matrix of its size
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -62,14 +64,26 @@ def _wide(target: Tensor, source: Tensor, method: PolarMethod) -> Tensor:
     """``polar(target sourceᵀ) source`` of ``[batch, k, d]``, k ≤ d."""
     if method == "auto" and _float32_is_exact(source):
         T, W = target.float(), source.float()
-        rotation, reliable = small_rotation(_symmetric(torch.bmm(T, W.mT)), _antisymmetric(torch.bmm(W, (W - T).mT)))
-        if bool(reliable.all()):
-            return torch.baddbmm(W, rotation, W)
+        change = T - W
+        cross = torch.bmm(change, W.mT)  # exactly zero where nothing changed
+        rotation, reliable = small_rotation(_gram_of_rows(W).add_(_symmetric(cross)), _antisymmetric(cross))
         if bool(reliable.any()):
-            X = torch.baddbmm(W, rotation, W)
-            X[~reliable] = _by_product(target[~reliable], source[~reliable], method).to(X.dtype)
+            X = torch.baddbmm(W, rotation, W, out=change)  # its memory is warm, and not needed any more
+            if not bool(reliable.all()):
+                X[~reliable] = _by_product(target[~reliable], source[~reliable], method).to(X.dtype)
             return X
     return _by_product(target, source, method)
+
+
+def _gram_of_rows(W: Tensor) -> Tensor:
+    """``W Wᵀ`` of ``[batch, k, d]``, the upper triangle in blocks and the lower one copied from it."""
+    k = W.shape[-2]
+    G = W.new_empty(W.shape[0], k, k)
+    for start, stop in pairwise(range(0, k + 64, 64)):
+        strip = torch.bmm(W[:, start:stop], W[:, start:].mT)
+        G[:, start:stop, start:] = strip
+        G[:, stop:, start:stop] = strip[:, :, stop - start :].mT
+    return G
 
 
 def _by_product(target: Tensor, source: Tensor, method: PolarMethod) -> Tensor:

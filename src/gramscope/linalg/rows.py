@@ -16,6 +16,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from gramscope.errors import InputError
+from gramscope.linalg.autocast import without_autocast
 
 #: a torch tensor, a NumPy array or anything NumPy can read
 Array: TypeAlias = Tensor | ArrayLike
@@ -93,7 +94,7 @@ def gram_of_rows(x: Tensor) -> Tensor:
     tensor([[1.0000e-60]], dtype=torch.float64)
     """
     x = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x.device):
         gram = x.mT @ x
         limits = torch.finfo(x.dtype)
         if limits.tiny**0.5 < float(gram.diagonal(dim1=-2, dim2=-1).amax()) < limits.max**0.5:

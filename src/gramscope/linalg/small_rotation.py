@@ -8,9 +8,13 @@ from torch import Tensor
 #: rotations beyond this (‖K‖_F) are left to the general method
 _LARGEST = 0.05
 _ITERATIONS = 4
-#: conjugate-gradient steps that cost about as much as an eigendecomposition, and the least eigenvalue of S, relative to
-#: their mean, with which so few can be enough
-_STEPS, _LEAST = 10, 0.05
+#: conjugate-gradient steps that cost about as much as an eigendecomposition
+_STEPS = 10
+#: eigenvalues of S are shown to be above the first of these that they are, relative to their mean; with smaller ones so few
+#: steps cannot be enough
+_LEAST = (0.3, 0.05)
+#: smaller matrices are decomposed at once
+_LARGE = 128
 
 
 def small_rotation(S: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
@@ -40,7 +44,7 @@ def small_rotation(S: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
     scale = 1 / mean.clamp_min(finfo.tiny).view(-1, 1, 1)
     S, R = scale * S, scale * R
     unit = torch.full_like(mean, 0.5 * finfo.eps * S.shape[-1] ** 0.5)  # half a unit of rounding of W: ‖W‖² = tr S = n
-    K = _by_conjugate_gradients(S, R, unit)
+    K = _by_conjugate_gradients(S, R, unit) if S.shape[-1] >= _LARGE else None
     if K is not None:
         return _rotation(K, torch.linalg.vector_norm(K, dim=(-2, -1))), representable
     E, reliable = _in_eigenbasis(S, R, unit)
@@ -51,33 +55,41 @@ def _by_conjugate_gradients(S: Tensor, R: Tensor, unit: Tensor) -> Tensor | None
     """K of the first order, where a few steps give it for all matrices and higher orders do not matter; else None.
 
     The energy norm of ``K ↦ ½(SK + KS)`` is ``‖K W‖_F``, just what has to be accurate. It is at most ``‖residual‖/√s_min``,
-    and rounding of S by ε adds ``ε s_max ‖K‖`` to the residual; a Cholesky factor of ``S − _LEAST·I`` shows s_min.
+    and rounding of S by ε adds ``ε s_max ‖K‖`` to the residual; a Cholesky factor of ``S − least·I`` shows s_min.
     """
-    shifted = S.clone()
-    shifted.diagonal(dim1=-2, dim2=-1).sub_(_LEAST)
-    if bool(torch.linalg.cholesky_ex(shifted)[1].any()):
+    least = next((bound for bound in _LEAST if not bool(_below(S, bound).any())), None)
+    if least is None:
         return None
     finfo = torch.finfo(S.dtype)
-    K, rest, direction = torch.zeros_like(R), R, R
+    K, rest, direction = torch.zeros_like(R), R.clone(), R
     squares = _inner(R, R)
     energy = torch.zeros_like(squares)
+    enough = least * unit.square()
     for _ in range(_STEPS):
         SP = torch.bmm(S, direction)
-        curved = 0.5 * (SP - SP.mT)
-        length = squares / _inner(direction, curved).clamp_min(finfo.tiny)
+        curved = SP - SP.mT  # twice the operator
+        length = 2 * squares / _inner(direction, curved).clamp_min(finfo.tiny)
         energy = energy + length * squares
-        K = K + length.view(-1, 1, 1) * direction
-        rest = rest - length.view(-1, 1, 1) * curved
+        K.addcmul_(length.view(-1, 1, 1), direction)
+        rest.addcmul_(length.view(-1, 1, 1), curved, value=-0.5)
         new = _inner(rest, rest)
-        if bool((new < 0.1 * _LEAST * unit.square()).all()):
+        if bool((new < enough).all()):
             size = torch.linalg.vector_norm(K, dim=(-2, -1))
             rounding = finfo.eps * S.abs().sum(-1).amax(-1) * size
             # what the solution to first order leaves out is of third order
-            small = (size.square() * energy.sqrt() < unit) & (rounding < _LEAST**0.5 * unit)
+            small = (size.square() * energy.sqrt() < unit) & (rounding < least**0.5 * unit)
             return K if bool(small.all()) else None
-        direction = rest + (new / squares.clamp_min(finfo.tiny)).view(-1, 1, 1) * direction
+        direction = rest.addcmul((new / squares.clamp_min(finfo.tiny)).view(-1, 1, 1), direction)
         squares = new
     return None
+
+
+def _below(S: Tensor, bound: float) -> Tensor:
+    """Which matrices have an eigenvalue below ``bound``, ``[batch]``."""
+    shifted = S.clone()
+    shifted.diagonal(dim1=-2, dim2=-1).sub_(bound)
+    failed: Tensor = torch.linalg.cholesky_ex(shifted)[1] != 0
+    return failed
 
 
 def _in_eigenbasis(S: Tensor, R: Tensor, unit: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -16,6 +15,7 @@ from typing_extensions import override
 
 from gramscope.errors import InputError
 from gramscope.layers.select import LayerSelector, unwrap
+from gramscope.linalg.autocast import without_autocast
 from gramscope.optim.vcl_bookkeeping import (
     check_arguments,
     check_finite_gradients,
@@ -268,7 +268,7 @@ class VCL(Optimizer):
         units = self.units
         gamma = float(self.param_groups[0]["lr"])
         check_gamma(gamma)
-        with _no_autocast(units[0].target.parameter.device):
+        with torch.no_grad(), without_autocast(units[0].target.parameter.device):
             proposals = propose_all(units, [self._state_of(unit) for unit in units], gamma)
         check_finite_gradients(self.model, self.param_groups[1:])
         if self.readout is not None:
@@ -388,10 +388,3 @@ class VCL(Optimizer):
                 if id(parameter) in vcl and key in state_dict["state"]:
                     self.state[parameter] = copied_to(state_dict["state"][key], parameter.device)
         self._watch.clear()
-
-
-@contextmanager
-def _no_autocast(device: torch.device) -> Iterator[None]:
-    """Solvers choose their own precision, also when the step is taken inside an autocast region."""
-    with torch.no_grad(), torch.autocast(device.type, enabled=False):
-        yield

@@ -58,8 +58,8 @@ def advance(
         D = batch.weighted(torch.cat([new.coordinates, new.factor], -1))
     else:
         D = batch.weighted(batch.rows @ state.basis.mT)
-    # a full step decomposes V and puts it together again: in float32 the rounding of that would add up
-    small = torch.float64 if full and D.device.type != "mps" else D.dtype
+    # a full step decomposes V and puts it together again: in float32 the rounding of that would add up over full steps in a row
+    small = torch.float64 if full and state.since == 0 and D.device.type != "mps" else D.dtype
     state, D = state.small_as(small), D.to(small)
     shift, gram = _moved_gram(state, D, batch.sigma, gamma, rules)
     aim = rules.aim * gamma * D if rules.aim else None

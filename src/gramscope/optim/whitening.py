@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from typing import Any, get_args
 
 import torch
@@ -14,6 +13,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from gramscope.errors import InputError, NumericalError
+from gramscope.linalg.autocast import without_autocast
 from gramscope.linalg.polar import PolarMethod
 from gramscope.linalg.procrustes import by_one_pass, nearest_with_gram
 from gramscope.linalg.replay import Replay
@@ -94,12 +94,7 @@ class _GramUpdate(OptimizerWrapper):
             k, d = matrix.shape[-2:]
             stacks[k, d, matrix.parameter.dtype, matrix.parameter.device].append(matrix)
         for (k, d, _, device), alike in stacks.items():
-            plain = (
-                nullcontext()
-                if not torch.is_autocast_enabled(device.type)
-                else torch.autocast(device.type, enabled=False)
-            )
-            with plain:
+            with without_autocast(device):
                 for some in _portions(alike, max(1, _STACK_ENTRIES // (k * d))):
                     self._correct_stack(some, before)
 

@@ -27,6 +27,8 @@ from gramscope.statistics.step import Options, Step
 
 #: outputs of a sample up to which jacobians="auto" takes all of them
 OUTPUT_LIMIT = 256
+#: entries of output gradients that are kept until their covariance is added
+DELTA_ENTRIES = 2**17
 
 
 class Accumulator:
@@ -38,6 +40,7 @@ class Accumulator:
         self._sums: dict[tuple[str, str], Tensor] = {}
         self._partial: dict[str, Tensor] = {}
         self._waiting: dict[str, int] = {}
+        self._deltas: dict[str, list[Tensor]] = {}
         self._features: dict[str, FeatureAccumulator] = {}
         self._outputs: dict[str, FeatureAccumulator] = {}
         self._final: dict[str, FeatureAccumulator] = {}
@@ -61,7 +64,7 @@ class Accumulator:
                 if record.name in step.autograd:
                     self._add_sum(record.name, "autograd", record.layer.matrix(step.autograd[record.name]))
                 for delta in record.deltas():
-                    self._add_sum(record.name, "Sigma", gram_of_rows(delta.flatten(-3, -2)))
+                    self._add_covariance(record.name, delta.flatten(-3, -2))
             if self._options.features:
                 self._add_layer_features(record, step, target)
         for name, value in tape.outputs.items():
@@ -107,6 +110,17 @@ class Accumulator:
         self._waiting[record.name] = self._waiting.get(record.name, 0) + n
         if self._waiting[record.name] >= 4096:
             self._flush(record.name)
+
+    def _add_covariance(self, name: str, delta: Tensor) -> None:
+        """Add ``δᵀδ`` of rows ``[…, m, k]``: few rows wait for others, as one product of many costs less than many of few."""
+        waiting = self._deltas.setdefault(name, [])
+        waiting.append(delta)
+        if sum(rows.numel() for rows in waiting) >= DELTA_ENTRIES:
+            self._flush_covariance(name)
+
+    def _flush_covariance(self, name: str) -> None:
+        waiting = self._deltas.pop(name)
+        self._add_sum(name, "Sigma", gram_of_rows(torch.cat(waiting, -2) if len(waiting) > 1 else waiting[0]))
 
     def _flush(self, name: str) -> None:
         self._add_sum(name, "D", self._partial[name])
@@ -178,6 +192,8 @@ class Accumulator:
         """The finished statistics; NaN or infinity in any of them is an error that names the layer."""
         for name in self._partial:
             self._flush(name)
+        for name in list(self._deltas):
+            self._flush_covariance(name)
         for (name, what), value in self._sums.items():
             if not torch.isfinite(value.sum()):
                 raise NumericalError(

@@ -86,7 +86,10 @@ def _net_obstacle(jobs: Sequence[Job]) -> str:
     try:
         together = vmap(call)(stack, x)
     except (RuntimeError, ValueError, TypeError) as error:
-        return f"vmap cannot run {type(template).__name__} ({str(error).splitlines()[0]})"
+        reason = str(error).splitlines()[0]
+        if "random" in reason:
+            reason = "it draws random numbers"
+        return f"vmap cannot run {type(template).__name__} ({reason})"
     if not isinstance(together, Tensor):
         return f"{type(template).__name__} returns {type(together).__name__}, not a tensor"
     alone = torch.stack([model(batch) for model, batch in zip(models, x, strict=True)])
