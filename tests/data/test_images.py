@@ -215,7 +215,7 @@ def test_wrong_celeba_files_are_explained(tmp_path: Path, monkeypatch: pytest.Mo
         load("celeba", tmp_path, **every)
     attributes.write_text("\n".join(lines))
     monkeypatch.setitem(__import__("sys").modules, "PIL", None)
-    with pytest.raises(MissingExtraError, match="pip install pillow"):
+    with pytest.raises(MissingExtraError, match="gramscope\\[celeba\\]"):
         load("celeba", tmp_path, **options)
 
 
