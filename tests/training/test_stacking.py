@@ -13,6 +13,7 @@ from torch import nn
 
 from gramscope.data import DataSet
 from gramscope.errors import InputError
+from gramscope.optim import vcl_unit
 from gramscope.runs.directory import RunDirectory
 from gramscope.training.config import TrainConfig
 from gramscope.training.execution import choose_execution
@@ -22,6 +23,13 @@ from gramscope.training.reporting import Reporter
 from gramscope.training.stacked_rules import orthogonalise
 from gramscope.training.train import Trained, train
 from training.helpers import StopAfter, without_time
+
+
+@pytest.fixture(autouse=True)
+def light_steps_in_small_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small layers take full steps of VCL only; here they stand for large ones."""
+    monkeypatch.setattr(vcl_unit, "_FEW", 0)
+
 
 Config = Callable[..., TrainConfig]
 METHODS: dict[str, dict[str, Any]] = {

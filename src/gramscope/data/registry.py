@@ -149,7 +149,7 @@ def find_entry(name: str) -> Entry:
         close = difflib.get_close_matches(_plain(name), by_name, n=1)
         hint = f"; did you mean {by_name[close[0]].name}?" if close else ""
         raise InputError(
-            f"data set {name!r} is not known{hint} There are: {', '.join(entry.name for entry in _ENTRIES)}, "
+            f"data set {name!r} is not known{hint or ';'} there are: {', '.join(entry.name for entry in _ENTRIES)}, "
             "or the path of an .npz file"
         )
     return by_name[_plain(name)]

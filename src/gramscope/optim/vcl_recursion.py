@@ -61,6 +61,7 @@ def advance(
     # a full step decomposes V and puts it together again: in float32 the rounding of that would add up over full steps in a row
     small = torch.float64 if full and state.since == 0 and D.device.type != "mps" else D.dtype
     state, D = state.small_as(small), D.to(small)
+    gamma = gamma.to(small) if isinstance(gamma, Tensor) else gamma
     shift, gram = _moved_gram(state, D, batch.sigma, gamma, rules)
     aim = rules.aim * gamma * D if rules.aim else None
     if full:

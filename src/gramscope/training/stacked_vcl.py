@@ -158,8 +158,7 @@ class _UnitStack:
     def _advance(
         self, state: Recursion, batch: Batch, gamma: Tensor, *, full: bool
     ) -> tuple[Recursion, Tensor, Report]:
-        dtype = torch.float64 if full and gamma.device.type != "mps" else state.basis.dtype
-        rate = cast(float, _shaped(gamma, state.basis.dim()).to(dtype))  # one number a run
+        rate = _shaped(gamma, state.basis.dim())  # one number a run
         return advance(state, batch, rate, self.unit.rules, self.unit.rank, full)
 
     def _due(self, state: Recursion, run: int) -> bool:
