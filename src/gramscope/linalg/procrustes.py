@@ -79,7 +79,7 @@ def _gram_of_rows(W: Tensor) -> Tensor:
     """``W Wᵀ`` of ``[batch, k, d]``, the upper triangle in blocks and the lower one copied from it."""
     k = W.shape[-2]
     G = W.new_empty(W.shape[0], k, k)
-    for start, stop in pairwise(range(0, k + 64, 64)):
+    for start, stop in pairwise(range(0, k + 128, 128)):
         strip = torch.bmm(W[:, start:stop], W[:, start:].mT)
         G[:, start:stop, start:] = strip
         G[:, stop:, start:stop] = strip[:, :, stop - start :].mT

@@ -49,6 +49,7 @@ class _GramUpdate(OptimizerWrapper):
         self._choose()
 
     def _choose(self) -> None:
+        self._snapshots: dict[Tensor, Tensor] = {}
         self._choice = choose_matrices(self.param_groups, self._model, self._params, self._readout)
         self._count = self._parameter_count()
 
@@ -71,7 +72,7 @@ class _GramUpdate(OptimizerWrapper):
         A parameter the wrapped optimizer did not touch (no gradient) is left as it is.
         """
         self._follow_groups()
-        before = {matrix.parameter: matrix.parameter.detach().clone() for matrix in self._choice.matrices}
+        before = {matrix.parameter: self._snapshot(matrix.parameter) for matrix in self._choice.matrices}
         versions = {parameter: parameter._version for parameter in before}
         loss = self.optimizer.step() if closure is None else self.optimizer.step(closure)
         touched = [
@@ -81,6 +82,20 @@ class _GramUpdate(OptimizerWrapper):
         ]
         self._correct(touched, before)
         return loss
+
+    @torch.no_grad()
+    def _snapshot(self, parameter: Tensor) -> Tensor:
+        """A copy of the parameter; on the CPU in memory kept from the last step, as new memory costs more than the copy."""
+        if parameter.device.type != "cpu":
+            return parameter.detach().clone()
+        kept = self._snapshots.get(parameter)
+        if kept is None or kept.shape != parameter.shape or kept.dtype != parameter.dtype:
+            kept = self._snapshots[parameter] = torch.empty_like(parameter)
+        return kept.copy_(parameter)
+
+    @override
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_snapshots": {}}
 
     def _follow_groups(self) -> None:
         """Parameter groups may have been added, here or to the wrapped optimizer."""
