@@ -70,8 +70,7 @@ def _epoch(data: DataSet, device: str, seconds: float) -> list[Row]:
     ]
     note = f"CIFAR-10 MLP 3072-256-10, batch {BATCH}, {samples}"
     bound = times["DataLoader"] / times["arithmetic"]
-    overhead = (times["DataLoader"] - times["arithmetic"]) / max(times["epoch"] - times["arithmetic"], 1e-9)
-    last = f"{note}; {bound:.1f} would be no overhead at all here; overheads alone: {overhead:.0f} times less"
+    last = f"{note}; {bound:.1f} would be no overhead at all"
     return [_noted(row, note) for row in rows[:-1]] + [_noted(rows[-1], last)]
 
 
