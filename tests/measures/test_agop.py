@@ -120,13 +120,13 @@ class Pair(nn.Module):
 
 
 def test_symmetric_product_by_blocks(generator: torch.Generator) -> None:
-    from gramscope.measures.agop import _symmetric_product
+    from gramscope.linalg.psd import symmetric_product
 
     W = torch.randn(2, 3, 11, generator=generator, dtype=torch.float64)
     K = torch.randn(2, 3, 3, generator=generator, dtype=torch.float64)
     K = K + K.mT
     for block in (1, 4, 11, 50):
-        torch.testing.assert_close(_symmetric_product(W, K @ W, block), W.mT @ K @ W)
+        torch.testing.assert_close(symmetric_product(W, K @ W, block), W.mT @ K @ W)
 
 
 def test_layers_the_output_does_not_depend_on_are_left_out() -> None:

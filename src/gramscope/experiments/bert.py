@@ -29,12 +29,12 @@ from gramscope.training.seeding import PrivateRandomState, epoch_order
 class Recipe:
     """How to train: AdamW, linear warm-up over a tenth of the steps, then linear decay; gradients clipped."""
 
-    lr: float = 2e-5
-    weight_decay: float = 0.01
-    warm_up: float = 0.1
-    clip: float = 1.0
-    batch_size: int = 32
-    epochs: int = 3
+    lr: float
+    weight_decay: float
+    warm_up: float
+    clip: float
+    batch_size: int
+    epochs: int
 
 
 class Classifier(nn.Module):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import torch
 from torch import Tensor
 
 from gramscope.linalg.newton_schulz import one_pass
 from gramscope.linalg.polar import PolarMethod, polar
+from gramscope.linalg.psd import symmetric_product
 from gramscope.linalg.replay import Replay, Tensors
 from gramscope.linalg.small_rotation import small_rotation
 
@@ -65,25 +64,15 @@ def _wide(target: Tensor, source: Tensor, method: PolarMethod) -> Tensor:
     if method == "auto" and _float32_is_exact(source):
         T, W = target.float(), source.float()
         change = T - W
+        gram = symmetric_product(W.mT, W.mT, block=128)
         cross = torch.bmm(change, W.mT)  # exactly zero where nothing changed
-        rotation, reliable = small_rotation(_gram_of_rows(W).add_(_symmetric(cross)), _antisymmetric(cross))
+        rotation, reliable = small_rotation(gram.add_(_symmetric(cross)), _antisymmetric(cross))
         if bool(reliable.any()):
             X = torch.baddbmm(W, rotation, W, out=change)  # its memory is warm, and not needed any more
             if not bool(reliable.all()):
                 X[~reliable] = _by_product(target[~reliable], source[~reliable], method).to(X.dtype)
             return X
     return _by_product(target, source, method)
-
-
-def _gram_of_rows(W: Tensor) -> Tensor:
-    """``W Wᵀ`` of ``[batch, k, d]``, the upper triangle in blocks and the lower one copied from it."""
-    k = W.shape[-2]
-    G = W.new_empty(W.shape[0], k, k)
-    for start, stop in pairwise(range(0, k + 128, 128)):
-        strip = torch.bmm(W[:, start:stop], W[:, start:].mT)
-        G[:, start:stop, start:] = strip
-        G[:, stop:, start:stop] = strip[:, :, stop - start :].mT
-    return G
 
 
 def _by_product(target: Tensor, source: Tensor, method: PolarMethod) -> Tensor:

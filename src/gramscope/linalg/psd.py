@@ -42,6 +42,17 @@ def svd(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return U, s, Vt
 
 
+def symmetric_product(A: Tensor, B: Tensor, block: int = 768) -> Tensor:
+    """``AᵀB [..., d, d]`` where that is known to be symmetric: blocks below the diagonal are copied, not computed."""
+    d = A.shape[-1]
+    result = A.new_empty(*A.shape[:-2], d, d)
+    for i in range(0, d, block):
+        rows = slice(i, i + block)
+        result[..., rows, i:] = A[..., rows].mT @ B[..., i:]
+        result[..., i + block :, rows] = result[..., rows, i + block :].mT
+    return result
+
+
 def psd_eigen(A: Tensor, rtol: float | None = None) -> tuple[Tensor, Tensor]:
     """Eigenvalues and eigenvectors of positive semidefinite ``A [..., d, d]``, small ones set to zero.
 

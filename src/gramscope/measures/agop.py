@@ -31,7 +31,7 @@ from gramscope.layers.calling import (
 from gramscope.layers.jacobians import MEMORY, check_samples_are_independent, jacobian_chunks
 from gramscope.layers.select import LayerSelector, unwrap
 from gramscope.layers.tape import capture
-from gramscope.linalg.psd import psd_power
+from gramscope.linalg.psd import psd_power, symmetric_product
 from gramscope.statistics.collect import collect
 from gramscope.statistics.layer import LayerStatistics
 
@@ -84,7 +84,7 @@ def agop(
     for layer in stats:
         W = layer.weight.to(layer.K.device, torch.promote_types(layer.weight.dtype, torch.float32))
         with torch.autocast(W.device.type, enabled=False):
-            G = _symmetric_product(W, layer.K.to(W.dtype) @ W)
+            G = symmetric_product(W, layer.K.to(W.dtype) @ W)
         result[layer.name] = G if power == 1 else psd_power(G, power)
     return result
 
@@ -199,17 +199,6 @@ def _kernels(
         reasons = "; ".join(f"{name}: {statistics.notes.get(name, 'no Jacobians')}" for name in without)
         warnings.warn(f"left out {reasons}", ResultWarning, stacklevel=3)
     return [layer for layer in statistics if layer.JtJ is not None]
-
-
-def _symmetric_product(A: Tensor, B: Tensor, block: int = 768) -> Tensor:
-    """``AᵀB [d, d]`` where that is known to be symmetric: blocks below the diagonal are copied, not computed."""
-    d = A.shape[-1]
-    result = A.new_empty(*A.shape[:-2], d, d)
-    for i in range(0, d, block):
-        rows = slice(i, i + block)
-        result[..., rows, i:] = A[..., rows].mT @ B[..., i:]
-        result[..., i + block :, rows] = result[..., rows, i + block :].mT
-    return result
 
 
 def _cut(inputs: Any, model: nn.Module) -> Any:

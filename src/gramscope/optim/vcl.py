@@ -346,8 +346,7 @@ class VCL(Optimizer):
         raise InputError("VCL holds hooks on its model and cannot be pickled; save optimizer.state_dict()")
 
     def _state_of(self, unit: Unit) -> dict[str, Any]:
-        state: dict[str, Any] = self.state[unit.target.parameter]
-        return state.get(unit.target.part, {}) if unit.target.part else state
+        return _own(unit, self.state[unit.target.parameter])
 
     def _store(self, unit: Unit, state: dict[str, Any]) -> None:
         if unit.target.part:
@@ -377,8 +376,7 @@ class VCL(Optimizer):
                 self._regroup(last)
         keys = dict(zip(self.param_groups[0]["params"], state_dict["param_groups"][0]["params"], strict=True))
         for unit in self.units:
-            state = state_dict["state"].get(keys[unit.target.parameter], {})
-            unit.check_state(state.get(unit.target.part, {}) if unit.target.part else state)
+            unit.check_state(_own(unit, state_dict["state"].get(keys[unit.target.parameter], {})))
         super().load_state_dict(state_dict)
         self._share()
         # torch casts floating-point state to the parameter's dtype; V must keep its own
@@ -388,3 +386,9 @@ class VCL(Optimizer):
                 if id(parameter) in vcl and key in state_dict["state"]:
                     self.state[parameter] = copied_to(state_dict["state"][key], parameter.device)
         self._watch.clear()
+
+
+def _own(unit: Unit, state: dict[str, Any]) -> dict[str, Any]:
+    """A unit's part of the state of its parameter, which may be a packed weight of several units."""
+    found: dict[str, Any] = state.get(unit.target.part, {}) if unit.target.part else state
+    return found

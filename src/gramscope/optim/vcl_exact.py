@@ -27,7 +27,7 @@ def start(W: Tensor, rules: Rules) -> Dense:
     return Dense(torch.zeros(*W.shape[:-2], d, d, dtype=W.dtype, device=W.device))
 
 
-def advance(state: Dense, W: Tensor, batch: Batch, gamma: float, rules: Rules) -> tuple[Dense, Tensor, Report]:
+def advance(state: Dense, W: Tensor, batch: Batch, gamma: float | Tensor, rules: Rules) -> tuple[Dense, Tensor, Report]:
     """One step: ``V += v``; ``QΛQᵀ = WᵀW + V``; ``W⁺ = polar(W W~ᵀ) W~`` with ``W~ = Λ^α Qᵀ`` of the top min(k, d).
 
     Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -51,6 +51,10 @@ class Recursion:
             singular_values=self.singular_values.to(dtype),
             response=self.response.to(dtype),
         )
+
+
+#: the matrices among the fields of a recursion
+MATRICES = tuple(f.name for f in fields(Recursion) if f.name not in ("steps", "since"))
 
 
 def start(W: Tensor, rules: Rules) -> Recursion:

@@ -19,7 +19,7 @@ from gramscope.optim.vcl_exact import Dense
 from gramscope.optim.vcl_gather import Gatherer, relative_distance
 from gramscope.optim.vcl_recursion import advance
 from gramscope.optim.vcl_rules import Batch, Report, Rules
-from gramscope.optim.vcl_state import Recursion, rebased, start
+from gramscope.optim.vcl_state import MATRICES, Recursion, rebased, start
 from gramscope.optim.vcl_targets import Target
 
 Solver: TypeAlias = Literal["recursive", "exact", "auto"]
@@ -29,13 +29,12 @@ _SMALL = 64
 #: up to this many inputs, or twice as many as outputs, nothing is truncated unless asked for
 _UNCUT = 256
 #: steps at the beginning that are all full, and full steps after a light one did not settle
-_FIRST, _COOLING = 32, 4
+FIRST, COOLING = 32, 4
 #: light steps whose equation is farther from solved, or that lead farther from the last full one, are replaced by full ones
-_SETTLED = 0.2
+SETTLED = 0.2
 #: up to this many directions all steps are full: they cost little more there
 _FEW = 128
-#: the matrices of a recursion's state, and those of them that a light step changes
-_MATRICES = tuple(f.name for f in fields(Recursion) if f.name not in ("steps", "since"))
+#: the matrices of a recursion that a light step changes
 _MOVED = ("basis", "shift", "weights", "rotation")
 
 
@@ -131,7 +130,7 @@ class Unit:
         if not plan.changed and not weights <= self._rounding:
             return replace(plan, changed=True, full=True)
         finite = math.isfinite(norm)
-        if not plan.full and not (finite and light <= _SETTLED):
+        if not plan.full and not (finite and light <= SETTLED):
             return replace(plan, full=True)
         if not finite:
             raise NumericalError(self._trouble())
@@ -159,29 +158,26 @@ class Unit:
             before = vcl_exact.start(W, self.rules) if "matrix" not in state else Dense(state["matrix"])
             new, weights, report = vcl_exact.advance(before, W, batch, gamma, self.rules)
         elif "basis" not in state:
-            new, weights, report = self._advance(start(W, self.rules), batch, gamma)
+            new, weights, report = advance(start(W, self.rules), batch, gamma, self.rules, self.rank)
         else:
             recursion = Recursion(**{f.name: state[f.name] for f in fields(Recursion)})
             if plan.changed:
                 recursion = rebased(recursion, W)
             else:
                 changed = self._distance(recursion, W)
-            new, weights, report = self._advance(recursion, batch, gamma)
+            new, weights, report = advance(recursion, batch, gamma, self.rules, self.rank)
         values: dict[str, Any] = {f.name: getattr(new, f.name) for f in fields(new)}
         if kept is not None:
             values["momentum"] = kept
         if self.solver != "exact":
             failed = not self._due(state)
-            values["wait"] = values["steps"] + _COOLING if failed else int(state.get("wait", _FIRST))
+            values["wait"] = values["steps"] + COOLING if failed else int(state.get("wait", FIRST))
         return Proposal(weights, values, report, _doubts(weights, None, mixed, changed, report.cut().sum()))
-
-    def _advance(self, state: Recursion, batch: Batch, gamma: float) -> tuple[Recursion, Tensor, Report]:
-        return advance(state, batch, gamma, self.rules, self.rank)
 
     def _attempt_light(
         self, state: Mapping[str, Any], gamma: float, W: Tensor, batch: Batch, mixed: Tensor | None
     ) -> Proposal:
-        given = {name: state[name] for name in _MATRICES}
+        given = {name: state[name] for name in MATRICES}
         given |= {"W": W, "rows": batch.rows, "gamma": torch.full((), gamma, dtype=W.dtype, device=W.device)}
         optional = {"left": batch.left, "sigma": batch.sigma, "mixed": mixed, "momentum": state.get("momentum")}
         found = self._light(given | {name: x for name, x in optional.items() if x is not None})
@@ -204,7 +200,7 @@ class Unit:
         """A light step as a function of tensors alone."""
         batch = Batch(given["rows"], given.get("left"), given.get("sigma"))
         batch, kept = self.direction.of(batch, given.get("momentum"))
-        matrices: dict[str, Any] = {name: given[name] for name in _MATRICES}
+        matrices: dict[str, Any] = {name: given[name] for name in MATRICES}
         state = Recursion(**matrices)
         new, matrix, report = advance(state, batch, given["gamma"], self.rules, self.rank, full=False)
         assert report.unsettled is not None

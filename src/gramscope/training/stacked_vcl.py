@@ -7,7 +7,6 @@ full step and others a light one, both are worked out and each run takes its own
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import Any, cast
 
 import torch
@@ -19,14 +18,9 @@ from gramscope.optim import vcl_exact
 from gramscope.optim.vcl_exact import Dense
 from gramscope.optim.vcl_recursion import advance
 from gramscope.optim.vcl_rules import Batch, Report
-from gramscope.optim.vcl_state import Recursion, start
-from gramscope.optim.vcl_unit import _COOLING as COOLING
-from gramscope.optim.vcl_unit import _FIRST as FIRST
-from gramscope.optim.vcl_unit import _SETTLED as SETTLED
-from gramscope.optim.vcl_unit import Unit
+from gramscope.optim.vcl_state import MATRICES, Recursion, start
+from gramscope.optim.vcl_unit import COOLING, FIRST, SETTLED, Unit
 from gramscope.training.stacked_rules import Applications, Rule, Stack
-
-_MATRICES = tuple(f.name for f in fields(Recursion) if f.name not in ("steps", "since"))
 
 
 class VCLRule(Rule):
@@ -124,7 +118,7 @@ class _UnitStack:
             self._state = begin(W, self.unit.rules)
         if isinstance(self._state, Dense):
             rate = _shaped(gamma, W.dim()).to(W.dtype)
-            self._state, new, _ = vcl_exact.advance(self._state, W, batch, cast(float, rate), self.unit.rules)
+            self._state, new, _ = vcl_exact.advance(self._state, W, batch, rate, self.unit.rules)
         else:
             new = self._recursive(self._state, batch, gamma)
         self._write(params, torch.where(_shaped(sound, new.dim()), new, torch.nan))
@@ -193,7 +187,7 @@ class _UnitStack:
     # -- checkpoints ----------------------------------------------------------------------------------------------
     def export(self, run: int) -> dict[str, Any]:
         """One run's state."""
-        names = ("matrix",) if isinstance(self._state, Dense) else _MATRICES
+        names = ("matrix",) if isinstance(self._state, Dense) else MATRICES
         matrices = {} if self._state is None else {name: getattr(self._state, name)[run] for name in names}
         momentum = None if self._momentum is None else self._momentum[run]
         counts = {"steps": self._steps[run], "since": self._since[run], "wait": self._wait[run]}
@@ -227,7 +221,7 @@ def _per_run(values: Tensor, how: Any) -> Tensor:
 
 def _of(state: Recursion, runs: Tensor) -> Recursion:
     """The state of some runs."""
-    matrices = {name: getattr(state, name)[runs] for name in _MATRICES}
+    matrices = {name: getattr(state, name)[runs] for name in MATRICES}
     return Recursion(**matrices, steps=state.steps, since=state.since)
 
 
@@ -239,6 +233,6 @@ def _some(batch: Batch, runs: Tensor) -> Batch:
 
 def _put(state: Recursion, runs: Tensor, new: Recursion) -> Recursion:
     """The state with that of some runs replaced."""
-    pairs = {name: (getattr(state, name), getattr(new, name)) for name in _MATRICES}
+    pairs = {name: (getattr(state, name), getattr(new, name)) for name in MATRICES}
     chosen = {name: old.index_copy(0, runs, value.to(old.dtype)) for name, (old, value) in pairs.items()}
     return Recursion(**chosen, steps=new.steps, since=min(new.since, state.since))
