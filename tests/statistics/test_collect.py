@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from collections.abc import Callable
-from dataclasses import fields
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,41 +17,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import gramscope as gs
 from cases import BY_NAME, CASES, Case, sample_losses
+from comparing import assert_same
 from gramscope.errors import InputError, LayerError, NumericalError
 from gramscope.linalg.moments import ClassMoments, Moments
-from gramscope.statistics.result import Statistics
 
 USABLE = [case for case in CASES if case.name != "checkpoint-reentrant"]
-
-
-def tensors(statistics: Statistics) -> dict[str, Tensor]:
-    """Every tensor of the statistics under a flat name."""
-    found: dict[str, Tensor] = {}
-
-    def walk(prefix: str, value: object) -> None:
-        if isinstance(value, Tensor):
-            found[prefix] = value
-        elif isinstance(value, dict):
-            for key, item in value.items():
-                walk(f"{prefix}/{key}", item)
-        elif hasattr(value, "__dataclass_fields__"):
-            for f in fields(value):  # type: ignore[arg-type]
-                walk(f"{prefix}.{f.name}", getattr(value, f.name))
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            found[prefix] = torch.tensor(float(value), dtype=torch.float64)
-
-    walk("", statistics)
-    return found
-
-
-def assert_same(a: Statistics, b: Statistics, tolerance: float = 1e-9) -> None:
-    left, right = tensors(a), tensors(b)
-    assert left.keys() == right.keys()
-    assert left
-    for key, value in left.items():
-        torch.testing.assert_close(
-            value, right[key], rtol=tolerance, atol=tolerance, msg=lambda m, key=key: f"{key}: {m}"
-        )
 
 
 def loader(x: Tensor, y: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
@@ -124,32 +96,19 @@ def test_merge_refuses_other_layers_options_and_weights() -> None:
         stats.merge(gs.collect(model, (x, y), F.cross_entropy))
 
 
-def worker(rank: int, path: str, queue) -> None:  # type: ignore[no-untyped-def]
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
-    model, x, y = BY_NAME["mlp"].make()
-    rows = slice(0, 2) if rank == 0 else slice(2, 6)
-    options = {"jacobians": True, "residuals": True, "outputs": "1"}
-    reduced = gs.collect(model, (x[rows], y[rows]), F.cross_entropy, **options).all_reduce()
-    whole = gs.collect(model, (x, y), F.cross_entropy, **options)
-    try:
-        assert_same(reduced, whole)
-        queue.put("same")
-    except AssertionError as error:
-        queue.put(str(error))
-    torch.distributed.destroy_process_group()
-
-
 def test_all_reduce_over_two_processes(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    context = torch.multiprocessing.get_context("fork")
-    queue = context.Queue()
-    processes = [context.Process(target=worker, args=(rank, str(tmp_path / "store"), queue)) for rank in range(2)]
-    for process in processes:
-        process.start()
-    answers = [queue.get(timeout=60) for _ in processes]
-    for process in processes:
-        process.join()
-    assert answers == ["same", "same"]
+    script, store = Path(__file__).parents[1] / "all_reduce_rank.py", tmp_path / "store"
+    ranks = [
+        subprocess.Popen([sys.executable, script, str(rank), store], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        for rank in range(2)
+    ]
+    try:
+        answers = [rank.communicate(timeout=120)[0].strip() for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+    assert answers == [b"same", b"same"]
 
 
 def test_all_reduce_without_a_group_changes_nothing() -> None:
