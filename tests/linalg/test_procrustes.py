@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import reference
+from gramscope.linalg import procrustes as procrustes_module
 from gramscope.linalg import small_rotation as small_rotation_module
 from gramscope.linalg.procrustes import by_one_pass, nearest_with_gram
 from gramscope.linalg.small_rotation import small_rotation
@@ -22,8 +23,11 @@ SHAPES = ((12, 30), (16, 16), (30, 12), (17, 16), (1, 7), (7, 1), (40, 200))
 
 @pytest.fixture(autouse=True, scope="module", params=[1, 10**6], ids=["iterating", "decomposing"])
 def way_of_small_rotation(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Matrices from this size on are tried by conjugate gradients first: all of them, or none."""
-    with mock.patch.object(small_rotation_module, "_LARGE", request.param):
+    """Matrices from this size on are tried by conjugate gradients and in a kept basis: all of them, or none."""
+    with (
+        mock.patch.object(small_rotation_module, "LARGE", request.param),
+        mock.patch.object(procrustes_module, "LARGE", request.param),
+    ):
         yield
 
 
@@ -192,27 +196,19 @@ def test_small_rotation_says_where_it_is_not_accurate() -> None:
     assert not small_rotation(S[None], float("nan") * R[None])[1].any()
 
 
-def test_reduced_precision_products_are_not_relied_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reduced_precision_products_are_not_relied_on() -> None:
     """Where float32 products are allowed to be bfloat16 ones, the float64 way is taken."""
-    import gramscope.linalg.procrustes as module
-
     W1, W2 = pair(12, 30, 0, 1e-3, 0)
-    calls: list[int] = []
-
-    def counted(S: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
-        calls.append(1)
-        return small_rotation(S, R)
-
-    monkeypatch.setattr(module, "small_rotation", counted)
-    nearest_with_gram(W1, W2)
-    assert calls == [1]
-    before = torch.backends.mkldnn.matmul.fp32_precision
-    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
-    try:
+    with mock.patch.object(procrustes_module, "_by_product", wraps=procrustes_module._by_product) as general:
         nearest_with_gram(W1, W2)
-    finally:
-        torch.backends.mkldnn.matmul.fp32_precision = before
-    assert calls == [1]
+        assert general.call_count == 0
+        before = torch.backends.mkldnn.matmul.fp32_precision
+        torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+        try:
+            nearest_with_gram(W1, W2)
+        finally:
+            torch.backends.mkldnn.matmul.fp32_precision = before
+        assert general.call_count == 1
 
 
 def test_one_pass_is_the_general_method_where_its_residual_is_small() -> None:

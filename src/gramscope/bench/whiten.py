@@ -32,7 +32,9 @@ def run(device: torch.device | str = "cpu", seconds: float = 4.0) -> list[Row]:
             "GramWhitened(SGD)": _stepper(k, d, device, lambda W: GramWhitened(_sgd(W))),
             "SGD": _stepper(k, d, device, _sgd),
         }
-        took = compare(ways, device=device, seconds=seconds, warm_up=3, least=5)
+        took = compare(
+            ways, device=device, seconds=seconds, warm_up=3, least=3, calls=24
+        )  # a decomposition or two among them
         goal = cpu_goal if torch.device(device).type == "cpu" else other_goal
         for name, time in took.items():
             ratio = time / took["Muon"]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from gramscope.linalg.near import KeptBasis, nearest_nearby
 from gramscope.linalg.newton_schulz import one_pass
 from gramscope.linalg.polar import PolarMethod, polar
 from gramscope.linalg.psd import symmetric_product
 from gramscope.linalg.replay import Replay, Tensors
-from gramscope.linalg.small_rotation import small_rotation
+from gramscope.linalg.small_rotation import LARGE, rotation_by_products, small_rotation
 
 #: Cholesky factors are trusted while their diagonals span less than this
 _SPAN = 1e-3
@@ -18,14 +21,19 @@ _CONVERGED = 0.02
 
 
 def nearest_with_gram(
-    target: Tensor, source: Tensor, method: PolarMethod = "auto", replay: Replay | None = None
+    target: Tensor,
+    source: Tensor,
+    method: PolarMethod = "auto",
+    replay: Replay | None = None,
+    kept: Sequence[KeptBasis] | None = None,
 ) -> Tensor:
     """``argmin ‖X − target‖_F`` subject to ``XᵀX = sourceᵀ source``: ``polar(target sourceᵀ) source``.
 
     The product is formed, and its polar factor taken, in float64 (float32 on devices without it): in float32 the
     directions of singular values below 3e-4 of the largest would be lost in rounding, and a source equal to the target
-    would not come back unchanged. On the CPU ``"auto"`` first tries :func:`~gramscope.linalg.small_rotation.small_rotation`,
-    which is as exact in float32 when source and target are close.
+    would not come back unchanged. On the CPU ``"auto"`` first tries :func:`~gramscope.linalg.small_rotation.small_rotation`
+    and, for large matrices, :func:`~gramscope.linalg.near.nearest_nearby`, which are as exact in float32 when source and
+    target are close.
 
     Wide and square matrices use the k×k factor above. For tall ones that product has rank d < k; there
     ``X = target L₁⁻ᵀ polar(L₁ᵀL₂) L₂ᵀ`` with the Cholesky factors of both Grams, all d×d, or, where these are too
@@ -36,6 +44,8 @@ def nearest_with_gram(
         method: see :func:`~gramscope.linalg.polar.polar`.
         replay: a :class:`~gramscope.linalg.replay.Replay` of :func:`by_one_pass`, for callers that come again with the same
             shapes: ``"auto"`` tries it first on CUDA for matrices twice as wide as high, which are rarely ill-conditioned.
+        kept: a basis for each matrix, for callers that come again with matrices that have moved a little: saves ``"auto"``
+            most decompositions of large ones on the CPU.
 
     Returns:
         ``[…, k, d]`` in the dtype of ``source``.
@@ -48,7 +58,7 @@ def nearest_with_gram(
         found = replay({"target": T, "source": W})
         if bool((found["residual"] < _CONVERGED).all()):
             return found["nearest"].reshape(source.shape)
-    result = _tall(T, W, method) if k > d else _wide(T, W, method)
+    result = _tall(T, W, method) if k > d else _wide(T, W, method, kept)
     return result.to(source.dtype).reshape(source.shape)
 
 
@@ -59,20 +69,40 @@ def by_one_pass(given: Tensors) -> dict[str, Tensor]:
     return {"nearest": torch.bmm(rotation, W).to(given["source"].dtype), "residual": residual}
 
 
-def _wide(target: Tensor, source: Tensor, method: PolarMethod) -> Tensor:
+def _wide(target: Tensor, source: Tensor, method: PolarMethod, kept: Sequence[KeptBasis] | None) -> Tensor:
     """``polar(target sourceᵀ) source`` of ``[batch, k, d]``, k ≤ d."""
-    if method == "auto" and _float32_is_exact(source):
-        T, W = target.float(), source.float()
-        change = T - W
-        gram = symmetric_product(W.mT, W.mT, block=128)
-        cross = torch.bmm(change, W.mT)  # exactly zero where nothing changed
-        rotation, reliable = small_rotation(gram.add_(_symmetric(cross)), _antisymmetric(cross))
-        if bool(reliable.any()):
-            X = torch.baddbmm(W, rotation, W, out=change)  # its memory is warm, and not needed any more
-            if not bool(reliable.all()):
-                X[~reliable] = _by_product(target[~reliable], source[~reliable], method).to(X.dtype)
-            return X
-    return _by_product(target, source, method)
+    if method != "auto" or not _float32_is_exact(source):
+        return _by_product(target, source, method)
+    T, W = target.float(), source.float()
+    if W.shape[-2] < LARGE:
+        change, S, R = _parts(T, W)
+        rotation, reliable = small_rotation(S, R)
+        X = torch.baddbmm(W, rotation, W, out=change)
+    else:
+        X, reliable = _large(T, W, [KeptBasis() for _ in W] if kept is None else kept)
+    if not bool(reliable.all()):
+        X[~reliable] = _by_product(target[~reliable], source[~reliable], method).to(X.dtype)
+    return X
+
+
+def _large(target: Tensor, source: Tensor, kept: Sequence[KeptBasis]) -> tuple[Tensor, Tensor]:
+    """The same of large float32 matrices, and where it can be relied on ``[batch]``: by products alone, or in a kept basis."""
+    if all(basis.vectors is None for basis in kept):
+        change, S, R = _parts(target, source)
+        rotation = rotation_by_products(S, R)
+        if rotation is not None:
+            return torch.baddbmm(source, rotation, source, out=change), torch.ones(len(kept), dtype=torch.bool)
+    found = [nearest_nearby(T, W, basis) for T, W, basis in zip(target, source, kept, strict=True)]
+    rows = [W if near is None else near for W, near in zip(source, found, strict=True)]
+    return rows[0][None] if len(rows) == 1 else torch.stack(rows), torch.tensor([near is not None for near in found])
+
+
+def _parts(target: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """``target − source``, whose memory is warm and may be used again, and the parts of ``target sourceᵀ``: S + R."""
+    change = target - source
+    gram = symmetric_product(source.mT, source.mT, block=128)
+    cross = torch.bmm(change, source.mT)  # exactly zero where nothing changed
+    return change, gram.add_(_symmetric(cross)), _antisymmetric(cross)
 
 
 def _by_product(target: Tensor, source: Tensor, method: PolarMethod) -> Tensor:

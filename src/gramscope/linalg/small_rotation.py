@@ -14,7 +14,7 @@ _STEPS = 10
 #: steps cannot be enough
 _LEAST = (0.3, 0.05)
 #: smaller matrices are decomposed at once
-_LARGE = 128
+LARGE = 128
 
 
 def small_rotation(S: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
@@ -36,27 +36,46 @@ def small_rotation(S: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
         ``E`` ``[batch, n, n]`` with ``I + E`` orthogonal, and a boolean tensor ``[batch]`` that is False where S is
         indefinite or too ill-conditioned or R too large for E to be accurate.
     """
-    if not bool((S.sum() + R.sum()).isfinite()):
+    if not _finite(S, R):
         return torch.zeros_like(S), torch.zeros(S.shape[0], dtype=torch.bool, device=S.device)
-    finfo = torch.finfo(S.dtype)
-    mean = S.diagonal(dim1=-2, dim2=-1).mean(-1)
-    representable = mean > finfo.tiny / finfo.eps  # below, products have lost digits to underflow
-    scale = 1 / mean.clamp_min(finfo.tiny).view(-1, 1, 1)
-    S, R = scale * S, scale * R
-    unit = torch.full_like(mean, 0.5 * finfo.eps * S.shape[-1] ** 0.5)  # half a unit of rounding of W: ‖W‖² = tr S = n
-    K = _by_conjugate_gradients(S, R, unit) if S.shape[-1] >= _LARGE else None
+    S, R, unit, representable = _normalised(S, R)
+    K = _by_conjugate_gradients(S, R, unit)
     if K is not None:
         return _rotation(K, torch.linalg.vector_norm(K, dim=(-2, -1))), representable
     E, reliable = _in_eigenbasis(S, R, unit)
     return E, reliable & representable
 
 
+def rotation_by_products(S: Tensor, R: Tensor) -> Tensor | None:
+    """:func:`small_rotation` where a few products are enough for all matrices (large and well conditioned ones); else None."""
+    if not _finite(S, R):
+        return None
+    S, R, unit, representable = _normalised(S, R)
+    K = _by_conjugate_gradients(S, R, unit) if bool(representable.all()) else None
+    return None if K is None else _rotation(K, torch.linalg.vector_norm(K, dim=(-2, -1)))
+
+
+def _finite(S: Tensor, R: Tensor) -> bool:
+    return bool((S.sum() + R.sum()).isfinite())
+
+
+def _normalised(S: Tensor, R: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """S and R with tr S = n, half a unit of rounding of W then, and where products have lost no digits to underflow."""
+    finfo = torch.finfo(S.dtype)
+    mean = S.diagonal(dim1=-2, dim2=-1).mean(-1)
+    scale = 1 / mean.clamp_min(finfo.tiny).view(-1, 1, 1)
+    unit = torch.full_like(mean, 0.5 * finfo.eps * S.shape[-1] ** 0.5)
+    return scale * S, scale * R, unit, mean > finfo.tiny / finfo.eps
+
+
 def _by_conjugate_gradients(S: Tensor, R: Tensor, unit: Tensor) -> Tensor | None:
-    """K of the first order, where a few steps give it for all matrices and higher orders do not matter; else None.
+    """K of the first order, where a few steps give it for all (large) matrices and higher orders do not matter; else None.
 
     The energy norm of ``K ↦ ½(SK + KS)`` is ``‖K W‖_F``, just what has to be accurate. It is at most ``‖residual‖/√s_min``,
     and rounding of S by ε adds ``ε s_max ‖K‖`` to the residual; a Cholesky factor of ``S − least·I`` shows s_min.
     """
+    if S.shape[-1] < LARGE:
+        return None
     least = next((bound for bound in _LEAST if not bool(_below(S, bound).any())), None)
     if least is None:
         return None

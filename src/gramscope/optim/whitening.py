@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from gramscope.errors import InputError, NumericalError
 from gramscope.linalg.autocast import without_autocast
+from gramscope.linalg.near import KeptBasis
 from gramscope.linalg.polar import PolarMethod
 from gramscope.linalg.procrustes import by_one_pass, nearest_with_gram
 from gramscope.linalg.replay import Replay
@@ -46,6 +47,7 @@ class _GramUpdate(OptimizerWrapper):
         self._model = model
         self._params = params if params is None or isinstance(params, str | Tensor) else list(params)
         self._readout = readout
+        self._bases: dict[str, list[KeptBasis]] = {}
         self._choose()
 
     def _choose(self) -> None:
@@ -57,7 +59,7 @@ class _GramUpdate(OptimizerWrapper):
         return sum(len(group["params"]) for group in self.param_groups)
 
     @abstractmethod
-    def corrected(self, before: Tensor, proposed: Tensor) -> Tensor:
+    def corrected(self, before: Tensor, proposed: Tensor, kept: Sequence[KeptBasis]) -> Tensor:
         """The weights ``[count, k, d]`` that replace the proposal of the wrapped optimizer."""
 
     def summary(self) -> str:
@@ -97,6 +99,24 @@ class _GramUpdate(OptimizerWrapper):
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_snapshots": {}}
 
+    def _kept(self, matrix: WeightMatrix) -> list[KeptBasis]:
+        return self._bases.setdefault(matrix.name, [KeptBasis() for _ in range(matrix.shape[:-2].numel())])
+
+    @override
+    def own_state(self) -> dict[str, Any]:
+        bases = {name: [basis.vectors for basis in kept] for name, kept in self._bases.items()}
+        bases = {name: vectors for name, vectors in bases.items() if any(v is not None for v in vectors)}
+        return {"gram_bases": bases} if bases else {}
+
+    @override
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        saved = state.get("gram_bases", {})
+        self._bases = {}
+        for matrix in self._choice.matrices:
+            for basis, vectors in zip(self._kept(matrix), saved.get(matrix.name, []), strict=False):
+                if vectors is not None and vectors.shape[-1] == matrix.shape[-2]:
+                    basis.vectors = vectors.to(matrix.parameter.device, copy=True)
+
     def _follow_groups(self) -> None:
         """Parameter groups may have been added, here or to the wrapped optimizer."""
         if self._parameter_count() != self._count:
@@ -117,7 +137,7 @@ class _GramUpdate(OptimizerWrapper):
         old = _stacked([matrix.view(before[matrix.parameter]) for matrix in matrices])
         new = _stacked([matrix.view(matrix.parameter) for matrix in matrices])
         try:
-            corrected = self.corrected(old, new)
+            corrected = self.corrected(old, new, [basis for matrix in matrices for basis in self._kept(matrix)])
         except NumericalError:
             broken = [matrix.name for matrix in matrices if not bool(matrix.parameter.isfinite().all())]
             if not broken:
@@ -167,8 +187,8 @@ class GramWhitened(_GramUpdate):
     verb = "whitened"
 
     @override
-    def corrected(self, before: Tensor, proposed: Tensor) -> Tensor:
-        return nearest_with_gram(before, proposed, self.method, self._replay)
+    def corrected(self, before: Tensor, proposed: Tensor, kept: Sequence[KeptBasis]) -> Tensor:
+        return nearest_with_gram(before, proposed, self.method, self._replay, kept)
 
 
 class GramFixed(_GramUpdate):
@@ -181,8 +201,8 @@ class GramFixed(_GramUpdate):
     verb = "kept at its Gram"
 
     @override
-    def corrected(self, before: Tensor, proposed: Tensor) -> Tensor:
-        return nearest_with_gram(proposed, before, self.method, self._replay)
+    def corrected(self, before: Tensor, proposed: Tensor, kept: Sequence[KeptBasis]) -> Tensor:
+        return nearest_with_gram(proposed, before, self.method, self._replay, kept)
 
 
 def _portions(matrices: Sequence[WeightMatrix], size: int) -> Iterator[Sequence[WeightMatrix]]:

@@ -1,0 +1,125 @@
+"""Small rotations in a kept basis against the float64 polar factor."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import reference
+from gramscope.linalg import near as near_module
+from gramscope.linalg.near import KeptBasis, nearest_nearby
+
+EPS = torch.finfo(torch.float32).eps
+
+
+def weight(k: int, d: int, generator: torch.Generator) -> Tensor:
+    return (2 * torch.rand(k, d, generator=generator) - 1) / d**0.5
+
+
+def basis(W: Tensor) -> Tensor:
+    vectors: Tensor = torch.linalg.eigh(W @ W.mT)[1]
+    return vectors
+
+
+def assert_nearest(found: Tensor, target: Tensor, source: Tensor) -> None:
+    """The Gram, the matrix itself (to three units of rounding and a five-hundredth of the step) and its distance."""
+    wanted = reference.nearest_with_gram(target, source)
+    gram = source.double().mT @ source.double()
+    assert (found.double().mT @ found.double() - gram).norm() < 3e-7 * gram.norm()
+    tolerance = 3 * EPS * source.double().norm() + 2e-3 * (target - source).double().norm()
+    assert (found.double() - wanted).norm() < tolerance
+    distance, least = ((X - target.double()).norm() for X in (found.double(), wanted))
+    assert distance < (least.square() + tolerance.square()).sqrt() + EPS * source.double().norm()
+
+
+@pytest.mark.parametrize("coarse", [False, True])
+@pytest.mark.parametrize(("k", "d"), [(40, 40), (30, 41), (64, 200)])
+def test_a_slowly_moving_matrix_is_rarely_decomposed(
+    k: int, d: int, coarse: bool, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(near_module, "_has_bfloat16", lambda: coarse)
+    W, velocity, kept = weight(k, d, generator), torch.zeros(k, d), KeptBasis()
+    with mock.patch.object(torch.linalg, "eigh", wraps=torch.linalg.eigh) as eigh:
+        for _ in range(40):
+            D = torch.randn(k, 4, generator=generator) @ torch.randn(4, d, generator=generator)
+            velocity = 0.9 * velocity + D * (1e-4 * W.norm() / D.norm())
+            proposed = W + velocity
+            found = nearest_nearby(W, proposed, kept)
+            assert found is not None
+            assert_nearest(found, W, proposed)
+            W = found
+    assert 1 <= eigh.call_count <= 15
+
+
+@given(
+    shape=st.sampled_from([(16, 16), (17, 30), (40, 40), (1, 5)]),
+    decades=st.floats(0, 6),
+    change=st.sampled_from([1e-6, 1e-4, 1e-3, 1e-2, 0.029]),
+    start=st.sampled_from(["none", "right", "other", "identity"]),
+    seed=st.integers(0, 10**6),
+)
+def test_right_or_nothing(shape: tuple[int, int], decades: float, change: float, start: str, seed: int) -> None:
+    """Whatever the spectrum, the step and the basis of departure."""
+    g = torch.Generator().manual_seed(seed)
+    k, d = shape
+    U, V = (torch.linalg.qr(torch.randn(n, k, generator=g, dtype=torch.float64))[0] for n in (k, d))
+    target = ((U * torch.logspace(0, -decades, k, dtype=torch.float64)) @ V.mT).float()
+    D = torch.randn(k, d, generator=g)
+    source = target + D * (change * target.norm() / D.norm())
+    bases = {"none": None, "right": basis(source), "other": basis(weight(k, d, g)), "identity": torch.eye(k)}
+    found = nearest_nearby(target, source, KeptBasis(bases[start]))
+    if found is not None:
+        assert_nearest(found, target, source)
+
+
+@given(flipped=st.integers(0, 39), seed=st.integers(0, 100))
+def test_a_direction_that_changes_its_sign(flipped: int, seed: int) -> None:
+    """Symmetric products that are not positive definite belong to matrices that are not the nearest."""
+    g = torch.Generator().manual_seed(seed)
+    U, V = (torch.linalg.qr(torch.randn(40, 40, generator=g, dtype=torch.float64))[0] for _ in range(2))
+    sigma = torch.logspace(-3, 0, 40, dtype=torch.float64)
+    target = ((U * sigma) @ V.mT).float()
+    sigma[flipped] *= -1
+    source = ((U * sigma) @ V.mT).float()
+    found = nearest_nearby(target, source, KeptBasis(basis(source)))
+    if found is not None:
+        assert_nearest(found, target, source)
+
+
+def test_nothing_proposed_nothing_done(generator: torch.Generator) -> None:
+    W, kept = weight(40, 40, generator), KeptBasis()
+    before = W.clone()
+    for _ in range(1000):
+        found = nearest_nearby(W, W.clone(), kept)
+        assert found is not None
+        W = found
+    assert (W - before).abs().max() <= 1e-12
+    assert kept.vectors is not None
+
+
+def test_what_is_left_to_the_general_method(generator: torch.Generator) -> None:
+    W = weight(20, 30, generator)
+    kept = KeptBasis(basis(W))
+    assert nearest_nearby(2 * W, W, kept) is None
+    assert nearest_nearby(W * float("nan"), W, kept) is None
+    assert nearest_nearby(W, W * float("inf"), kept) is None
+    assert nearest_nearby(0 * W, 0 * W, kept) is None
+    assert nearest_nearby(1e-12 * W, 1.001e-12 * W, kept) is None
+    assert nearest_nearby(1e12 * W, 1.001e12 * W, kept) is None
+
+
+def test_a_basis_that_has_become_useless_is_replaced(generator: torch.Generator) -> None:
+    W = weight(40, 40, generator)
+    proposed = W + 1e-3 * W.norm() * torch.randn(40, 40, generator=generator) / 40
+    old = basis(weight(40, 40, generator))
+    kept = KeptBasis(old)
+    found = nearest_nearby(W, proposed, kept)
+    assert found is not None
+    assert_nearest(found, W, proposed)
+    assert kept.vectors is not None
+    assert kept.vectors is not old
