@@ -18,9 +18,10 @@ from gramscope.runs.directory import RunDirectory
 from gramscope.training.config import TrainConfig
 from gramscope.training.execution import choose_execution
 from gramscope.training.interrupt import Interrupted
-from gramscope.training.job import prepare
+from gramscope.training.job import Job, prepare
 from gramscope.training.reporting import Reporter
 from gramscope.training.stacked_rules import orthogonalise
+from gramscope.training.stacking import StackedEngine
 from gramscope.training.train import Trained, train
 from training.helpers import StopAfter, without_time
 
@@ -119,6 +120,23 @@ def test_stack_over_data_and_initial_scale(config: Config) -> None:
     }
     assert set(found) == {(0, 0.5), (0, 2.0), (1, 0.5), (1, 2.0)}
     assert len(set(found.values())) == 4
+
+
+def test_members_with_the_same_data_share_them(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four members on two data sets hold two sets; on one, that one, uncopied."""
+    held: list[torch.Tensor] = []
+    make = StackedEngine.__init__
+
+    def watched(engine: StackedEngine, jobs: list[Job]) -> None:
+        make(engine, jobs)
+        held.append(engine._x)
+        assert held[-1].dim() == 3 or held[-1] is jobs[0].data.x_train
+
+    monkeypatch.setattr(StackedEngine, "__init__", watched)
+    data = {"name": "gaussian", "n_train": 40, "n_test": 10, "d": 6}
+    for sweep, shape in (({"data.seed": [0, 1], "lr": [0.1, 0.2]}, (2, 40, 6)), ({"lr": [0.1, 0.2]}, (40, 6))):
+        train(config(data=data, sweep=sweep, execution="vectorised"))
+        assert held[-1].shape == shape
 
 
 def test_orthogonalise_is_torch_muons_iteration() -> None:

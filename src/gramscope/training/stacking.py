@@ -41,10 +41,11 @@ class StackedEngine(Engine):
         self._template = copy.deepcopy(first.model).train()
         trainable = {name for name, p in first.model.named_parameters() if p.requires_grad}
         self._params, self._buffers = stack_weights([job.model for job in jobs], trainable)
-        data = [job.data for job in jobs]
-        self._shared = all(item is data[0] for item in data)
-        self._x = data[0].x_train if self._shared else torch.stack([item.x_train for item in data])
-        self._y = data[0].y_train if self._shared else torch.stack([item.y_train for item in data])
+        sets = [(job.data.x_train, job.data.y_train) for job in jobs]
+        self._shared = _same(sets)
+        kept, which = (sets, range(len(jobs))) if self._full_batch else _distinct(sets)
+        self._x, self._y = sets[0] if self._shared else (torch.stack(part) for part in zip(*kept, strict=True))
+        self._which = torch.tensor(which, device=first.device).unsqueeze(1)
         self.rules, self.notes = build_rules(jobs, self._template, self._params)
         self._factor = torch.ones((), dtype=torch.float64, device=first.device)
         self._loss_sum = torch.zeros(len(jobs), dtype=torch.float64, device=first.device)
@@ -107,8 +108,7 @@ class StackedEngine(Engine):
             flat = index.reshape(-1)
             x, y = self._x.index_select(0, flat), self._y.index_select(0, flat)
             return x.reshape(*index.shape, *x.shape[1:]), y.reshape(*index.shape, *y.shape[1:])
-        rows = torch.arange(len(self.jobs), device=index.device).unsqueeze(1)
-        return self._x[rows, index], self._y[rows, index]
+        return self._x[self._which, index], self._y[self._which, index]
 
     def _backward(self, index: Tensor) -> tuple[Stack, Applications]:
         """Gradients of every member, as tensor operations only."""
@@ -177,7 +177,7 @@ class StackedEngine(Engine):
         return found
 
     def _evaluate(self, sets: Sequence[tuple[Tensor, Tensor]]) -> dict[str, list[float]]:
-        shared = self._shared
+        shared = _same(sets)
         x, y = sets[0] if shared else (torch.stack([x for x, _ in sets]), torch.stack([y for _, y in sets]))
         axis = 0 if shared else 1
         size = max(1, 25_000 // len(self.jobs))
@@ -235,6 +235,18 @@ class StackedEngine(Engine):
             self._loss_count = training["loss_count"]
         for number, rule in enumerate(self.rules):
             rule.restore([training["stacked"][number] for _, training in states])
+
+
+def _same(sets: Sequence[tuple[Tensor, Tensor]]) -> bool:
+    """Whether all members look at the very same tensors."""
+    return all(x is sets[0][0] and y is sets[0][1] for x, y in sets)
+
+
+def _distinct(sets: Sequence[tuple[Tensor, Tensor]]) -> tuple[list[tuple[Tensor, Tensor]], list[int]]:
+    """The different pairs of tensors among ``sets``, and which of them each is."""
+    numbers: dict[tuple[int, int], int] = {}
+    which = [numbers.setdefault((id(x), id(y)), len(numbers)) for x, y in sets]
+    return [sets[which.index(number)] for number in range(len(numbers))], which
 
 
 def stack_weights(models: Sequence[nn.Module], trainable: set[str]) -> tuple[Stack, Stack]:
