@@ -203,7 +203,9 @@ def _held_out(context: Context, layer: LayerStatistics) -> float:
     if context.held_out is None:
         raise Missing("no held-out data were given; pass held_out=<loader>")
     _joint(layer, gram=True)
-    other = _features(context.held_out.layers[layer.name])
+    if layer.name not in context.held_out.layers:
+        raise Missing("the held-out data do not reach it")
+    other = _features(context.held_out[layer.name])
     return held_out_from_moments(*coded_alike(_features(layer), other), context.ridge, context.intercept)
 
 
@@ -238,6 +240,10 @@ def _collapse(what: str) -> Callable[[Context, LayerStatistics], float]:
             raise Missing("neural collapse needs class labels")
         if classes.within is None:
             raise Missing("the scatter within classes was not collected; ask with gram=True")
+        if classes.n > 2 and int((classes.counts > 0).sum()) == classes.n:
+            raise Missing(
+                f"each of the {classes.n} rows has a class of its own; numbers to regress on are floating-point"
+            )
         readout = layer.weight if what == "nc3" else None
         if what in ("nc3", "nc4") and (layer.name != context.last or layer.weight.shape[-2] < classes.counts.shape[0]):
             raise Missing("only the readout's own inputs have a readout")
@@ -282,9 +288,9 @@ MEASURES: dict[str, Measure] = {
     "stable_rank": _measure(_stable_rank, "", "‖W‖_F² / ‖W‖₂²"),
     "gradient_norm": _measure(_gradient_norm, "loss", "‖D‖_F / n"),
     "fle_residual": _measure(_fle, "loss autograd", "‖Wᵀ∇_W L − Σ g hᵀ‖ / ‖Σ g hᵀ‖ with the parameter's own gradient"),
-    "vcs_cosine": _measure(_vcs_cosine, "loss", "ρ(v, Gram shift of a GD step)"),
-    "vcs_residual": _measure(_vcs_residual, "loss", "‖γ²(DᵀD − WᵀΣW)‖ / ‖Gram shift‖"),
-    "vcs_gram_cosine": _measure(_vcs_gram_cosine, "loss", "ρ(v, WᵀW)"),
+    "vcs_cosine": _measure(_vcs_cosine, "loss covariance", "ρ(v, Gram shift of a GD step)"),
+    "vcs_residual": _measure(_vcs_residual, "loss covariance", "‖γ²(DᵀD − WᵀΣW)‖ / ‖Gram shift‖"),
+    "vcs_gram_cosine": _measure(_vcs_gram_cosine, "loss covariance", "ρ(v, WᵀW)"),
     "nfa": _measure(_nfa("uncentered"), "jacobians", "ρ(WᵀW, WᵀKW)"),
     "nfa_corrupted": _measure(_nfa_corrupted, "jacobians", "ρ(WᵀW, WᵀQW), Q with K's spectrum and random eigenvectors"),
     "agop_trace": _measure(_agop_trace, "jacobians", "tr(WᵀKW)"),

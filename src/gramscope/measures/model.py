@@ -19,7 +19,7 @@ from gramscope.measures.columns import DEFAULT, MEASURES, OF_FEATURES, Context, 
 from gramscope.measures.nearest_mean import nearest_mean_agreement
 from gramscope.measures.table import Table
 from gramscope.statistics.collect import collect
-from gramscope.statistics.layer import LayerStatistics
+from gramscope.statistics.layer import LayerStatistics, NotCollected
 from gramscope.statistics.result import Statistics
 
 
@@ -67,7 +67,7 @@ def measure(
     (['0', '2'], ['nfa', 'target_linearity'])
     """
     given = {"features", "gram"}
-    given |= {"loss", "autograd", "residuals"} if loss is not None else set()
+    given |= {"loss", "covariance", "autograd", "residuals"} if loss is not None else set()
     given |= {"reference"} if reference is not None else set()
     given |= {"held_out"} if held_out is not None else set()
     given |= {"jacobians", "targets", "labels"}
@@ -80,6 +80,7 @@ def measure(
     if "gram" not in needs:
         collecting.setdefault("gram", False)
     collecting.setdefault("gradients", "loss" in needs)
+    collecting.setdefault("covariance", "covariance" in needs)
     collecting.setdefault("jacobians", "jacobians" in needs and (explicit or "auto"))
     options = dict(layers=layers, **collecting)
     wants_centered = any(name in ("nfa_double", "nfa_ptk", "double_ratio") for name in names)
@@ -92,13 +93,16 @@ def measure(
     )
     others = None
     if held_out is not None:
-        options |= {"residuals": False, "autograd": False, "jacobians": False}
-        others = collect(model, held_out, **options)
+        options |= {"gradients": False, "residuals": False, "autograd": False, "jacobians": False}
+        others = collect(model, held_out, loss, **options)
     weights = {}
     if reference is not None:
         check_reference(model, reference)
         weights = {layer.name: layer.weight().double() for layer in select_layers(reference, layers)}
-    again = {name: collecting[name] for name in ("unpack", "eval_mode", "batch_dim") if name in collecting}
+    again: dict[str, Any] = {
+        name: collecting[name] for name in ("unpack", "eval_mode", "batch_dim", "targets") if name in collecting
+    }
+    again["ignore_index"] = statistics.options["ignore_index"]
     nearest_mean = partial(nearest_mean_agreement, model=model, loader=loader, **again)
     context = Context(statistics, gamma, ridge, intercept, center, weights, others, nearest_mean=nearest_mean)
     return table_of(statistics, names, context)
@@ -130,6 +134,10 @@ def _evaluate(name: str, context: Context, layer: LayerStatistics, notes: dict[s
         warnings.simplefilter("always", GramscopeWarning)
         try:
             value = MEASURES[name].compute(context, layer)
+        except NotCollected as reason:
+            why = context.statistics.notes.get(layer.name)
+            notes[f"{layer.name}.{name}"] = why or str(reason).removeprefix(f"layer {layer.name!r}: ")
+            return None
         except (Missing, InputError, NumericalError) as reason:
             notes[f"{layer.name}.{name}"] = str(reason).removeprefix(f"layer {layer.name!r}: ")
             return None

@@ -115,7 +115,8 @@ class Monitor:
         self._options = dict(
             options, measures=measures, layers=layers, reference=reference if needs_reference else None
         )
-        self._data = hold(data, samples, unpack, model_device(model), model_dtype(model))
+        batch_dim = options.get("batch_dim", 0)
+        self._data = hold(data, samples, unpack, model_device(model), model_dtype(model), batch_dim)
         self.record()
 
     def step(self) -> dict[str, Any] | None:
@@ -189,16 +190,24 @@ def _cadence(every: Any) -> Callable[[int], bool]:
 
 
 def hold(
-    data: Any, samples: int, unpack: Unpack | None, device: torch.device, dtype: torch.dtype | None = None
+    data: Any,
+    samples: int,
+    unpack: Unpack | None,
+    device: torch.device,
+    dtype: torch.dtype | None = None,
+    batch_dim: int = 0,
 ) -> list[tuple[Any, Any]]:
-    """The first ``samples`` samples of tensors, arrays (as ``dtype``), a loader or a data set, as batches on ``device``."""
+    """The first ``samples`` samples of tensors, arrays (as ``dtype``), a loader or a data set, as batches on ``device``.
+
+    Where the batch is not the first axis, whole batches are held.
+    """
     held: list[tuple[Any, Any]] = []
     count = 0
     with torch.random.fork_rng(devices=[]):  # a shuffling loader draws from the global generator
         for inputs, target in batches(data, unpack, dtype):
             first = first_tensor(inputs)
-            n = 0 if first is None else first.shape[0]
-            rest = samples - count
+            n = 0 if first is None else first.shape[batch_dim] if first.dim() > batch_dim else 1
+            rest = samples - count if batch_dim == 0 else n
             held.append((to_device(head(inputs, rest, n), device), to_device(head(target, rest, n), device)))
             count += min(n, rest)
             if count >= samples:

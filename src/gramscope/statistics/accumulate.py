@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from gramscope.errors import LayerError, NumericalError
+from gramscope.errors import InputError, LayerError, NumericalError
 from gramscope.layers.checks import shares_parameter
 from gramscope.layers.jacobians import jacobian_chunks
-from gramscope.layers.record import LayerRecord
+from gramscope.layers.kinds import LinearKind
+from gramscope.layers.record import Application, LayerRecord
 from gramscope.layers.tape import Tape
 from gramscope.linalg.rows import gram_of_rows
-from gramscope.statistics.features import Unpaired, rows_and_targets
-from gramscope.statistics.layer import (
-    FeatureStatistics,
-    LayerStatistics,
-    NetworkStatistics,
-    merge_networks,
-)
-from gramscope.statistics.layouts import output_rows
-from gramscope.statistics.result import Statistics
+from gramscope.statistics.features import NoSuchSites, Tokens, Unpaired, inputs_of, rows_and_targets
+from gramscope.statistics.layer import SUMS, LayerStatistics, NetworkStatistics, merge_networks
+from gramscope.statistics.layouts import SampleAxes, output_rows
+from gramscope.statistics.result import EVERY, Statistics, output_of, true_notes, woven
 from gramscope.statistics.rows import FeatureAccumulator
 from gramscope.statistics.step import Options, Step
 
@@ -32,11 +31,29 @@ DELTA_ENTRIES = 2**17
 
 
 class Accumulator:
-    """Running sums of one collection; :meth:`result` freezes them."""
+    """Running sums of one collection; :meth:`result` freezes them.
 
-    def __init__(self, options: Options, generator: torch.Generator | None) -> None:
+    Args:
+        options: what to keep.
+        generator: of the signs of sketched Jacobians.
+        covariance: keep ``Σ`` beside ``D``.
+        axes: where the samples are in inputs and outputs.
+        modules: those whose outputs are kept, by name.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        generator: torch.Generator | None,
+        covariance: bool,
+        axes: SampleAxes,
+        modules: dict[str, nn.Module],
+    ) -> None:
         self._options = options
         self._generator = generator
+        self._covariance = covariance
+        self._axes = axes
+        self._modules = modules
         self._sums: dict[tuple[str, str], Tensor] = {}
         self._partial: dict[str, Tensor] = {}
         self._waiting: dict[str, int] = {}
@@ -45,31 +62,34 @@ class Accumulator:
         self._outputs: dict[str, FeatureAccumulator] = {}
         self._final: dict[str, FeatureAccumulator] = {}
         self._weights: dict[str, Tensor] = {}
+        self._order: list[str] = []
         self._shared: set[str] = set()
         self._network: NetworkStatistics | None = None
-        self._n = 0
+        self._left_out: dict[tuple[str, str], str] = {}
+        self._no_such_sites: dict[str, str] = {}
         self._notes: dict[str, str] = {}
 
     def add(self, tape: Tape, step: Step, twin: tuple[Tape, Tensor] | None) -> None:
         """Add one batch that ``tape`` has seen; ``twin`` is the reference network's tape and output."""
-        self._n += step.n
         target = step.target if isinstance(step.target, Tensor) else None
         for record in tape:
             if record.name not in self._weights:
                 self._weights[record.name] = record.layer.weight().clone()
+                self._order = woven(self._order, tape.order)
                 if self._options.autograd and shares_parameter(record.layer, tape.model):
                     self._shared.add(record.name)
-            if self._options.gradients and all(a.dz is not None for a in record.applications):
+            if self._options.gradients and any(a.dz is not None for a in record.applications):
                 self._add_gradient(record, step.n)
                 if record.name in step.autograd:
                     self._add_sum(record.name, "autograd", record.layer.matrix(step.autograd[record.name]))
-                for delta in record.deltas():
-                    self._add_covariance(record.name, delta.flatten(-3, -2))
-            if self._options.features:
+                if self._covariance and self._fits(record.name, "Sigma", "Σ"):
+                    for delta in record.deltas():
+                        self._add_covariance(record.name, delta.flatten(-3, -2))
+            if self._options.features and (record.name, "features") not in self._left_out:
                 self._add_layer_features(record, step, target)
         for name, value in tape.outputs.items():
             if self._options.features:
-                self._add_rows(self._outputs, name, output_rows(value, self._options.layouts[name], name), step, target)
+                self._add_output(name, value, step, target)
             if tape.output_counts[name] > 1:
                 count = tape.output_counts[name]
                 self._notes[name] = f"it ran {count} times in a forward; its output is the one of the last time"
@@ -77,16 +97,38 @@ class Accumulator:
             self._add_jacobians(tape, step.output, twin)
         self._add_network(step, target)
 
+    def _leave_out(self, name: str, what: str, reason: str) -> None:
+        """What one batch cannot have, no batch has: a part of the data would pass for all of them."""
+        self._left_out.setdefault((name, what), reason)
+
+    def _fits(self, name: str, what: str, symbol: str) -> bool:
+        """Whether a k×k sum of this layer, with the product that is added to it, fits the budget of memory."""
+        if (name, what) in self._left_out:
+            return False
+        if (name, what) in self._sums:
+            return True
+        weight = self._weights[name]
+        k, matrices = weight.shape[-2], weight[..., 0, 0].numel()
+        size = matrices * k**2 * (self._options.dtype.itemsize + max(weight.dtype.itemsize, 4))
+        if size <= self._options.memory:
+            return True
+        have = f"{self._options.memory / 2**20:,.0f} MiB of memory="
+        self._leave_out(
+            name, what, f"no {symbol}: {k} × {k} numbers take {size / 2**20:,.0f} MiB, more than the {have}"
+        )
+        return False
+
     def _wants_jacobians(self, output: Tensor) -> bool:
         if self._options.jacobians != "auto":
             return bool(self._options.jacobians)
         count = output[0].numel()
-        if count <= OUTPUT_LIMIT or self._options.sketch is not None:
-            return True
-        self._notes["(output)"] = (
-            f"no Jacobians: a sample has {count} outputs, more than {OUTPUT_LIMIT}; pass sketch=64 and a generator"
-        )
-        return False
+        if count > OUTPUT_LIMIT and self._options.sketch is None:
+            self._notes[output_of()] = (
+                f"no Jacobians: a sample has {count} outputs, more than {OUTPUT_LIMIT}; pass sketch=64 and a generator"
+            )
+            self._leave_out(EVERY, "JtJ", "")
+            self._leave_out(EVERY, "JtJ_centered", "")
+        return (EVERY, "JtJ") not in self._left_out
 
     def _add_sum(self, name: str, what: str, value: Tensor) -> None:
         key = (name, what)
@@ -134,7 +176,8 @@ class Accumulator:
             for chunk in jacobian_chunks(tape, output, generator=self._generator, **options):  # type: ignore[arg-type]
                 while chunk:  # a layer's Jacobians are dropped as soon as they are summed
                     name, J = chunk.popitem()
-                    self._add_sum(name, "JtJ", _gram(J))
+                    if self._fits(name, "JtJ", "K"):
+                        self._add_sum(name, "JtJ", _gram(J))
                     del J
             return
         # Both networks must see the same random signs.
@@ -146,16 +189,32 @@ class Accumulator:
                 name, J = chunk.popitem()
                 if name not in reference or reference[name].shape != J.shape:
                     raise LayerError(f"the reference network has no layer {name!r} of the same shape")
-                self._add_sum(name, "JtJ", _gram(J))
-                self._add_sum(name, "JtJ_centered", _gram(J - reference.pop(name)))
+                if self._fits(name, "JtJ", "K"):
+                    self._add_sum(name, "JtJ", _gram(J))
+                    self._add_sum(name, "JtJ_centered", _gram(J - reference.pop(name)))
                 del J
 
     def _add_layer_features(self, record: LayerRecord, step: Step, target: Tensor | None) -> None:
+        layer = record.layer
+        axis = self._axes.of(layer.module)
         labelled = target is not None and target.dim() == 2 and not target.is_floating_point()
         averaged = self._options.tokens in ("auto", "mean") and not labelled
-        h = record.mean_h.unsqueeze(-2) if averaged else record.h
-        single = step.residual is not None and step.residual.dim() == 2 and record.sites == 1
-        self._add_rows(self._features, record.name, h, step, target, step.residual if single else None)
+        single = step.residual is not None and step.residual.dim() == 2 and len(record.applications) == 1
+        residual = step.residual if single and _sites(record.applications[0], axis) == 1 else None
+        with self._unpaired(record.name, record.name):
+            for a in record.applications:
+                if isinstance(layer.kind, LinearKind) and self._axes.is_doubtful(layer.module, a.x):
+                    raise Unpaired(_doubt(a.x))
+            h = inputs_of(record, axis, step.n, averaged)
+            self._add_rows(self._features, record.name, h, step, target, self._options.tokens, residual)
+
+    def _add_output(self, name: str, value: Tensor, step: Step, target: Tensor | None) -> None:
+        module, layout = self._modules[name], self._options.layouts[name]
+        with self._unpaired(name, output_of(name)):
+            rows = output_rows(value, layout, name, self._axes.of(module))
+            if layout != "first" and (layout == "last" or value.dim() == 3) and self._axes.is_doubtful(module, value):
+                raise Unpaired(_doubt(value))
+            self._add_rows(self._outputs, name, rows, step, target, self._options.tokens)
 
     def _add_rows(
         self,
@@ -164,31 +223,35 @@ class Accumulator:
         h: Tensor,
         step: Step,
         target: Tensor | None,
+        tokens: Tokens,
         residual: Tensor | None = None,
     ) -> None:
-        """Add rows in normal form to the accumulator of ``name``, or note why they cannot be paired with targets."""
-        batch = h.shape[-3]
-        if batch != step.n:
-            self._notes[name] = (
-                f"no features: its inputs have {batch} rows for {step.n} samples, so rows and targets cannot be paired"
-            )
-            return
-        options = self._options
+        """Add rows in normal form to the accumulator of ``name``."""
+        if h.shape[-3] != step.n:
+            raise Unpaired(f"it has {h.shape[-3]} rows for {step.n} samples, so rows and targets cannot be paired")
+        ignored = self._options.ignore_index
+        rows, y = rows_and_targets(h, target, tokens, step.inputs, name, ignored)
+        known.setdefault(name, FeatureAccumulator(name, self._options.gram, ignored)).add(rows, y, residual)
+
+    @contextmanager
+    def _unpaired(self, name: str, key: str) -> Iterator[None]:
+        """Leave the features of ``key`` out if rows and targets cannot be paired inside this block."""
         try:
-            rows, y = rows_and_targets(h, target, options.tokens, step.inputs, name, options.ignore_index)
-            rows_of = known.setdefault(name, FeatureAccumulator(name, options.gram, options.ignore_index))
-            rows_of.add(rows, y, residual)
+            yield
         except Unpaired as reason:
-            self._notes[name] = f"no features: {reason}"
+            self._leave_out(key, "features", f"no features: {reason}")
+            if isinstance(reason, NoSuchSites):
+                self._no_such_sites[name] = str(reason)
 
     def _add_network(self, step: Step, target: Tensor | None) -> None:
         correct, counted = _count_correct(step.output, target, self._options.ignore_index)
         if self._options.features and target is not None and step.output.dim() == 2:
-            self._add_rows(self._final, "(output)", step.output.detach().unsqueeze(1), step, target)
+            with self._unpaired(output_of(), output_of()):  # its rows are samples, whatever the tokens
+                self._add_rows(self._final, output_of(), step.output.detach().unsqueeze(1), step, target, "mean")
         new = NetworkStatistics(step.n, step.loss, correct, counted)
         self._network = new if self._network is None else merge_networks(self._network, new)
 
-    def result(self, unsupported: dict[str, str]) -> Statistics:
+    def result(self, unsupported: dict[str, str], options: dict[str, Any]) -> Statistics:
         """The finished statistics; NaN or infinity in any of them is an error that names the layer."""
         for name in self._partial:
             self._flush(name)
@@ -199,30 +262,48 @@ class Accumulator:
                 raise NumericalError(
                     f"{what} of layer {name!r} is NaN or infinite; look at the inputs and weights there"
                 )
-        features = _finished(self._features)
+        if self._no_such_sites and not set(self._weights) - set(self._no_such_sites):
+            raise InputError(next(iter(self._no_such_sites.values())))
+        left_out = frozenset(self._left_out)
+        network = self._network if self._network is not None else NetworkStatistics()
+        features, outputs, final = (
+            {name: rows.result() for name, rows in known.items() if (key(name), "features") not in left_out}
+            for known, key in ((self._features, str), (self._outputs, output_of), (self._final, str))
+        )
         layers = {
             name: LayerStatistics(
                 name,
-                weight,
-                self._n,
-                self._sums.get((name, "D")),
-                self._sums.get((name, "Sigma")),
-                self._sums.get((name, "autograd")),
-                self._sums.get((name, "JtJ")),
-                self._sums.get((name, "JtJ_centered")),
-                features.get(name),
-                name in self._shared,
+                self._weights[name],
+                network.n,
+                **{what: self._sums.get((name, what)) for what in SUMS},
+                features=features.get(name),
+                shared=name in self._shared,
             )
-            for name, weight in self._weights.items()
+            for name in self._order
         }
-        network = self._network if self._network is not None else NetworkStatistics()
-        network = replace(network, output=_finished(self._final).get("(output)"))
-        return Statistics(layers, _finished(self._outputs), network, {**unsupported, **self._notes})
+        kept_outputs = {name: part for name, part in outputs.items() if part is not None}
+        network = replace(network, output=final.get(output_of()))
+        notes: dict[str, list[str]] = {}
+        for name, reason in (*unsupported.items(), *self._notes.items()):
+            notes.setdefault(name, []).append(reason)
+        for (name, _), reason in self._left_out.items():
+            name = name.removesuffix(output_of()).strip() or output_of()
+            if reason and reason not in notes.setdefault(name, []):
+                notes[name].append(reason)
+        joined = true_notes({name: "; ".join(reasons) for name, reasons in notes.items() if reasons}, layers)
+        return Statistics(layers, kept_outputs, network, joined, left_out, options).settled()
 
 
-def _finished(accumulators: dict[str, FeatureAccumulator]) -> dict[str, FeatureStatistics]:
-    found = {name: accumulator.result() for name, accumulator in accumulators.items()}
-    return {name: part for name, part in found.items() if part is not None}
+def _sites(a: Application, axis: int) -> int:
+    """Sites of a sample in an application that the loss reaches, 0 in others."""
+    return 0 if a.dz is None else a.layer.kind.outputs(a.layer.module, a.dz, axis).shape[-2]
+
+
+def _doubt(value: Tensor) -> str:
+    return (
+        f"in shape {tuple(value.shape)}, beside sequence-first modules, either of the first axes could be the samples, so rows "
+        "and targets cannot be paired; take another batch size"
+    )
 
 
 def _gram(J: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gramscope.errors import InputError
@@ -29,9 +30,13 @@ from gramscope.layers.select import LayerSelector, select_modules, unwrap
 from gramscope.layers.tape import capture
 from gramscope.statistics.accumulate import Accumulator
 from gramscope.statistics.features import IGNORED, Tokens
-from gramscope.statistics.layouts import check_channels, layout
+from gramscope.statistics.layouts import check_channels, layout, sample_axes
 from gramscope.statistics.result import Statistics
 from gramscope.statistics.step import Options, backward, forward
+
+#: losses whose targets are numbers, also where they are stored as integers
+REGRESSION = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
+REGRESSION_FUNCTIONS = (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss)
 
 
 def collect(
@@ -51,6 +56,7 @@ def collect(
     features: bool = True,
     gram: bool | str = "auto",
     gradients: bool = True,
+    covariance: bool = True,
     residuals: bool = False,
     autograd: bool = False,
     jacobians: bool | str = False,
@@ -86,7 +92,8 @@ def collect(
         ignore_index: the label of positions or samples to leave out; by default the loss's own, or −100.
         features: keep moments of the layers' inputs with the targets.
         gram: keep ``HᵀH``: ``"auto"`` where d ≤ 512, ``True`` or ``False`` for all.
-        gradients: keep ``D`` and ``Σ`` (where there is a loss); ``False`` evaluates the loss alone.
+        gradients: keep ``D`` (where there is a loss); ``False`` evaluates the loss alone.
+        covariance: keep ``Σ`` beside ``D``.
         residuals: keep ``HᵀE`` with ``E = −∂L/∂f``, for the predicted change of the surrogate (003 Theorem 3).
         autograd: keep the parameters' own gradients too, to check ``D`` against them.
         jacobians: keep ``Σ JᵀJ``, from which K, AGOP and the NFA follow; ``"auto"`` unless a sample has more than
@@ -94,8 +101,10 @@ def collect(
         reference: the network at initialisation; adds ``Σ (J − J⁰)ᵀ(J − J⁰)`` (implies ``jacobians``). It may share
             frozen modules with the model, but no trainable weight.
         sketch: number of random output combinations instead of all outputs (large vocabularies); needs ``generator``.
-        memory: bytes a chunk of Jacobians may take, with the gradients on the way to it.
-        batch_dim: axis of the batch in inputs of Linear layers (1 for sequence-first models).
+        memory: bytes a chunk of Jacobians may take, with the gradients on the way to it; and bytes for the ``Σ``, and for
+            the ``JᵀJ``, of one layer: where k × k is larger (the readout of a large vocabulary), it is left out, with a note.
+        batch_dim: axis of the batch in inputs of Linear layers and in outputs of modules (1 for sequence-first models);
+            what is inside torch's own attention, Transformer and recurrent modules follows their ``batch_first``.
         eval_mode: ``False`` keeps the model's own modes (batch norm in train mode is then an error).
         dtype: of the sums; moments are always float64.
 
@@ -108,6 +117,16 @@ def collect(
     """
     if dtype not in (torch.float64, torch.float32):
         raise InputError(f"dtype={dtype}: sums are kept in torch.float64 or torch.float32")
+    if isinstance(memory, bool) or not isinstance(memory, int) or memory <= 0:
+        raise InputError(f"memory={memory!r}: give a positive whole number of bytes")
+    flags = {"features": features, "gradients": gradients, "covariance": covariance, "residuals": residuals}
+    flags |= {"autograd": autograd, "eval_mode": eval_mode}
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise InputError(f"{name}={value!r}: give True or False")
+    for name, choice in (("gram", gram), ("jacobians", jacobians)):
+        if not isinstance(choice, bool) and choice != "auto":
+            raise InputError(f"{name}={choice!r}: give True, False or 'auto'")
     if loss is not None and not callable(loss):
         raise InputError(f"loss={loss!r} is not callable; give a criterion or a function of (output, target)")
     device, root = model_device(model), unwrap(model)
@@ -116,7 +135,7 @@ def collect(
     if ignore_index is None:
         ignore_index = getattr(loss, "ignore_index", IGNORED)
     modules = select_modules(root, outputs) if outputs else {}
-    auto = check_channels(channels) == "auto"
+    inferred = check_channels(channels) == "auto"
     options = Options(
         gradients=gradients and loss is not None,
         features=features,
@@ -127,10 +146,11 @@ def collect(
         autograd=autograd,
         tokens=tokens,
         ignore_index=ignore_index,
-        layouts={name: layout(module, root) if auto else channels for name, module in modules.items()},
+        layouts={name: layout(module, root) if inferred else channels for name, module in modules.items()},
         memory=memory,
         dtype=dtype,
     )
+    regression = isinstance(loss, REGRESSION) or loss in REGRESSION_FUNCTIONS
     needs_graph = options.gradients or bool(options.jacobians)
     with ExitStack() as stack:
         stack.enter_context(evaluating(root, eval_mode))
@@ -144,9 +164,15 @@ def collect(
         if reference is not None:
             stack.enter_context(evaluating(unwrap(reference), eval_mode))
             twin = stack.enter_context(capture(reference, layers, batch_dim=batch_dim, copy_weights=False))
-        accumulator = Accumulator(options, generator)
+        accumulator = Accumulator(options, generator, covariance, sample_axes(root, batch_dim), modules)
         for index, (inputs, target) in enumerate(batches(loader, unpack, model_dtype(root))):
             inputs, target = to_device(inputs, device), to_device(target, device)
+            if regression and isinstance(target, Tensor) and not target.is_floating_point():
+                target = target.to(model_dtype(root))
+                tape.unsupported["(targets)"] = (
+                    "integers under a loss of regression are numbers to regress on; targets=lambda x, y: y.long() makes "
+                    "them classes"
+                )
             with nullcontext() if twin is None else twin.looking_away():
                 step = forward(model, tape, inputs, target, index, output)
             if loss is not None:
@@ -161,4 +187,15 @@ def collect(
             tape.clear()
             if twin is not None:
                 twin.clear()
-    return accumulator.result(tape.unsupported)
+    asked = {
+        "layers": sorted(tape.records),
+        "outputs": sorted(modules),
+        "tokens": "a function" if callable(tokens) else tokens,
+        "covariance": covariance and options.gradients,
+        "reference": reference is not None,
+        "batch_dim": batch_dim,
+        "eval_mode": eval_mode,
+    }
+    asked |= {name: getattr(options, name) for name in ("gradients", "features", "gram", "residuals", "autograd")}
+    asked |= {name: getattr(options, name) for name in ("jacobians", "sketch", "ignore_index")}
+    return accumulator.result(tape.unsupported, asked)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError
+from gramscope.layers.record import LayerRecord
 
 #: how sites become rows, see :func:`rows_and_targets`
 Tokens: TypeAlias = str | int | Callable[[Any, Any], Tensor]
@@ -19,6 +20,34 @@ IGNORED = -100
 
 class Unpaired(InputError):
     """Features and targets of a layer do not go together; the message says why."""
+
+
+class NoSuchSites(Unpaired):
+    """A layer has not the sites that ``tokens=`` asks for."""
+
+
+def inputs_of(record: LayerRecord, axis: int, n: int, averaged: bool) -> Tensor:
+    """A layer's inputs in one forward of ``n`` samples, ``[…, n, sites, d]``; averaged over the sites, if so told.
+
+    Args:
+        record: what was captured of the layer; several applications add sites.
+        axis: of the samples in the inputs of a Linear layer.
+        n: samples of the batch; where an application has another number of rows, they cannot be paired.
+        averaged: give the mean over sites, without forming the sites of a convolution.
+    """
+    kind, module = record.layer.kind, record.layer.module
+    single = averaged and len(record.applications) == 1
+    parts = []
+    for a in record.applications:
+        a.check_unchanged()
+        h = kind.mean_inputs(module, a.x, axis).unsqueeze(-2) if single else kind.inputs(module, a.x, axis)
+        if h.shape[-3] != n:
+            raise Unpaired(f"its inputs have {h.shape[-3]} rows for {n} samples, so rows and targets cannot be paired")
+        parts.append(h)
+    if single:
+        return parts[0]
+    h = torch.cat(parts, -2) if len(parts) > 1 else parts[0]
+    return h.mean(-2, keepdim=True) if averaged else h
 
 
 def rows_and_targets(
@@ -59,8 +88,12 @@ def rows_and_targets(
         tokens = "each" if per_token else "mean"
     if callable(tokens):
         mask = tokens(inputs, target)
-        if tuple(mask.shape) != (batch, sites):
+        if not isinstance(mask, Tensor):
             raise InputError(
+                f"tokens= returned a {type(mask).__name__}; give a function (inputs, target) -> boolean tensor [batch, sites]"
+            )
+        if tuple(mask.shape) != (batch, sites):
+            raise NoSuchSites(
                 f"the token mask has shape {tuple(mask.shape)}; layer {name!r} has {batch} × {sites} sites"
             )
         return _marked(h, target, mask.bool().to(h.device), per_token, ignore_index)
@@ -69,7 +102,7 @@ def rows_and_targets(
         return _marked(h, target, everything, per_token, ignore_index)
     if isinstance(tokens, int):
         if not -sites <= tokens < sites:
-            raise InputError(f"tokens={tokens}: layer {name!r} has {sites} sites")
+            raise NoSuchSites(f"tokens={tokens}: layer {name!r} has {sites} sites")
         return h[:, tokens], target[:, tokens] if per_token and target is not None else target
     if tokens == "mean":
         return (h[:, 0] if sites == 1 else h.mean(1)), target

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from gramscope.errors import InputError
 from gramscope.linalg.moments import ClassMoments, Moments, merge
+
+#: the fields of :class:`LayerStatistics` that add up
+SUMS = ("D", "Sigma", "autograd", "JtJ", "JtJ_centered")
+
+
+class NotCollected(InputError):
+    """A statistic that a measure needs was not asked for, or was left out."""
 
 
 @dataclass(frozen=True)
@@ -97,11 +106,11 @@ class LayerStatistics:
     @property
     def covariance(self) -> Tensor:
         """``Σ``, or an error that says it was not collected."""
-        return self._need(self.Sigma, "a loss")
+        return self._need(self.Sigma, "a loss and covariance=True")
 
     def _need(self, value: Tensor | None, what: str) -> Tensor:
         if value is None:
-            raise InputError(f"layer {self.name!r}: this was not collected; collect with {what}")
+            raise NotCollected(f"layer {self.name!r}: this was not collected; collect with {what}")
         return value
 
 
@@ -134,56 +143,50 @@ class NetworkStatistics:
         return None if self.correct is None else self.correct / max(self.counted, 1)
 
 
-def add(a: Tensor | None, b: Tensor | None, what: str) -> Tensor | None:
-    """``a + b`` where both are there, ``None`` where neither is."""
-    if a is None and b is None:
-        return None
-    if a is None or b is None or a.shape != b.shape:
-        shapes = [None if t is None else tuple(t.shape) for t in (a, b)]
-        raise InputError(f"cannot merge {what}: {shapes[0]} and {shapes[1]} were collected with different options")
-    return a + b
+Part = TypeVar("Part")
+
+
+def merge_optional(a: Part | None, b: Part | None, merge_both: Callable[[Part, Part], Part]) -> Part | None:
+    """Merge where both are there; a part that saw nothing adds nothing."""
+    if a is None or b is None:
+        return a if b is None else b
+    return merge_both(a, b)
+
+
+def add(a: Tensor, b: Tensor) -> Tensor:
+    """``a + b`` of one shape."""
+    if a.shape != b.shape:
+        raise InputError(f"cannot merge sums of shapes {tuple(a.shape)} and {tuple(b.shape)}")
+    return a + b.to(a.device)
 
 
 def merge_layers(a: LayerStatistics, b: LayerStatistics) -> LayerStatistics:
-    """Statistics of the union of two samples seen by the same layer with the same weight."""
+    """Statistics of the union of two samples seen by the same layer with the same weight; a sum that is absent is zero."""
     if a.name != b.name or a.weight.shape != b.weight.shape:
         raise InputError(
             f"cannot merge layer {a.name!r} {tuple(a.weight.shape)} with {b.name!r} {tuple(b.weight.shape)}"
         )
     if not torch.equal(a.weight, b.weight.to(a.weight)):
         raise InputError(f"layer {a.name!r}: the two statistics were collected with different weights")
-    return replace(
-        a,
-        n=a.n + b.n,
-        D=add(a.D, b.D, f"D of {a.name!r}"),
-        Sigma=add(a.Sigma, b.Sigma, f"Sigma of {a.name!r}"),
-        autograd=add(a.autograd, b.autograd, f"autograd of {a.name!r}"),
-        JtJ=add(a.JtJ, b.JtJ, f"JtJ of {a.name!r}"),
-        JtJ_centered=add(a.JtJ_centered, b.JtJ_centered, f"JtJ_centered of {a.name!r}"),
-        features=merge_optional(a.features, b.features),
-    )
-
-
-def merge_optional(a: FeatureStatistics | None, b: FeatureStatistics | None) -> FeatureStatistics | None:
-    """Merge where both are there; statistics without features stay without."""
-    if a is None or b is None:
-        return a if b is None else b
-    return merge_features(a, b)
+    sums = {name: merge_optional(getattr(a, name), getattr(b, name), add) for name in SUMS}
+    features = merge_optional(a.features, b.features, merge_features)
+    return replace(a, n=a.n + b.n, features=features, shared=a.shared or b.shared, **sums)  # type: ignore[arg-type]
 
 
 def merge_features(a: FeatureStatistics, b: FeatureStatistics) -> FeatureStatistics:
     """Features of the union of two samples; classes that only one of them has seen are added."""
     if a.n == 0 or b.n == 0:
         return b if a.n == 0 else a
-    a = replace(a, eps=max(a.eps, b.eps))
+    HtE = None if a.HtE is None or b.HtE is None else add(a.HtE, b.HtE)  # of all rows, or of none
+    a = replace(a, eps=max(a.eps, b.eps), HtE=HtE)
     if (a.moments is None) != (b.moments is None):
         raise InputError(f"{a.name!r}: labels cannot be merged with real targets")
     if a.moments is not None and b.moments is not None:
-        return replace(a, moments=merge(a.moments, b.moments), HtE=add(a.HtE, b.HtE, "HtE"))
+        return replace(a, moments=merge(a.moments, b.moments))
     assert a.classes is not None
     assert b.classes is not None
     c = max(a.classes.counts.shape[0], b.classes.counts.shape[0])
-    return replace(a, classes=merge(widen(a.classes, c), widen(b.classes, c)), HtE=add(a.HtE, b.HtE, "HtE"))
+    return replace(a, classes=merge(widen(a.classes, c), widen(b.classes, c)))
 
 
 def widen(classes: ClassMoments, c: int) -> ClassMoments:
@@ -199,5 +202,9 @@ def merge_networks(a: NetworkStatistics, b: NetworkStatistics) -> NetworkStatist
     """Network statistics of the union of two samples."""
     correct = None if a.correct is None or b.correct is None else a.correct + b.correct
     return NetworkStatistics(
-        a.n + b.n, a.loss_sum + b.loss_sum, correct, a.counted + b.counted, merge_optional(a.output, b.output)
+        a.n + b.n,
+        a.loss_sum + b.loss_sum,
+        correct,
+        a.counted + b.counted,
+        merge_optional(a.output, b.output, merge_features),
     )

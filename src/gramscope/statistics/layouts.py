@@ -1,6 +1,8 @@
-"""Which axis of a module's output holds the features: the last one (sequences) or the one after the batch (images)."""
+"""Which axis of a tensor holds the samples, and which one of a module's output the features."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from torch import Tensor, nn
 
@@ -42,8 +44,11 @@ def layout(module: nn.Module, model: nn.Module) -> str:
     return "unknown" if any(isinstance(m, _ONE_DIMENSIONAL) for m in around.modules()) else "usual"
 
 
-def output_rows(value: Tensor, layout: str, name: str) -> Tensor:
-    """A module's output as ``[batch, sites, features]``; usual are ``[batch, sites, features]`` and ``[batch, c, h, w]``."""
+def output_rows(value: Tensor, layout: str, name: str, batch_dim: int = 0) -> Tensor:
+    """A module's output as ``[batch, sites, features]``; usual are ``[batch, sites, features]`` and ``[batch, c, h, w]``.
+
+    ``batch_dim`` is the axis of the batch where features are last; images have it first.
+    """
     if value.dim() == 1:
         return value.reshape(-1, 1, 1)
     if value.dim() == 2:
@@ -55,4 +60,53 @@ def output_rows(value: Tensor, layout: str, name: str) -> Tensor:
         )
     if layout == "first" or (layout != "last" and value.dim() > 3):
         return value.flatten(2).mT
-    return value.flatten(1, -2)
+    return value.movedim(batch_dim, 0).flatten(1, -2)
+
+
+@dataclass(frozen=True)
+class SampleAxes:
+    """Where the samples are in tensors of three and more axes.
+
+    Args:
+        batch_dim: what the caller says of the model.
+        known: what torch's own sequence modules say of everything inside them (``batch_first``).
+    """
+
+    batch_dim: int
+    known: dict[nn.Module, int]
+
+    def of(self, module: nn.Module) -> int:
+        """The axis of the samples in the module's inputs and outputs."""
+        return self.known.get(module, self.batch_dim)
+
+    def is_doubtful(self, module: nn.Module, value: Tensor) -> bool:
+        """Whether both of the first axes could be the samples: as long as each other, beside sequence-first modules."""
+        if module in self.known or self.batch_dim != 0 or 1 not in self.known.values():
+            return False
+        return value.dim() > 2 and value.shape[0] == value.shape[1]
+
+
+def sample_axes(model: nn.Module, batch_dim: int) -> SampleAxes:
+    """The axes of a model, from ``batch_dim`` and from torch's own sequence modules inside it.
+
+    >>> encoder = nn.TransformerEncoderLayer(4, 2, 8)
+    >>> sample_axes(nn.Sequential(nn.Linear(4, 4), encoder), 0).of(encoder.linear1)
+    1
+    """
+    known: dict[nn.Module, int] = {}
+    for module in model.modules():  # from the outside in
+        first = _batch_first(module)
+        if first is not None:
+            known |= dict.fromkeys(module.modules(), 0 if first else 1)
+    return SampleAxes(batch_dim, known)
+
+
+def _batch_first(module: nn.Module) -> bool | None:
+    """Whether a sequence module of torch has its samples first; ``None`` for other modules."""
+    if isinstance(module, nn.TransformerEncoder | nn.TransformerDecoder) and len(module.layers):
+        module = module.layers[0]
+    if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
+        module = module.self_attn
+    if isinstance(module, nn.RNNBase | nn.MultiheadAttention | nn.Transformer):
+        return bool(module.batch_first)
+    return None

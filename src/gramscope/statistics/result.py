@@ -1,15 +1,16 @@
-"""The result of a collection: statistics of every layer, mergeable and reducible over processes."""
+"""The result of a collection: statistics of every layer, mergeable over parts of the data and over processes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import reduce
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from gramscope.errors import InputError, LayerError
-from gramscope.linalg.moments import ClassMoments, Moments
 from gramscope.statistics.layer import (
     FeatureStatistics,
     LayerStatistics,
@@ -17,8 +18,16 @@ from gramscope.statistics.layer import (
     merge_features,
     merge_layers,
     merge_networks,
-    widen,
 )
+
+#: stands for every layer in ``Statistics.left_out``
+EVERY = "*"
+#: what a batch says of a layer, untrue once another batch has the opposite
+_UNSEEN = "not reached by the forward"
+_NO_GRADIENT = "no gradient: the loss does not reach it"
+_NO_JACOBIANS = "no Jacobians: the output does not depend on it"
+
+Part = TypeVar("Part")
 
 
 @dataclass(frozen=True)
@@ -30,12 +39,17 @@ class Statistics:
         outputs: features of module outputs that were asked for.
         network: loss, accuracy and output moments of the whole network.
         notes: what was left out and why, by layer or module name.
+        left_out: pairs of a layer (``"<module> (output)"`` for a module's output, ``"*"`` for every layer) and the field
+            that some part of the data cannot have, so that none has it.
+        options: what was asked for; only statistics of the same options can be merged.
     """
 
     layers: dict[str, LayerStatistics]
     outputs: dict[str, FeatureStatistics] = field(default_factory=dict)
     network: NetworkStatistics = field(default_factory=NetworkStatistics)
     notes: dict[str, str] = field(default_factory=dict)
+    left_out: frozenset[tuple[str, str]] = frozenset()
+    options: dict[str, Any] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> LayerStatistics:
         if name not in self.layers:
@@ -54,108 +68,131 @@ class Statistics:
         return self.network.n
 
     def merge(self, other: Statistics) -> Statistics:
-        """Statistics of both samples together; exact under any split and order."""
-        if self.layers.keys() != other.layers.keys() or self.outputs.keys() != other.outputs.keys():
-            raise InputError(
-                f"cannot merge statistics of different layers: {sorted(self.layers)} and {sorted(other.layers)}"
-            )
-        return Statistics(
-            {name: merge_layers(mine, other.layers[name]) for name, mine in self.layers.items()},
-            {name: merge_features(mine, other.outputs[name]) for name, mine in self.outputs.items()},
-            merge_networks(self.network, other.network),
-            self.notes | other.notes,
-        )
+        """Statistics of both samples together, as one pass over both gives them; exact under any split and order.
+
+        A layer that one part has not seen (an expert that got no sample there) is taken from the other.
+        """
+        _check_options(self.options, other.options)
+        layers = _merge_named(self.layers, other.layers, merge_layers)
+        outputs = _merge_named(self.outputs, other.outputs, merge_features)
+        network = merge_networks(self.network, other.network)
+        notes = true_notes(self.notes, layers) | true_notes(other.notes, layers)
+        return Statistics(layers, outputs, network, notes, self.left_out | other.left_out, self.options).settled()
 
     def all_reduce(self) -> Statistics:
         """Statistics of all processes of the default ``torch.distributed`` group; unchanged when there is none.
 
-        Every process must have collected with the same options. Sums are reduced as they are; moments around the common
-        mean, so that nothing cancels.
+        Every process must have collected with the same options and the same weights. One layer after the other is sent
+        to every process and merged there, in the order of the processes, so that all of them have the same numbers.
         """
         if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
             return self
-        return Statistics(
-            {name: _reduce_layer(layer) for name, layer in self.layers.items()},
-            {name: _reduce_features(part) for name, part in self.outputs.items()},
-            _reduce_network(self.network),
-            self.notes,
+        heads = _gather(replace(self, layers={}, outputs={}))
+        whole = reduce(Statistics.merge, heads)
+        layers = _reduce_named(self.layers, merge_layers)
+        outputs = _reduce_named(self.outputs, merge_features)
+        notes: dict[str, str] = {}
+        for head in heads:
+            notes |= true_notes(head.notes, layers)
+        whole = replace(whole, layers=layers, outputs=outputs, notes=notes).settled()
+        return _moved(whole, next((layer.weight.device for layer in self), torch.device("cpu")))
+
+    def settled(self) -> Statistics:
+        """The same with every layer counting all samples and without what was left out in any part."""
+        layers = {}
+        for name, layer in self.layers.items():
+            gone: dict[str, Any] = {what: None for who, what in self.left_out if who in (name, EVERY)}
+            layers[name] = replace(layer, **(gone | {"n": self.n}))
+        outputs = {
+            name: part for name, part in self.outputs.items() if (output_of(name), "features") not in self.left_out
+        }
+        network = self.network
+        if (output_of(), "features") in self.left_out:
+            network = replace(network, output=None)
+        return replace(self, layers=layers, outputs=outputs, network=network)
+
+
+def output_of(module: str = "") -> str:
+    """How the output of a module, or of the network, is named in ``left_out`` and in notes.
+
+    >>> output_of("block"), output_of()
+    ('block (output)', '(output)')
+    """
+    return f"{module} (output)".strip()
+
+
+def woven(known: Sequence[str], seen: Sequence[str]) -> list[str]:
+    """Names of both, in an order of execution: what is new comes after what went before it in ``seen``.
+
+    >>> woven(["embed", "expert 1", "readout"], ["embed", "expert 2", "readout"])
+    ['embed', 'expert 2', 'expert 1', 'readout']
+    """
+    result, place = list(known), 0
+    for name in seen:
+        if name in result:
+            place = result.index(name) + 1
+        else:
+            result.insert(place, name)
+            place += 1
+    return result
+
+
+def true_notes(notes: dict[str, str], layers: dict[str, LayerStatistics]) -> dict[str, str]:
+    """The notes without those that ``layers`` refute: what one batch does not reach, another may."""
+    kept = {}
+    for name, note in notes.items():
+        layer, refuted = layers.get(name), set[str]()
+        if layer is not None:
+            refuted = {_UNSEEN}
+            refuted |= {_NO_GRADIENT} if layer.D is not None else set()
+            refuted |= {_NO_JACOBIANS} if layer.JtJ is not None else set()
+        reasons = [reason for reason in note.split("; ") if reason not in refuted]
+        if reasons:
+            kept[name] = "; ".join(reasons)
+    return kept
+
+
+def _check_options(a: dict[str, Any], b: dict[str, Any]) -> None:
+    for name in {**a, **b}:
+        mine, theirs = a.get(name), b.get(name)
+        if mine == theirs:
+            continue
+        if name == "layers":
+            raise InputError(f"cannot merge statistics of different layers: {mine} and {theirs}")
+        raise InputError(
+            f"cannot merge statistics that were collected with different options: {name}={mine!r} and {name}={theirs!r}"
         )
 
 
-def _sum(value: Tensor) -> Tensor:
-    value = value.clone()
-    torch.distributed.all_reduce(value)
+def _merge_named(a: dict[str, Part], b: dict[str, Part], merge: Callable[[Part, Part], Part]) -> dict[str, Part]:
+    return {
+        name: merge(a[name], b[name]) if name in a and name in b else a[name] if name in a else b[name]
+        for name in woven(list(a), list(b))
+    }
+
+
+def _reduce_named(mine: dict[str, Part], merge: Callable[[Part, Part], Part]) -> dict[str, Part]:
+    """The parts of all processes merged, one name at a time: all of them at once would take too much memory."""
+    merged: dict[str, Part] = {}
+    for name in reduce(woven, _gather(list(mine))):
+        for part in _gather({name: mine[name]} if name in mine else {}):
+            merged = _merge_named(merged, part, merge)
+    return merged
+
+
+def _moved(value: Part, device: torch.device) -> Part:
+    """A statistic, or a dictionary of them, with its tensors on ``device``."""
+    if isinstance(value, Tensor):
+        return value.to(device)  # type: ignore[return-value]
+    if isinstance(value, dict):
+        return {key: _moved(item, device) for key, item in value.items()}  # type: ignore[return-value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{f.name: _moved(getattr(value, f.name), device) for f in fields(value)})
     return value
 
 
-def _sum_optional(value: Tensor | None) -> Tensor | None:
-    return None if value is None else _sum(value)
-
-
-def _sum_numbers(device: torch.device, *values: float) -> list[float]:
-    return _sum(torch.tensor(values, dtype=torch.float64, device=device)).tolist()
-
-
-def _reduce_layer(layer: LayerStatistics) -> LayerStatistics:
-    (n,) = _sum_numbers(layer.weight.device, layer.n)
-    return replace(
-        layer,
-        n=int(n),
-        D=_sum_optional(layer.D),
-        Sigma=_sum_optional(layer.Sigma),
-        autograd=_sum_optional(layer.autograd),
-        JtJ=_sum_optional(layer.JtJ),
-        JtJ_centered=_sum_optional(layer.JtJ_centered),
-        features=None if layer.features is None else _reduce_features(layer.features),
-    )
-
-
-def _reduce_features(part: FeatureStatistics) -> FeatureStatistics:
-    return replace(
-        part,
-        moments=None if part.moments is None else _reduce_moments(part.moments),
-        classes=None if part.classes is None else _reduce_classes(part.classes),
-        HtE=_sum_optional(part.HtE),
-    )
-
-
-def _reduce_moments(m: Moments) -> Moments:
-    """Around the mean of all processes, ``Σ_r C_r + n_r (m_r − m)(m_r − m)ᵀ``."""
-    (n,) = _sum_numbers(m.mean_h.device, m.n)
-    mean_h, mean_y = _sum(m.n * m.mean_h) / n, _sum(m.n * m.mean_y) / n
-    dh, dy = m.mean_h - mean_h, m.mean_y - mean_y
-    C_hh = None if m.C_hh is None else _sum(m.C_hh + m.n * torch.outer(dh, dh))
-    C_hy = _sum(m.C_hy + m.n * torch.outer(dh, dy))
-    return Moments(int(n), mean_h, mean_y, C_hh, C_hy, _sum(m.C_yy + m.n * torch.outer(dy, dy)))
-
-
-def _reduce_classes(m: ClassMoments) -> ClassMoments:
-    c = torch.tensor(m.counts.shape[0], device=m.counts.device)
-    torch.distributed.all_reduce(c, op=torch.distributed.ReduceOp.MAX)
-    m = widen(m, int(c))
-    counts = _sum(m.counts)
-    means = _sum(m.counts[:, None] * m.means) / counts.clamp(min=1)[:, None]
-    if m.within is None:
-        return ClassMoments(counts, means, None)
-    delta = m.means - means
-    return ClassMoments(counts, means, _sum(m.within + delta.mT @ (m.counts[:, None] * delta)))
-
-
-def _reduce_network(network: NetworkStatistics) -> NetworkStatistics:
-    if network.output is None:
-        device = torch.device("cpu")
-    else:
-        part = network.output.classes or network.output.moments
-        device = (
-            torch.device("cpu")
-            if part is None
-            else (part.means if isinstance(part, ClassMoments) else part.mean_h).device
-        )
-    n, loss, correct, counted = _sum_numbers(device, network.n, network.loss_sum, network.correct or 0, network.counted)
-    return NetworkStatistics(
-        int(n),
-        loss,
-        None if network.correct is None else int(correct),
-        int(counted),
-        None if network.output is None else _reduce_features(network.output),
-    )
+def _gather(value: Part) -> list[Part]:
+    """The values of all processes, in their order, with tensors on the CPU."""
+    found: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(found, _moved(value, torch.device("cpu")))
+    return found

@@ -37,7 +37,7 @@ class FeatureAccumulator:
         self._buffer: Tensor | None = None
         self._count = 0
         self._targets: list[Tensor] = []
-        self._residuals: list[Tensor] = []
+        self._residuals: list[Tensor] | None = []  # None once a batch had none
         self._moments: FeatureStatistics | None = None
         self._eps = 0.0
 
@@ -60,7 +60,9 @@ class FeatureAccumulator:
         self._eps = max(self._eps, torch.finfo(rows.dtype).eps)
         self._count += m
         self._targets.append(target)
-        if residual is not None:
+        if residual is None:
+            self._residuals = None
+        elif self._residuals is not None:
             self._residuals.append(residual)
 
     def result(self) -> FeatureStatistics | None:
@@ -114,4 +116,6 @@ class FeatureAccumulator:
             new = FeatureStatistics(self._name, None, block_class_moments(rows, labels, high + 1, gram), HtE)
         new = replace(new, eps=self._eps)
         self._moments = new if self._moments is None else merge_features(self._moments, new)
-        self._count, self._targets, self._residuals = 0, [], []
+        self._count, self._targets = 0, []
+        if self._residuals is not None:
+            self._residuals = []

@@ -1,0 +1,83 @@
+"""Samples whose label is to be ignored count in no measure, on held-out data neither; and what NC4 needs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gramscope as gs
+from gramscope.measures.columns import MEASURES
+
+
+def task(ignored: int) -> tuple[nn.Module, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 5, generator=generator, dtype=torch.float64)
+    y = torch.randint(0, 4, (200,), generator=generator)
+    return nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 4)).double(), x, torch.where(y == 3, ignored, y)
+
+
+@pytest.mark.parametrize("ignored", [3, -1, -100])
+def test_ignored_samples_count_nowhere(ignored: int) -> None:
+    model, x, y = task(ignored)
+    loss, kept = nn.CrossEntropyLoss(ignore_index=ignored), y != ignored
+    names = ["nc1", "nc3", "nc4", "target_linearity", "target_linearity_held_out"]
+    first, rest = slice(100), slice(100, None)
+    found = gs.measure(model, (x[first], y[first]), loss, held_out=(x[rest], y[rest]), measures=names)
+    a, b = ((x[part][kept[part]], y[part][kept[part]]) for part in (first, rest))
+    expected = gs.measure(model, a, nn.CrossEntropyLoss(), held_out=b, measures=names)
+    H = torch.relu(model[0](a[0])).detach()
+    means = torch.stack([H[a[1] == c].mean(0) for c in range(3)])
+    agree = torch.cdist(H, means).argmin(1) == model(a[0]).argmax(1)
+    assert found["2"]["nc4"] == pytest.approx(float(agree.double().mean()))
+    for row in found:
+        assert found[row] == pytest.approx(expected[row])
+    assert "2.target_linearity_held_out" not in found.notes
+    chosen = gs.measure(model, (x[first], y[first]), measures=["nc4"], ignore_index=ignored)
+    assert chosen["2"]["nc4"] == found["2"]["nc4"]
+
+
+def test_nc4_of_targets_of_ones_own() -> None:
+    model, x, y = task(3)
+    halves = gs.measure(model, (x, y), measures="nc4", targets=lambda i, t: torch.where(t == 3, -100, t))
+    assert (
+        halves["2"]["nc4"] == gs.measure(model, (x, y), nn.CrossEntropyLoss(ignore_index=3), measures="nc4")["2"]["nc4"]
+    )
+
+
+def test_collapse_where_it_is_undefined() -> None:
+    model, x, y = task(3)
+    names = ["nc1", "nc3", "nc4"]
+    one = gs.measure(model, (x, torch.zeros_like(y)), measures=names)
+    for name in names:
+        assert one["2"][name] is None
+        assert "at least two classes with samples, got 1" in one.notes[f"2.{name}"]
+    own = gs.measure(nn.Linear(5, 200).double(), (x, torch.arange(200)), measures=names)
+    for name in names:
+        assert "each of the 200 rows has a class of its own" in own.notes[f"(model).{name}"]
+    once = gs.measure(model, ((a, b) for a, b in [(x, y)]), measures="nc4")
+    assert "this loader can be read once; give a DataLoader" in once.notes["2.nc4"]
+
+
+def test_held_out_data_that_do_not_reach_a_layer() -> None:
+    class Branch(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.r = nn.Linear(5, 5), nn.Linear(5, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.r(self.a(x) if x.shape[0] > 50 else x)
+
+    model, x, y = Branch().double(), *task(3)[1:]
+    table = gs.measure(model, (x, y), held_out=(x[:40], y[:40]), measures="target_linearity_held_out")
+    assert table["a"]["target_linearity_held_out"] is None
+    assert table.notes["a.target_linearity_held_out"] == "the held-out data do not reach it"
+    assert table["r"]["target_linearity_held_out"] is not None
+
+
+def test_only_the_shifts_need_the_covariance() -> None:
+    assert {name for name in MEASURES if "covariance" in MEASURES[name].needs} == {
+        "vcs_cosine",
+        "vcs_residual",
+        "vcs_gram_cosine",
+    }
