@@ -69,6 +69,14 @@ def test_matrices_beyond_the_budget_are_left_out_with_a_note() -> None:
         assert "no Σ" in merged.notes["2"]
 
 
+def test_square_layers_are_kept_whatever_the_budget() -> None:
+    model, x, y = BY_NAME["mlp"].make()  # 5 → 7 → 4 → 3
+    stats = gs.collect(model, (x, y), F.cross_entropy, jacobians=True, memory=1)
+    kept = {layer.name: layer.Sigma is not None and layer.JtJ is not None for layer in stats}
+    assert kept == {layer.name: layer.weight.shape[0] <= layer.weight.shape[1] for layer in stats}
+    assert set(kept.values()) == {True, False}
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

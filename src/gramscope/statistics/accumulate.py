@@ -82,7 +82,7 @@ class Accumulator:
                 self._add_gradient(record, step.n)
                 if record.name in step.autograd:
                     self._add_sum(record.name, "autograd", record.layer.matrix(step.autograd[record.name]))
-                if self._covariance and self._fits(record.name, "Sigma", "Σ"):
+                if self._covariance and self._fits(record.name, "Σ", "Sigma"):
                     for delta in record.deltas():
                         self._add_covariance(record.name, delta.flatten(-3, -2))
             if self._options.features and (record.name, "features") not in self._left_out:
@@ -101,21 +101,23 @@ class Accumulator:
         """What one batch cannot have, no batch has: a part of the data would pass for all of them."""
         self._left_out.setdefault((name, what), reason)
 
-    def _fits(self, name: str, what: str, symbol: str) -> bool:
-        """Whether a k×k sum of this layer, with the product that is added to it, fits the budget of memory."""
-        if (name, what) in self._left_out:
+    def _fits(self, name: str, symbol: str, *sums: str) -> bool:
+        """Whether k×k sums of a layer may be kept: no larger than its D, or within the budget of memory."""
+        if (name, sums[0]) in self._left_out:
             return False
-        if (name, what) in self._sums:
+        weight, options = self._weights[name], self._options
+        k, d = weight.shape[-2:]
+        each = options.dtype.itemsize + max(weight.dtype.itemsize, 4)  # of the sum, and of the product added to it
+        size = weight[..., 0].numel() * k * each
+        if k <= d or size <= options.memory:
             return True
-        weight = self._weights[name]
-        k, matrices = weight.shape[-2], weight[..., 0, 0].numel()
-        size = matrices * k**2 * (self._options.dtype.itemsize + max(weight.dtype.itemsize, 4))
-        if size <= self._options.memory:
-            return True
-        have = f"{self._options.memory / 2**20:,.0f} MiB of memory="
-        self._leave_out(
-            name, what, f"no {symbol}: {k} × {k} numbers take {size / 2**20:,.0f} MiB, more than the {have}"
-        )
+        for what in sums:
+            self._leave_out(
+                name,
+                what,
+                f"no {symbol}: {k} × {k} numbers take {size / 2**20:,.0f} MiB, more than the "
+                f"{options.memory / 2**20:,.0f} MiB of memory=",
+            )
         return False
 
     def _wants_jacobians(self, output: Tensor) -> bool:
@@ -176,7 +178,7 @@ class Accumulator:
             for chunk in jacobian_chunks(tape, output, generator=self._generator, **options):  # type: ignore[arg-type]
                 while chunk:  # a layer's Jacobians are dropped as soon as they are summed
                     name, J = chunk.popitem()
-                    if self._fits(name, "JtJ", "K"):
+                    if self._fits(name, "K", "JtJ", "JtJ_centered"):
                         self._add_sum(name, "JtJ", _gram(J))
                     del J
             return
@@ -189,7 +191,7 @@ class Accumulator:
                 name, J = chunk.popitem()
                 if name not in reference or reference[name].shape != J.shape:
                     raise LayerError(f"the reference network has no layer {name!r} of the same shape")
-                if self._fits(name, "JtJ", "K"):
+                if self._fits(name, "K", "JtJ", "JtJ_centered"):
                     self._add_sum(name, "JtJ", _gram(J))
                     self._add_sum(name, "JtJ_centered", _gram(J - reference.pop(name)))
                 del J

@@ -102,7 +102,8 @@ def collect(
             frozen modules with the model, but no trainable weight.
         sketch: number of random output combinations instead of all outputs (large vocabularies); needs ``generator``.
         memory: bytes a chunk of Jacobians may take, with the gradients on the way to it; and bytes for the ``Σ``, and for
-            the ``JᵀJ``, of one layer: where k × k is larger (the readout of a large vocabulary), it is left out, with a note.
+            the ``JᵀJ``, of one layer: where k × k is larger, and larger than ``D`` (the readout of a large vocabulary), it is
+            left out, with a note.
         batch_dim: axis of the batch in inputs of Linear layers and in outputs of modules (1 for sequence-first models);
             what is inside torch's own attention, Transformer and recurrent modules follows their ``batch_first``.
         eval_mode: ``False`` keeps the model's own modes (batch norm in train mode is then an error).
