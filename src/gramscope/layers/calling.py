@@ -12,13 +12,16 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from gramscope.errors import InputError
-from gramscope.layers.hooks import first_tensor
+from gramscope.layers.hooks import first_tensor, tensors_in
+from gramscope.layers.select import all_layers, unwrap
+from gramscope.layers.watching import unseen
 from gramscope.linalg.rows import as_tensor
 
 #: where the output tensor is: a key, an index, or a function of what the model returns
 OutputSelector: TypeAlias = str | int | Callable[[Any], Tensor] | None
 #: ``batch -> (inputs, targets)``
 Unpack: TypeAlias = Callable[[Any], tuple[Any, Any]]
+Array: TypeAlias = Tensor | np.ndarray[Any, Any]
 
 _TARGET_KEYS = ("labels", "label", "targets", "target", "y")
 _OUTPUT_KEYS = ("logits", "output", "prediction", "predictions", "out")
@@ -47,6 +50,13 @@ def _remedy(model: nn.Module, inputs: Any, problem: str) -> str | None:
         return "say what the model takes with unpack=lambda batch: (inputs, target)"
     if "Inference tensors" in problem:
         return "the model was made under torch.inference_mode; copy.deepcopy(model) outside it can be differentiated"
+    if any(word in problem for word in ("cannot be multiplied", "size mismatch", "channels, but got")):
+        layers = all_layers(model).layers
+        takes = (
+            f"; its first layer {layers[0].name!r} has a weight of {tuple(layers[0].weight().shape)}" if layers else ""
+        )
+        shapes = ", ".join(str(tuple(t.shape)) for t in tensors_in(inputs))
+        return f"the inputs have shape {shapes}{takes}"
     if not any(word in problem for word in ("type", "not implemented for")):
         return None
     first, dtype = first_tensor(inputs), model_dtype(model)
@@ -126,7 +136,8 @@ def batches(data: Any, unpack: Unpack | None = None, dtype: torch.dtype | None =
     Args:
         data: a loader or any iterable of batches; a data set, in batches of 256; or one batch: a tensor, ``(x, y)``,
             ``((x1, x2), y)`` for models of several inputs, or a mapping. ``[x, y]`` is one batch too, unless both are
-            alike (same dtype and same axes but the first): then they are two batches without targets.
+            alike (same dtype and same axes but the first): then they are two batches without targets. Sequences of
+            different lengths in a list may be either; those of equally many rows are an error that says so.
         unpack: ``batch -> (inputs, target)`` for anything else.
         dtype: what floating-point NumPy arrays are converted to; tensors stay as they are.
     """
@@ -158,7 +169,7 @@ def _loader(data: Any) -> Iterable[Any]:
     return data
 
 
-def is_array(value: object) -> TypeGuard[Tensor | np.ndarray[Any, Any]]:
+def is_array(value: object) -> TypeGuard[Array]:
     """Whether this is a tensor or a NumPy array."""
     return isinstance(value, Tensor | np.ndarray)
 
@@ -169,10 +180,36 @@ def _is_pair(data: Any) -> bool:
         return False
     inputs, target = data
     if is_array(inputs) and is_array(target):
-        alike = str(inputs.dtype) == str(target.dtype) and inputs.shape[1:] == target.shape[1:]
-        return isinstance(data, tuple) or not alike
+        found = "pair" if isinstance(data, tuple) else reading(inputs, target)
+        if found == "either":
+            raise InputError(
+                f"a list of two arrays of shapes {tuple(inputs.shape)} and {tuple(target.shape)} may be inputs and target or "
+                "two batches: write the tuple (x, y), or [(x1, None), (x2, None)]"
+            )
+        return found == "pair"
     several = inputs.values() if isinstance(inputs, Mapping) else inputs if isinstance(inputs, tuple | list) else ()
     return (target is None or is_array(target)) and (is_array(inputs) or any(map(is_array, several)))
+
+
+def reading(a: Array, b: Array) -> str:
+    """How a list of two arrays is read: ``"pair"`` (inputs and target), ``"batches"``, or ``"either"``.
+
+    Batches have one type and one number of features (the last axis; the channels of images). Where lengths or sizes
+    differ, a different number of rows tells them from inputs and target.
+    """
+    if str(a.dtype) != str(b.dtype) or a.ndim != b.ndim:
+        return "pair"
+    if a.shape[1:] == b.shape[1:]:
+        return "batches"
+    features = -1 if a.ndim < 4 else 1
+    if is_floating(a) and a.shape[features] != b.shape[features]:
+        return "pair"
+    return "either" if a.shape[0] == b.shape[0] else "batches"
+
+
+def is_floating(array: Array) -> bool:
+    """Whether an array holds floating-point numbers."""
+    return array.is_floating_point() if isinstance(array, Tensor) else array.dtype.kind == "f"
 
 
 def _tensors(value: Any, dtype: torch.dtype | None) -> Any:
@@ -214,7 +251,8 @@ def head(value: Any, count: int, n: int) -> Any:
 
 def model_device(model: nn.Module) -> torch.device:
     """Device of the model's first parameter or buffer (CPU when it has none)."""
-    for tensor in (*model.parameters(), *model.buffers()):
+    root = unwrap(model)
+    for tensor in (*root.parameters(), *root.buffers()):
         return tensor.device
     return torch.device("cpu")
 
@@ -226,11 +264,14 @@ def model_dtype(model: nn.Module) -> torch.dtype | None:
 
 @contextmanager
 def evaluating(model: nn.Module, eval_mode: bool = True) -> Iterator[None]:
-    """Run in eval mode (unless told otherwise) and give every module its own mode and the RNG its state back."""
+    """Run in eval mode (unless told otherwise), unseen by captures and optimizers of the user's.
+
+    Every module gets its own mode back and the random generators their state.
+    """
     flags = [(module, module.training) for module in model.modules()]
     device = model_device(model)
     cuda = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=cuda):
+    with unseen(model), torch.random.fork_rng(devices=cuda):
         try:
             if eval_mode:
                 for module, _ in flags:

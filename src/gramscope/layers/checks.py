@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 
-from gramscope.errors import InputError
+from gramscope.errors import InputError, LayerError, ResultWarning
 from gramscope.layers.select import Layer, unwrap
+
+if TYPE_CHECKING:
+    from gramscope.layers.tape import Tape
 
 
 def batch_dependence(model: nn.Module) -> str | None:
@@ -59,3 +65,32 @@ def is_linear_map(layer: Layer, x: Tensor, z: Tensor) -> bool:
         return False
     tolerance = 200 * max(torch.finfo(z.dtype).eps, torch.finfo(x.dtype).eps if x.is_floating_point() else 0.0)
     return bool((found - expected).norm() <= tolerance * expected.norm() + 1e-30)
+
+
+def check_seen(tape: Tape) -> None:
+    """After a capture: raise if layers that were asked for (or all of them) were not seen or reached, else note it."""
+    if not tape.ran and not tape.applied_layers:
+        warnings.warn(
+            "nothing was captured: the model did not run inside the block, or it ran inside a compiled function that holds "
+            "it; run the module itself",
+            ResultWarning,
+            stacklevel=4,
+        )
+    if not tape.ran:
+        return
+    unseen = [name for name in tape.records if name not in tape.applied_layers]
+    known = {name: tape.unsupported[name] for name in unseen if name in tape.unsupported}
+    if known and tape.explicit:
+        raise LayerError("; ".join(f"layer {name!r} cannot be captured: {why}" for name, why in known.items()))
+    if unseen and (tape.explicit or len(unseen) == len(tape.records)):
+        raise LayerError(
+            f"the model ran but these layers were never applied: {', '.join(unseen)}. Either the forward does not use them, "
+            "or it uses their weights without calling the layers"
+        )
+    for name in unseen:
+        tape.unsupported.setdefault(name, "not reached by the forward")
+    idle = {name: why for name, why in tape.unsupported.items() if why.startswith("no gradient:")}
+    without = {name: why for name, why in tape.unsupported.items() if why.startswith("no Jacobians:")} | idle
+    if without and (tape.explicit or len(idle) == len(tape.applied_layers)):
+        reasons = "; ".join(f"layer {name!r}: {why}" for name, why in without.items())
+        raise LayerError(f"{reasons}; leave it out of layers=")

@@ -4,12 +4,12 @@ An :class:`Observer` calls ``sink(layer, x, z)`` right after each application of
 native input and output still attached to the autograd graph; what the sink returns (if not ``None``) replaces the
 output. The four projections of ``nn.MultiheadAttention`` are computed inside one functional call that no module hook
 sees; while such a module runs, that call is taken apart (see :class:`_AttentionMode`) and each projection is reported
-with batch-first tensors.
+with batch-first tensors (those of a single sequence have no batch axis).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -74,20 +74,37 @@ class Observer:
         self.detach()
 
 
+def tensors_in(values: object) -> Iterator[Tensor]:
+    """The tensors in nested tuples, lists and dicts."""
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, Mapping):
+        for item in values.values():
+            yield from tensors_in(item)
+    elif isinstance(values, Sequence) and not isinstance(values, str | bytes):
+        for item in values:
+            yield from tensors_in(item)
+
+
 def first_tensor(values: object) -> Tensor | None:
     """The first tensor found in nested tuples, lists and dicts."""
-    if isinstance(values, Tensor):
-        return values
-    items: Iterable[object] = ()
-    if isinstance(values, Mapping):
-        items = values.values()
-    elif isinstance(values, Sequence) and not isinstance(values, str):
-        items = values
-    for item in items:
-        tensor = first_tensor(item)
-        if tensor is not None:
-            return tensor
-    return None
+    return next(tensors_in(values), None)
+
+
+def own_node(z: Tensor) -> Tensor | None:
+    """A replacement of ``z`` whose gradient can be watched, where its own cannot.
+
+    Frozen up to here, it has no gradient at all; and an in-place operation on a view (``Linear`` on sequences returns
+    one) rewrites the view's history, so that a node taken from it would be left out.
+    """
+    if not z.requires_grad:
+        return z + torch.zeros((), dtype=z.dtype, device=z.device, requires_grad=True)
+    return z.clone() if z._is_view() else None
+
+
+def in_backward() -> bool:
+    """Whether this runs inside a backward pass, as what an activation checkpoint computes again does."""
+    return int(torch._C._current_graph_task_id()) != -1
 
 
 def _module_hook(layer: Layer, sink: Sink) -> Callable[..., Tensor | None]:
@@ -97,9 +114,7 @@ def _module_hook(layer: Layer, sink: Sink) -> Callable[..., Tensor | None]:
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Tensor | None:
         if module is not module_of_layer:  # a deep copy of the watched model
             return None
-        x = first_tensor(args)
-        if x is None:
-            x = first_tensor(kwargs)
+        x = first_tensor((args, kwargs))
         if x is None or not isinstance(output, Tensor):
             raise LayerError(f"layer {layer.name!r} was called without a tensor or did not return one")
         return sink(layer, x, output)
@@ -199,7 +214,7 @@ class _AttentionMode(TorchFunctionMode):
         batched = z.dim() == 3
 
         def batch_first(tensor: Tensor) -> Tensor:
-            return tensor.transpose(0, 1) if batched else tensor.unsqueeze(0)
+            return tensor.transpose(0, 1) if batched else tensor
 
         for tap in self._taps:
             layer = tap.parts.get(part)
@@ -208,7 +223,7 @@ class _AttentionMode(TorchFunctionMode):
             view = batch_first(z)
             new = tap.sink(layer, batch_first(x), view)
             view = view if new is None else new
-            z = view.transpose(0, 1) if batched else view.squeeze(0)
+            z = batch_first(view)
         return z
 
     def _attention(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

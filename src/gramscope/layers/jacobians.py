@@ -12,6 +12,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 
 from gramscope.errors import InputError, LayerError
 from gramscope.layers.checks import batch_dependence
@@ -43,7 +44,10 @@ def jacobian_chunks(
 
     Grouped layers have a leading axis more, ``[m, groups, batch, sites, k]``.
     """
-    blind = sorted({a.layer.name for a in tape.applications() if a.edge is None})
+    across = tape.calls[-1].across_samples if tape.calls else {}
+    if across:
+        raise InputError(f"no Jacobians of single samples: {next(iter(across.values()))}")
+    blind = sorted(r.name for r in tape if all(a.edge is None for a in r.applications))
     reason = (
         "it ran without a gradient graph: under no_grad, or inside a re-entrant checkpoint (use_reentrant=False helps)"
     )
@@ -72,9 +76,9 @@ def jacobian_chunks(
                 directions = signs.mul_(2).sub_(1).div_(sketch**0.5).to(output.device)
                 del signs
             directions = directions.reshape(m, *output.shape)
-            gradients, batched = _pull_back(output, applications, directions, batched)
+            gradients, batched = _pull_back(output, [a.edge for a in applications if a.edge], directions, batched)
             del directions
-            found = _by_layer(tape, applications, gradients)
+            found = _by_layer(tape, applications, gradients, m)
             del gradients
             yield found
             del found  # a caller that drops the chunk too frees it before the next one is made
@@ -88,11 +92,15 @@ def check_samples_are_independent(model: nn.Module) -> None:
 
 
 def _samples_first(tape: Tape, output: Tensor) -> Tensor:
-    """The output as ``[samples, …]``; an output whose rows are not the samples of the forward is refused."""
-    n = tape.batch_sizes[-1] if tape.batch_sizes else output.shape[0]
+    """The output as ``[samples, …]``; an output whose rows are not the samples of the forward is refused.
+
+    Two axes are ``[samples, outputs]`` if that fits, whatever ``batch_dim``: sequence-first models that pool return them.
+    """
+    n = tape.calls[-1].samples if tape.calls else output.shape[0]
     if n == 1 and (output.dim() == 0 or output.shape[0] != 1):
         return output.unsqueeze(0)  # one sample, given without a batch axis
-    if output.dim() > tape.batch_dim > 0 and output.shape[tape.batch_dim] == n:
+    fits = output.dim() == 2 and output.shape[0] == n
+    if output.dim() > tape.batch_dim > 0 and output.shape[tape.batch_dim] == n and not fits:
         return output.movedim(tape.batch_dim, 0)
     if output.dim() == 0 or output.shape[0] != n:
         raise InputError(
@@ -113,16 +121,15 @@ def _chunk_size(applications: Sequence[Application], output: Tensor, total: int,
     """
     sizes = [a.z_bytes for a in applications]
     per_output = 2 * output.numel() * output.element_size() + sum(sizes) + 2 * max(sizes)
-    if memory <= 0:
-        raise InputError(f"memory={memory}: give the bytes a chunk of Jacobians may take")
+    if not isinstance(memory, int) or memory <= 0:
+        raise InputError(f"memory={memory!r}: give the bytes a chunk of Jacobians may take, a positive whole number")
     return max(1, min(total, memory // max(per_output, 1)))
 
 
 def _pull_back(
-    output: Tensor, applications: Sequence[Application], directions: Tensor, batched: bool
+    output: Tensor, edges: Sequence[GradientEdge], directions: Tensor, batched: bool
 ) -> tuple[list[Tensor | None], bool]:
     """Vector-Jacobian products of all directions at once, or one by one where an operation cannot be batched."""
-    edges = [a.edge for a in applications if a.edge is not None]
     if batched:
         try:
             with warnings.catch_warnings():
@@ -151,16 +158,23 @@ def _pull_back(
     return stacked, False
 
 
-def _by_layer(tape: Tape, applications: Sequence[Application], gradients: Sequence[Tensor | None]) -> dict[str, Tensor]:
-    """Normal form ``[m, …, batch, sites, k]``; applications of one layer are joined along the sites."""
+def _by_layer(
+    tape: Tape, applications: Sequence[Application], gradients: Sequence[Tensor | None], m: int
+) -> dict[str, Tensor]:
+    """Normal form ``[m, …, batch, sites, k]``; applications of one layer are joined along the sites.
+
+    Those that the output does not depend on are zero, and layers of which that holds for all are left out.
+    """
     parts: dict[str, list[Tensor]] = {}
-    for a, gradient in zip(applications, gradients, strict=True):
-        if gradient is None:
-            if tape.explicit:
-                raise LayerError(f"the output does not depend on layer {a.layer.name!r}; leave it out of layers=")
-            tape.unsupported[a.layer.name] = "no Jacobians: the output does not depend on it"
+    watched = [a for a in applications if a.edge is not None]
+    known = {id(a): g for a, g in zip(watched, gradients, strict=True) if g is not None}
+    reached = {a.layer.name for a in watched if id(a) in known}
+    tape.note_reached("Jacobians", reached, "the output does not depend on it")
+    for a in applications:
+        if a.layer.name not in reached:
             continue
         kind, module = a.layer.kind, a.layer.module
+        gradient = known[id(a)] if id(a) in known else a.zero().expand(m, *a.z_shape)
         rows = torch.vmap(partial(kind.outputs, module, batch_dim=tape.batch_dim))(gradient)  # a view
         parts.setdefault(a.layer.name, []).append(rows)
     return {name: torch.cat(values, dim=-2) if len(values) > 1 else values[0] for name, values in parts.items()}

@@ -49,6 +49,8 @@ class LayerKind(ABC):
 
     #: attribute of the module that holds the weight
     weight_name = "weight"
+    #: whether the module's inputs have a fixed number of axes, so that a missing batch axis shows
+    fixed_rank = False
 
     @abstractmethod
     def matches(self, module: nn.Module) -> bool:
@@ -73,6 +75,10 @@ class LayerKind(ABC):
     def is_unbatched(self, module: nn.Module, x: Tensor) -> bool:
         """Whether a native input is one sample without a batch axis."""
         return x.dim() == 1
+
+    def samples(self, module: nn.Module, x: Tensor, batch_dim: int = 0) -> int:
+        """Rows of a native input: the batch axis of its normal form."""
+        return 1 if self.is_unbatched(module, x) else x.shape[0]
 
     @abstractmethod
     def outputs(self, module: nn.Module, z: Tensor, batch_dim: int = 0) -> Tensor:
@@ -112,6 +118,10 @@ class LinearKind(LayerKind):
         return matrix
 
     @override
+    def samples(self, module: nn.Module, x: Tensor, batch_dim: int = 0) -> int:
+        return 1 if x.dim() == 1 else x.shape[batch_dim if x.dim() > 2 else 0]
+
+    @override
     def inputs(self, module: nn.Module, x: Tensor, batch_dim: int = 0) -> Tensor:
         return rows(x, batch_dim)
 
@@ -149,6 +159,8 @@ class TransposedLinearKind(LinearKind):
 class ConvKind(LayerKind):
     """``nn.Conv1d/2d/3d`` in patch space: ``d = (in/groups) · Π kernel``, one site per output position."""
 
+    fixed_rank = True
+
     @override
     def matches(self, module: nn.Module) -> bool:
         return isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
@@ -178,7 +190,7 @@ class ConvKind(LayerKind):
     def padded(self, module: nn.Module, x: Tensor) -> Tensor:
         """The input with the module's own padding made explicit, ``[batch, channels, *spatial]``."""
         conv = _conv(module)
-        if x.dim() == len(conv.kernel_size) + 1:
+        if self.is_unbatched(module, x):
             x = x.unsqueeze(0)
         widths = conv._reversed_padding_repeated_twice
         if not any(widths):
@@ -244,7 +256,7 @@ class ConvKind(LayerKind):
         gradient = torch.ops.aten.convolution_backward(
             dz,
             x.to(dz.dtype),
-            conv.weight.detach().to(dz.dtype),
+            dz.new_empty(1).expand(conv.out_channels, conv.in_channels // conv.groups, *conv.kernel_size),  # its shape
             None,
             conv.stride,
             [0] * axes,
@@ -262,9 +274,10 @@ class AttentionProjectionKind(LayerKind):
 
     The query, key and value weights are rows of the packed ``in_proj_weight`` unless key or value sizes differ from the
     embedding's, in which case the module keeps them apart. Inputs and outputs reach us through the tape's own
-    interception, batch first.
+    interception, batch first, or without a batch axis.
     """
 
+    fixed_rank = True
     PARTS = ("q_proj", "k_proj", "v_proj", "out_proj")
 
     def __init__(self, part: str) -> None:
@@ -298,12 +311,16 @@ class AttentionProjectionKind(LayerKind):
         return matrix
 
     @override
+    def is_unbatched(self, module: nn.Module, x: Tensor) -> bool:
+        return x.dim() == 2
+
+    @override
     def inputs(self, module: nn.Module, x: Tensor, batch_dim: int = 0) -> Tensor:
-        return rows(x)
+        return rows(x.unsqueeze(0) if x.dim() == 2 else x)
 
     @override
     def outputs(self, module: nn.Module, z: Tensor, batch_dim: int = 0) -> Tensor:
-        return rows(z)
+        return rows(z.unsqueeze(0) if z.dim() == 2 else z)
 
 
 def _conv(module: nn.Module) -> nn.Conv2d:

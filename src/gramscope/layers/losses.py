@@ -10,6 +10,9 @@ Several loss terms of one sample are combined by what the criterion does inside 
 (cross-entropy over tokens or pixels) are **summed** over positions, ignored positions counting zero; element-wise
 losses (mean squared error) of a ``"mean"`` criterion are **averaged** over the sample's own elements, so that only the
 average over the batch is undone. Class weights multiply the loss of their samples: ``L_i = w_{y_i} ℓ_i``.
+
+A stated ``reduction="mean"`` is undone by multiplying by the number of samples n. What a function divided by cannot be
+seen: class weights, ignored labels or a mean over tokens make it another number, to be given in place of ``"mean"``.
 """
 
 from __future__ import annotations
@@ -29,7 +32,9 @@ from gramscope.errors import GramscopeError, InputError
 Loss: TypeAlias = Callable[[Any, Any], Tensor]
 
 
-def sample_losses(loss: Loss, output: Any, target: Any, n: int, reduction: str | float | None = None) -> Tensor:
+def sample_losses(
+    loss: Loss, output: Any, target: Any, n: int, reduction: str | float | None = None, ignore_index: int = -100
+) -> Tensor:
     """``L_i`` for every sample, ``[n]``, or a scalar whose gradient is that of ``Σ_i L_i``.
 
     Args:
@@ -39,8 +44,17 @@ def sample_losses(loss: Loss, output: Any, target: Any, n: int, reduction: str |
         n: number of samples in the batch.
         reduction: how ``loss`` reduces over the batch, where that cannot be seen: ``"mean"``, ``"sum"``, ``"none"``, or
             the factor that turns what it returns into the sum over samples. A number multiplies whatever comes: several
-            losses (one per sample) are summed and then multiplied too.
+            losses (one per sample) are summed and then multiplied too. ``"mean"`` stands for a division by n.
+        ignore_index: the label that losses leave out, with which a mean is none over n.
     """
+    if reduction == "mean" and isinstance(target, Tensor) and not target.is_floating_point():
+        ignored = int((target == ignore_index).sum())
+        if ignored:
+            raise InputError(
+                f"reduction='mean' stands for a loss divided by the {n} samples, but {ignored} of {target.numel()} labels are "
+                f"{ignore_index} and are left out; give the criterion itself, such as nn.CrossEntropyLoss(), without "
+                "reduction=, or a loss of every sample"
+            )
     try:
         return _sample_losses(loss, output, target, n, reduction)
     except (GramscopeError, torch.OutOfMemoryError):
@@ -103,7 +117,10 @@ def _within_samples(value: Tensor, output: Any, n: int, averages: bool) -> Tenso
     if value.dim() == 0:
         value = value.reshape(1)
     if value.shape[0] % n:
-        raise InputError(f"the unreduced loss has shape {tuple(value.shape)}, which does not divide into {n} samples")
+        raise InputError(
+            f"the unreduced loss has shape {tuple(value.shape)}, which does not divide into {n} samples; if it reduces over "
+            "the batch by itself, say how with reduction='mean', 'sum' or a factor"
+        )
     if isinstance(output, Tensor) and value.numel() > output.numel():
         raise InputError(
             f"the loss of an output of shape {tuple(output.shape)} has {value.numel()} terms: output and target were "

@@ -20,11 +20,21 @@ class Application:
 
     layer: Layer
     x: Tensor
+    z_shape: torch.Size
+    z_dtype: torch.dtype
     call: int
     edge: GradientEdge | None = None
     dz: Tensor | None = None
     version: int = -1
-    z_bytes: int = 0
+
+    @property
+    def z_bytes(self) -> int:
+        """Bytes of the layer's output."""
+        return self.z_shape.numel() * self.z_dtype.itemsize
+
+    def zero(self) -> Tensor:
+        """A zero gradient of the layer's output, which takes no memory."""
+        return torch.zeros((), dtype=self.z_dtype, device=self.x.device).expand(self.z_shape)
 
     def check_unchanged(self) -> None:
         """Raise if the input was overwritten in place after the layer read it."""
@@ -38,11 +48,16 @@ class Application:
 class LayerRecord:
     """What a capture saw of one layer, in normal form; grouped layers carry a leading ``groups`` axis."""
 
-    def __init__(self, layer: Layer, factor: Callable[[int], float], batch_dim: int = 0) -> None:
+    def __init__(
+        self, layer: Layer, factor: Callable[[int], float], reached: Callable[[int], bool], batch_dim: int = 0
+    ) -> None:
         self.layer = layer
         self._batch_dim = batch_dim
         self._factor_of_call = factor
+        self._call_was_reached = reached
         self.applications: list[Application] = []
+        #: a checkpoint computed the layer again from inputs that were not seen before, so a gradient was lost
+        self.lost = False
         self._weight: Tensor | None = None
 
     @property
@@ -67,12 +82,11 @@ class LayerRecord:
         """Sites of a sample, all applications of the first forward together."""
         first = self._seen()[0].call
         layer = self.layer
-        shapes = [
-            layer.kind.outputs(layer.module, a.dz, self._batch_dim).shape[-2]
+        return sum(
+            layer.kind.outputs(layer.module, torch.empty(a.z_shape, device="meta"), self._batch_dim).shape[-2]
             for a in self._seen()
-            if a.call == first and a.dz is not None
-        ]
-        return sum(shapes)
+            if a.call == first
+        )
 
     @property
     def mean_h(self) -> Tensor:
@@ -85,7 +99,10 @@ class LayerRecord:
 
     @property
     def delta(self) -> Tensor:
-        """``δ = ∂L_i/∂z`` per sample, ``[batch, sites, k]``, free of the loss's batch reduction."""
+        """``δ = ∂L_i/∂z`` per sample, ``[batch, sites, k]``, free of the loss's batch reduction.
+
+        Zero for applications that the loss does not reach, where it reaches another one.
+        """
         return self._joined(self._delta)
 
     @property
@@ -124,6 +141,7 @@ class LayerRecord:
     def forget(self) -> None:
         """Drop everything seen."""
         self.applications.clear()
+        self.lost = False
         self._weight = None
 
     def _inputs(self, a: Application) -> Tensor:
@@ -139,12 +157,18 @@ class LayerRecord:
         return self._factor_of_call(a.call)
 
     def _received(self, a: Application) -> Tensor:
-        if a.dz is None:
-            raise LayerError(
-                f"no gradient reached layer {self.name!r}: run backward inside the capture, "
-                "with a loss that depends on it"
-            )
-        return a.dz
+        if a.dz is not None:
+            return a.dz
+        if self.reached and self._call_was_reached(a.call) and not self.lost:
+            return a.zero()
+        raise LayerError(
+            f"no gradient reached layer {self.name!r}: run backward inside the capture, with a loss that depends on it"
+        )
+
+    @property
+    def reached(self) -> bool:
+        """Whether some application has received a gradient."""
+        return any(a.dz is not None for a in self.applications)
 
     def _seen(self) -> list[Application]:
         if not self.applications:

@@ -94,6 +94,8 @@ class Selection:
 
 def unwrap(model: nn.Module) -> nn.Module:
     """The user's own module inside ``torch.compile`` and (Distributed)DataParallel wrappers."""
+    if not isinstance(model, nn.Module):
+        raise LayerError(f"model is a {type(model).__name__}; give a torch.nn.Module")
     while True:
         if isinstance(getattr(model, "_orig_mod", None), nn.Module):
             model = model._orig_mod  # type: ignore[assignment]

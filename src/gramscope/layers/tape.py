@@ -13,17 +13,19 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from gramscope.errors import LayerError, ResultWarning
-from gramscope.layers.checks import batch_dependence, is_linear_map
-from gramscope.layers.hooks import Observer, first_tensor
+from gramscope.layers.call import Call
+from gramscope.layers.checks import batch_dependence, check_seen, is_linear_map
+from gramscope.layers.hooks import Observer, first_tensor, in_backward, own_node
 from gramscope.layers.losses import check_reduction
 from gramscope.layers.record import Application, LayerRecord
 from gramscope.layers.select import Layer, LayerSelector, Selection, is_compiled, select_layers, select_modules, unwrap
+from gramscope.layers.watching import Watcher
 
 #: how the loss was reduced over the batch: ``"sum"``, ``"none"`` (already per sample), ``"mean"``, or the factor itself
 Reduction: TypeAlias = str | float
 
 
-class Tape:
+class Tape(Watcher):
     """The records of one capture: ``tape[name]`` is a :class:`LayerRecord`.
 
     ``tape.outputs[name]`` is the output of a module that was asked for, as it was in the last of the
@@ -41,25 +43,26 @@ class Tape:
         copy_inputs: bool = False,
         copy_weights: bool = True,
     ) -> None:
-        self.model = model
+        super().__init__(model)
         self.selection = selection
         self.reduction = check_reduction(reduction)
         self.batch_dim = batch_dim
         self.unsupported: dict[str, str] = dict(selection.unsupported)
-        self.records = {layer.name: LayerRecord(layer, self.factor, batch_dim) for layer in selection}
+        self.records = {layer.name: LayerRecord(layer, self.factor, self._reached, batch_dim) for layer in selection}
         self.outputs: dict[str, Tensor] = {}
         self.output_counts: dict[str, int] = {}
         self.order: list[str] = []
-        self.batch_sizes: list[int] = []
+        self.calls: list[Call] = []
         self._gradients = gradients
         self._copy_inputs = copy_inputs
         self._copy_weights = copy_weights
         self._per_sample = False
         self._accepting = True
-        self._watching = True
         self.explicit = False
-        self._ran = False
-        self._applied_layers: set[str] = set()
+        self.ran = False
+        self.applied_layers: set[str] = set()
+        self._nonlinear: set[str] = set()
+        self._had: set[tuple[str, str]] = set()
 
     def __getitem__(self, name: str) -> LayerRecord:
         if name not in self.records:
@@ -76,15 +79,26 @@ class Tape:
         seen = ", ".join(f"{r.name} {tuple(r.applications[0].x.shape)}" for r in self)
         return f"Tape({seen or 'nothing seen yet'})"
 
+    @property
+    def batch_sizes(self) -> list[int]:
+        """How many samples each forward had, as far as it can be told (:class:`~gramscope.layers.call.Call`)."""
+        return [call.samples for call in self.calls]
+
     def factor(self, call: int = 0) -> float:
         """What the gradients of forward number ``call`` are multiplied by to undo the loss's reduction."""
         if not isinstance(self.reduction, str):
             return float(self.reduction)
         if self.reduction != "mean" or self._per_sample:
             return 1.0
-        if not self.batch_sizes:
+        if not self.calls:
             raise LayerError("reduction='mean' needs the batch size: call the model itself, not one of its parts")
-        return float(self.batch_sizes[min(call, len(self.batch_sizes) - 1)])
+        made = self.calls[min(call, len(self.calls) - 1)]
+        if made.doubt is not None:
+            raise LayerError(
+                f"reduction='mean' needs the number of samples, but {made.doubt}; or give the factor that undoes the loss's "
+                "mean, reduction=<number>"
+            )
+        return float(made.samples)
 
     def clear(self) -> None:
         """Forget everything seen so far; the hooks stay."""
@@ -93,7 +107,7 @@ class Tape:
         self.outputs.clear()
         self.output_counts.clear()
         self.order.clear()
-        self.batch_sizes.clear()
+        self.calls.clear()
         self._per_sample = False
 
     def applications(self) -> list[Application]:
@@ -136,14 +150,18 @@ class Tape:
         finally:
             self._accepting = before
 
-    @contextmanager
-    def looking_away(self) -> Iterator[None]:
-        """Forwards of other networks that share modules with this one are not recorded inside this block."""
-        before, self._watching = self._watching, False
-        try:
-            yield
-        finally:
-            self._watching = before
+    def note_reached(self, what: str, reached: set[str], reason: str) -> None:
+        """Note the layers seen that never had ``what`` (gradients, Jacobians) so far, and forget notes of the others."""
+        self._had |= {(what, name) for name in reached}
+        for record in self:
+            if (what, record.name) not in self._had:
+                self.unsupported.setdefault(record.name, f"no {what}: {reason}")
+            elif self.unsupported.get(record.name, "").startswith(f"no {what}:"):
+                del self.unsupported[record.name]
+
+    def _reached(self, call: int) -> bool:
+        """Whether a gradient has come back to forward number ``call``."""
+        return any(a.dz is not None for a in self.applications() if a.call == call)
 
     def _backward_through_checkpoints(self, loss: Tensor, retain_graph: bool) -> None:
         """Re-entrant checkpoints only work with ``backward()``; keep every ``.grad`` as it was around it."""
@@ -157,56 +175,52 @@ class Tape:
             for p, gradient in zip(parameters, kept, strict=True):
                 p.grad = gradient
 
-    def _called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Forward pre-hook of the model: a new batch begins."""
-        if _in_backward() or not self._watching:
-            return
-        if not self._ran and self._gradients and torch.is_grad_enabled():
+    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The model is called: a new batch begins."""
+        if not self.ran and self._gradients and torch.is_grad_enabled():
             problem = batch_dependence(self.model)
             if problem is not None:
                 warnings.warn(
                     f"{problem}; .D is still the weight gradient, while .delta and .Sigma are not those of single samples",
                     ResultWarning,
-                    stacklevel=2,
+                    stacklevel=3,
                 )
-        self._ran = True
-        x = first_tensor(args)
-        x = first_tensor(kwargs) if x is None else x
-        self.batch_sizes.append(0 if x is None else (x.shape[self.batch_dim] if x.dim() > self.batch_dim else 1))
+        self.ran = True
+        self.calls.append(Call(args, kwargs, self.batch_dim))
 
     def _applied(self, layer: Layer, x: Tensor, z: Tensor) -> Tensor | None:
-        if not self._watching:
+        if not self.watching:
             return None
         record = self.records[layer.name]
-        if self.batch_sizes and layer.kind.is_unbatched(layer.module, x) and not self._applied_layers:
-            self.batch_sizes[-1] = 1
-        if _in_backward():  # activation checkpointing runs the forward again
+        if in_backward():  # activation checkpointing runs the forward again
             return self._recomputed(record, x, z)
-        if layer.name in self.unsupported:
+        if layer.name in self._nonlinear:
             return None
+        if self.calls:
+            self.calls[-1].applied(layer, x)
         if not record.applications:
             if not layer.kind.is_standard(layer.module) and not is_linear_map(layer, x, z):
+                self._nonlinear.add(layer.name)
                 self.unsupported[layer.name] = (
                     f"{type(layer.module).__name__} overrides its forward, and its output is not W h + b of its inputs"
                 )
                 return None
             self.order.append(layer.name)
-            self._applied_layers.add(layer.name)
+            self.applied_layers.add(layer.name)
             if self._copy_weights:
                 _ = record.weight
         x = x.detach().clone() if self._copy_inputs else x.detach()
-        a = Application(
-            layer, x, call=max(len(self.batch_sizes) - 1, 0), version=-1 if x.is_inference() else x._version
-        )
+        version = -1 if x.is_inference() else x._version
+        a = Application(layer, x, z.shape, z.dtype, call=max(len(self.calls) - 1, 0), version=version)
         record.applications.append(a)
         if not self._gradients or not torch.is_grad_enabled() or z.is_inference():
             return None
-        replaced = _own_node(z)
+        replaced = own_node(z)
         self._watch(a, z if replaced is None else replaced)
         return replaced
 
     def _watch(self, a: Application, z: Tensor) -> None:
-        a.edge, a.z_bytes = get_gradient_edge(z), z.numel() * z.element_size()
+        a.edge = get_gradient_edge(z)
         # The edge holds the node, and the node its hook: strong references here would close a cycle that Python's
         # garbage collector cannot see, and the application would live for ever.
         tape_alive, application_alive = weakref.ref(self), weakref.ref(a)
@@ -223,49 +237,14 @@ class Tape:
         """A re-entrant checkpoint recorded its first pass without a graph; its gradient arrives in this one."""
         if not (self._gradients and torch.is_grad_enabled() and z.requires_grad):
             return None
-        replaced = _own_node(z)
-        for a in record.applications:
-            if a.edge is None and a.dz is None and a.x.shape == x.shape and torch.equal(a.x, x.detach()):
-                self._watch(a, z if replaced is None else replaced)
-                break
+        replaced = own_node(z)
+        blind = [a for a in record.applications if a.edge is None and a.dz is None]
+        same = [a for a in blind if a.x.shape == x.shape and torch.equal(a.x, x.detach())]
+        if same:
+            self._watch(same[0], z if replaced is None else replaced)
+        elif blind:
+            record.lost = True
         return replaced
-
-    def _check_seen(self, explicit: bool) -> None:
-        if not self._ran and not self._applied_layers:
-            warnings.warn(
-                "nothing was captured: the model did not run inside the block, or it ran inside a compiled function "
-                "that holds it; run the module itself",
-                ResultWarning,
-                stacklevel=4,
-            )
-        if not self._ran:
-            return
-        unseen = [name for name in self.records if name not in self._applied_layers]
-        known = {name: self.unsupported[name] for name in unseen if name in self.unsupported}
-        if known and explicit:
-            raise LayerError("; ".join(f"layer {name!r} cannot be captured: {why}" for name, why in known.items()))
-        if unseen and (explicit or len(unseen) == len(self.records)):
-            raise LayerError(
-                f"the model ran but these layers were never applied: {', '.join(unseen)}. Either the forward does not "
-                "use them, or it uses their weights without calling the layers"
-            )
-        for name in unseen:
-            self.unsupported.setdefault(name, "not reached by the forward")
-
-
-def _own_node(z: Tensor) -> Tensor | None:
-    """A replacement of ``z`` whose gradient can be watched, where its own cannot.
-
-    Frozen up to here, it has no gradient at all; and an in-place operation on a view (``Linear`` on sequences returns
-    one) rewrites the view's history, so that a node taken from it would be left out.
-    """
-    if not z.requires_grad:
-        return z + torch.zeros((), dtype=z.dtype, device=z.device, requires_grad=True)
-    return z.clone() if z._is_view() else None
-
-
-def _in_backward() -> bool:
-    return int(torch._C._current_graph_task_id()) != -1
 
 
 @contextmanager
@@ -288,8 +267,11 @@ def capture(
         outputs: names or globs of modules whose output is kept too (the hidden state of a Transformer block): the one of
             the last time the module ran.
         reduction: how the loss you call ``backward`` on was reduced over the batch. ``"sum"`` takes gradients as they
-            come; ``"mean"`` multiplies them by the batch size, so that ``delta`` is per sample; a number multiplies them
-            whatever the loss was.
+            come; ``"mean"`` multiplies them by the number of samples n, so that ``delta`` is per sample; a number multiplies
+            them whatever the loss was. A capture sees gradients, not the loss: ``"mean"`` is right only for a loss that
+            divided by n. One that divided by something else (the weights of the classes, the labels that are not
+            ignored, n times the tokens) needs that divisor as a number, or ``tape.backward(losses)`` with one loss per
+            sample, or :func:`gramscope.collect` with the criterion itself.
         batch_dim: axis of the batch in the inputs of Linear layers (1 for sequence-first models).
         gradients: ``False`` records inputs only.
         copy_inputs: copy each input, for models that overwrite it in place afterwards.
@@ -329,20 +311,38 @@ def capture(
         torch.backends.mha.set_fastpath_enabled(False)
         if is_compiled(model):
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.callback(root.register_forward_pre_hook(tape._called, with_kwargs=True).remove)
+        called, returned = _model_hooks(tape)
+        stack.callback(root.register_forward_pre_hook(called, with_kwargs=True).remove)
+        stack.callback(root.register_forward_hook(returned).remove)
         for name, module in wanted.items():
-            stack.callback(module.register_forward_hook(_output_hook(tape, name)).remove)
+            stack.callback(module.register_forward_hook(_output_hook(tape, name, module)).remove)
         stack.enter_context(Observer(selection, tape._applied))
         yield tape
-    tape._check_seen(explicit=layers is not None)
+    check_seen(tape)
 
 
-def _output_hook(tape: Tape, name: str) -> Callable[..., None]:
+def _model_hooks(tape: Tape) -> tuple[Callable[..., None], Callable[..., None]]:
+    """Hooks before and after the model's forward. Closures, so that deep copies of the model do not copy the tape."""
+
+    def called(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if module is tape.model and tape.watching and not in_backward():
+            tape._called(args, kwargs)
+
+    def returned(module: nn.Module, args: object, output: object) -> None:
+        if module is tape.model and tape.watching and tape.calls and not in_backward():
+            tape.calls[-1].returned(output)
+
+    return called, returned
+
+
+def _output_hook(tape: Tape, name: str, watched: nn.Module) -> Callable[..., None]:
     def hook(module: nn.Module, args: object, output: object) -> None:
+        if module is not watched:  # a deep copy of it
+            return
         value = first_tensor(output)
         if value is None:
             raise LayerError(f"module {name!r} returned no tensor but {type(output).__name__}")
-        if not _in_backward() and tape._watching:
+        if not in_backward() and tape.watching:
             tape.outputs[name] = value.detach().clone()  # what follows may overwrite it
             tape.output_counts[name] = tape.output_counts.get(name, 0) + 1
 

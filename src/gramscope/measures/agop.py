@@ -22,8 +22,10 @@ from gramscope.layers.calling import (
     call_model,
     evaluating,
     is_array,
+    is_floating,
     model_device,
     model_dtype,
+    reading,
     select_output,
     split_batch,
     to_device,
@@ -56,6 +58,7 @@ def agop(
     sketch: int | None = None,
     generator: torch.Generator | None = None,
     memory: int = MEMORY,
+    batch_dim: int = 0,
 ) -> dict[str, Tensor]:
     """Average gradient outer product at the input of every layer, ``{layer: [d, d]}``, in the weights' precision.
 
@@ -65,13 +68,14 @@ def agop(
         model: any module.
         inputs: a tensor or NumPy array ``[n, …]``, a mapping of keyword inputs, or a tuple of as many tensors as the
             model has required inputs, cut into batches; or a loader, a data set or a pair ``(x, y)``, whose targets are
-            not used.
+            not used. A list of two arrays of numbers with the same number of features is two batches.
         layers: names, globs or types; ``None`` for every linear-like layer.
         power: matrix power of the result, ``0.5`` for the square-root form used by recursive feature machines.
         output: where the output tensor is, for models that return dicts or tuples.
         sketch: random combinations of outputs instead of all of them; needs ``generator``.
         generator: source of the random signs.
         memory: bytes a chunk of Jacobians may take.
+        batch_dim: axis of the batch in inputs, in outputs and at Linear layers (1 for sequence-first models).
 
     >>> import torch, gramscope as gs
     >>> net = torch.nn.Linear(3, 1, bias=False)
@@ -79,7 +83,7 @@ def agop(
     >>> torch.allclose(G, net.weight.T @ net.weight)
     True
     """
-    stats = _kernels(model, inputs, layers, None, output, sketch, generator, memory)
+    stats = _kernels(model, inputs, layers, None, output, sketch, generator, memory, batch_dim)
     result = {}
     for layer in stats:
         W = layer.weight.to(layer.K.device, torch.promote_types(layer.weight.dtype, torch.float32))
@@ -99,6 +103,7 @@ def tangent_kernel(
     sketch: int | None = None,
     generator: torch.Generator | None = None,
     memory: int = MEMORY,
+    batch_dim: int = 0,
 ) -> dict[str, Any]:
     """``{layer: K}``, or ``{layer: TangentKernel(K, K_centered)}`` when a reference network is given.
 
@@ -113,7 +118,7 @@ def tangent_kernel(
     >>> gs.tangent_kernel(net, torch.rand(8, 3), reference=copy.deepcopy(net))["0"].K_centered.abs().max().item()
     0.0
     """
-    stats = _kernels(model, inputs, layers, reference, output, sketch, generator, memory)
+    stats = _kernels(model, inputs, layers, reference, output, sketch, generator, memory, batch_dim)
     if reference is None:
         return {layer.name: layer.K for layer in stats}
     return {layer.name: TangentKernel(layer.K, layer.K_centered) for layer in stats}
@@ -127,10 +132,12 @@ def dual_tangent_kernel(
     blocks: bool = False,
     output: OutputSelector = None,
     memory: int = MEMORY,
+    batch_dim: int = 0,
 ) -> dict[str, Tensor]:
     """The n×n dual ``𝒦_ij = ⟨J_i, J_j⟩``; with ``blocks`` the ``[n·c, n·c]`` matrix of all ``J_i J_jᵀ``, sample-major.
 
-    Its size grows with n² by definition; every sample's Jacobian is held while it is formed.
+    Its size grows with n² by definition; every sample's Jacobian is held while it is formed. Arguments are those of
+    :func:`agop`.
 
     >>> import torch
     >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
@@ -144,10 +151,10 @@ def dual_tangent_kernel(
         evaluating(root),
         torch.inference_mode(False),
         torch.enable_grad(),
-        capture(model, layers, copy_weights=False) as tape,
+        capture(model, layers, copy_weights=False, batch_dim=batch_dim) as tape,
     ):
         check_samples_are_independent(root)
-        for x, _ in batches(_cut(inputs, root), None, model_dtype(root)):
+        for x, _ in batches(_cut(inputs, root, batch_dim), None, model_dtype(root)):
             f = select_output(call_model(model, to_device(x, device)), output)
             rows: dict[str, list[Tensor]] = {}
             for chunk in jacobian_chunks(tape, f, memory=memory):
@@ -180,11 +187,12 @@ def _kernels(
     sketch: int | None,
     generator: torch.Generator | None,
     memory: int,
+    batch_dim: int,
 ) -> list[LayerStatistics]:
     """Statistics of the layers with Jacobians; a warning names the others."""
     statistics = collect(
         model,
-        _cut(inputs, unwrap(model)),
+        _cut(inputs, unwrap(model), batch_dim),
         layers=layers,
         features=False,
         jacobians=True,
@@ -193,6 +201,7 @@ def _kernels(
         sketch=sketch,
         generator=generator,
         memory=memory,
+        batch_dim=batch_dim,
     )
     without = [layer.name for layer in statistics if layer.JtJ is None]
     if without:
@@ -201,8 +210,11 @@ def _kernels(
     return [layer for layer in statistics if layer.JtJ is not None]
 
 
-def _cut(inputs: Any, model: nn.Module) -> Any:
+def _cut(inputs: Any, model: nn.Module, batch_dim: int) -> Any:
     """Tensors and arrays as batches; loaders as they are."""
+    two = isinstance(inputs, list) and len(inputs) == 2 and all(map(is_array, inputs))
+    if two and reading(*inputs) == "either" and is_floating(inputs[0]):
+        return [(x, None) for x in inputs]  # a target would not be used
     if is_array(inputs):
         parts: dict[Any, Any] = {0: inputs}
     elif isinstance(inputs, Mapping) and inputs:
@@ -211,15 +223,13 @@ def _cut(inputs: Any, model: nn.Module) -> Any:
         parts = dict(enumerate(inputs))
     else:
         return inputs
-    sizes = {len(part) for part in parts.values() if is_array(part) and part.ndim}
-    if len(sizes) != 1 or 0 in sizes:
-        return [inputs]
-    (n,) = sizes
+    long = {name for name, part in parts.items() if is_array(part) and part.ndim > batch_dim}
+    sizes = {parts[name].shape[batch_dim] for name in long}
+    whole = len(sizes) != 1 or 0 in sizes
     batched = []
-    for start in range(0, n, BATCH):
-        cut = {
-            name: part[start : start + BATCH] if is_array(part) and part.ndim else part for name, part in parts.items()
-        }
+    for start in [0] if whole else range(0, max(sizes), BATCH):
+        index = (slice(None),) * batch_dim + (slice(start, start + BATCH),)
+        cut = {name: part[index] if name in long and not whole else part for name, part in parts.items()}
         batched.append((cut if isinstance(inputs, Mapping) else tuple(cut.values()), None))
     return batched
 

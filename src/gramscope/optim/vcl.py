@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from gramscope.errors import InputError
 from gramscope.layers.select import LayerSelector, unwrap
+from gramscope.layers.watching import unseen
 from gramscope.linalg.autocast import without_autocast
 from gramscope.optim.vcl_bookkeeping import (
     check_arguments,
@@ -48,7 +49,9 @@ class VCL(Optimizer):
         alpha: power of the eigenvalues; 0.1 in the paper, 0.5 keeps the Gram itself (see ``anchor``).
         reduction: how the loss is reduced over the batch. What a step needs is the sum of per-sample gradients: ``"mean"``
             multiplies gradients by the batch size of the forward they came from, ``"sum"`` takes them as they are, a
-            number is the factor, and a function gets the batch size and returns it.
+            number is the factor, and a function gets the batch size and returns it. Gradients do not show what a loss
+            divided by: where that is not the number of samples (class weights, ignored labels, a mean over tokens), give
+            the divisor as a number or function, or sum the losses of the samples yourself.
         layers: names, globs or module types of the layers to train by VCL. ``None``: every linear-like layer but the last
             one executed, or the only one there is.
         readout: makes the optimizer of all other parameters from their list, ``SGD(lr=0.1)`` by default. Its parameter
@@ -308,7 +311,8 @@ class VCL(Optimizer):
         """
         if self.readout is None:
             raise InputError("there is nothing to warm up: VCL trains every parameter of the model")
-        return warm_up(self, loader, loss, epochs, unpack)
+        with unseen(unwrap(self.model), by_all_but=self._watch):
+            return warm_up(self, loader, loss, epochs, unpack)
 
     def warm_up_parameters(self) -> list[nn.Parameter]:
         """What :meth:`warm_up` trains, once the last layer executed is known."""

@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from gramscope.errors import InputError, LayerError
-from gramscope.layers.hooks import Observer, first_tensor
+from gramscope.layers.call import Call
+from gramscope.layers.hooks import Observer
 from gramscope.layers.select import Layer, unwrap
+from gramscope.layers.watching import Watcher
 from gramscope.optim.vcl_gather import Gatherer
 from gramscope.optim.vcl_targets import Target
 
@@ -22,7 +24,7 @@ from gramscope.optim.vcl_targets import Target
 Reduction: TypeAlias = str | float | Callable[[int], float]
 
 
-class Watch:
+class Watch(Watcher):
     """Feeds the gatherers of a model's layers from its forward and backward passes.
 
     The hooks hold this object weakly, so that a model does not keep the optimizer it was once trained with alive.
@@ -37,15 +39,16 @@ class Watch:
             raise InputError(f"reduction={reduction!r}: the factor must be a positive number")
         if not (isinstance(reduction, str | int | float) or callable(reduction)):
             raise InputError(f"reduction={reduction!r}: give 'mean', 'sum', a number, or a function of the batch size")
+        super().__init__(unwrap(model))
         self._reduction = reduction
         self._by_layer = {layer.name: gatherer for gatherer in gatherers for layer in gatherer.target.layers}
         self._gatherers = list(gatherers)
-        self._batch_size: int | None = None
+        self._call: Call | None = None
         self._ordering = self._inside = True
         #: the applications of the latest call of the model with their outputs, until :meth:`stop_ordering`
         self.order: list[tuple[Target, Tensor]] = []
         self._handles: list[RemovableHandle] = []
-        self._place(unwrap(model))
+        self._place(self.model)
 
     def clear(self) -> None:
         """Forget what was gathered."""
@@ -70,19 +73,19 @@ class Watch:
         @torch.compiler.disable  # type: ignore[untyped-decorator]
         def called(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             watch = me()
-            if watch is not None and module is root:
+            if watch is not None and module is root and watch.watching:
                 watch._called(args, kwargs)
 
         @torch.compiler.disable  # type: ignore[untyped-decorator]
         def returned(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             watch = me()
-            if watch is not None and module is root:
-                watch._inside = False
+            if watch is not None and module is root and watch.watching:
+                watch._returned(output)
 
         @torch.compiler.disable  # type: ignore[untyped-decorator]
         def applied(layer: Layer, x: Tensor, z: Tensor) -> None:
             watch = me()
-            if watch is not None:
+            if watch is not None and watch.watching:
                 watch._applied(layer, x, z)
 
         self._handles.append(root.register_forward_pre_hook(called, with_kwargs=True))
@@ -92,16 +95,19 @@ class Watch:
         self._observer.attach()
         for gatherer in self._gatherers:
             last = gatherer.target.parameters[-1]  # the bias, where there is one, receives its gradient no later
-            hook = _accumulation_hook(weakref.ref(gatherer))
+            hook = _accumulation_hook(me, weakref.ref(gatherer))
             for parameter in {id(p): p for p in (gatherer.target.parameter, last)}.values():
                 self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        x = first_tensor(args)
-        x = first_tensor(kwargs) if x is None else x
-        self._batch_size = None if x is None or x.dim() == 0 else x.shape[0]
+        self._call = Call(args, kwargs)
         if self._ordering and torch.is_grad_enabled():
             self.order, self._inside = [], True
+
+    def _returned(self, output: Any) -> None:
+        self._inside = False
+        if self._call is not None:
+            self._call.returned(output)
 
     def _applied(self, layer: Layer, x: Tensor, z: Tensor) -> None:
         if not torch.is_grad_enabled() or not z.requires_grad:
@@ -109,28 +115,33 @@ class Watch:
         gatherer = self._by_layer[layer.name]
         if self._ordering and self._inside:  # not when activations are computed again in backward
             self.order.append((gatherer.target, z))
-        size, x = self._batch_size, x.detach()
+        call, x = self._call, x.detach()
+        if call is not None:
+            call.applied(layer, x)
         me = weakref.ref(self)
 
         def receive(dz: Tensor) -> None:
             watch = me()
             if watch is not None and gatherer.target.parameter.requires_grad:
-                gatherer.receive(layer, x, dz.detach(), watch._factor(size, layer.name))
+                gatherer.receive(layer, x, dz.detach(), watch._factor(call, layer.name))
 
         z.register_hook(receive)  # type: ignore[no-untyped-call]
 
-    def _factor(self, batch_size: int | None, name: str) -> float:
+    def _factor(self, call: Call | None, name: str) -> float:
         reduction = self._reduction
         if reduction == "sum":
             return 1.0
         if isinstance(reduction, int | float):
             return float(reduction)
-        if batch_size is None:
+        if call is None or call.samples == 0:
             raise LayerError(
                 f"layer {name!r} ran outside a call of the model with a tensor, so the batch size is not known; call the "
                 "model itself, or give the factor of the gradients as reduction="
             )
+        batch_size = call.samples
         if isinstance(reduction, str):
+            if call.doubt is not None:
+                raise LayerError(f"reduction='mean': {call.doubt}; or give the factor of the gradients as reduction=")
             return float(batch_size)
         factor = float(reduction(batch_size))
         if not (math.isfinite(factor) and factor > 0):
@@ -138,10 +149,12 @@ class Watch:
         return factor
 
 
-def _accumulation_hook(gatherer: Callable[[], Gatherer | None]) -> Callable[[Tensor], None]:
+def _accumulation_hook(
+    watch: Callable[[], Watch | None], gatherer: Callable[[], Gatherer | None]
+) -> Callable[[Tensor], None]:
     def hook(parameter: Tensor) -> None:
-        found = gatherer()
-        if found is not None:
+        watching, found = watch(), gatherer()
+        if watching is not None and watching.watching and found is not None:
             found.accumulated()
 
     return hook

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gramscope.errors import InputError, LayerError, NumericalError
+from gramscope.errors import InputError, NumericalError
 from gramscope.layers.calling import OutputSelector, call_model, select_output
 from gramscope.layers.hooks import first_tensor
 from gramscope.layers.losses import Loss, sample_losses
@@ -62,9 +62,22 @@ def forward(model: nn.Module, tape: Tape, inputs: Any, target: Any, index: int, 
     if first_tensor(inputs) is None:
         raise InputError(f"batch {index} holds no tensor to feed the model")
     value = select_output(call_model(model, inputs), output)
-    n = tape.batch_sizes[-1]
-    if isinstance(target, Tensor) and target.dim() > 0 and target.shape[0] != n:
-        raise InputError(f"batch {index} has {n} inputs but {target.shape[0]} targets")
+    call = tape.calls[-1]
+    n = call.samples
+    for name, problem in call.across_samples.items():
+        tape.unsupported.setdefault(name, problem)
+    if isinstance(target, int | float) or (isinstance(target, Tensor) and target.dim() == 0):
+        raise InputError(
+            f"batch {index} has one number as its target: data are batches, not single samples; give "
+            "torch.utils.data.DataLoader(samples, batch_size=256), or stacked tensors (x, y)"
+        )
+    if isinstance(target, Tensor) and target.shape[0] != n:
+        axis = tape.batch_dim
+        transposed = target.dim() > axis > 0 and target.shape[axis] == n
+        remedy = (
+            f"; targets have the batch first: unpack=lambda b: (b[0], b[1].movedim({axis}, 0))" if transposed else ""
+        )
+        raise InputError(f"batch {index} has {n} inputs but {target.shape[0]} targets{remedy}")
     if not torch.isfinite(value).all():
         raise NumericalError(f"the model's output is NaN or infinite in batch {index}; look at its inputs and weights")
     return Step(inputs, target, value, n)
@@ -77,7 +90,7 @@ def backward(step: Step, tape: Tape, loss: Loss, reduction: str | float | None, 
             f"batch {index} has no target for the loss; give (x, y) as a tuple, a loader of such pairs, or "
             "unpack=lambda batch: (inputs, target)"
         )
-    losses = sample_losses(loss, step.output, step.target, step.n, reduction)
+    losses = sample_losses(loss, step.output, step.target, step.n, reduction, options.ignore_index)
     total = losses.float().sum() if losses.dtype in (torch.bfloat16, torch.float16) else losses.sum()
     if not torch.isfinite(total):
         raise NumericalError(f"the loss is {total.item()} in batch {index}")
@@ -86,12 +99,7 @@ def backward(step: Step, tape: Tape, loss: Loss, reduction: str | float | None, 
     with tape.paused():
         residual, autograd = _extra_gradients(step, tape, total, options)
     tape.backward(total, retain_graph=bool(options.jacobians))
-    unreached = {a.layer.name for a in tape.applications() if a.dz is None}
-    if unreached and (tape.explicit or len(unreached) == len(tape)):
-        raise LayerError(
-            f"no gradient reached layer {', '.join(map(repr, sorted(unreached)))}; leave it out of layers="
-        )
-    tape.unsupported |= dict.fromkeys(unreached, "no gradient: the loss does not reach it")
+    tape.note_reached("gradient", {record.name for record in tape if record.reached}, "the loss does not reach it")
     return replace(step, loss=float(total.detach()), residual=residual, autograd=autograd)
 
 
@@ -107,6 +115,7 @@ def _extra_gradients(
     if options.autograd:
         leaves = {r.name: r.layer.parameter for r in tape}
         known = {name: p for name, p in leaves.items() if p is not None and p.requires_grad}
-        found = torch.autograd.grad(total, list(known.values()), retain_graph=True, allow_unused=True)
-        autograd = {name: g for name, g in zip(known, found, strict=True) if g is not None}
+        if known:
+            found = torch.autograd.grad(total, list(known.values()), retain_graph=True, allow_unused=True)
+            autograd = {name: g for name, g in zip(known, found, strict=True) if g is not None}
     return residual, autograd

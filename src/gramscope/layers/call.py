@@ -1,0 +1,95 @@
+"""How many samples one call of a model had."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from gramscope.layers.hooks import tensors_in
+from gramscope.layers.kinds import AttentionProjectionKind
+from gramscope.layers.select import Layer
+
+
+class Call:
+    """One call of a model, and what its arguments, its layers and its outputs say of the number of samples.
+
+    Sizes of the arguments along ``batch_dim`` are candidates, in the order of the arguments; a size of one, which is
+    broadcast, comes last. The one that most of the others know is taken: layers by the rows of their inputs, and outputs.
+    """
+
+    def __init__(self, args: object, kwargs: object, batch_dim: int = 0) -> None:
+        self._batch_dim = batch_dim
+        self._arguments = sorted(self._sizes((args, kwargs)), key=lambda size: size == 1)
+        self._outputs: set[int] = set()
+        self._rows: set[int] = set()
+        self._ranked: set[bool] = set()  # whether layers that know the rank of their inputs saw a batch axis
+        self._vectors: set[bool] = set()  # whether the others saw single vectors
+        self._attention: dict[str, tuple[int, int, bool]] = {}
+        self._over = False
+
+    def applied(self, layer: Layer, x: Tensor) -> None:
+        """A layer was applied to the native input ``x``."""
+        if self._over:
+            return
+        kind, module = layer.kind, layer.module
+        unbatched = kind.is_unbatched(module, x)
+        (self._ranked if kind.fixed_rank else self._vectors).add(unbatched)
+        self._rows.add(kind.samples(module, x, self._batch_dim))
+        if isinstance(kind, AttentionProjectionKind) and not unbatched:
+            self._attention[layer.name] = (x.shape[0], x.shape[1], bool(getattr(module, "batch_first", False)))
+
+    def returned(self, output: object) -> None:
+        """The model returned ``output``."""
+        self._outputs = set(self._sizes(output))
+        self._over = True
+
+    @property
+    def samples(self) -> int:
+        """The number of samples as far as it can be told; 0 where there was no tensor."""
+        if self._unbatched:
+            return 1
+        return max(self._arguments, key=self._known, default=0)
+
+    @property
+    def doubt(self) -> str | None:
+        """Why the number of samples may be another one; ``None`` where nothing speaks against it."""
+        n = self.samples
+        if self._unbatched:
+            return None
+        if n == 0:
+            return "the model was called with no tensor that has a batch axis"
+        across = self.across_samples
+        if across:
+            return next(iter(across.values()))
+        if self._known(n) or not any(rows % n for rows in self._rows):  # tokens as rows
+            return None
+        inputs, rows = (", ".join(map(str, sorted(sizes))) for sizes in (set(self._arguments), self._rows))
+        return f"the model's inputs have {inputs} rows and its layers saw {rows}"
+
+    @property
+    def across_samples(self) -> dict[str, str]:
+        """Attention layers that ran along the axis taken for the batch, and what that means.
+
+        Attention in windows (``samples × windows`` sequences) is none, unless the module has the batch second.
+        """
+        n = self.samples
+        return {
+            name: f"attention layer {name!r} saw {batch} sequences of {length} positions where the batch has {n} samples: "
+            "a sequence-first model needs batch_dim=1; where samples attend to each other none has gradients of its own"
+            for name, (batch, length, batch_first) in self._attention.items()
+            if length == n != batch and (not batch_first or batch % n)
+        }
+
+    @property
+    def _unbatched(self) -> bool:
+        """Whether this was one sample without a batch axis.
+
+        Convolutions and attention know; linear layers alone tell it by having seen nothing but vectors.
+        """
+        seen = self._ranked or self._vectors
+        return bool(seen) and all(seen)
+
+    def _known(self, size: int) -> int:
+        return (size in self._rows) + (size in self._outputs)
+
+    def _sizes(self, values: object) -> list[int]:
+        return [t.shape[self._batch_dim] for t in tensors_in(values) if t.dim() > self._batch_dim]

@@ -1,0 +1,156 @@
+"""How many samples a forward had: what ``reduction="mean"`` is undone with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import gramscope as gs
+from gramscope.errors import InputError, LayerError
+
+Forward = Callable[[nn.Module, Tensor], Tensor]
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+class Around(nn.Module):
+    """Linear layers inside a forward given as a function."""
+
+    def __init__(self, forward: Callable[..., Tensor], **layers: nn.Module) -> None:
+        super().__init__()
+        self._run = forward
+        for name, layer in layers.items():
+            self.add_module(name, layer.double())
+
+    def forward(self, *args: object, **kwargs: object) -> Tensor:
+        return self._run(self, *args, **kwargs)
+
+
+def masked(m: nn.Module, mask: Tensor, x: Tensor) -> Tensor:
+    return m.l(x * mask.diagonal().sum())  # type: ignore[operator, union-attr]
+
+
+def timed(m: nn.Module, t: Tensor, x: Tensor) -> Tensor:
+    return m.l(torch.tanh(m.t(t.reshape(-1, 1)) + x))  # type: ignore[operator, union-attr]
+
+
+def timed_vector(m: nn.Module, x: Tensor, t: Tensor) -> Tensor:
+    return m.l(torch.tanh(m.t(t.reshape(1)) + x))  # type: ignore[operator, union-attr]
+
+
+def flattened(m: nn.Module, x: Tensor) -> Tensor:
+    return m.l(x.flatten(0, 1)).reshape(x.shape[0], x.shape[1], -1).mean(1)  # type: ignore[operator, union-attr]
+
+
+def routed(m: nn.Module, x: Tensor) -> Tensor:
+    return x[:, :2].index_add(0, torch.tensor([0, 2, 4]), m.l(x[[0, 2, 4]]))  # type: ignore[operator, union-attr]
+
+
+@pytest.mark.parametrize(
+    ("forward", "layers", "args"),
+    [
+        (masked, {"l": nn.Linear(3, 2)}, (torch.eye(3, dtype=torch.float64), normal(7, 3))),
+        (timed, {"l": nn.Linear(3, 2), "t": nn.Linear(1, 3)}, (torch.tensor(0.3, dtype=torch.float64), normal(7, 3))),
+        (timed, {"l": nn.Linear(3, 2), "t": nn.Linear(1, 3)}, (torch.ones(1, dtype=torch.float64), normal(7, 3))),
+        (timed_vector, {"l": nn.Linear(3, 2), "t": nn.Linear(1, 3)}, (normal(7, 3), torch.tensor(0.3).double())),
+        (flattened, {"l": nn.Linear(3, 2)}, (normal(7, 4, 3),)),
+        (routed, {"l": nn.Linear(3, 2)}, (normal(7, 3),)),
+    ],
+    ids=["mask first", "scalar first", "one time first", "a vector inside", "tokens as rows", "some rows only"],
+)
+@pytest.mark.parametrize("by_name", [False, True])
+def test_the_mean_over_the_samples_is_undone(
+    forward: Callable[..., Tensor], layers: dict[str, nn.Module], args: tuple[Tensor, ...], by_name: bool
+) -> None:
+    model = Around(forward, **layers)
+    y = torch.arange(7) % 2
+    names = forward.__code__.co_varnames[1 : 1 + len(args)]
+    arguments = ((), dict(zip(names, args, strict=True))) if by_name else (args, {})
+    with gs.capture(model, reduction="mean") as tape:
+        F.cross_entropy(model(*arguments[0], **arguments[1]), y).backward()
+    expected = torch.autograd.grad(F.cross_entropy(model(*args), y, reduction="sum"), model.l.weight)[0]
+    assert tape.batch_sizes == [7]
+    torch.testing.assert_close(tape["l"].D, expected)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (nn.Linear(3, 2), (3,)),
+        (nn.Sequential(nn.Conv2d(1, 2, 2), nn.Flatten(0), nn.Linear(8, 2)), (1, 3, 3)),
+        (nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True), (5, 4)),
+        (nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0), (5, 4)),
+    ],
+    ids=["linear", "convolution", "encoder", "sequence-first encoder"],
+)
+def test_single_samples_count_one_in_every_forward(model: nn.Module, shape: tuple[int, ...]) -> None:
+    model = model.double()
+    with gs.capture(model, reduction="mean") as tape:
+        for seed in range(2):
+            model(normal(*shape, seed=seed)).square().sum().backward()
+    assert tape.batch_sizes == [1, 1]
+    total = sum(model(normal(*shape, seed=seed)).square().sum() for seed in range(2))
+    for record in tape:
+        (gradient,) = torch.autograd.grad(total, record.layer.parameter, retain_graph=True)
+        torch.testing.assert_close(record.D, record.layer.matrix(gradient))
+
+
+def test_samples_that_cannot_be_told_are_an_error() -> None:
+    model = Around(lambda m, mask: m.l(normal(7, 3) * mask.sum()), l=nn.Linear(3, 2))
+    with gs.capture(model, reduction="mean") as tape:
+        model(torch.eye(3, dtype=torch.float64)).mean().backward()
+    with pytest.raises(LayerError, match=r"the model's inputs have 3 rows and its layers saw 7.*reduction=<number>"):
+        _ = tape["l"].D
+    nothing = Around(lambda m, settings: m.l(normal(7, 3)), l=nn.Linear(3, 2))
+    with gs.capture(nothing, reduction="mean") as tape:
+        nothing("settings").mean().backward()
+    with pytest.raises(LayerError, match=r"no tensor .*reduction=<number>"):
+        _ = tape["l"].delta
+    with gs.capture(nothing, reduction=7.0) as tape:
+        nothing("settings").mean(1).mean().backward()
+    (gradient,) = torch.autograd.grad(nothing("settings").mean(1).sum(), nothing.l.weight)
+    torch.testing.assert_close(tape["l"].D, gradient)
+
+
+class Sequence(nn.Module):
+    """Sequence first, ``[time, batch, 6] → [time, batch, 2]``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.e = nn.TransformerEncoder(nn.TransformerEncoderLayer(6, 2, 8), 2, enable_nested_tensor=False)
+        self.r = nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.r(self.e(x))
+
+
+@pytest.mark.parametrize("batch", [5, 14])
+def test_sequence_first_models_without_batch_dim_are_told(batch: int) -> None:
+    model = Sequence().double().eval()
+    x = normal(7, batch, 6)
+    for kernel in (gs.tangent_kernel, gs.agop):
+        with pytest.raises(InputError, match=r"'e.layers.0.self_attn.*batch_dim=1"):
+            kernel(model, x)
+    with gs.capture(model, reduction="mean") as tape:
+        model(x).mean().backward()
+    with pytest.raises(LayerError, match=r"self_attn.*batch_dim=1"):
+        _ = tape["r"].D
+    statistics = gs.collect(model, [(x, normal(7, batch, 2))], nn.MSELoss(), features=False)
+    assert "batch_dim=1" in statistics.notes["e.layers.0.self_attn.q_proj"]
+
+
+def test_windows_of_attention_are_no_sequences_of_samples() -> None:
+    def windows(m: nn.Module, x: Tensor) -> Tensor:  # [n, 12, 6] in windows of four
+        rows = x.reshape(-1, 4, 6)
+        return m.r(m.a(rows, rows, rows)[0].reshape(x.shape).mean(1))  # type: ignore[operator, union-attr]
+
+    model = Around(windows, a=nn.MultiheadAttention(6, 2, batch_first=True), r=nn.Linear(6, 2)).eval()
+    x = normal(4, 12, 6)
+    parts = [gs.tangent_kernel(model, x[i : i + 1])["r"] for i in range(4)]
+    torch.testing.assert_close(gs.tangent_kernel(model, x)["r"], torch.stack(parts).mean(0))
