@@ -146,5 +146,6 @@ def test_integers_under_a_loss_of_regression_are_numbers(loss: Any, columns: tup
     Y = y[30:].double().reshape(-1, 1)
     expected = 1 - (Y - x[30:] @ beta).square().sum() / (Y - Y.mean()).square().sum()
     assert held[layer.name]["target_linearity_held_out"] == pytest.approx(float(expected))
-    classes = gs.collect(model, (x, y), loss, targets=lambda i, t: (t > 0).long())
+    classes = gs.collect(model, (x, y.abs() % 3), loss, targets=lambda i, t: t)
     assert next(iter(classes)).features.classes is not None
+    assert "(targets)" not in classes.notes

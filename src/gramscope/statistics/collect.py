@@ -168,18 +168,20 @@ def collect(
         accumulator = Accumulator(options, generator, covariance, sample_axes(root, batch_dim), modules)
         for index, (inputs, target) in enumerate(batches(loader, unpack, model_dtype(root))):
             inputs, target = to_device(inputs, device), to_device(target, device)
+            given = target
             if regression and isinstance(target, Tensor) and not target.is_floating_point():
                 target = target.to(model_dtype(root))
-                tape.unsupported["(targets)"] = (
-                    "integers under a loss of regression are numbers to regress on; targets=lambda x, y: y.long() makes "
-                    "them classes"
-                )
+                if targets is None:
+                    tape.unsupported["(targets)"] = (
+                        "integers under a loss of regression are numbers to regress on; targets=lambda x, y: y makes them "
+                        "classes"
+                    )
             with nullcontext() if twin is None else twin.looking_away():
                 step = forward(model, tape, inputs, target, index, output)
             if loss is not None:
                 step = backward(step, tape, loss, reduction, index, options)
             if targets is not None:
-                step = replace(step, target=targets(inputs, target))
+                step = replace(step, target=targets(inputs, given))
             twin_output = None
             if reference is not None and twin is not None:
                 with tape.looking_away():
