@@ -48,6 +48,10 @@ def flattened(m: nn.Module, x: Tensor) -> Tensor:
     return m.l(x.flatten(0, 1)).reshape(x.shape[0], x.shape[1], -1).mean(1)  # type: ignore[operator, union-attr]
 
 
+def listed(m: nn.Module, images: list[Tensor]) -> Tensor:
+    return m.l(torch.stack([image.mean((1, 2)) for image in images]))  # type: ignore[operator, union-attr]
+
+
 def routed(m: nn.Module, x: Tensor) -> Tensor:
     return x[:, :2].index_add(0, torch.tensor([0, 2, 4]), m.l(x[[0, 2, 4]]))  # type: ignore[operator, union-attr]
 
@@ -61,8 +65,17 @@ def routed(m: nn.Module, x: Tensor) -> Tensor:
         (timed_vector, {"l": nn.Linear(3, 2), "t": nn.Linear(1, 3)}, (normal(7, 3), torch.tensor(0.3).double())),
         (flattened, {"l": nn.Linear(3, 2)}, (normal(7, 4, 3),)),
         (routed, {"l": nn.Linear(3, 2)}, (normal(7, 3),)),
+        (listed, {"l": nn.Linear(3, 2)}, ([normal(3, 4, 5 + i) for i in range(7)],)),
     ],
-    ids=["mask first", "scalar first", "one time first", "a vector inside", "tokens as rows", "some rows only"],
+    ids=[
+        "mask first",
+        "scalar first",
+        "one time first",
+        "a vector inside",
+        "tokens as rows",
+        "some rows only",
+        "a list",
+    ],
 )
 @pytest.mark.parametrize("by_name", [False, True])
 def test_the_mean_over_the_samples_is_undone(
@@ -116,6 +129,33 @@ def test_samples_that_cannot_be_told_are_an_error() -> None:
         nothing("settings").mean(1).mean().backward()
     (gradient,) = torch.autograd.grad(nothing("settings").mean(1).sum(), nothing.l.weight)
     torch.testing.assert_close(tape["l"].D, gradient)
+
+
+def test_virtual_covariance_learning_counts_the_same() -> None:
+    x, y, mask = normal(7, 3), torch.arange(7) % 2, torch.eye(3, dtype=torch.float64)
+    networks = []
+    for reduction in ("mean", 7.0, lambda n: float(n)):
+        layers = {"l": nn.Linear(3, 2, bias=False)}
+        model = Around(masked, **layers)
+        with torch.no_grad():
+            model.l.weight.copy_(normal(2, 3))
+        optimizer = gs.VCL(model, gamma=0.01, reduction=reduction)  # type: ignore[arg-type]
+        for _ in range(2):
+            optimizer.zero_grad()
+            F.cross_entropy(model(mask, x), y).backward()
+            optimizer.step()
+        networks.append(model.l.weight.detach())
+    assert (networks[0] - normal(2, 3)).norm() > 1e-3
+    for other in networks[1:]:
+        torch.testing.assert_close(networks[0], other, rtol=1e-12, atol=1e-14)
+
+
+def test_virtual_covariance_learning_refuses_samples_that_cannot_be_told() -> None:
+    model = Around(lambda m, mask: m.l(normal(7, 3) * mask.sum()), l=nn.Linear(3, 2))
+    optimizer = gs.VCL(model, gamma=0.01)
+    with pytest.raises(LayerError, match=r"inputs have 3 rows and its layers saw 7.*reduction="):
+        model(torch.eye(3, dtype=torch.float64)).mean().backward()
+    optimizer.close()
 
 
 class Sequence(nn.Module):

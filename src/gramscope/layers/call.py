@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from gramscope.layers.hooks import tensors_in
@@ -12,13 +14,15 @@ from gramscope.layers.select import Layer
 class Call:
     """One call of a model, and what its arguments, its layers and its outputs say of the number of samples.
 
-    Sizes of the arguments along ``batch_dim`` are candidates, in the order of the arguments; a size of one, which is
-    broadcast, comes last. The one that most of the others know is taken: layers by the rows of their inputs, and outputs.
+    Sizes of the arguments along ``batch_dim`` are candidates, in the order of the arguments, and lengths of lists (of
+    images, say); a size of one, which is broadcast, comes last. The one that most of the others know is taken: layers by
+    the rows of their inputs, and outputs.
     """
 
-    def __init__(self, args: object, kwargs: object, batch_dim: int = 0) -> None:
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], batch_dim: int = 0) -> None:
         self._batch_dim = batch_dim
-        self._arguments = sorted(self._sizes((args, kwargs)), key=lambda size: size == 1)
+        lengths = [len(value) for value in (*args, *kwargs.values()) if isinstance(value, list)]
+        self._arguments = sorted(self._sizes((args, kwargs)) + lengths, key=lambda size: size == 1)
         self._outputs: set[int] = set()
         self._rows: set[int] = set()
         self._ranked: set[bool] = set()  # whether layers that know the rank of their inputs saw a batch axis
