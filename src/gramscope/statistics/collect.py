@@ -81,8 +81,9 @@ def collect(
         channels: where the features of those outputs are: ``"first"`` (after the batch), ``"last"``, or ``"auto"``: as the
             module's type has them, else last of three axes and first of four. Three axes that could be
             ``[batch, channels, length]``, in a network with 1-d convolutions, must be told.
-        reduction: how a custom ``loss`` reduces over the batch: ``"mean"``, ``"sum"``, ``"none"``, or a factor that
-            multiplies the (summed) losses.
+        reduction: how a custom ``loss`` reduces over the batch: ``"mean"`` (it divides by the number of samples; a mean over
+            tokens or weighted by class divides by something else, so pass the criterion itself or a number), ``"sum"``,
+            ``"none"``, or a factor that multiplies the (summed) losses.
         output: key, index or function that finds the output tensor in what the model returns.
         unpack: ``batch -> (inputs, target)`` for loaders that yield something else.
         targets: ``(inputs, target) -> Y`` where features are to be compared with something else than the batch's target.
