@@ -133,6 +133,14 @@ def test_train_measure_runs_resume(gramscope: Command) -> None:
         (["bench", "nothing"], "benchmark 'nothing' is not known"),
         (["runs", "show", "nowhere"], "holds no run"),
         (["nothing"], "No such command"),
+        (["measure", "x", "--set", "data.seed=3"], "x is measured as its own configuration says: leave out --set"),
+        (["measure", "x", "--loss", "mse", "--data-dir", "d"], "leave out --data-dir, --loss"),
+        (["measure", "--model", "mlp", "--data", "digits", "--all"], "--all chooses checkpoints of a run"),
+        (
+            ["measure", "--model", "mlp", "--data", "digits", "--set", "method.lr=3"],
+            "method: set model.KEY or data.KEY",
+        ),
+        (["measure", "--model", "mlp", "--data", "digits", "--set", "model=cnn"], "model: set model.KEY or data.KEY"),
     ],
 )
 def test_wrong_use_is_one_clear_line(gramscope: Command, arguments: list[str], message: str) -> None:
@@ -140,6 +148,64 @@ def test_wrong_use_is_one_clear_line(gramscope: Command, arguments: list[str], m
     assert done.code == 2
     assert message in done.err
     assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", "--epochs", "1", "--hidden", "4", "--out", "afile/x"],
+        ["demo", "--epochs", "1", "--seeds", "1", "--out", "afile/x"],
+        ["reproduce", "nfa-fig6", "--out", "afile/x"],
+        ["report", "afile/x"],
+        ["runs", "list", "afile/x"],
+        ["train", "afile/x.toml"],
+        ["data", "fetch", "mnist", "--data-dir", "afile/x"],
+        ["train", "--hidden", "4", "--out", "n" * 300],
+    ],
+)
+def test_paths_that_cannot_be_used_are_one_clear_line(gramscope: Command, tmp_path: Path, arguments: list[str]) -> None:
+    (tmp_path / "afile").touch()
+    done = gramscope(*arguments)
+    assert done.code == (1 if "fetch" in arguments else 2)
+    last = done.err.splitlines()[-1]
+    assert last.startswith("gramscope: ")
+    assert "afile" in last or "nnn" in last
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (PermissionError(13, "Permission denied", "runs/x"), 2, "gramscope: runs/x: Permission denied\n"),
+        (OSError(28, "No space left on device", "runs/x"), 1, "gramscope: runs/x: No space left on device\n"),
+        (TimeoutError("timed out"), 1, "gramscope: timed out\n"),
+    ],
+)
+def test_errors_of_the_system(
+    gramscope: Command, monkeypatch: pytest.MonkeyPatch, error: OSError, code: int, message: str
+) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(app, "app", fail)
+    done = gramscope()
+    assert (done.code, done.err) == (code, message)
+
+
+def test_a_run_that_cannot_be_read_is_listed_with_the_others(gramscope: Command, tmp_path: Path) -> None:
+    for name in ("good", "bad", "worse"):
+        done = gramscope("train", "--hidden", "4", "--epochs", "1", "--out", f"runs/{name}")
+        assert done.code == 0, done.err
+    with (tmp_path / "runs/bad/records.jsonl").open("r+") as file:
+        file.write("?")
+    (tmp_path / "runs/worse/config.toml").write_text("= 3")
+    rows = {Path(row["run"]).name: row for row in json.loads(gramscope("runs", "list", "--json").out)}
+    assert rows["good"]["state"] == "finished"
+    assert rows["good"]["error"] is None
+    assert rows["bad"]["state"] == "unreadable"
+    assert rows["bad"]["data"] == "digits"
+    assert "line 1 is not JSON" in rows["bad"]["error"]
+    assert "config.toml" in rows["worse"]["error"]
+    assert "line 1 is not JSON" in gramscope("runs", "list").out.replace("\n", " ")
 
 
 def test_debug_shows_where_an_error_came_from(gramscope: Command) -> None:

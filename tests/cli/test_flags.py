@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from gramscope.cli.app import app
-from gramscope.cli.flags import FLAGS, parse_seeds, read_config, to_arguments
+from gramscope.cli.flags import FLAGS, format_command, parse_seeds, read_config, to_arguments
 from gramscope.errors import InputError
 from gramscope.training.config import TrainConfig
 from gramscope.training.options import METHODS, SCHEDULES
@@ -86,7 +86,7 @@ def test_seeds() -> None:
     assert parse_seeds("2", 7) == [7, 8]
     assert parse_seeds(None, 7) == [7]
     assert parse_seeds("3,1") == [3, 1]
-    for text, seed in (("x", None), ("0", None), ("1,2", 3)):
+    for text, seed in (("x", None), ("0", None), ("1,2", 3), ("1,1", None), ("-1,2", None)):
         with pytest.raises(InputError, match="--seeds"):
             parse_seeds(text, seed)
 
@@ -110,3 +110,14 @@ def test_values_are_toml_or_text() -> None:
     config = read_config(None, {}, ["model.activation=relu", "model.bias=false", "model.hidden=[3,4]"], ["lr=0.1,1e-2"])
     assert config.model.options == {"activation": "relu", "bias": False, "hidden": (3, 4)}
     assert config.sweep == {"method.lr": (0.1, 0.01)}
+
+
+def test_lists_stay_on_one_line() -> None:
+    config = read_config(
+        None, {}, ['measure.names=["nfa", "nc1"]'], ["model.hidden=[[3],[4,5]]", "model.activation=a,b"]
+    )
+    arguments = to_arguments(config)
+    assert "\n" not in format_command(arguments)
+    assert 'measure.names=["nfa", "nc1"]' in arguments
+    assert "model.hidden=[[3], [4, 5]]" in arguments
+    assert parsed(arguments) == config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import warnings
 from importlib import import_module
@@ -14,6 +15,11 @@ import gramscope
 from gramscope.errors import GramscopeError, GramscopeWarning, InputError, LayerError, MissingExtraError
 
 INTERRUPTED = 130
+#: what the system says of a path that was named wrongly
+_WRONG_PATH = (
+    errno.EACCES, errno.EEXIST, errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT,
+    errno.ENOTDIR, errno.EPERM, errno.EROFS,
+)  # fmt: skip
 
 #: commands in the order of the help; a module has ``command`` (a function) or ``app`` (a group)
 COMMANDS = ("demo", "train", "measure", "reproduce", "report", "runs", "data", "bench", "theory")
@@ -77,6 +83,12 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()  # the reader (head, less) has gone: nothing is left to say
         sys.exit(1)
+    except OSError as error:  # a path that cannot be written, a full disk
+        if _debug:
+            raise
+        place = f"{error.filename}: " if error.filename is not None else ""
+        _tell(f"gramscope: {place}{error.strerror or error}")
+        sys.exit(2 if error.errno in _WRONG_PATH else 1)
 
 
 def _exit_code(error: GramscopeError) -> int:

@@ -124,6 +124,8 @@ def parse_seeds(seeds: str | None, seed: int | None = None) -> list[int]:
     except ValueError:
         raise InputError(f"--seeds {seeds}: give how many (5) or which (0,3,7)") from None
     if len(numbers) > 1:
+        if len(set(numbers)) < len(numbers) or min(numbers) < 0:
+            raise InputError(f"--seeds {seeds}: give each seed once, from 0 on")
         if seed is not None:
             raise InputError(f"--seeds {seeds} names the seeds; --seed {seed} only goes with a number of them")
         return numbers
@@ -188,6 +190,9 @@ def _value(text: str) -> Any:
 
 
 def _toml(value: Any) -> str:
+    """A value as TOML on one line."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml, value))}]"
     import tomli_w
 
     return tomli_w.dumps({"value": value}).split("=", 1)[1].strip()

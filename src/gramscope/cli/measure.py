@@ -25,8 +25,13 @@ def command(
     model: Annotated[_Text, typer.Option(help="package.module:factory, or mlp, cnn …", rich_help_panel=_OWN)] = None,
     weights: Annotated[_Path, typer.Option(help="Weights: .safetensors or .pt.", rich_help_panel=_OWN)] = None,
     data: Annotated[_Text, typer.Option(help="Data set or .npz file.", rich_help_panel=_OWN)] = None,
-    data_dir: Annotated[str, typer.Option(help="Folder of downloaded sets.", rich_help_panel=_OWN)] = "",
-    loss: Annotated[str, typer.Option(help="auto, cross-entropy, mse or half-squared.", rich_help_panel=_OWN)] = "auto",
+    data_dir: Annotated[
+        _Text,
+        typer.Option(help="Folder of downloaded sets (default: GRAMSCOPE_DATA, or the cache).", rich_help_panel=_OWN),
+    ] = None,
+    loss: Annotated[
+        _Text, typer.Option(help="auto (the default), cross-entropy, mse or half-squared.", rich_help_panel=_OWN)
+    ] = None,
     set_: Annotated[
         list[str],
         typer.Option("--set", help="Options: model.width=64, data.seed=3.", rich_help_panel=_OWN, show_default=False),
@@ -57,16 +62,20 @@ def command(
     if run is not None:
         if model or weights or data:
             raise InputError("measure either a run directory, or your own net with --model and --data, not both")
+        own = {"--data-dir": data_dir, "--loss": loss, "--set": set_}
+        given = [flag for flag, value in own.items() if value]
+        if given:
+            raise InputError(f"{run} is measured as its own configuration says: leave out {', '.join(given)}")
         from gramscope.training.measuring import measure_runs
 
         found = list(measure_runs(run, table, part=part, every=every, device=device))
     elif model is not None and data is not None:
+        if every:
+            raise InputError("--all chooses checkpoints of a run; your own net has the weights of --weights")
         from gramscope.training.measuring import measure_own
 
-        options = parse_assignments(set_)
-        net = ModelTable.from_table({"name": model, **options.get("model", {})})
-        source = DataTable.from_table({"name": data, "dir": data_dir, **options.get("data", {})})
-        found = [measure_own(net, weights, source, table, loss=loss, part=part, device=device)]
+        net, source = _own_tables(model, data, data_dir, set_)
+        found = [measure_own(net, weights, source, table, loss=loss or "auto", part=part, device=device)]
     else:
         raise InputError("name a run directory, or your own net with --model and --data (and --weights)")
     if json:
@@ -77,6 +86,15 @@ def command(
         print_measures(title, item.table.rows)
     for note in dict.fromkeys(f"{where}: {reason}" for item in found for where, reason in item.table.notes.items()):
         news().print(f"note: {note}")
+
+
+def _own_tables(model: str, data: str, data_dir: str | None, settings: list[str]) -> tuple[ModelTable, DataTable]:
+    options = parse_assignments(settings)
+    for key, value in options.items():
+        if key not in ("model", "data") or not isinstance(value, dict):
+            raise InputError(f"--set {key}: set model.KEY or data.KEY, such as model.width=64")
+    net = ModelTable.from_table({"name": model, **options.get("model", {})})
+    return net, DataTable.from_table({"name": data, "dir": data_dir or "", **options.get("data", {})})
 
 
 def print_measures(title: str, rows: Mapping[str, Mapping[str, Any]]) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from gramscope.cli.console import print_json, print_table, results
-from gramscope.errors import InputError
+from gramscope.errors import GramscopeError, InputError
 from gramscope.runs.directory import RunDirectory
 
 app = typer.Typer(no_args_is_help=True, help="See what has been run.")
@@ -25,10 +25,12 @@ def list_runs(
     Example: gramscope runs list
     """
     found = _below(folder)
-    rows = [summary(run) for run in found]
+    rows = [_summary_or_error(run) for run in found]
     if json:
         print_json(rows)
     elif rows:
+        if not any(row["error"] for row in rows):
+            rows = [{key: value for key, value in row.items() if key != "error"} for row in rows]
         print_table("", rows)
     else:
         results().print(f"no runs below {folder}; make one with: gramscope train --data digits")
@@ -70,19 +72,39 @@ def show(
 
 def summary(run: RunDirectory) -> dict[str, Any]:
     """One line about a run or group."""
-    config = run.config
     finals: dict[Any, dict[str, Any]] = {record.get("run"): record for record in run.records("evaluation")}
     scores = [record["test_accuracy"] for record in finals.values() if record.get("test_accuracy") is not None]
     return {
+        **_identity(run, run.status()),
+        "epoch": min((record["epoch"] for record in finals.values()), default=None),
+        "test_accuracy": sum(scores) / len(scores) if scores else None,
+    }
+
+
+def _identity(run: RunDirectory, state: str) -> dict[str, Any]:
+    """What is known of a run without its records."""
+    config = run.config
+    return {
         "run": str(run.path),
-        "state": run.status(),
+        "state": state,
         "data": config.get("data", {}).get("name"),
         "model": config.get("model", {}).get("name"),
         "method": config.get("method", {}).get("name"),
         "runs": sum(1 for _ in run.runs()),
-        "epoch": min((record["epoch"] for record in finals.values()), default=None),
-        "test_accuracy": sum(scores) / len(scores) if scores else None,
     }
+
+
+def _summary_or_error(run: RunDirectory) -> dict[str, Any]:
+    """One line about a run, with what is wrong with it if it cannot be read."""
+    try:
+        return {**summary(run), "error": None}
+    except (GramscopeError, OSError) as error:
+        reason = str(error)
+    try:
+        known = _identity(run, "unreadable")
+    except (GramscopeError, OSError):
+        known = {"run": str(run.path), "state": "unreadable"}
+    return {**known, "error": reason}
 
 
 def _below(folder: Path) -> list[RunDirectory]:
