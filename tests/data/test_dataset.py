@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from gramscope.data import DataSet, from_dataset, from_tensors, load
-from gramscope.errors import InputError
+from gramscope.errors import InputError, ResultWarning
 
 
 def small(n: int = 20, test: int = 6) -> DataSet:
@@ -74,6 +75,22 @@ def test_label_noise_touches_train_only_by_default() -> None:
     regression = from_tensors("r", torch.rand(4, 2), torch.rand(4), torch.rand(2, 2), torch.rand(2))
     with pytest.raises(InputError, match="needs classes"):
         regression.with_label_noise(0.5)
+
+
+def test_label_noise_spares_validation_and_is_drawn_by_itself() -> None:
+    """The same seed and size split, cut and noise: the samples chosen must not be the same ones."""
+    data = small(400)
+    noisy = data.with_label_noise(0.2, seed=3)
+    split = data.split_validation(0.2, seed=3)
+    touched = (noisy.y_train != data.y_train).nonzero().flatten()
+    assert split.x_val is not None
+    held = split.x_val[:, 0, 0].long()
+    assert torch.isin(touched, held).float().mean() < 0.5  # a fifth, not all
+    after = split.with_label_noise(0.5, seed=3)
+    assert torch.equal(after.y_val, split.y_val)  # type: ignore[arg-type]
+    assert not torch.equal(after.y_train, split.y_train)
+    both = data.with_label_noise(0.2, seed=3, test=True)
+    assert torch.equal(both.y_train, noisy.y_train)
 
 
 def test_to_changes_floats_and_leaves_labels_and_tokens() -> None:
@@ -155,6 +172,7 @@ def test_wrong_torch_datasets_are_explained(items: list[Any], message: str) -> N
         ({"y_test": torch.full((6,), -1)}, "labels from -1"),
         ({"y_train": torch.zeros(20, dtype=torch.int32)}, "int64"),
         ({"classes": None}, "floats"),
+        ({"x_test": torch.zeros(0, 2, 3), "y_test": torch.zeros(0).long()}, r"x_test \(0, 2, 3\) is empty"),
     ],
 )
 def test_wrong_tensors_are_explained(change: dict[str, Any], message: str) -> None:
@@ -218,3 +236,51 @@ def test_wrong_npz_is_explained(tmp_path: Path) -> None:
         load(str(cut))
     with pytest.raises(InputError, match="labels or floats for both"):
         load(save(tmp_path / "g.npz", **(good | {"y_test": np.zeros(4)})))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x_train": np.zeros((4, 2), np.uint8)}, "x_train is uint8 but x_test float64"),
+        ({"x_test": np.zeros((4, 2), np.int32)}, "x_train is float64 but x_test int32"),
+        (
+            {"x_train": np.zeros((4, 5, 6, 3), np.uint8), "x_test": np.zeros((4, 3, 5, 6), np.uint8)},
+            r"x_train is \(5, 6, 3\), one of x_test \(3, 5, 6\)",
+        ),
+        ({"x_test": np.zeros((0, 2)), "y_test": np.zeros(0, int)}, r"x_test \(0, 2\) is empty"),
+        ({"x_train": np.zeros((0, 2)), "y_train": np.zeros(0, int)}, r"x_train \(0, 2\) is empty"),
+        ({"y_train": np.array([0, 1, 2, 2_000_000_000])}, "4 different labels go up to 2000000000, .* give classes"),
+    ],
+)
+def test_npz_that_would_mislead_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    x, y = np.zeros((4, 2)), np.arange(4) % 2
+    with pytest.raises(InputError, match=message):
+        load(save(tmp_path / "a.npz", **({"x_train": x, "y_train": y, "x_test": x, "y_test": y} | change)))
+
+
+def test_labels_that_may_be_none_are_announced(tmp_path: Path) -> None:
+    x = np.zeros((3000, 2))
+    y = 1000 * (np.arange(3000) % 3)
+    with pytest.warns(ResultWarning, match="3 different labels go up to 2000, which makes 2001 classes"):
+        data = load(save(tmp_path / "a.npz", x_train=x, y_train=y, x_test=x, y_test=y))
+    assert data.classes == 2001
+    data = load(save(tmp_path / "b.npz", x_train=x[:9], y_train=y[:9], x_test=x, y_test=y), classes=3000)
+    assert data.classes == 3000
+    y = np.arange(3000) % 3.0
+    with pytest.warns(ResultWarning, match="3 different whole numbers; floats are a regression target"):
+        data = load(save(tmp_path / "c.npz", x_train=x, y_train=y, x_test=x, y_test=y))
+    assert data.task == "regression"
+
+
+def test_what_is_no_npz_is_said_without_advice_to_unpickle(tmp_path: Path) -> None:
+    np.save(tmp_path / "array.npy", np.zeros((4, 2)))
+    (tmp_path / "array.npy").rename(tmp_path / "array.npz")
+    (tmp_path / "garbage.npz").write_bytes(b"nothing of the kind")
+    with zipfile.ZipFile(tmp_path / "texts.npz", "w") as file:
+        for key in ("x_train", "y_train", "x_test", "y_test"):
+            file.writestr(f"{key}.npy", "no array")
+    save(tmp_path / "objects.npz", **dict.fromkeys(("x_train", "y_train", "x_test", "y_test"), np.array([None, "a"])))
+    for name in ("array", "garbage", "texts", "objects"):
+        with pytest.raises(InputError, match="cannot be read as .npz") as caught:
+            load(str(tmp_path / f"{name}.npz"))
+        assert "pickle" not in str(caught.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Sized
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
@@ -11,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
+from gramscope.data.seeding import generator
 from gramscope.data.synthetic import randomise_labels
-from gramscope.errors import InputError
+from gramscope.errors import InputError, ResultWarning
 
 Task: TypeAlias = Literal["classification", "regression"]
 
@@ -55,6 +57,8 @@ class DataSet:
                     f"{self.name}: x_{part} {tuple(x.shape)} and y_{part} {tuple(y.shape)} do not pair up; "
                     "inputs are [n, ...] and targets have the same n"
                 )
+            if not x.numel():
+                raise InputError(f"{self.name}: x_{part} {tuple(x.shape)} is empty; give it at least one sample")
             if x.shape[1:] != self.x_train.shape[1:] or y.shape[1:] != self.y_train.shape[1:]:
                 raise InputError(
                     f"{self.name}: one sample of {part} has shapes {tuple(x.shape[1:])}, {tuple(y.shape[1:])}, "
@@ -64,7 +68,7 @@ class DataSet:
             self._check_targets(f"y_{part}", y)
 
     def _check_finite(self, name: str, values: Tensor) -> None:
-        if values.is_floating_point() and values.numel():
+        if values.is_floating_point():
             low, high = torch.aminmax(values)  # both carry NaN on, and no mask of the data's size is made
             if not bool(torch.isfinite(high - low)):
                 raise InputError(f"{self.name}: {name} contains NaN or infinity; clean the data first")
@@ -79,7 +83,7 @@ class DataSet:
             return
         if y.dim() != 1 or y.dtype != torch.int64:
             raise InputError(f"{self.name}: {name} is {y.dtype} {tuple(y.shape)}; labels are int64 [n]")
-        if len(y) and not 0 <= int(y.min()) <= int(y.max()) < self.classes:
+        if not 0 <= int(y.min()) <= int(y.max()) < self.classes:
             raise InputError(
                 f"{self.name}: {name} holds labels from {int(y.min())} to {int(y.max())}; "
                 f"{self.classes} classes are numbered 0 to {self.classes - 1}"
@@ -160,13 +164,17 @@ class DataSet:
         )
 
     def with_label_noise(self, fraction: float, seed: int = 0, *, test: bool = False) -> DataSet:
-        """Give a fraction of the training samples labels drawn at random; with ``test`` the test samples too."""
+        """Give a fraction of the training samples labels drawn at random; with ``test`` the test samples too.
+
+        Validation samples keep their labels: split them off first.
+        """
         if self.classes is None:
             raise InputError(f"{self.name} is a regression set: label noise needs classes")
-        generator = torch.Generator().manual_seed(seed)
-        noisy = replace(self, y_train=randomise_labels(self.y_train, fraction, self.classes, generator))
+        source = generator(seed, "label noise", "train")
+        noisy = replace(self, y_train=randomise_labels(self.y_train, fraction, self.classes, source))
         if test:
-            noisy = replace(noisy, y_test=randomise_labels(self.y_test, fraction, self.classes, generator))
+            source = generator(seed, "label noise", "test")
+            noisy = replace(noisy, y_test=randomise_labels(self.y_test, fraction, self.classes, source))
         return noisy
 
 
@@ -182,18 +190,11 @@ def _draw(data: DataSet, part: str, x: Tensor, y: Tensor, n: int, seed: int) -> 
     return x[chosen], y[chosen]
 
 
-def targets(y: Tensor) -> tuple[Tensor, int | None]:
-    """Targets in canonical form with the number of classes (``None`` for floats).
-
-    Integers are labels (a trailing axis of length 1 is dropped), classes = largest + 1; floats become ``[n, outputs]``.
-    """
+def targets(y: Tensor) -> Tensor:
+    """Targets in canonical form: floats become ``[n, outputs]``; integers are labels, ``[n]`` or ``[n, 1]``."""
     if y.is_floating_point():
-        return (y.unsqueeze(1) if y.dim() == 1 else y.flatten(1)), None
-    if y.dtype == torch.bool:
-        y = y.to(torch.int64)
-    if y.dim() == 2 and y.shape[1] == 1:
-        y = y[:, 0]
-    return y.to(torch.int64), int(y.max()) + 1 if y.numel() else 0
+        return y.unsqueeze(1) if y.dim() == 1 else y.flatten(1)
+    return (y[:, 0] if y.dim() == 2 and y.shape[1] == 1 else y).to(torch.int64)
 
 
 def from_tensors(
@@ -209,18 +210,58 @@ def from_tensors(
 ) -> DataSet:
     """A data set from tensors: integer targets make it classification, float targets regression.
 
-    uint8 inputs are pixels and become floats in [0, 1]; other integers are tokens and become int64.
+    uint8 inputs are pixels and become floats in [0, 1]; other integers stay whole numbers (int64), which a net may take as
+    tokens. Without ``classes`` there are as many as the largest label says.
     """
+    check_same_kind(name, str(x_train.dtype), str(x_test.dtype))
     x_train, x_test = _inputs(x_train), _inputs(x_test)
-    train, found = targets(y_train)
-    test, found_test = targets(y_test)
-    if (found is None) != (found_test is None):
+    train, test = targets(y_train), targets(y_test)
+    if train.is_floating_point() != test.is_floating_point():
         raise InputError(f"{name}: y_train is {y_train.dtype} but y_test {y_test.dtype}; use labels or floats for both")
-    if found is not None and found_test is not None:
-        classes = max(found, found_test) if classes is None else classes
-    elif x_train.is_floating_point():
-        train, test = train.to(x_train.dtype), test.to(x_train.dtype)
+    if not train.is_floating_point():
+        classes = _count_classes(name, torch.cat([train.flatten(), test.flatten()])) if classes is None else classes
+    else:
+        _announce_whole_numbers(name, train)
+        if x_train.is_floating_point():
+            train, test = train.to(x_train.dtype), test.to(x_train.dtype)
     return DataSet(name, x_train, train, x_test, test, classes, description, citation)
+
+
+def check_same_kind(name: str, train: str, test: str) -> None:
+    """Refuse inputs that would be scaled in one part only; ``train`` and ``test`` are names of types."""
+    if _kind(train) != _kind(test):
+        raise InputError(f"{name}: x_train is {train} but x_test {test}; bytes are scaled as pixels, so give one type")
+
+
+def _kind(dtype: str) -> str:
+    return "bytes" if dtype.endswith("uint8") else "floats" if "float" in dtype else "whole numbers"
+
+
+def _count_classes(name: str, labels: Tensor) -> int:
+    """Largest label + 1. Numbers that are no labels are announced, or refused where they would make absurd nets."""
+    found = labels.unique()
+    classes = int(found[-1]) + 1 if len(found) else 0
+    if len(found) and int(found[0]) >= 0 and len(found) < classes:
+        text = f"{name}: {len(found)} different labels go up to {classes - 1}, which makes {classes} classes"
+        remedy = "number them from 0 without gaps (numpy.unique(y, return_inverse=True)), or give classes"
+        if classes > max(1000, len(labels)):
+            raise InputError(f"{text}; {remedy}")
+        warnings.warn(f"{text}; if that is not meant, {remedy}", ResultWarning, stacklevel=3)
+    return classes
+
+
+def _announce_whole_numbers(name: str, y: Tensor) -> None:
+    """Labels written as floats look like a regression target."""
+    if y.shape[1] != 1 or not bool(((y >= 0) & (y == y.round())).all()):
+        return
+    different = len(y.unique())
+    if 1 < different <= min(1000, len(y) // 2):
+        warnings.warn(
+            f"{name}: y_train is {y.dtype} with {different} different whole numbers; floats are a regression target, "
+            "labels of classes must be integers",
+            ResultWarning,
+            stacklevel=3,
+        )
 
 
 def from_dataset(

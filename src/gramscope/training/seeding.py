@@ -1,28 +1,20 @@
 """Randomness by purpose: every use has a generator of its own, derived from the run's seed and what it is for.
 
 Adding a use changes no other, and the data order of epoch 7 can be made without the six before it. Nets with dropout
-draw from torch's global generator; :func:`isolated` gives the run a private state of it and restores the user's.
+draw from torch's global generator; :class:`PrivateRandomState` gives the run a private state of it and restores the
+user's.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-
-def derive_seed(seed: int, *purpose: str | int) -> int:
-    """A 63-bit seed for one purpose: ``derive_seed(0, "order", 7)``."""
-    text = "\0".join(map(str, ("gramscope", seed, *purpose)))
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
-
-
-def generator(seed: int, *purpose: str | int, device: torch.device | str = "cpu") -> torch.Generator:
-    """A fresh generator for one purpose."""
-    return torch.Generator(device).manual_seed(derive_seed(seed, *purpose))
+from gramscope.data.seeding import derive_seed as derive_seed
+from gramscope.data.seeding import generator as generator
 
 
 def epoch_order(seed: int, epoch: int, n: int) -> Tensor:
