@@ -39,6 +39,40 @@ def test_force_spares_what_is_not_a_run(tmp_path: Path) -> None:
         RunDirectory.create(tmp_path / "thesis.tex", {}, force=True)
 
 
+def test_force_spares_own_files_in_every_folder(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "x", {})
+    run.save_checkpoint(checkpoint(3))
+    run.save_artefact("strip-0.5", {"w": torch.ones(2)})
+    run.save_artefact("spectra-000000003", {"w": torch.ones(2)})
+    run.figure_path("gram-fig2.png").write_text("ours")
+    for name in ("report.html", "panel-curves.png", "panel-curves.pdf"):
+        (run.path / "figures" / name).write_text("ours")
+    own = ["figures/mine.png", "artefacts/mine.safetensors", "checkpoints/notes.txt", "checkpoints/best/model.pt"]
+    (run.path / "checkpoints" / "best").mkdir()
+    for name in own:
+        (run.path / name).write_text("mine")
+    run.clear()
+    left = sorted(path.relative_to(run.path).as_posix() for path in run.path.rglob("*") if path.is_file())
+    assert left == sorted(own)
+
+
+def test_a_run_from_before_the_list_of_files_is_cleared_too(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "x", {})
+    run.save_artefact("diagonals-000000003", {"w": torch.ones(2)})
+    run.figure_path("report.html").write_text("ours")
+    (run.path / ".files").unlink()
+    run.clear()
+    assert list(run.path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"cannot write a run to .*file/x"):
+        RunDirectory.create(tmp_path / "file" / "x", {})
+    with pytest.raises(InputError, match="cannot write to .*missing"):
+        RunDirectory(tmp_path / "missing").lock.acquire()
+
+
 def test_force_does_not_take_a_running_run(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "x", {})
     with run.lock:

@@ -239,7 +239,7 @@ def _kind(dtype: str) -> str:
 
 def _count_classes(name: str, labels: Tensor) -> int:
     """Largest label + 1. Numbers that are no labels are announced, or refused where they would make absurd nets."""
-    found = labels.unique()
+    found = torch.unique(labels)
     classes = int(found[-1]) + 1 if len(found) else 0
     if len(found) and int(found[0]) >= 0 and len(found) < classes:
         text = f"{name}: {len(found)} different labels go up to {classes - 1}, which makes {classes} classes"
@@ -254,7 +254,7 @@ def _announce_whole_numbers(name: str, y: Tensor) -> None:
     """Labels written as floats look like a regression target."""
     if y.shape[1] != 1 or not bool(((y >= 0) & (y == y.round())).all()):
         return
-    different = len(y.unique())
+    different = len(torch.unique(y))
     if 1 < different <= min(1000, len(y) // 2):
         warnings.warn(
             f"{name}: y_train is {y.dtype} with {different} different whole numbers; floats are a regression target, "

@@ -71,6 +71,12 @@ def prune_checkpoints(folder: Path, keep: int) -> None:
             shutil.rmtree(folder / f"step-{step:09d}")
 
 
+def clear_checkpoints(folder: Path) -> None:
+    """Remove every checkpoint and nothing else."""
+    for step in checkpoint_steps(folder):
+        shutil.rmtree(folder / f"step-{step:09d}")
+
+
 def read_checkpoint(path: Path, device: str = "cpu") -> Checkpoint:
     """Read the checkpoint in folder ``path`` (named ``step-…``)."""
     match = _NAME.fullmatch(path.name)

@@ -6,6 +6,7 @@
     checkpoints/      step-000000123/{model.safetensors, training.safetensors, state.json}
     artefacts/        matrices kept for the report (diagonals, spectra), safetensors
     figures/          PNG, PDF, HTML
+    .files            names of the artefacts and figures that gramscope wrote
     lock              present while a process writes here
 
 A directory whose sub-directories are run directories is a *group*: seeds and learning rates of one configuration, or
@@ -15,7 +16,6 @@ all runs of an experiment. Reading a group reads its members.
 from __future__ import annotations
 
 import re
-import shutil
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -25,13 +25,14 @@ from gramscope.errors import InputError
 from gramscope.runs.checkpoints import (
     Checkpoint,
     checkpoint_steps,
+    clear_checkpoints,
     is_checkpoint,
     prune_checkpoints,
     read_checkpoint,
     read_tensors,
     write_checkpoint,
 )
-from gramscope.runs.files import from_json, remove_unfinished, to_json, write_file
+from gramscope.runs.files import from_json, remove_if_empty, remove_unfinished, to_json, write_file
 from gramscope.runs.lock import Lock
 from gramscope.runs.records import Record, RecordWriter, read_records, truncate_records
 
@@ -44,7 +45,16 @@ RECORDS = "records.jsonl"
 CHECKPOINTS = "checkpoints"
 ARTEFACTS = "artefacts"
 FIGURES = "figures"
+FILES = ".files"
 LOCK = "lock"
+
+#: names that only gramscope gives
+_OWN = (
+    f"{ARTEFACTS}/spectra-*[0-9].safetensors",
+    f"{ARTEFACTS}/diagonals-*[0-9].safetensors",
+    f"{FIGURES}/report.html",
+    f"{FIGURES}/panel-*.p[nd][gf]",
+)
 
 
 class RunDirectory:
@@ -66,17 +76,25 @@ class RunDirectory:
     def create(cls, path: Path | str, config: Mapping[str, Any], *, force: bool = False) -> RunDirectory:
         """Start a run directory. An existing run is replaced only with ``force``; other files are never touched."""
         run = cls(path)
-        if run.path.exists() and not run.path.is_dir():
-            raise InputError(f"{run.path} is a file; choose another directory for the run")
-        if run.exists():
-            if not force:
-                raise InputError(f"{run.path} already holds a run; resume it (--resume) or replace it (--force)")
-            run.clear()
-        elif run.path.is_dir() and any(run.path.iterdir()):
-            raise InputError(f"{run.path} is not empty and is no run of ours; choose another directory for the run")
-        run.path.mkdir(parents=True, exist_ok=True)
-        run.write_config(config)
+        run.check_free(force=force)
+        try:
+            if run.exists():
+                run.clear()
+            run.path.mkdir(parents=True, exist_ok=True)
+            run.write_config(config)
+        except OSError as error:
+            raise InputError(f"cannot write a run to {run.path}: {error}; choose another directory") from error
         return run
+
+    def check_free(self, *, force: bool = False) -> None:
+        """Raise an error where :meth:`create` would refuse to start a run; nothing is changed."""
+        if self.path.exists() and not self.path.is_dir():
+            raise InputError(f"{self.path} is a file; choose another directory for the run")
+        if self.exists():
+            if not force:
+                raise InputError(f"{self.path} already holds a run; resume it (--resume) or replace it (--force)")
+        elif self.path.is_dir() and any(self.path.iterdir()):
+            raise InputError(f"{self.path} is not empty and is no run of ours; choose another directory for the run")
 
     @classmethod
     def open(cls, path: Path | str) -> RunDirectory:
@@ -105,13 +123,35 @@ class RunDirectory:
         with self.lock:
             for member in self.members():
                 member.clear()
-                if not any(member.path.iterdir()):
-                    member.path.rmdir()
+                remove_if_empty(member.path)
+            clear_checkpoints(self.path / CHECKPOINTS)
+            for file in self._own_files():
+                file.unlink(missing_ok=True)
             for folder in (CHECKPOINTS, ARTEFACTS, FIGURES):
-                shutil.rmtree(self.path / folder, ignore_errors=True)
-            for file in (RECORDS, ENVIRONMENT, CONFIG):
-                (self.path / file).unlink(missing_ok=True)
+                remove_unfinished(self.path / folder)
+                remove_if_empty(self.path / folder)
+            for name in (RECORDS, ENVIRONMENT, FILES, CONFIG):
+                (self.path / name).unlink(missing_ok=True)
             remove_unfinished(self.path)
+
+    def _own_files(self) -> Iterator[Path]:
+        """Artefacts and figures that gramscope wrote, also before it kept a list of them."""
+        for name in self._listed_files():
+            yield self.path / name
+        for pattern in _OWN:
+            yield from self.path.glob(pattern)
+
+    def _listed_files(self) -> list[str]:
+        path = self.path / FILES
+        return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
+    def _list_file(self, path: Path) -> Path:
+        """Remember that a file is ours."""
+        name = path.relative_to(self.path).as_posix()
+        if name not in self._listed_files():
+            with (self.path / FILES).open("a", encoding="utf-8") as file:
+                file.write(name + "\n")
+        return path
 
     # -- members --------------------------------------------------------------------------------------------------
     def members(self) -> list[RunDirectory]:
@@ -227,7 +267,7 @@ class RunDirectory:
 
         folder = self.path / ARTEFACTS
         folder.mkdir(exist_ok=True)
-        path = folder / f"{_file_name(name)}.safetensors"
+        path = self._list_file(folder / f"{_file_name(name)}.safetensors")
         write_file(path, save({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}))
         return path
 
@@ -248,7 +288,7 @@ class RunDirectory:
         """Where to write figure ``name`` (with its ending); the folder is made."""
         folder = self.path / FIGURES
         folder.mkdir(exist_ok=True)
-        return folder / _file_name(name)
+        return self._list_file(folder / _file_name(name))
 
     # -- status ---------------------------------------------------------------------------------------------------
     def status(self) -> str:

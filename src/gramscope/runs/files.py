@@ -71,6 +71,12 @@ def remove_unfinished(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
+def remove_if_empty(folder: Path) -> None:
+    """Remove a folder unless something is in it."""
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+
+
 def to_json(value: Any, *, indent: int | None = None) -> str:
     """Strict JSON: numbers that are not finite become ``null``, tuples become lists, paths become text."""
     return json.dumps(plain(value), indent=indent, allow_nan=False, ensure_ascii=False)

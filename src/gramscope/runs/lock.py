@@ -48,7 +48,10 @@ class Lock:
     def acquire(self) -> Lock:
         """Take the lock, or raise an :class:`InputError` that names the holder."""
         while self._file is None:
-            file = self.path.open("a+", encoding="utf-8")
+            try:
+                file = self.path.open("a+", encoding="utf-8")
+            except OSError as error:
+                raise InputError(f"cannot write to {self.path.parent}: {error}; use another directory") from error
             if not _try_lock(file):
                 file.close()
                 raise InputError(
