@@ -68,7 +68,12 @@ def test_toml_round_trip(config: TrainConfig) -> None:
         ({"seeds": [-1]}, "whole numbers from 0"),
         ({"sweep": {"lr": 0.1}}, "sweep.lr = 0.1: must be a list"),
         ({"sweep": {"lr": []}}, "must be a list of values to try"),
-        ({"sweep": {"lr": [0.1, 0.1]}}, "a value occurs twice"),
+        ({"sweep": {"lr": [0.1, 0.1]}}, "the value 0.1 occurs twice"),
+        ({"sweep": {"lr": [1, 1.0]}}, "the value 1.0 occurs twice"),
+        ({"epochs": float("inf")}, "epochs = inf: must be at most 1e+09"),
+        ({"epochs": 1e300}, "epochs = 1e+300: must be at most 1e+09"),
+        ({"evaluate_every": float("inf")}, "evaluate_every = inf: must be a finite number"),
+        ({"method": {"name": "sgd", "lr": float("inf")}}, "method.lr = inf: must be a finite number"),
         ({"sweep": {"epochs": [1, 2]}}, "sweep over an option of the method, model or data"),
         ({"sweep": {"lr": [0.1, -1.0]}}, "method.lr = -1.0: must be at least 0"),
         ({"sweep": {"method.gamma": [1.0]}}, "sgd has no such option"),
@@ -97,6 +102,37 @@ def test_members_are_every_combination() -> None:
     assert config.swept(member) == {"lr": 0.01, "model_hidden": [8, 4]}
     with pytest.raises(InputError, match="take one of its members"):
         _ = config.seed
+
+
+@pytest.mark.parametrize(
+    ("key", "values", "names"),
+    [
+        ("data.operation", ["x+y", "x*y", "x/y"], ["x_plus_y", "x_times_y", "x_over_y"]),
+        ("lr", [0.12345678, 0.12345679], ["0.12345678", "0.12345679"]),
+        ("lr", [0.5, 1], ["0.5", "1"]),
+        ("model.activation", ["a b", "a,b"], ["a_b-1", "a_b-2"]),
+        ("data.name", ["one/a.npz", "two/b.npz"], ["a.npz", "b.npz"]),
+        ("data.name", ["one/a.npz", "two/a.npz"], ["one_a.npz", "two_a.npz"]),
+    ],
+)
+def test_every_value_has_a_member_with_a_name_of_its_own(key: str, values: list[Any], names: list[str]) -> None:
+    config = TrainConfig.from_dict(tree(sweep={key: values}))
+    found = config.members()
+    assert [name.removesuffix(",seed-0").split("-", 1)[1] for name in found] == names
+    table, _, option = key.rpartition(".")
+    assert [member.to_dict()[table or "method"][option] for member in found.values()] == values
+
+
+def test_anchored_names_files_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = TrainConfig.from_dict(
+        tree(data={"name": "a/x.npz", "dir": "sets"}, sweep={"data.name": ["y.npz", "digits"]})
+    )
+    anchored = config.anchored()
+    assert (anchored.data.name, anchored.data.dir) == (str(tmp_path / "a" / "x.npz"), str(tmp_path / "sets"))
+    assert anchored.sweep["data.name"] == (str(tmp_path / "y.npz"), "digits")
+    plain = TrainConfig.from_dict(tree())
+    assert plain.anchored() == plain
 
 
 def test_toml_file(tmp_path: Path) -> None:

@@ -19,14 +19,16 @@ Every combination of seed and sweep value is one *member* of the run.
 from __future__ import annotations
 
 import itertools
+import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
 from gramscope.errors import InputError
 from gramscope.training import options
+from gramscope.training.naming import short_key, value_labels
 from gramscope.training.options import Option
 
 
@@ -176,7 +178,7 @@ class TrainConfig(_Table):
     measure: MeasureTable = field(default_factory=MeasureTable)
     sweep: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     seeds: tuple[int, ...] = (0,)
-    epochs: float = _setting(1.0, "passes over the training set", least=0.0)
+    epochs: float = _setting(1.0, "passes over the training set", least=0.0, most=1e9)
     batch_size: int = _setting(64, "samples a step (0: the whole training set)", least=0)
     loss: str = _setting("auto", "loss of a sample; auto follows the data's task", choices=options.LOSSES)
     reduction: str = _setting("mean", "how the batch's losses become one number", choices=options.REDUCTIONS)
@@ -216,18 +218,24 @@ class TrainConfig(_Table):
     def members(self) -> dict[str, TrainConfig]:
         """Every combination of seed and sweep value as a configuration of its own, by a name such as ``seed-0``."""
         found: dict[str, TrainConfig] = {}
-        for values in itertools.product(*self.sweep.values()):
-            chosen = dict(zip(self.sweep, values, strict=True))
+        choices = [
+            [
+                (f"{short_key(key)}-{label}", key, value)
+                for label, value in zip(value_labels(values), values, strict=True)
+            ]
+            for key, values in self.sweep.items()
+        ]
+        for chosen in itertools.product(*choices):
             for seed in self.seeds:
-                parts = [f"{_short(key)}-{_label(value)}" for key, value in chosen.items()]
-                member = replace(self, sweep={}, seeds=(seed,)).with_values(chosen)
-                found[",".join([*parts, f"seed-{seed}"])] = member
+                name = ",".join([*(label for label, _, _ in chosen), f"seed-{seed}"])
+                member = replace(self, sweep={}, seeds=(seed,))
+                found[name] = member.with_values({key: value for _, key, value in chosen})
         return found
 
     def swept(self, member: TrainConfig) -> dict[str, Any]:
         """The values that make a member what it is (``lr``, ``model_init_scale``, ``data_seed``), for its records."""
         tree = member.to_dict()
-        return {_short(key): tree[key.partition(".")[0]].get(key.partition(".")[2]) for key in self.sweep}
+        return {short_key(key): tree[key.partition(".")[0]].get(key.partition(".")[2]) for key in self.sweep}
 
     @property
     def seed(self) -> int:
@@ -235,6 +243,14 @@ class TrainConfig(_Table):
         if len(self.seeds) > 1:
             raise InputError(f"this configuration has seeds {list(self.seeds)}; take one of its members()")
         return self.seeds[0]
+
+    def anchored(self) -> TrainConfig:
+        """A copy that means the same in every working directory: files and folders of data by their full names."""
+        sweep = {
+            key: tuple(map(_ANCHORS[key], values)) if key in _ANCHORS else values for key, values in self.sweep.items()
+        }
+        data = replace(self.data, name=_full_file(self.data.name), dir=_full_folder(self.data.dir))
+        return replace(self, data=data, sweep=sweep)
 
     def with_values(self, values: Mapping[str, Any]) -> TrainConfig:
         """A copy with dotted keys replaced, such as ``{"method.lr": 0.1, "epochs": 3}``."""
@@ -305,25 +321,21 @@ def _sweep_values(key: str, value: Any) -> tuple[Any, ...]:
     if not isinstance(value, list | tuple) or not value:
         raise InputError(f"sweep.{key} = {value!r}: must be a list of values to try")
     values = tuple(_as_tuple(item) for item in value)
-    if len({repr(item) for item in values}) != len(values):
-        raise InputError(f"sweep.{key} = {list(value)!r}: a value occurs twice")
+    for index, item in enumerate(values):
+        if item in values[:index]:
+            raise InputError(f"sweep.{key} = {list(value)!r}: the value {item!r} occurs twice")
     return values
 
 
-def _short(key: str) -> str:
-    """``method.lr`` as ``lr``, other tables' keys as ``data_seed``."""
-    return key.removeprefix("method.").replace(".", "_")
+def _full_file(name: str) -> str:
+    return os.path.abspath(os.path.expanduser(name)) if name.endswith(".npz") else name
 
 
-def _label(value: Any) -> str:
-    text = (
-        "x".join(map(str, value))
-        if isinstance(value, tuple)
-        else f"{value:g}"
-        if isinstance(value, float)
-        else str(value)
-    )
-    return "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in text)
+def _full_folder(name: str) -> str:
+    return os.path.abspath(os.path.expanduser(name)) if name else name
+
+
+_ANCHORS: dict[str, Callable[[str], str]] = {"data.name": _full_file, "data.dir": _full_folder}
 
 
 def _as_tuple(value: Any) -> Any:

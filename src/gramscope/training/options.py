@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ class Option:
     default: Any
     help: str
     least: float | None = None
+    most: float | None = None
     choices: tuple[Any, ...] | None = None
     #: types accepted besides the default's own
     types: tuple[type, ...] = ()
@@ -34,6 +36,10 @@ class Option:
             raise InputError(f"{key} = {value!r}: must be {names}")
         if self.least is not None and isinstance(value, int | float) and not value >= self.least:
             raise InputError(f"{key} = {value!r}: must be at least {self.least:g}")
+        if self.most is not None and isinstance(value, int | float) and not value <= self.most:
+            raise InputError(f"{key} = {value!r}: must be at most {self.most:g}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InputError(f"{key} = {value!r}: must be a finite number")
         return value
 
 
