@@ -37,6 +37,20 @@ def test_table_and_json(tmp_path: Path) -> None:
     assert {"claim", "published", "measured", "holds", "reason"} == set(found["claims"][0])
     again = json.loads(call("nfa-fig6", "--plot-only", "--json", "--out", str(tmp_path / "x")))
     assert again["claims"] == found["claims"]
+    call("nfa-fig6", *SMALL, "--scale", "quick", "--plot-only", "--out", str(tmp_path / "x"))  # as it was made
+    for other, message in (
+        (["--scale", "paper"], "x holds nfa-fig6 with scale = quick, not paper"),
+        (["--select", "test"], "x holds nfa-fig6 with select = validation, not test"),
+        (["--seeds", "3,4"], r"x holds nfa-fig6 with seeds = \[0\], not \[3, 4\]"),
+    ):
+        with pytest.raises(InputError, match=message):
+            call("nfa-fig6", "--plot-only", "--out", str(tmp_path / "x"), *other)
+
+
+def test_plot_only_of_a_directory_at_paper_scale(tmp_path: Path) -> None:
+    call("nfa-fig6", *SMALL, "--scale", "paper", "--select", "test", "--out", str(tmp_path / "x"))
+    for given in ([], ["--scale", "paper"], ["--select", "test"]):
+        assert "paper scale" in call("nfa-fig6", "--plot-only", *given, "--out", str(tmp_path / "x"))
 
 
 def test_several_go_on_after_one_that_cannot_run(tmp_path: Path) -> None:
@@ -58,9 +72,14 @@ def test_several_go_on_after_one_that_cannot_run(tmp_path: Path) -> None:
         (["nfa-fig1", "--data", "mnist"], "nfa-fig1 has no setting 'data'"),
         (["nfa-fog1"], "did you mean nfa-fig1"),
         (["nfa-fig3", "--seeds", "3,7"], "numbers its data sets from 0"),
+        (["nfa-fig6", "--seeds", "1,1"], "--seeds 1,1: give each seed once"),
+        (["gram-fig2", "--data", "swiss-roll"], "swiss-roll has no classes.*gram-fig2 needs them: digits, faces"),
+        (["vcl-fig2", "--data", "digits,digits"], r"data = \['digits', 'digits'\]: a value occurs twice"),
+        (["nfa-fig9", "--data", "nosuchset"], "'nosuchset' is not known"),
     ],
 )
 def test_wrong_use(arguments: list[str], message: str, tmp_path: Path) -> None:
     out = ["--out", str(tmp_path / "x")] if arguments else []
     with pytest.raises(InputError, match=message):
         CliRunner().invoke(app, ["reproduce", *arguments, *out], catch_exceptions=False)
+    assert not (tmp_path / "x").exists()

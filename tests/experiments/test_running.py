@@ -153,8 +153,23 @@ def test_plot_only_takes_the_stored_settings(made: Made, tmp_path: Path) -> None
     assert png.exists()
     assert made.computed == ["seed-0"]
     assert len(found.claims) == 2
-    with pytest.raises(InputError, match="takes no other settings"):
+    run(tmp_path / "x", plot_only=True, values={"steps": 3, "seeds": 0})  # as it was made
+    with pytest.raises(InputError, match="x holds made with steps = 3, not 2; --plot-only takes it as it is"):
         run(tmp_path / "x", plot_only=True, values={"steps": 2})
+    with pytest.raises(InputError, match="--force"):
+        run(tmp_path / "x", plot_only=True, force=True)
+
+
+def test_plot_only_takes_the_stored_options(made: Made, tmp_path: Path) -> None:
+    paper = Options("paper", "test", device="cpu")
+    reproduce("made", paper, values={"steps": 2}, out=tmp_path / "x")
+    for options in (None, paper):
+        found = reproduce("made", options, out=tmp_path / "x", plot_only=True)
+        assert (found.options.scale, found.options.select) == ("paper", "test")
+    with pytest.raises(InputError, match="scale = paper, not quick; --plot-only"):
+        reproduce("made", Options("quick", "test"), out=tmp_path / "x", plot_only=True)
+    with pytest.raises(InputError, match="select = test, not validation; --plot-only"):
+        reproduce("made", Options("paper", "validation"), out=tmp_path / "x", plot_only=True)
 
 
 def test_plot_only_needs_complete_records(made: Made, tmp_path: Path) -> None:
@@ -175,11 +190,19 @@ def test_plot_only_needs_complete_records(made: Made, tmp_path: Path) -> None:
         ({"steps": 2.5}, "must be of the kind of 3"),
         ({"seeds": ()}, "give at least one value"),
         ({"seeds": ("a",)}, "must be of the kind of 0"),
+        ({"seeds": (1, 1)}, r"seeds = \[1, 1\]: a value occurs twice"),
+        ({"seeds": (0, -1)}, "seeds = -1: must not be negative"),
+        ({"steps": -5}, "steps = -5: must be at least 1"),
+        ({"steps": 0}, "steps = 0: must be at least 1"),
+        ({"rate": -0.5}, "rate = -0.5: must not be negative"),
+        ({"rate": float("nan")}, "rate = nan: must be finite"),
+        ({"rate": float("inf")}, "rate = inf: must be finite"),
     ],
 )
 def test_bad_settings(made: Made, tmp_path: Path, values: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         run(tmp_path / "x", values=values)
+    assert not (tmp_path / "x").exists()
 
 
 def test_settings_take_whole_numbers_for_floats_and_one_value_for_several(made: Made, tmp_path: Path) -> None:

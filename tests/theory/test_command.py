@@ -60,3 +60,29 @@ def test_other_commands_answer() -> None:
 def test_wrong_use_says_what_to_do(arguments: tuple[str, ...], message: str) -> None:
     with pytest.raises(InputError, match=message):
         run("cnfa", "--n", "8", "--d", "6", "--nets", "2", *arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("cnfa", "--nets", "0"),
+        ("cnfa", "--n", "0"),
+        ("cnfa", "--d", "-3"),
+        ("cnfa", "--depth", "0"),
+        ("nfa-fig3", "--size", "1"),
+        ("nfa-fig3", "--data-seeds", "0"),
+        ("nfa-fig3", "--nets", "0"),
+        ("nfa-fig3", "--balances", "a"),
+        ("formulas", "--size", "0"),
+        ("formulas", "--nets", "0"),
+        ("widths", "--nets", "0"),
+        ("widths", "--depths", "0"),
+        ("widths", "--activations", "tan"),
+        ("cnfa", "--alpha", "nan", "--data", "decay"),
+        ("cnfa", "--seed", "-1"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(arguments: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(app, list(arguments))
+    if result.exit_code != 2:
+        assert isinstance(result.exception, InputError), result.exception

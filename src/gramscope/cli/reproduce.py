@@ -10,6 +10,7 @@ import typer
 from gramscope.cli.console import TerminalReporter, news, print_json, print_table, results
 from gramscope.cli.demo import write_report
 from gramscope.errors import GramscopeError, InputError
+from gramscope.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
     from gramscope.experiments.core import Options
@@ -23,8 +24,11 @@ _HOLDS = {True: "yes", False: "no", None: "open"}
 def command(
     names: Annotated[list[str], typer.Argument(metavar="NAME…", help="Experiments, or all.", show_default=False)] = [],  # noqa: B006 - typer copies it
     scale: Annotated[
-        str, typer.Option(help="quick (two minutes at most) or paper (the published settings).")
-    ] = "quick",
+        _Text,
+        typer.Option(
+            help="quick (two minutes at most; the default) or paper (the published settings).", show_default=False
+        ),
+    ] = None,
     data: Annotated[_Text, typer.Option(help="Data sets, with commas between.", show_default=False)] = None,
     data_dir: Annotated[_Text, typer.Option(help="Folder of downloaded sets.", show_default=False)] = None,
     seeds: Annotated[_Text, typer.Option(help="How many seeds (5), or which (0,3,7).", show_default=False)] = None,
@@ -32,8 +36,12 @@ def command(
         list[str], typer.Option("--set", help="Any other setting: steps=400. Can be repeated.", show_default=False)
     ] = [],  # noqa: B006
     select: Annotated[
-        str, typer.Option(help="Choose hyper-parameters on a validation split, or on test data as published.")
-    ] = "validation",
+        _Text,
+        typer.Option(
+            help="Choose hyper-parameters on a validation split (the default), or on test data as published.",
+            show_default=False,
+        ),
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …")] = "auto",
     out: Annotated[
         _Path,
@@ -70,15 +78,18 @@ def command(
         return
     if not names:
         raise InputError("name an experiment, or all; gramscope reproduce --list shows them")
-    for option, value, known in (("--scale", scale, ("quick", "paper")), ("--select", select, ("validation", "test"))):
-        if value not in known:
-            raise InputError(f"{option} {value}: use {' or '.join(known)}")
+    for option, value, choice in (("--scale", scale, ("quick", "paper")), ("--select", select, ("validation", "test"))):
+        if value is not None and value not in choice:
+            raise InputError(f"{option} {value}: use {' or '.join(choice)}")
     from gramscope.experiments.catalogue import catalogue, find
     from gramscope.experiments.core import Options
 
     chosen = [entry.name for entry in catalogue()] if names == ["all"] else [find(name).name for name in names]
     values = _values(data, seeds, set_)
-    options = Options(scale, select, data_dir or "", device)  # type: ignore[arg-type]
+    known: dict[str, Any] = {"scale": "quick", "select": "validation"}
+    if plot_only and out is not None and len(chosen) == 1:
+        known |= RunDirectory(out).config  # what is there may be of any scale
+    options = Options(scale or known["scale"], select or known["select"], data_dir or "", device)  # type: ignore[arg-type]
     if len(chosen) == 1:
         made = _reproduce(chosen[0], options, values, out, force, plot_only)
         print_json(made.to_dict()) if json else _show(made)

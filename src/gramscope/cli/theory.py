@@ -20,7 +20,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-Seed = Annotated[int, typer.Option(help="Seed of data and nets.")]
+Seed = Annotated[int, typer.Option(help="Seed of data and nets.", min=0)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the records as JSON.")]
 
 
@@ -34,15 +34,15 @@ def cnfa(
     ] = "isotropic",
     widths: Annotated[str, typer.Option(help="Hidden widths, comma separated.")] = "32,128,512",
     activation: Annotated[str, typer.Option(help="quadratic, relu, erf or linear.")] = "quadratic",
-    depth: Annotated[int, typer.Option(help="Number of hidden layers.")] = 1,
+    depth: Annotated[int, typer.Option(help="Number of hidden layers.", min=1)] = 1,
     target: Annotated[str, typer.Option(help="low-rank (chain monomial, rank 5) or high-rank.")] = "low-rank",
     alpha: Annotated[float, typer.Option(help="Decay of the spectrum 1/(1+k^alpha), for --data decay.")] = 1.0,
     balance: Annotated[float, typer.Option(help="Balance in (0, 1], for --data alignment-reversing.")] = 0.9,
     inverse: Annotated[str, typer.Option(help="pseudo or literal, for --data alignment-reversing.")] = "pseudo",
     scale: Annotated[float, typer.Option(help="Unit of its first part, for --data alignment-reversing.")] = 1.0,
-    n: Annotated[int, typer.Option(help="Samples.")] = 128,
-    d: Annotated[int, typer.Option(help="Input dimension.")] = 128,
-    nets: Annotated[int, typer.Option(help="Sampled nets per width.")] = 20,
+    n: Annotated[int, typer.Option(help="Samples.", min=1)] = 128,
+    d: Annotated[int, typer.Option(help="Input dimension.", min=1)] = 128,
+    nets: Annotated[int, typer.Option(help="Sampled nets per width.", min=1)] = 20,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -70,17 +70,17 @@ def cnfa(
 
 @app.command(name="nfa-fig3")
 def nfa_fig3(
-    size: Annotated[int, typer.Option(help="n = k = d.")] = 1024,
+    size: Annotated[int, typer.Option(help="n = k = d.", min=1)] = 1024,
     balances: Annotated[str, typer.Option(help="Balances, comma separated; the built-in sweep unless given.")] = "",
-    data_seeds: Annotated[int, typer.Option(help="Data sets per balance.")] = 4,
-    nets: Annotated[int, typer.Option(help="Nets whose moments of R are averaged.")] = 30,
+    data_seeds: Annotated[int, typer.Option(help="Data sets per balance.", min=1)] = 4,
+    nets: Annotated[int, typer.Option(help="Nets whose moments of R are averaged.", min=1)] = 30,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
     """Alignment-reversing data: predicted against observed over the balance sweep, both inversion rules and scales."""
     from gramscope.theory.sweeps import BALANCES, reversal_sweep
 
-    chosen = [float(b) for b in balances.split(",")] if balances else BALANCES
+    chosen = _floats(balances, "--balances") if balances else BALANCES
     rows = list(reversal_sweep(size, balances=chosen, data_seeds=data_seeds, nets=nets, seed=seed))
     records = [asdict(row) | {"difference": row.difference} for row in rows]
     if as_json:
@@ -108,8 +108,8 @@ def nfa_fig3(
 
 @app.command()
 def formulas(
-    size: Annotated[int, typer.Option(help="n = k = d.")] = 512,
-    nets: Annotated[int, typer.Option(help="Nets per data set.")] = 24,
+    size: Annotated[int, typer.Option(help="n = k = d.", min=1)] = 512,
+    nets: Annotated[int, typer.Option(help="Nets per data set.", min=1)] = 24,
     alpha: Annotated[float, typer.Option(help="Decay of the correlated data's spectrum 1/(1+k^alpha).")] = 0.5,
     seed: Seed = 0,
     as_json: AsJson = False,
@@ -132,7 +132,7 @@ def widths_command(
     activations: Annotated[str, typer.Option(help="Comma separated.")] = "relu,erf,quadratic,linear",
     depths: Annotated[str, typer.Option(help="Hidden layers, comma separated.")] = "1,2,3",
     widths: Annotated[str, typer.Option(help="Comma separated.")] = "64,128,256,512",
-    nets: Annotated[int, typer.Option(help="Nets per point.")] = 200,
+    nets: Annotated[int, typer.Option(help="Nets per point.", min=1)] = 200,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -197,6 +197,15 @@ def _load(path: Path) -> tuple[Tensor, Tensor]:
     if not {"x", "y"} <= set(arrays):
         raise InputError(f"--data {path} holds {sorted(arrays)}; x [n, d] and y [n] are needed")
     return arrays["x"].double(), arrays["y"].double().squeeze()
+
+
+def _floats(text: str, option: str) -> list[float]:
+    from gramscope.errors import InputError
+
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise InputError(f"{option} {text!r}: give numbers separated by commas") from error
 
 
 def _numbers(text: str, option: str) -> list[int]:

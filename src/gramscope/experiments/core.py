@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -222,6 +223,7 @@ class Experiment(Generic[S]):
         claims: functions over the results, in the order of the table.
         figure: draws the paper's panels.
         chooses: whether hyper-parameters are chosen, so that ``options.select`` matters.
+        classes: whether the data sets of ``--data`` must have classes.
     """
 
     quick: S
@@ -230,6 +232,7 @@ class Experiment(Generic[S]):
     claims: tuple[Callable[[Results[S]], Claim | Iterable[Claim]], ...]
     figure: Callable[[Results[S]], Figure]
     chooses: bool = False
+    classes: bool = False
 
     def judge(self, results: Results[S]) -> list[Claim]:
         """All rows of the claims table."""
@@ -254,7 +257,30 @@ def with_values(name: str, settings: S, values: Mapping[str, Any]) -> S:
         if key not in known:
             raise InputError(f"{name} has no setting {key!r}; it has: {', '.join(known)}")
         changed[key] = _like(f"{name}: {key}", value, known[key])
+        _check(f"{name}: {key}", key, changed[key])
     return dataclasses.replace(settings, **changed)  # type: ignore[type-var]
+
+
+#: settings in which a value may occur twice: sizes of layers, and epochs by data set
+_REPEATING = ("hidden", "channels", "epochs")
+#: settings that must be above zero
+_POSITIVE = ("epochs", "every")
+
+
+def _check(where: str, key: str, value: Any) -> None:
+    """Numbers are finite and not negative, counts are at least 1, and no value occurs twice."""
+    if isinstance(value, tuple):
+        if len(set(value)) < len(value) and key not in _REPEATING:
+            raise InputError(f"{where} = {list(value)!r}: a value occurs twice")
+    elif isinstance(value, int) and not isinstance(value, bool) and value < 1:
+        raise InputError(f"{where} = {value!r}: must be at least 1")
+    for item in value if isinstance(value, tuple) else (value,):
+        if not isinstance(item, int | float):
+            continue
+        if not math.isfinite(item):
+            raise InputError(f"{where} = {item!r}: must be finite")
+        if item < 0 or (item == 0 and key in _POSITIVE):
+            raise InputError(f"{where} = {item!r}: must {'be above zero' if key in _POSITIVE else 'not be negative'}")
 
 
 def _like(where: str, value: Any, old: Any) -> Any:

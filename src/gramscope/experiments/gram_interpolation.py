@@ -175,4 +175,5 @@ FIG5 = Experiment(
     _parts,
     (bound_holds, follows),
     strip_figure,
+    classes=True,
 )

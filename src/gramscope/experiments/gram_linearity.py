@@ -261,6 +261,7 @@ FIG4 = Experiment(
     parts,
     (accuracies, grow, shapes),
     figure,
+    classes=True,
 )
 FIG9 = Experiment(
     Settings(**_QUICK, method="adam", lrs=(0.0003, 0.001)),  # type: ignore[arg-type]
@@ -268,4 +269,5 @@ FIG9 = Experiment(
     parts,
     (accuracies, grow, shapes),
     figure,
+    classes=True,
 )

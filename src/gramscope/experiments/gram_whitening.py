@@ -237,6 +237,7 @@ FIG2 = Experiment(
     (matches, same_setting, early, variance),
     figure,
     chooses=True,
+    classes=True,
 )
 FIG6 = Experiment(
     Settings((0, 1, 2), ("digits",), "cnn", lrs=(0.01,), momenta=(0.95,), epochs=30.0),
@@ -244,4 +245,5 @@ FIG6 = Experiment(
     parts,
     (negligible,),
     figure,
+    classes=True,
 )

@@ -162,4 +162,5 @@ FIG9 = Experiment(
     parts,
     (similar, destroyed),
     figure,
+    classes=True,
 )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from gramscope.data.registry import catalogue as data_catalogue
+from gramscope.data.registry import find_entry, load
 from gramscope.errors import InputError
 from gramscope.experiments.catalogue import Entry, find
 from gramscope.experiments.core import Claim, Experiment, Options, Part, Results, settings_table, with_values
@@ -65,28 +67,32 @@ def reproduce(
         values: settings that differ from the scale's own, such as ``{"seeds": (0, 1)}``.
         out: run directory, ``runs/NAME-SCALE`` unless given. What is complete there is kept and the rest is run.
         force: start again from nothing.
-        plot_only: run nothing; draw and judge from the records that are there, with the settings they were made with.
+        plot_only: run nothing; draw and judge from the records that are there, with the settings they were made with
+            (scale, selection and values, where given, must be those).
         reporter: receives notes and progress.
 
     Raises:
         Interrupted: the user asked to stop; the same call goes on.
     """
     require_matplotlib()
-    options = options or Options()
+    asked, options = options, options or Options()
     started = time.perf_counter()
     entry = find(name)
     experiment = entry.load()
     path = Path(out) if out is not None else default_directory(entry.name, options)
     if plot_only:
-        if values or force:
-            raise InputError("--plot-only draws what is in the run directory; it takes no other settings")
+        if force:
+            raise InputError("--plot-only draws what is in the run directory; leave out --force")
         root = RunDirectory.open(path)
-        settings, options = _stored(entry, experiment, root, options)
+        settings, options = _stored(entry, experiment, root, asked, values or {})
     else:
         settings = with_values(entry.name, getattr(experiment, options.scale), values or {})
+        if experiment.classes:
+            _check_classes(entry.name, settings.data, options)
+        parts = list(experiment.parts(settings, options))
         root = _root(entry, settings, options, path, force=force)
         with root.lock:
-            _run_parts(list(experiment.parts(settings, options)), root, reporter or Reporter())
+            _run_parts(parts, root, reporter or Reporter())
     results: Results[Any] = Results(entry.name, settings, options, root)
     with figure_style():
         figures = save_figure(experiment.figure(results), root, entry.name)
@@ -122,24 +128,46 @@ def _run_parts(parts: list[Part], root: RunDirectory, reporter: Reporter) -> Non
             ) from None
 
 
+def _check_classes(name: str, data: tuple[str, ...], options: Options) -> None:
+    """Refuse data sets without classes before anything is run."""
+    for chosen in data:
+        if chosen.endswith(".npz"):
+            some = load(chosen, options.data_dir or None).task == "classification"
+        else:
+            some = find_entry(chosen).classes is not None
+        if not some:
+            known = ", ".join(entry.name for entry in data_catalogue() if entry.classes)
+            raise InputError(
+                f"data set {chosen} has no classes and {name} needs them: {known}, or an .npz file with labels"
+            )
+
+
 def _root(entry: Entry, settings: Any, options: Options, path: Path, *, force: bool) -> RunDirectory:
-    config = {
+    config = _config(entry, settings, options)
+    device = resolve_device(options.device)
+    root = RunDirectory(path)
+    if root.exists() and not force:
+        stored = root.config
+        if stored == config:
+            return root
+        if stored.get("experiment") != entry.name or root.members():  # else it failed before anything was run
+            raise InputError(
+                f"{path} holds {_difference(stored, config)}; start again with --force, or choose another --out"
+            )
+        force = True
+    root = RunDirectory.create(path, config, force=force)
+    root.write_environment(describe_environment(str(device)))
+    return root
+
+
+def _config(entry: Entry, settings: Any, options: Options) -> dict[str, Any]:
+    """What a directory says about itself."""
+    return {
         "experiment": entry.name,
         "scale": options.scale,
         "select": options.select,
         "settings": settings_table(settings),
     }
-    root = RunDirectory(path)
-    if root.exists() and not force:
-        stored = root.config
-        if stored != config:
-            raise InputError(
-                f"{path} holds {_difference(stored, config)}; start again with --force, or choose another --out"
-            )
-        return root
-    root = RunDirectory.create(path, config, force=force)
-    root.write_environment(describe_environment(str(resolve_device(options.device))))
-    return root
 
 
 def _difference(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
@@ -151,13 +179,18 @@ def _difference(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     return f"{wanted['experiment']} with " + ", ".join(f"{k} = {before.get(k)}, not {now.get(k)}" for k in keys)
 
 
-def _stored(entry: Entry, experiment: Experiment[Any], root: RunDirectory, options: Options) -> tuple[Any, Options]:
-    """Settings and options a directory was made with."""
+def _stored(
+    entry: Entry, experiment: Experiment[Any], root: RunDirectory, asked: Options | None, values: Mapping[str, Any]
+) -> tuple[Any, Options]:
+    """Settings and options a directory was made with; what is asked for beside must be the same."""
     config = root.config
     if config.get("experiment") != entry.name:
         raise InputError(f"{root.path} holds {config.get('experiment') or 'another run'}, not {entry.name}")
-    made = Options(config["scale"], config["select"], options.data_dir, options.device)
+    made = replace(asked or Options(), scale=config["scale"], select=config["select"])
     settings = with_values(entry.name, getattr(experiment, made.scale), config["settings"])
+    wanted = _config(entry, with_values(entry.name, settings, values), asked or made)
+    if wanted != config:
+        raise InputError(f"{root.path} holds {_difference(config, wanted)}; --plot-only takes it as it is")
     missing = [part.name for part in experiment.parts(settings, made) if not part.complete(root)]
     if missing:
         raise InputError(f"{root.path} is not complete ({', '.join(missing)}); run it again without --plot-only")

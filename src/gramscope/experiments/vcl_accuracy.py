@@ -212,6 +212,7 @@ FIG2 = Experiment(
     (efficient, ends_above, robust, large_rates),
     figure,
     chooses=True,
+    classes=True,
 )
 POSTER = Experiment(
     Settings(
@@ -222,4 +223,5 @@ POSTER = Experiment(
     (also_works,),
     figure,
     chooses=True,
+    classes=True,
 )

@@ -179,4 +179,5 @@ FIG1 = Experiment(
     parts,
     (correlations, accuracy),
     figure,
+    classes=True,
 )
