@@ -146,9 +146,16 @@ def test_vae_loss_is_the_bound() -> None:
     probability = output.logits.sigmoid()
     entropy = -(x * probability.log() + (1 - x) * (1 - probability).log()).flatten(1).sum(1)
     torch.testing.assert_close(vae_loss(output, x, beta=0.3), entropy + 0.3 * kl)
+    torch.testing.assert_close(vae_loss(output, x), entropy + kl)
+    weighted = VAE((1, 3, 3), hidden=(7, 5), latent=2, beta=0.3, generator=seeded(0))
+    torch.testing.assert_close(vae_loss(weighted(x, noise), x), entropy + 0.3 * kl)
     torch.testing.assert_close(model(x).logits, model.decode(mean))
     widths = [m.out_features for m in model.modules() if isinstance(m, nn.Linear)]
     assert widths == [7, 5, 2, 2, 5, 7, 9]
+    sampling = VAE((1, 3, 3), hidden=(7, 5), latent=2, sampling=True, generator=seeded(0))
+    with torch.random.fork_rng():
+        assert not torch.equal(sampling(x).logits, sampling(x).logits)
+    torch.testing.assert_close(sampling.eval()(x).logits, model.decode(mean))
 
 
 def test_transformer_attention_is_softmax_attention() -> None:
@@ -202,6 +209,7 @@ def test_models_train_under_vmap() -> None:
         ("resnet", IMAGES, {"norm": "layer"}, "group, batch, none"),
         ("resnet", IMAGES, {"blocks": 0}, "at least one"),
         ("vae", IMAGES, {"latent": 0}, "latent=0"),
+        ("vae", IMAGES, {"beta": -1.0}, "beta=-1.0"),
         ("transformer", IMAGES, {"patch": 3}, "patch=3"),
         ("transformer", (7,), {}, "vocabulary"),
         ("transformer", IMAGES, {"vocabulary": 3}, "tokens"),

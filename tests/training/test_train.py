@@ -181,12 +181,12 @@ def test_only_the_newest_checkpoints_are_kept(
 
 def test_early_stopping_watches_the_validation_set(tmp_path: Path, config: Config, blobs: DataSet) -> None:
     settings = config({"name": "sgd", "lr": 0.0}, epochs=50, patience=3, data={"name": "digits", "validation": 0.2})
-    trained = train(settings, tmp_path / "run", data=blobs.split_validation(0.2))
+    trained = train(settings, tmp_path / "run", data=blobs)
     end = trained.members["seed-0"].records[-1]
     assert (end["step"], end["reason"]) == (3 * 4, "no improvement in 3 evaluations")
     with pytest.raises(InputError, match="early stopping needs data.validation above 0"):
         train(config(patience=1), data=blobs)
-    again = train(settings, tmp_path / "run", data=blobs.split_validation(0.2), resume=True)
+    again = train(settings, tmp_path / "run", data=blobs, resume=True)
     assert again.members["seed-0"].records[-1]["step"] == 12
 
 

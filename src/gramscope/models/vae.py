@@ -17,11 +17,12 @@ from gramscope.models.parts import activation_module, default_generator, linear,
 
 
 class VAEOutput(NamedTuple):
-    """Reconstruction logits ``[n, *input_shape]``, and mean and log-variance of the code ``[n, latent]``."""
+    """Reconstruction logits ``[n, *input_shape]``, mean and log-variance of the code ``[n, latent]``, and the net's β."""
 
     logits: Tensor
     mean: Tensor
     log_variance: Tensor
+    beta: float = 1.0
 
 
 class VAE(nn.Module):
@@ -33,6 +34,8 @@ class VAE(nn.Module):
         hidden: widths of the encoder; the decoder has them in reverse.
         latent: dimension of the code.
         activation: as for :class:`~gramscope.models.mlp.MLP`.
+        beta: weight of the divergence in :func:`vae_loss`.
+        sampling: draw the noise of the code in training mode, from torch's global generator as dropout does.
         generator: source of the initial weights; a new one with seed 0 when ``None``.
     """
 
@@ -44,13 +47,19 @@ class VAE(nn.Module):
         *,
         latent: int = 32,
         activation: str = "gelu",
+        beta: float = 1.0,
+        sampling: bool = False,
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
         hidden = (hidden,) if isinstance(hidden, int) else tuple(hidden)
         if not hidden or latent < 1:
             raise InputError(f"hidden={hidden}, latent={latent}: a VAE needs a hidden layer and a code")
+        if not beta >= 0:
+            raise InputError(f"beta={beta}: the weight of the divergence must be at least 0")
         generator = default_generator(generator)
+        self.beta = float(beta)
+        self.sampling = bool(sampling)
         self.input_shape = shape_of(input_shape)
         pixels = math.prod(self.input_shape)
         self.encoder = MLP(pixels, hidden[-1], hidden[:-1], activation=activation, generator=generator)
@@ -74,15 +83,24 @@ class VAE(nn.Module):
 
         Args:
             x: ``[n, *input_shape]``.
-            noise: standard normal ``[n, latent]``, drawn by the caller; ``None`` decodes the mean.
+            noise: standard normal ``[n, latent]``, drawn by the caller; ``None`` decodes the mean unless the net draws it.
         """
         mean, log_variance = self.encode(x)
+        if noise is None and self.sampling and self.training:
+            noise = torch.randn_like(mean)
         z = mean if noise is None else mean + torch.exp(0.5 * log_variance) * noise
-        return VAEOutput(self.decode(z), mean, log_variance)
+        return VAEOutput(self.decode(z), mean, log_variance, self.beta)
 
 
-def vae_loss(output: VAEOutput, x: Tensor, beta: float = 1.0) -> Tensor:
-    """Loss of each sample, ``[n]``: binary cross-entropy summed over pixels + β KL(N(μ, σ²) ‖ N(0, I))."""
+def vae_loss(output: VAEOutput, x: Tensor, beta: float | None = None) -> Tensor:
+    """Loss of each sample, ``[n]``: binary cross-entropy summed over pixels + β KL(N(μ, σ²) ‖ N(0, I)).
+
+    Args:
+        output: what the net returned for ``x``.
+        x: the inputs ``[n, *input_shape]``, from 0 to 1.
+        beta: β; the net's own when ``None``.
+    """
+    beta = output.beta if beta is None else beta
     reconstruction = F.binary_cross_entropy_with_logits(output.logits, x, reduction="none").flatten(1).sum(1)
     mean, log_variance = output.mean, output.log_variance
     divergence = 0.5 * (mean**2 + log_variance.exp() - log_variance - 1).sum(1)

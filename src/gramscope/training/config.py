@@ -19,7 +19,6 @@ Every combination of seed and sweep value is one *member* of the run.
 from __future__ import annotations
 
 import itertools
-import os
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
@@ -328,11 +327,11 @@ def _sweep_values(key: str, value: Any) -> tuple[Any, ...]:
 
 
 def _full_file(name: str) -> str:
-    return os.path.abspath(os.path.expanduser(name)) if name.endswith(".npz") else name
+    return _full_folder(name) if name.endswith(".npz") else name
 
 
 def _full_folder(name: str) -> str:
-    return os.path.abspath(os.path.expanduser(name)) if name else name
+    return str(Path(name).expanduser().absolute()) if name else name
 
 
 _ANCHORS: dict[str, Callable[[str], str]] = {"data.name": _full_file, "data.dir": _full_folder}

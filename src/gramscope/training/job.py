@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +15,8 @@ from torch import Tensor, nn
 
 from gramscope.errors import InputError
 from gramscope.training.config import DataTable, ModelTable, ScheduleTable, TrainConfig
-from gramscope.training.losses import SampleLoss, sample_loss
+from gramscope.training.fitting import check_fit, fit_inputs, loss_and_data
+from gramscope.training.losses import SampleLoss
 from gramscope.training.schedule import schedule_factor
 from gramscope.training.seeding import PrivateRandomState, generator
 
@@ -110,41 +112,52 @@ def resolve_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise InputError(f"device = {name!r}: use auto, cpu, cuda or cuda:1") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"device = {name!r}: this torch finds no CUDA GPU; use cpu or auto")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise InputError(f"device = {name!r}: this torch finds no such device; use cpu or auto") from error
     return device
 
 
 def load_data(table: DataTable, dtype: torch.dtype | None = None) -> DataSet:
-    """The data set a configuration names, cut, noised and split as it says, on the CPU."""
+    """The data set a configuration names, cut, split and noised as it says, on the CPU."""
     from gramscope.data import load
 
-    data = load(table.name, table.dir or None, seed=table.seed, **table.options)
+    return arrange(load(table.name, table.dir or None, seed=table.seed, **table.options), table).to(dtype=dtype)
+
+
+def arrange(data: DataSet, table: DataTable) -> DataSet:
+    """Cut the data, split off the validation part and give what is left for training its label noise."""
     if table.samples or table.test_samples:
         data = data.subset(table.samples or len(data.x_train), table.seed, test=table.test_samples or None)
-    if table.label_noise:
-        data = data.with_label_noise(table.label_noise, table.seed)
     if table.validation:
         data = data.split_validation(table.validation, table.seed)
-    return data.to(dtype=dtype)
+    if table.label_noise:
+        data = data.with_label_noise(table.label_noise, table.seed)
+    return data
 
 
 def build_model(table: ModelTable, seed: int, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
     """The net a configuration names, on the CPU, initialised from ``seed`` alone."""
     with PrivateRandomState(seed, "factory").active():
         if ":" in table.name:
-            model = load_factory(table.name)(**table.options)
+            factory = load_factory(table.name)
+            _check_arguments(table, factory)
+            model = factory(**table.options)
             if not isinstance(model, nn.Module):
                 raise InputError(f"model.name = {table.name!r}: returned {type(model).__name__}, not a torch module")
             return model
         from gramscope.models import build
 
-        return build(table.name, input_shape, outputs, generator=generator(seed, "weights"), **table.options)
+        options = {"sampling": True, **table.options} if table.name == "vae" else table.options
+        return build(table.name, input_shape, outputs, generator=generator(seed, "weights"), **options)
 
 
 def load_factory(path: str) -> Callable[..., Any]:
     """The function named ``package.module:function``; modules in the working directory are found too."""
     module_name, _, attribute = path.partition(":")
+    if not attribute or not all(part.isidentifier() for part in module_name.split(".")):
+        raise InputError(f"{path!r}: give package.module:function, such as mynet:build for build() in mynet.py")
     here = str(Path.cwd())
     added = here not in sys.path
     if added:
@@ -160,6 +173,20 @@ def load_factory(path: str) -> Callable[..., Any]:
     if not callable(function):
         raise InputError(f"{path!r}: module {module_name} has no function {attribute!r}")
     return function  # type: ignore[no-any-return]
+
+
+def _check_arguments(table: ModelTable, factory: Callable[..., Any]) -> None:
+    try:
+        signature = inspect.signature(factory)
+    except ValueError:  # written in C
+        return
+    try:
+        signature.bind(**table.options)
+    except TypeError as error:
+        known = ", ".join(map(str, signature.parameters.values())) or "nothing"
+        raise InputError(
+            f"model.name = {table.name!r}: {error}; it takes {known}, given as model.NAME = value"
+        ) from error
 
 
 def prepare(
@@ -180,8 +207,14 @@ def prepare(
     data = data.to(device, dtype)
     if model is None:
         model = build_model(config.model, config.seed, data.input_shape, data.outputs)
-    loss = loss or sample_loss(config.loss, data.task)
-    return Job(name, config, data, model.to(device=device, dtype=dtype), loss, labels or {})
+    model = model.to(device=device, dtype=dtype)
+    with PrivateRandomState(config.seed, "trial", device).active():
+        data = fit_inputs(model, data, config.data)
+        configured = loss is None
+        if loss is None:
+            loss, data = loss_and_data(config.loss, model, data)
+        check_fit(model, data, loss, configured=configured)
+    return Job(name, config, data, model, loss, labels or {})
 
 
 def probe(x: Tensor, y: Tensor, samples: int, batch_size: int) -> list[tuple[Tensor, Tensor]]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from gramscope.errors import InputError
 from gramscope.layers.calling import evaluating
+from gramscope.models.vae import VAE, VAEOutput, vae_loss
 
 #: ``(what the model returned, targets) -> losses [batch]``, unreduced
 SampleLoss: TypeAlias = Callable[[Any, Tensor], Tensor]
@@ -29,6 +30,34 @@ def squared(output: Tensor, target: Tensor) -> Tensor:
 def half_squared(output: Tensor, target: Tensor) -> Tensor:
     """``½‖f − y‖²`` of each sample (004's loss); labels become one-hot targets."""
     return (output - _as_targets(output, target)).square().flatten(1).sum(1).mul(0.5)
+
+
+def reconstruction(output: VAEOutput, target: Tensor) -> Tensor:
+    """The loss of a VAE, :func:`~gramscope.models.vae.vae_loss`; the target is the input. It has no accuracy."""
+    return vae_loss(output, target.reshape(output.logits.shape))
+
+
+def joined(output: VAEOutput) -> Tensor:
+    """What a VAE returned as one tensor: logits, mean and log-variance side by side, ``[n, outputs]``."""
+    return torch.cat([part.flatten(1) for part in (output.logits, output.mean, output.log_variance)], 1)
+
+
+def measured_output(model: nn.Module) -> Callable[[VAEOutput], Tensor] | None:
+    """What of a net's output measurements take derivatives of; ``None`` lets them find it."""
+    return joined if isinstance(model, VAE) else None
+
+
+def joined_loss(model: nn.Module, loss: SampleLoss) -> SampleLoss:
+    """The loss of a net as a function of its :func:`measured_output`."""
+    if not isinstance(model, VAE) or loss is not reconstruction:
+        return loss
+    latent, beta = model.mean.out_features, model.beta
+
+    def of_joined(output: Tensor, target: Tensor) -> Tensor:
+        logits, mean, log_variance = output[:, : -2 * latent], output[:, -2 * latent : -latent], output[:, -latent:]
+        return reconstruction(VAEOutput(logits, mean, log_variance, beta), target)
+
+    return of_joined
 
 
 def _as_targets(output: Tensor, target: Tensor) -> Tensor:

@@ -20,8 +20,9 @@ from gramscope.measures.table import Table
 from gramscope.runs.checkpoints import read_tensors
 from gramscope.runs.directory import RunDirectory
 from gramscope.training.config import DataTable, MeasureTable, ModelTable, TrainConfig
+from gramscope.training.fitting import check_fit, fit_inputs, loss_and_data
 from gramscope.training.job import Job, build_model, load_data, prepare, probe, resolve_device
-from gramscope.training.losses import SampleLoss, sample_loss
+from gramscope.training.losses import SampleLoss, joined_loss, measured_output
 
 Batches = list[tuple[Tensor, Tensor]]
 
@@ -33,7 +34,15 @@ def measure_net(
     model: nn.Module, batches: Batches, loss: SampleLoss, table: MeasureTable, reference: nn.Module | None = None
 ) -> Table:
     """:func:`gramscope.measure` with the settings of a configuration."""
-    return measure(model, batches, loss, measures=table.names or None, layers=table.layers or None, reference=reference)
+    return measure(
+        model,
+        batches,
+        joined_loss(model, loss),
+        measures=table.names or None,
+        layers=table.layers or None,
+        reference=reference,
+        output=measured_output(model),
+    )
 
 
 class LayerMeasures:
@@ -51,11 +60,12 @@ class LayerMeasures:
             monitor = self._monitors[job.name] = Monitor(
                 model,
                 probe(job.data.x_train, job.data.y_train, table.samples, table.batch_size),
-                job.loss,
+                joined_loss(model, job.loss),
                 measures=table.names or WHILE_TRAINING,
                 layers=table.layers or None,
                 samples=table.samples,
                 reference=self._initial[job.name],
+                output=measured_output(model),
             )
         else:
             monitor.step_count = step
@@ -124,8 +134,11 @@ def measure_own(
     if weights is not None:
         load_weights(net, weights)
     net.to(place)
+    loaded = fit_inputs(net, loaded, data)
+    chosen, loaded = loss_and_data(loss, net, loaded)
+    check_fit(net, loaded, chosen, configured=True)
     batches = probe(*choose_part(loaded, part), table.samples, table.batch_size)
-    found = measure_net(net, batches, sample_loss(loss, loaded.task), table)
+    found = measure_net(net, batches, chosen, table)
     return Measured(model.name, None, None, found)
 
 

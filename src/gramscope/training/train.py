@@ -15,14 +15,16 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from gramscope.data.dataset import DataSet
+from gramscope.data.registry import is_generated
 from gramscope.errors import InputError, ResultWarning
 from gramscope.runs.directory import RunDirectory
 from gramscope.runs.environment import describe_environment, differences
 from gramscope.training.config import DataTable, TrainConfig
 from gramscope.training.engine import Engine, SingleEngine
 from gramscope.training.execution import choose_execution
+from gramscope.training.fingerprint import check_same_data, fingerprints
 from gramscope.training.interrupt import Interrupted
-from gramscope.training.job import Job, load_data, prepare, resolve_device
+from gramscope.training.job import Job, arrange, load_data, prepare, resolve_device
 from gramscope.training.loop import Loop, Measure, Outcome
 from gramscope.training.losses import SampleLoss
 from gramscope.training.measuring import LayerMeasures
@@ -96,28 +98,39 @@ def train(
         resume: continue what is in ``out`` (whose configuration must be this one).
         force: replace the run in ``out``.
         reporter: receives notes and progress.
-        data, model, loss, measure: Python objects in place of the configured ones.
+        data, model, loss, measure: Python objects in place of the configured ones. The data are cut, split and noised as
+            the configuration says.
 
     Raises:
         Interrupted: the user asked to stop; everything is saved.
     """
     reporter = reporter or Reporter()
     parts = Parts(data, model, loss, measure)
+    config = config.anchored()
     members = config.members()
     with ExitStack() as stack:
-        root = _root(config, out, resume=resume, force=force)
-        if root is not None:
+        root = None if out is None else RunDirectory(out)
+        if root is not None and resume:
+            _check_configuration(root, config)
             stack.enter_context(root.lock)
-            stack.callback(root.close)
-            _note_environment(root, config, resume)
+        elif root is not None:
+            root.check_free(force=force)
         jobs = _jobs(config, members, parts)
         execution, reason = choose_execution(
             list(jobs.values()), _asked(root, config, resume), portable=not parts.given()
         )
+        groups = [list(jobs.values())] if execution == "vectorised" else [[job] for job in jobs.values()]
+        first: Engine | None = _engine(
+            groups[0], execution
+        )  # a method that does not fit shows before anything is written
         if reason:
             reporter.note(reason)
         if root is not None:
-            _remember_execution(root, execution)
+            if not resume:
+                RunDirectory.create(root.path, config.to_dict(), force=force)
+                stack.enter_context(root.lock)
+            stack.callback(root.close)
+            _note_start(root, jobs, execution, parts, resume)
         if execution == "processes":
             if root is None:
                 root = RunDirectory.create(stack.enter_context(tempfile.TemporaryDirectory()), config.to_dict())
@@ -125,8 +138,8 @@ def train(
         else:
             runs = None if root is None else _member_runs(root, members)
             trained = {}
-            for group in [list(jobs.values())] if execution == "vectorised" else [[job] for job in jobs.values()]:
-                engine: Engine = StackedEngine(group) if execution == "vectorised" else SingleEngine(group[0])
+            for group in groups:
+                engine, first = first or _engine(group, execution), None
                 chosen = None if runs is None else [runs[job.name] for job in group]
                 trained |= _run(engine, chosen, parts, reporter, root)
     return Trained(trained, execution, None if out is None else Path(out))
@@ -145,15 +158,10 @@ def run_member(errand: Errand, reporter: Reporter) -> None:
 
 
 # -- preparing ----------------------------------------------------------------------------------------------------
-def _root(config: TrainConfig, out: Path | str | None, *, resume: bool, force: bool) -> RunDirectory | None:
-    if out is None:
-        return None
-    if not resume:
-        return RunDirectory.create(out, config.to_dict(), force=force)
-    root = RunDirectory.open(out)
-    if TrainConfig.from_dict(root.config) != config:
+def _check_configuration(root: RunDirectory, config: TrainConfig) -> None:
+    root = RunDirectory.open(root.path)
+    if TrainConfig.from_dict(root.config).anchored() != config:
         raise InputError(f"{root.path} holds a run of another configuration; resume it with its own")
-    return root
 
 
 def _member_runs(root: RunDirectory, members: dict[str, TrainConfig]) -> dict[str, RunDirectory]:
@@ -169,41 +177,54 @@ def _member_runs(root: RunDirectory, members: dict[str, TrainConfig]) -> dict[st
 def _jobs(config: TrainConfig, members: dict[str, TrainConfig], parts: Parts) -> dict[str, Job]:
     """Load each data set once, however many members share it."""
     loaded: list[tuple[DataTable, DataSet]] = []
+    fitted: list[tuple[DataSet, DataSet]] = []
     jobs = {}
     for name, member in members.items():
-        data = parts.data or next((found for table, found in loaded if table == member.data), None)
+        data = next((found for table, found in loaded if table == member.data), None)
         if data is None:
-            data = load_data(member.data).to(resolve_device(member.device))
+            given = parts.data
+            data = load_data(member.data) if given is None else arrange(given, member.data)
+            data = data.to(resolve_device(member.device))
             loaded.append((member.data, data))
         model = None if parts.model is None else parts.model(member, data)
         labels = config.swept(member)
-        jobs[name] = prepare(member, name, data=data, model=model, loss=parts.loss, labels=labels)
+        job = prepare(member, name, data=data, model=model, loss=parts.loss, labels=labels)
+        same = (found for raw, found in fitted if raw is data and _same_form(found, job.data))
+        job = dataclasses.replace(job, data=next(same, job.data))
+        fitted.append((data, job.data))
+        jobs[name] = job
     return jobs
 
 
-def _note_environment(root: RunDirectory, config: TrainConfig, resume: bool) -> None:
-    now = describe_environment(str(resolve_device(config.device)))
-    if not resume or not root.environment:
-        root.write_environment(now)
-        return
-    changed = differences(root.environment, now)
+def _same_form(one: DataSet, other: DataSet) -> bool:
+    """Whether one set prepared for two nets came out alike."""
+    return one.x_train.dtype == other.x_train.dtype and one.classes == other.classes
+
+
+def _engine(group: list[Job], execution: str) -> Engine:
+    return StackedEngine(group) if execution == "vectorised" else SingleEngine(group[0])
+
+
+def _note_start(root: RunDirectory, jobs: dict[str, Job], execution: str, parts: Parts, resume: bool) -> None:
+    """Record what the run is made with; of a resumed run compare it, and the data, with what is recorded."""
+    now = describe_environment(str(next(iter(jobs.values())).device))
+    before = root.environment if resume else {}
+    changed = differences(before, now) if before else {}
     if changed:
-        facts = "; ".join(f"{key}: {old} then, {new} now" for key, (old, new) in changed.items())
-        warnings.warn(
-            f"resuming {root.path} elsewhere ({facts}): the last bits may differ", ResultWarning, stacklevel=3
-        )
+        told = "; ".join(f"{key}: {old} then, {new} now" for key, (old, new) in changed.items())
+        warnings.warn(f"resuming {root.path} elsewhere ({told}): the last bits may differ", ResultWarning, stacklevel=3)
+    data = fingerprints(job.data for job in jobs.values())
+    generated = parts.data is not None or any(is_generated(job.config.data.name) for job in jobs.values())
+    check_same_data(root.path, before.get("data", []), data, drawn=bool(changed) and generated)
+    facts = {**(before or now), "execution": execution, "data": before.get("data", data)}
+    if facts != before:
+        root.write_environment(facts)
 
 
 def _asked(root: RunDirectory | None, config: TrainConfig, resume: bool) -> str:
     """How to run the members; a resumed run goes on as it began."""
     before = root.environment.get("execution") if root is not None and resume else None
     return before or config.execution
-
-
-def _remember_execution(root: RunDirectory, execution: str) -> None:
-    facts = root.environment
-    if facts.get("execution") != execution:
-        root.write_environment({**facts, "execution": execution})
 
 
 # -- running ------------------------------------------------------------------------------------------------------

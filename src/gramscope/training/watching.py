@@ -14,6 +14,7 @@ from gramscope.layers.tape import Tape, capture
 from gramscope.linalg.factored import FactoredGram
 from gramscope.statistics.collect import collect
 from gramscope.training.config import TrainConfig
+from gramscope.training.losses import measured_output
 
 
 class ShiftWatcher:
@@ -66,7 +67,7 @@ def layer_matrices(
     layers: str | None = None,
 ) -> Matrices:
     """Spectra of all layers; diagonals ``nfm`` (WᵀW), ``agop`` (WᵀKW) and ``vcs`` (``shifts``) of the one that sees images."""
-    statistics = collect(model, batches, layers=layers, features=False, jacobians=True)
+    statistics = collect(model, batches, layers=layers, features=False, jacobians=True, output=measured_output(model))
     image = tuple(batches[0][0].shape[1:])
     shape = image[1:] if len(image) == 3 and image[0] == 1 else image
     spectra, diagonals = {}, {}

@@ -1,0 +1,115 @@
+"""A command that is wrong destroys nothing and leaves nothing; a resumed run has the data it was begun with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gramscope.data import DataSet
+from gramscope.errors import GramscopeError, InputError, ResultWarning
+from gramscope.runs.directory import RunDirectory
+from gramscope.training.config import TrainConfig
+from gramscope.training.interrupt import Interrupted
+from gramscope.training.measuring import MeasureTable, measure_runs
+from gramscope.training.train import resume_run, train
+from training.helpers import StopAfter, weights
+
+Config = Callable[..., TrainConfig]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": {"name": "mlp", "hidden": [0]}},
+        {"data": {"name": "nosuch"}},
+        {"data": {"name": "digits", "label_noise": 3.0}},
+        {"loss": "cross-entropy", "data": {"name": "swiss-roll"}},
+        {"method": {"name": "vcl", "layers": "nosuch*"}},
+        {"method": {"name": "vcl", "layers": "nosuch*"}, "seeds": [0, 1], "execution": "processes"},
+        {"method": {"name": "vcl", "layers": "nosuch*"}, "seeds": [0, 1], "execution": "vectorised"},
+        {"execution": "vectorised", "seeds": [0, 1], "patience": 1, "data": {"name": "digits", "validation": 0.1}},
+    ],
+)
+def test_a_wrong_command_destroys_nothing_and_leaves_nothing(
+    tmp_path: Path, config: Config, changes: dict[str, Any]
+) -> None:
+    small = {"name": "digits", "samples": 32, "test_samples": 10}
+    train(config(data=small, epochs=1), tmp_path / "old")
+    before = {path: path.read_bytes() for path in (tmp_path / "old").rglob("*") if path.is_file()}
+    wrong = config(**changes)
+    with pytest.raises(GramscopeError):
+        train(wrong, tmp_path / "old", force=True)
+    assert {path: path.read_bytes() for path in (tmp_path / "old").rglob("*") if path.is_file()} == before
+    with pytest.raises(GramscopeError):
+        train(wrong, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    train(config(data=small, epochs=1), tmp_path / "new")
+
+
+def save(path: Path, n: int, seed: int = 0) -> None:
+    source = np.random.default_rng(seed)
+    x, y = source.normal(size=(n, 4)), np.arange(n) % 2
+    np.savez(path, x_train=x, y_train=y, x_test=x, y_test=y)
+
+
+def test_a_relative_file_is_found_from_everywhere(
+    tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save(tmp_path / "x.npz", 40)
+    settings = config(data={"name": "x.npz"})
+    whole = train(settings)
+    with pytest.raises(Interrupted):
+        train(settings, tmp_path / "run", reporter=StopAfter(4))
+    (tmp_path / "other").mkdir()
+    save(tmp_path / "other" / "x.npz", 40, seed=1)
+    monkeypatch.chdir(tmp_path / "other")
+    assert torch.equal(weights(resume_run(tmp_path / "run")), weights(whole))
+    table = MeasureTable(samples=20, names=("weight_norm",))
+    assert len(list(measure_runs(tmp_path / "run", table, device="cpu"))) == 1
+    with pytest.raises(InputError, match="another configuration"):
+        train(settings, tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize(("rows", "seed"), [(48, 0), (40, 1)])
+def test_other_data_are_noticed(tmp_path: Path, config: Config, rows: int, seed: int) -> None:
+    save(tmp_path / "x.npz", 40)
+    settings = config(data={"name": str(tmp_path / "x.npz")}, seeds=[0, 1])
+    with pytest.raises(Interrupted):
+        train(settings, tmp_path / "run", reporter=StopAfter(4))
+    save(tmp_path / "x.npz", rows, seed)
+    both = rf"begun with other data: x \(x_train float32 \[40, 4\].* then, x \(x_train float32 \[{rows}, 4\].* now"
+    with pytest.raises(InputError, match=both):
+        resume_run(tmp_path / "run")
+    save(tmp_path / "x.npz", 40)
+    assert torch.equal(weights(resume_run(tmp_path / "run")), weights(train(settings)))
+
+
+def test_a_run_without_a_fingerprint_goes_on(tmp_path: Path, config: Config, blobs: DataSet) -> None:
+    with pytest.raises(Interrupted):
+        train(config(), tmp_path / "run", data=blobs, reporter=StopAfter(4))
+    run = RunDirectory.open(tmp_path / "run")
+    run.write_environment({key: value for key, value in run.environment.items() if key != "data"})
+    resumed = train(config(), tmp_path / "run", data=blobs, resume=True)
+    assert torch.equal(weights(resumed), weights(train(config(), data=blobs)))
+    assert len(run.environment["data"]) == 1
+
+
+def test_data_drawn_anew_on_another_machine_are_announced(tmp_path: Path, config: Config) -> None:
+    settings = config(data={"name": "gaussian", "n_train": 40, "n_test": 10})
+    with pytest.raises(Interrupted):
+        train(settings, tmp_path / "run", reporter=StopAfter(2))
+    run = RunDirectory.open(tmp_path / "run")
+    (found,) = run.environment["data"]
+    run.write_environment({**run.environment, "data": [{**found, "digest": "sha256:other"}]})
+    with pytest.raises(InputError, match="other data"):
+        resume_run(tmp_path / "run")
+    run.write_environment({**run.environment, "torch": "1.0"})
+    with pytest.warns(ResultWarning) as caught:
+        resume_run(tmp_path / "run")
+    assert [str(w.message) for w in caught if "drawn anew" in str(w.message)]
