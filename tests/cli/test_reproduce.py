@@ -76,6 +76,13 @@ def test_several_go_on_after_one_that_cannot_run(tmp_path: Path) -> None:
         (["gram-fig2", "--data", "swiss-roll"], "swiss-roll has no classes.*gram-fig2 needs them: digits, faces"),
         (["vcl-fig2", "--data", "digits,digits"], r"data = \['digits', 'digits'\]: a value occurs twice"),
         (["nfa-fig9", "--data", "nosuchset"], "'nosuchset' is not known"),
+        (["nfa-fig2", "--set", "steps=-5"], "nfa-fig2: steps = -5: must be at least 1"),
+        (["nfa-fig2", "--set", "scales=0,1"], r"scales = \[0.0, 1.0\]: must be above zero"),
+        (["nfa-fig2", "--set", "spectra=foo"], r"spectra = \['foo'\]: choose of isotropic, decay-1, decay-2"),
+        (["nfa-fig4", "--set", "varied=foo"], r"varied = \['foo'\]: choose of first, hidden"),
+        (["gram-fig5", "--set", "labels=2"], r"labels = \[2\]: name two classes"),
+        (["gram-fig1", "--set", "frames=50"], "frames = 50: at most 11 are there, one every 10 of 100 epochs"),
+        (["gram-fig1", "--set", "every=7"], "every = 7: must divide epochs = 100"),
     ],
 )
 def test_wrong_use(arguments: list[str], message: str, tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from gramscope.experiments.core import Options
+from gramscope.experiments.core import Options, Results, with_values
+from gramscope.experiments.nfa_faces import FIG9
 from gramscope.experiments.running import Reproduction, reproduce
 from gramscope.runs.directory import RunDirectory
 
@@ -64,3 +65,14 @@ def test_curves_start_where_they_must(done: Callable[[str], Reproduction]) -> No
     first = {(r["seed"], r["scale"]): r["uncentered"] for r in start if r["layer"] == 1 and r["varied"] == "first"}
     assert first[0, 0.01] == pytest.approx(first[0, 1.0], rel=1e-4)
     assert all(0 <= r["centered"] <= 1 + 1e-9 for r in records if r["step"] > 0)
+
+
+def test_the_figure_of_faces_says_what_its_numbers_are(done: Callable[[str], Reproduction]) -> None:
+    found = done("nfa-fig9")
+    settings = with_values("nfa-fig9", FIG9.quick, SMALL["nfa-fig9"])
+    results = Results("nfa-fig9", settings, Options(), RunDirectory.open(found.path))
+    drawn = [place.get_title() for place in FIG9.figure(results).axes]
+    (record,) = results.records("diagonals")
+    assert f"{record['pearson']:.2f}" in drawn[1]
+    assert "one of 2 draws" in drawn[2]
+    assert f"mean {record['corrupted']:.2f}" in drawn[2]

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 def _parts(settings: Settings, options: Options) -> list[Training]:
     """The trainings of gram-fig10, and what is measured after them."""
+    if len(settings.labels) != 2:
+        raise InputError(f"labels = {list(settings.labels)}: name two classes, such as 2,8")
     return [replace(part, after=_Interpolate(settings, part.config)) for part in parts(settings, options)]
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gramscope.data import load
+from gramscope.errors import InputError
 from gramscope.experiments.core import Claim, Computation, Experiment, Options, Recorder, Results
 from gramscope.experiments.plots import PALETTE, mean, panels, spread
 from gramscope.measures.alignment import cosine
@@ -38,6 +39,13 @@ class Settings:
 
 def parts(settings: Settings, options: Options) -> list[Computation]:
     """One computation a seed."""
+    if settings.epochs % settings.every:
+        raise InputError(f"every = {settings.every}: must divide epochs = {settings.epochs}")
+    most = settings.epochs // settings.every + 1
+    if settings.frames > most:
+        raise InputError(
+            f"frames = {settings.frames}: at most {most} are there, one every {settings.every} of {settings.epochs} epochs"
+        )
     return [
         Computation(f"seed-{seed}", lambda recorder, seed=seed: _unroll(settings, options, seed, recorder))  # type: ignore[misc]
         for seed in settings.seeds

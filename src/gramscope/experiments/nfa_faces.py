@@ -139,14 +139,19 @@ def destroyed(results: Results[Settings]) -> list[Claim]:
 
 
 def figure(results: Results[Settings]) -> Figure:
-    """The three diagonals of the first seed, a row a data set."""
+    """The three diagonals of the first seed, a row a data set; the third for one draw of Q, with the mean over all."""
     page, axes = panels(len(results.settings.data), 3, height=2.4)
     for row, data in zip(axes, results.settings.data, strict=True):
         stored = results.artefact(f"{data}.after", "diagonals")
+        record = results.records("diagonals", data=data, seed=results.settings.seeds[0])[0]
+        shown = float(cosine(stored["NFM"].flatten(), stored["corrupted"].flatten(), center=True))
+        notes = {
+            "NFM": "",
+            "AGOP": f"$\\rho$ {record['pearson']:.2f}",
+            "corrupted": f"$\\rho$ {shown:.2f}, one of {results.settings.corruptions} draws; mean {record['corrupted']:.2f}",
+        }
         for place, (name, title) in zip(row, IMAGES.items(), strict=True):
-            rho = float(cosine(stored["NFM"].flatten(), stored[name].flatten(), center=True))
-            label = title if name == "NFM" else f"{title}  ($\\rho$ {rho:.2f})"
-            _show(place, stored[name], label)
+            _show(place, stored[name], f"{title}\n{notes[name]}")
         row[0].set_ylabel(data)
     return page
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from gramscope.errors import InputError
 from gramscope.experiments.core import Computation, Options, Recorder
 from gramscope.experiments.nfa_descent import (
     Pass,
@@ -65,6 +66,12 @@ PTK: Measures = {"ptk": lambda w, w0, k, centred: nfa(w, k, w0, centred, kind="p
 
 def parts_measuring(measures: Measures, settings: Settings, options: Options) -> list[Computation]:
     """One computation for each spectrum and choice of varied layers."""
+    for key, known in (("spectra", SPECTRA), ("varied", VARIED)):
+        given = list(getattr(settings, key))
+        if not set(given) <= set(known):
+            raise InputError(f"{key} = {given}: choose of {', '.join(known)}")
+    if min(settings.scales) <= 0:
+        raise InputError(f"scales = {list(settings.scales)}: must be above zero")
     return [
         Computation(f"{spectrum}-{varied}", _Descent(settings, options, spectrum, varied, measures).run)
         for spectrum in settings.spectra
