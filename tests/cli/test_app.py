@@ -131,6 +131,8 @@ def test_train_measure_runs_resume(gramscope: Command) -> None:
         (["measure"], "name a run directory, or your own net"),
         (["measure", "--model", "nomodule:f", "--data", "digits"], "'nomodule:f': No module named 'nomodule'"),
         (["bench", "nothing"], "benchmark 'nothing' is not known"),
+        (["bench", "measure", "--device", "foo"], "device = 'foo': use auto, cpu, cuda"),
+        (["reproduce", "nfa-fig1", "--device", "foo"], "device = 'foo': use auto, cpu, cuda"),
         (["runs", "show", "nowhere"], "holds no run"),
         (["nothing"], "No such command"),
         (["measure", "x", "--set", "data.seed=3"], "x is measured as its own configuration says: leave out --set"),

@@ -74,5 +74,5 @@ def test_the_figure_of_faces_says_what_its_numbers_are(done: Callable[[str], Rep
     drawn = [place.get_title() for place in FIG9.figure(results).axes]
     (record,) = results.records("diagonals")
     assert f"{record['pearson']:.2f}" in drawn[1]
-    assert "one of 2 draws" in drawn[2]
-    assert f"mean {record['corrupted']:.2f}" in drawn[2]
+    assert "one draw" in drawn[2]
+    assert f"mean over draws {record['corrupted']:.2f}" in drawn[2]

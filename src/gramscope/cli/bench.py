@@ -15,7 +15,7 @@ def command(
         Optional[str],  # noqa: UP045
         typer.Argument(help=f"One of {', '.join(BENCHMARKS)}; without a name they are listed."),
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …")] = "cpu",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …, or auto.")] = "cpu",
     seconds: Annotated[
         Optional[float],  # noqa: UP045
         typer.Option(help="Time for each comparison.", show_default=False),
@@ -36,6 +36,9 @@ def command(
         rows = [{"name": key, "what": what} for key, what in BENCHMARKS.items()]
         print_json(rows) if json else print_table("", rows)
         return
+    from gramscope.training.job import resolve_device
+
+    device = str(resolve_device(device))
     if not json:
         news().print(f"measuring {name} on {device}: {BENCHMARKS.get(name, '')} …")
     found = [row.to_dict() for row in run_benchmark(name, device=device, seconds=seconds)]
