@@ -129,6 +129,7 @@ def test_both_kernels_are_run(done: Callable[[str], Reproduction]) -> None:
 
 def test_random_labels_lower_linearity_and_can_reach_the_test_set(done: Callable[[str], Reproduction]) -> None:
     from gramscope.experiments.gram_labels import Settings, parts
+    from gramscope.training.job import arrange
 
     found = results(done("gram-fig12"))
     last = {
@@ -139,7 +140,7 @@ def test_random_labels_lower_linearity_and_can_reach_the_test_set(done: Callable
     settings = Settings(data=("digits",), fractions=(1.0,), noisy_test=True)
     (part,) = parts(settings, Options())
     assert part.data is not None
-    noisy, clean = part.data(), load("digits")
+    noisy, clean = arrange(part.data(), part.config.data), load("digits")
     assert (noisy.y_test != clean.y_test).float().mean() > 0.7
     assert (noisy.y_train != clean.y_train).float().mean() > 0.7
 
