@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -256,3 +258,17 @@ def test_training_part(tmp_path: Path) -> None:
     assert len(results.records("evaluation", part="sgd", epoch=1.0)) == 2
     assert results.records("norm", part="sgd.after")[0]["run"] == "sgd.after"
     assert not results.records("norm", part="sgd")
+
+
+def test_the_documented_experiment_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (Path(__file__).parents[2] / "docs/reproduce.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(from __future__.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    (tmp_path / "documented.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    experiment = importlib.import_module("documented").EXPERIMENT
+    entry = MadeEntry("documented", "000", "of the page", "", lambda: experiment)
+    monkeypatch.setattr(running, "find", lambda name: entry)
+    found = reproduce("documented", Options(device="cpu"), values={"seeds": (0, 1)}, out=tmp_path / "x")
+    (claim,) = found.claims
+    assert claim.claim == "test accuracy above 90 % (digits)"
+    assert found.figures[0].is_file()

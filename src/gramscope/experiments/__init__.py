@@ -44,12 +44,17 @@ one, ``claims``, for the claims; the figures are the group's. ``records`` of the
 
 Experiments that choose hyper-parameters say so by ``chooses=True`` and follow ``options.select``: with ``"validation"``
 they hold out part of the training set and choose on it, with ``"test"`` they choose on test data as the papers did.
+Those whose data sets must have classes say ``classes=True``, and others are refused before anything is run.
 
 =============  =====================================================================================================
 ``catalogue``  names, sources and titles
 ``core``       Experiment, Training, Computation, Claim, Results
 ``running``    :func:`~gramscope.experiments.running.reproduce`: run, resume, draw, judge
 ``plots``      figures: palette, panels, bands, matrices
+``comparing``  methods compared on data sets: sweeps, the chosen setting, accuracy curves
+``vcl…``       "Feature Learning as a Virtual Covariance Learning", vcl-fig1, vcl-fig2, vcl-poster
+``gram…``      "The Weight Gram Matrix Captures Sequential Feature Linearization", gram-fig1 … gram-fig14
+``bert…``      for gram-fig11: BERT, its tasks and stages; ``language`` generates its small language
 ``nfa…``       "Gradient descent induces alignment between weights and the pre-activation tangents", nfa-fig1 … nfa-fig9
 =============  =====================================================================================================
 """
