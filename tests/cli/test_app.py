@@ -102,12 +102,14 @@ def test_train_measure_runs_resume(gramscope: Command) -> None:
     assert [table["run"] for table in tables] == ["seed-0", "seed-1"]
     assert set(tables[0]["layers"]) == {"hidden1", "readout"}
     assert 0 < tables[0]["layers"]["readout"]["target_linearity"] <= 1
+    shown = gramscope("measure", "runs/x/seed-0", "--measures", "nfa,target_linearity", "--samples", "200").out
+    assert "target_linearity" in shown  # as --measures takes it
     checkpoint = next(Path("runs/x/seed-1/checkpoints").iterdir())
     (table,) = json.loads(gramscope("measure", str(checkpoint), "--measures", "weight_norm", "--json").out)
     assert table["step"] == int(checkpoint.name.removeprefix("step-"))
     series = json.loads(gramscope("measure", "runs/x/seed-1", "--all", "--measures", "weight_norm", "--json").out)
     assert [table["epoch"] for table in series] == [1, 2]
-    assert "weight norm" in gramscope("measure", "runs/x/seed-1", "--measures", "weight_norm", "--part", "test").out
+    assert "weight_norm" in gramscope("measure", "runs/x/seed-1", "--measures", "weight_norm", "--part", "test").out
 
     listed = json.loads(gramscope("runs", "list", "--json").out)
     assert (listed[0]["state"], listed[0]["runs"]) == ("finished", 2)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gramscope.errors import InputError
 from gramscope.experiments.core import Options, Results, with_values
 from gramscope.experiments.nfa_faces import FIG9
 from gramscope.experiments.running import Reproduction, reproduce
@@ -76,3 +78,12 @@ def test_the_figure_of_faces_says_what_its_numbers_are(done: Callable[[str], Rep
     assert f"{record['pearson']:.2f}" in drawn[1]
     assert "one draw" in drawn[2]
     assert f"mean over draws {record['corrupted']:.2f}" in drawn[2]
+
+
+def test_a_start_that_failed_is_not_in_the_way(tmp_path: Path) -> None:
+    small = {**SMALL["nfa-fig9"], "epochs": 1.0}
+    with pytest.raises(InputError, match="digits has no option"):
+        reproduce("nfa-fig9", Options(device="cpu"), values={**small, "data": "digits"}, out=tmp_path / "x")
+    reproduce("nfa-fig9", Options(device="cpu"), values=small, out=tmp_path / "x")
+    with pytest.raises(InputError, match="image_size = 12, not 13"):
+        reproduce("nfa-fig9", Options(device="cpu"), values={**small, "image_size": 13}, out=tmp_path / "x")

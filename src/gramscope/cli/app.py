@@ -22,7 +22,7 @@ _WRONG_PATH = (
 )  # fmt: skip
 
 #: commands in the order of the help; a module has ``command`` (a function) or ``app`` (a group)
-COMMANDS = ("demo", "train", "measure", "reproduce", "report", "runs", "data", "bench", "theory")
+COMMANDS = ("demo", "train", "measure", "reproduce", "report", "bench", "runs", "data", "theory")
 
 app = typer.Typer(
     name="gramscope",

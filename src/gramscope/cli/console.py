@@ -32,8 +32,13 @@ def print_json(value: Any) -> None:
     sys.stdout.write(to_json(value, indent=1) + "\n")
 
 
-def print_table(title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None) -> None:
-    """Print rows as a table; numbers are right-aligned with four significant digits."""
+def print_table(
+    title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None, *, verbatim: bool = False
+) -> None:
+    """Print rows as a table; numbers are right-aligned with four significant digits.
+
+    Headings are words, or with ``verbatim`` the names themselves.
+    """
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:  # a pipe has no width: do not cut columns
         console.width = max(console.width, 200)
@@ -41,7 +46,8 @@ def print_table(title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence
     table = Table(title=title or None, title_justify="left")
     for name in names:
         number = all(isinstance(row.get(name), int | float | None) for row in rows)
-        table.add_column(name.replace("_", " "), justify="right" if number else "left", overflow="fold")
+        heading = name if verbatim else name.replace("_", " ")
+        table.add_column(Text(heading), justify="right" if number else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell(row.get(name))) for name in names))
     console.print(table)

@@ -102,6 +102,7 @@ def print_measures(title: str, rows: Mapping[str, Mapping[str, Any]]) -> None:
     columns = list(dict.fromkeys(name for row in rows.values() for name in row))
     shown = [name for name in columns if any(row.get(name) is not None for row in rows.values())]
     if len(shown) > max(len(rows), 6):
-        print_table(title, [{"measure": m} | {layer: row.get(m) for layer, row in rows.items()} for m in shown])
+        table = [{"measure": m} | {layer: row.get(m) for layer, row in rows.items()} for m in shown]
     else:
-        print_table(title, [{"layer": layer} | {m: row.get(m) for m in shown} for layer, row in rows.items()])
+        table = [{"layer": layer} | {m: row.get(m) for m in shown} for layer, row in rows.items()]
+    print_table(title, table, verbatim=True)
