@@ -91,6 +91,31 @@ def test_a_direction_that_changes_its_sign(flipped: int, seed: int) -> None:
         assert_nearest(found, target, source)
 
 
+def test_nearest_all_along_the_way(generator: torch.Generator) -> None:
+    """Steps larger than the smallest singular values, which change sign now and then."""
+    for seed in range(12):
+        g = torch.Generator().manual_seed(seed)
+        W, kept = weight(32, 32, g), KeptBasis()
+        for _ in range(25):
+            D = torch.randn(32, 32, generator=g)
+            target = W + D * (3e-3 * W.norm() / D.norm())
+            found = nearest_nearby(target, W, kept)
+            if found is not None:
+                assert_nearest(found, target, W)
+            W = reference.nearest_with_gram(target, W).float()
+
+
+def test_the_gram_does_not_creep(generator: torch.Generator) -> None:
+    W, kept = weight(40, 40, generator), KeptBasis()
+    before = W.double().square().sum()
+    for _ in range(300):
+        D = torch.randn(40, 40, generator=generator)
+        found = nearest_nearby(W + D * (3e-4 * W.norm() / D.norm()), W, kept)
+        assert found is not None
+        W = found
+    assert abs(float(W.double().square().sum() / before) - 1) < 1e-6
+
+
 def test_nothing_proposed_nothing_done(generator: torch.Generator) -> None:
     W, kept = weight(40, 40, generator), KeptBasis()
     before = W.clone()

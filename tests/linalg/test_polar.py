@@ -200,3 +200,17 @@ def test_bad_arguments() -> None:
         gs.polar(torch.ones(3))
     with pytest.raises(InputError, match="complex64"):
         gs.polar(torch.ones(3, 3, dtype=torch.complex64))
+
+
+@pytest.mark.parametrize("shape", [(3, 3), (5, 3), (3, 5)])
+@pytest.mark.parametrize("method", ["svd", "newton-schulz"])
+def test_gradient_where_singular_values_are_equal(shape: tuple[int, int], method: str) -> None:
+    A = (2 * torch.eye(*shape, dtype=torch.float64)).requires_grad_()
+    assert torch.autograd.gradcheck(lambda X: gs.polar(X, method), A)
+    stack = torch.stack([A.detach(), A.detach() + torch.full(shape, 0.1, dtype=torch.float64)]).requires_grad_()
+    assert torch.autograd.gradcheck(lambda X: gs.polar(X, method), stack)
+
+
+def test_polar_of_no_tensor() -> None:
+    with pytest.raises(InputError, match="polar needs a tensor, got list"):
+        gs.polar([[1.0, 2.0]])  # type: ignore[arg-type]

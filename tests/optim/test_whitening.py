@@ -203,6 +203,45 @@ def test_params_by_tensor_pair_and_name() -> None:
         assert "1.weight" in optimizer.summary()
 
 
+def test_a_net_of_square_layers_is_whitened_exactly() -> None:
+    """Steps larger than the least singular value, in the third of which its sign changes."""
+    with torch.random.fork_rng(devices=[]):
+        torch.random.default_generator.manual_seed(0)
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(140, 140), nn.Tanh()) for _ in range(3)), nn.Linear(140, 10))
+    plain = torch.optim.SGD(model.parameters(), lr=0.05)
+    optimizer = gs.GramWhitened(plain, model)
+    before, proposed = ([torch.empty(0)] * 3 for _ in range(2))
+    weights = [model.get_parameter(f"{i}.0.weight") for i in range(3)]
+    plain.register_step_post_hook(lambda *_: proposed.__setitem__(slice(None), [w.detach().clone() for w in weights]))
+    for step in range(6):
+        g = torch.Generator().manual_seed(step)
+        x, y = torch.randn(16, 140, generator=g), torch.randint(10, (16,), generator=g)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        before = [w.detach().clone() for w in weights]
+        optimizer.step()
+        for W1, W2, W in zip(before, proposed, weights, strict=True):
+            wanted = reference.nearest_with_gram(W1, W2)
+            assert (W.detach().double() - wanted).norm() < 5e-7 * wanted.norm() + 1e-3 * (W2 - W1).double().norm()
+
+
+def test_equal_names_are_told_apart() -> None:
+    """Of two modules, say; nothing is dropped, and each keeps its own basis."""
+    a, b = nn.Linear(150, 150, bias=False), nn.Linear(140, 140, bias=False)
+    groups = [{"params": list(module.named_parameters())} for module in (a, b)]
+    pairs = [*a.named_parameters(), *b.named_parameters(), *b.named_parameters()]
+    for optimizer in (
+        gs.GramWhitened(torch.optim.SGD(groups, lr=0.01)),
+        gs.GramWhitened(torch.optim.SGD([*a.parameters(), *b.parameters()], lr=0.01), params=pairs),
+    ):
+        summary = optimizer.summary()
+        assert summary.count("whitened") == 2
+        assert "weight (2)" in summary
+        for _ in range(2):
+            (a(torch.ones(8, 150)).square().mean() + b(torch.ones(8, 140)).square().mean()).backward()
+            optimizer.step()
+
+
 def test_params_with_a_model_use_the_layers_form() -> None:
     first, second = nn.Conv2d(8, 12, 3, groups=4), nn.Conv2d(8, 12, 3, groups=4)
     fill(first), fill(second)

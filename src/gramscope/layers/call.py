@@ -47,6 +47,11 @@ class Call:
         self._over = True
 
     @property
+    def arguments(self) -> bool:
+        """Whether there was a tensor, or a list, that may hold samples."""
+        return bool(self._arguments) or self._unbatched
+
+    @property
     def samples(self) -> int:
         """The number of samples as far as it can be told; 0 where there was no tensor."""
         if self._unbatched:
@@ -59,8 +64,10 @@ class Call:
         n = self.samples
         if self._unbatched:
             return None
-        if n == 0:
+        if not self.arguments:
             return "the model was called with no tensor that has a batch axis"
+        if n == 0:
+            return None  # an empty batch
         across = self.across_samples
         if across:
             return next(iter(across.values()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -219,9 +219,11 @@ def select_layers(model: nn.Module, layers: LayerSelector = None) -> Selection:
                 f"transformers' Conv1D){_listing('; passed over: ', available.unsupported)}"
             )
         return available
-    selectors = [layers] if isinstance(layers, str | type | nn.Module) else list(layers)
-    given: Any
+    single = isinstance(layers, str | type | nn.Module) or not isinstance(layers, Iterable)
+    selectors: list[Any] = [layers] if single else list(layers)  # type: ignore[arg-type]
     for given in selectors:
+        if not isinstance(given, str | type | nn.Module):
+            raise LayerError(f"layers= takes names, globs and module types, not {given!r}")
         if isinstance(given, nn.Module):
             found = [public_name(name) or "(model)" for name, m in unwrap(model).named_modules() if m is given]
             hint = f"; this one is {found[0]!r}" if found else "; this one is not in the model"

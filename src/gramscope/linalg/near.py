@@ -22,6 +22,8 @@ _CORRECTIONS = 3
 _PART = 16
 #: what bfloat16 rounds off quantities of this many units is an eighth of a unit
 _COARSE = 32
+#: ``target Xᵀ`` counts as positive definite when it is by this much, relative to the squares of the rows
+_MARGIN = 4e-3
 #: norms whose fourth powers float32 can hold
 _NORMS = (1e-8, 1e8)
 
@@ -86,12 +88,12 @@ def _turn(difference: Tensor, source: Tensor, vectors: Tensor, size: float, step
     inverse = 1 / (s.unsqueeze(-1) + s)
     allowed = 0.1 * eps * float(torch.linalg.vector_norm(s))  # for the distance between the Grams
     few = slice(max(1, len(s) // _PART))
-    X = W.clone()
-    turned = _turned(W[few] + change[few], W[few])
-    X[few] += turned
-    change[few] -= turned
-    product = change @ X.mT  # and not T Xᵀ, which is not exactly symmetric where nothing changes
-    change[few] += turned
+    moved = torch.zeros_like(
+        W
+    )  # X − W, on its own: what is added to X may be below its rounding, and always of one sign
+    moved[few] = _turned(W[few] + change[few], W[few])
+    X = W + moved
+    product = (change - moved) @ X.mT  # and not T Xᵀ, which is not exactly symmetric where nothing changes
     T = change.add_(W)
     coarse = _COARSE * eps * size  # up to this size a quantity may be rounded to bfloat16
     before = math.inf
@@ -101,14 +103,14 @@ def _turn(difference: Tensor, source: Tensor, vectors: Tensor, size: float, step
         effect = float(torch.linalg.vector_norm(KX))
         if correction and coarse < effect < before:
             torch.mm(K, X, out=KX)
-        X += KX
+        moved += KX
         lost = effect**2
-        if lost > allowed or float(torch.linalg.vector_norm(K)) * effect > 0.5 * eps * size:
+        if lost > 0.01 * allowed or float(torch.linalg.vector_norm(K)) * effect > 0.5 * eps * size:
             KKX = _coarse_product(K, KX)
             second = float(torch.linalg.vector_norm(KKX))
             if second > coarse:
                 torch.mm(K, KX, out=KKX)
-            X.add_(KKX, alpha=0.5)
+            moved.add_(KKX, alpha=0.5)
             lost = 0.25 * second**2
         allowed -= lost
         if not (allowed > 0 and effect < 0.5 * before):
@@ -116,12 +118,16 @@ def _turn(difference: Tensor, source: Tensor, vectors: Tensor, size: float, step
         if effect <= enough or (correction and _SAFETY * effect**2 <= enough * before):
             if correction == 0:
                 torch.mm(T, X.mT, out=product)
+            product.diagonal().sub_(s, alpha=_MARGIN)  # it is that of X before this correction
             definite = not int(torch.linalg.cholesky_ex(product)[1])
-            return _Turn(vectors @ X.sub_(W), definite, correction)
+            return _Turn(vectors @ moved, definite, correction)
         before = effect
-        X[few] += _turned(T[few], X[few])
+        torch.add(W, moved, out=X)
+        turned = _turned(T[few], X[few])
+        moved[few] += turned
+        X[few] += turned
         torch.mm(T, X.mT, out=product)
-    return _Turn(X, False, correction)
+    return _Turn(moved, False, correction)
 
 
 def _coarse_product(A: Tensor, B: Tensor) -> Tensor:

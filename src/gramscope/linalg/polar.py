@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+from typing_extensions import override
 
 from gramscope.errors import InputError, NumericalError, RescueWarning
 from gramscope.linalg.newton_schulz import newton_schulz, polish, rank_tolerance
@@ -46,6 +48,8 @@ def polar(
     """
     if method not in get_args(PolarMethod):
         raise InputError(f"method={method!r}; choose one of {', '.join(map(repr, get_args(PolarMethod)))}")
+    if not isinstance(A, Tensor):
+        raise InputError(f"polar needs a tensor, got {type(A).__name__}: torch.as_tensor makes one")
     if A.dim() < 2 or not A.is_floating_point():
         raise InputError(f"polar needs real matrices […, m, n], got {A.dtype} of shape {tuple(A.shape)}")
     if A.numel() == 0:
@@ -76,12 +80,37 @@ def _by_svd(A: Tensor, toward: Tensor | None) -> Tensor:
     """The polar factor of ``A``, m ≥ n, from its singular value decomposition."""
     if not bool(A.isfinite().all()):
         raise NumericalError(f"polar factor of a matrix with NaN or infinite entries, shape {tuple(A.shape)}")
-    U, S, Vh = torch.linalg.svd(A, full_matrices=False)
-    rank = (rank_tolerance(A) * S[..., :1] < S).sum(-1)
-    Q = U @ Vh
-    if not bool((rank == A.shape[-1]).all()):
-        Q = _completed(A, Q, rank, toward)
-    return polish(Q)
+    Q: Tensor = _SvdPolar.apply(A, toward)  # type: ignore[no-untyped-call]
+    return Q
+
+
+class _SvdPolar(torch.autograd.Function):
+    """Differentiable also where singular values are equal, which a singular value decomposition is not.
+
+    ``dQ = U ((UᵀdA V − VᵀdAᵀU)_ij / (s_i + s_j)) Vᵀ + (I − UUᵀ) dA V S⁻¹ Vᵀ``, a linear map that is its own adjoint.
+    """
+
+    @staticmethod
+    @override
+    def forward(ctx: Any, A: Tensor, toward: Tensor | None) -> Tensor:
+        U, S, Vh = torch.linalg.svd(A, full_matrices=False)
+        ctx.save_for_backward(U, S, Vh)
+        rank = (rank_tolerance(A) * S[..., :1] < S).sum(-1)
+        Q = U @ Vh
+        if not bool((rank == A.shape[-1]).all()):
+            Q = _completed(A, Q, rank, toward)
+        return polish(Q)
+
+    @staticmethod
+    @override
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        U, S, Vh = ctx.saved_tensors
+        GV = grads[0] @ Vh.mT
+        inner = U.mT @ GV
+        turn = (inner - inner.mT) / (S.unsqueeze(-1) + S.unsqueeze(-2))
+        outside = (GV - U @ inner) / S.unsqueeze(-2)
+        return (U @ turn + outside) @ Vh, None
 
 
 def _completed(A: Tensor, Q: Tensor, rank: Tensor, toward: Tensor | None) -> Tensor:

@@ -145,7 +145,7 @@ def _named(
     params: Parameters, model: nn.Module | None, candidates: Sequence[WeightMatrix], names: dict[int, str]
 ) -> list[WeightMatrix]:
     """The matrices that ``params=`` asks for, in the form of their layer where the model has one."""
-    if isinstance(params, Tensor | str):
+    if isinstance(params, Tensor | str) or not isinstance(params, Iterable):
         params = [params]
     chosen: list[WeightMatrix] = []
     for item in params:
@@ -160,8 +160,9 @@ def _named(
                     f"params: expected tensors, (name, tensor) pairs or names, got {type(tensor).__name__}"
                 )
             found = [matrix for matrix in candidates if matrix.parameter is tensor]
+            found = found or [matrix for matrix in chosen if matrix.parameter is tensor]
             name = name or names.get(id(tensor), f"a tensor of shape {tuple(tensor.shape)}")
-            found = found or [WeightMatrix(name, tensor)]
+            found = found or [WeightMatrix(_unique(name, {matrix.name for matrix in chosen}), tensor)]
         chosen += [matrix for matrix in found if not any(matrix.name == other.name for other in chosen)]
     if model is None:
         _warn_about_groups(chosen)
@@ -205,10 +206,16 @@ def _names(groups: Sequence[dict[str, Any]], model: nn.Module | None) -> dict[in
     names: dict[int, str] = {}
     for g, group in enumerate(groups):
         given = group.get("param_names") or [f"group {g}, parameter {i}" for i in range(len(group["params"]))]
-        names.update({id(p): name for p, name in zip(group["params"], given, strict=True)})
+        for p, name in zip(group["params"], given, strict=True):
+            names[id(p)] = _unique(name, set(names.values()))
     if model is not None:
         names.update({id(p): public_name(name) for name, p in unwrap(model).named_parameters()})
     return names
+
+
+def _unique(name: str, taken: set[str]) -> str:
+    """The name, with a number where another parameter has it already (of another module, say)."""
+    return next(new for new in (name, *(f"{name} ({i})" for i in range(2, len(taken) + 3))) if new not in taken)
 
 
 def _warn_about_groups(matrices: Sequence[WeightMatrix]) -> None:

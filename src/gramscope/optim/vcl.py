@@ -14,7 +14,7 @@ from torch.optim import LBFGS, SGD, AdamW, Optimizer
 from typing_extensions import override
 
 from gramscope.errors import InputError
-from gramscope.layers.select import LayerSelector, unwrap
+from gramscope.layers.select import Layer, LayerSelector, unwrap
 from gramscope.layers.watching import unseen
 from gramscope.linalg.autocast import without_autocast
 from gramscope.optim.vcl_bookkeeping import (
@@ -22,6 +22,7 @@ from gramscope.optim.vcl_bookkeeping import (
     check_finite_gradients,
     check_gamma,
     copied_to,
+    head_parameters,
     summary_table,
 )
 from gramscope.optim.vcl_direction import Direction
@@ -59,14 +60,14 @@ class VCL(Optimizer):
         solver: ``"recursive"`` works in a small moving basis; ``"exact"`` is Algorithm 1 to the letter on d×d matrices in
             float64; ``"auto"`` is exact for up to 64 inputs.
         rank: directions the recursive solver keeps in a layer of k outputs and d inputs: by default all for d up to 256 or
-            2k, else k + max(16, k/16).
+            2k, else k + max(16, k/16). A rank of d or more, asked for, makes every step a full one too.
         anchor: ``"current"``: ``W_tᵀW_t + V_t``, to the letter; ``"initial"``: ``W₀ᵀW₀ + V_t``, which counts nothing twice and
             with ``second_order=False`` stays bounded at α = ½.
         second_order: whether the shift has its γ² term, ``γ²Wᵀ(Σδδᵀ)W``, which feeds itself at large α.
         floor: τ of a smooth floor ``(λ + √(λ² + 4τ²))/2`` under the eigenvalues, which keeps the rank of W; 0 clamps at zero.
         cutoff: eigenvalues up to this times the largest are zero; by default ``2·eps·√n`` of the precision used.
-        refresh: the recursive solver decomposes anew at least every this many steps, and earlier where its steps in between
-            become doubtful; 1 makes every step a full one.
+        refresh: the recursive solver decomposes anew at least every this many steps, and earlier where its steps in between,
+            which are right to a few per cent of a step, become doubtful; 1 makes every step a full one.
         momentum: β of a running mean of the gradient that the shift is formed from.
         orthogonalise: form the shift from the orthogonalised gradient.
         aim: Procrustes goes to the solution nearest to ``W − aim·γ·D`` instead of W, D the direction used.
@@ -123,21 +124,25 @@ class VCL(Optimizer):
             )
         rules = Rules(SpectralMap(alpha, floor, cutoff), anchor, second_order, aim)
         self.model = model
-        targets, self._left_out = find_targets(model, layers, bias)
+        found = find_targets(model, layers, bias)
         make = partial(
             Unit, rules=rules, direction=direction, solver=solver, rank=rank, refresh=refresh, precision=precision
         )
-        self._units = [make(target) for target in targets]
+        self._units = [make(target) for target in found.targets]
+        self._refused = found.refused
         # which layer is executed last shows in the first forward; until then it is taken to be the last registered one
-        self._last: Target | None = targets[-1] if layers is None and len(targets) > 1 else None
-        self._settled = self._last is None
+        self._presumed = found.last if layers is None and len(found.targets) > 1 else None
+        self._head: Target | Layer | None = self._presumed
+        self._settled = self._head is None
         self._closed_to_groups = False
-        group = {"params": self._vcl_parameters(), "lr": gamma, "layers": self._vcl_names(), "anchor": anchor}
-        super().__init__([group], {"lr": gamma})
+        facts = {"layers": self._vcl_names(), "head": None, "anchor": anchor, "alpha": alpha}
+        super().__init__([{"params": self._vcl_parameters(), "lr": gamma, **facts}], {"lr": gamma})
         self._closed_to_groups = True
         self.readout = self._make_readout(readout or partial(SGD, lr=0.1))
         self._share()
-        self._watch = Watch(model, [unit.gatherer for unit in self._units], reduction)
+        self._watch = Watch(
+            model, [unit.gatherer for unit in self._units], reduction, [layer for layer, _ in found.refused]
+        )
         self._finalizer = weakref.finalize(self, self._watch.close)
 
     @classmethod
@@ -178,7 +183,7 @@ class VCL(Optimizer):
     @property
     def units(self) -> list[Unit]:
         """The matrices trained by VCL."""
-        return [unit for unit in self._units if unit.target is not self._last]
+        return [unit for unit in self._units if unit.target is not self._head]
 
     def _vcl_names(self) -> list[str]:
         return [unit.target.name for unit in self.units]
@@ -226,11 +231,12 @@ class VCL(Optimizer):
         if not self._settled:
             self._regroup(last_executed(self._watch.order, [unit.target for unit in self._units]))
 
-    def _regroup(self, last: Target) -> None:
-        before, self._last, self._settled = self._last, last, True
-        self._watch.stop_ordering()
+    def _regroup(self, head: Target | Layer | None, settled: bool = True) -> None:
+        before, self._head, self._settled = self._head, head, settled
+        self._watch.keep_order(not settled)
         self.param_groups[0]["layers"] = self._vcl_names()
-        if last is before or self.readout is None:
+        self.param_groups[0]["head"] = head.name if settled and head is not None else None
+        if head is before or self.readout is None:
             return
         others = self._other_parameters()
         wanted = {id(p) for p in others}
@@ -251,7 +257,7 @@ class VCL(Optimizer):
 
     def summary(self) -> str:
         """A table of all parameters: shape, and which optimizer trains each."""
-        return summary_table(self.model, self.units, self._last, self._settled, self.readout, self._left_out)
+        return summary_table(self.model, self.units, self._head, self._settled, self.readout, self._refused)
 
     # --- training -----------------------------------------------------------------------------------------------------
 
@@ -280,6 +286,8 @@ class VCL(Optimizer):
             unit.target.write(proposal.weights)
             self._store(unit, proposal.state)
             unit.report = proposal.report
+        for unit in units:
+            unit.written()
         self._watch.clear()
         return loss
 
@@ -317,10 +325,13 @@ class VCL(Optimizer):
     def warm_up_parameters(self) -> list[nn.Parameter]:
         """What :meth:`warm_up` trains, once the last layer executed is known."""
         self._settle()
-        if self._last is None:
+        if self._head is None:
             return self._other_parameters()
-        owners = [layer.module for layer in self._last.layers]
-        return [p for p in self._other_parameters() if any(p is q for module in owners for q in module.parameters())]
+        head = {id(p) for p in head_parameters(self._head)}
+        found = [p for p in self._other_parameters() if id(p) in head]
+        if not found:
+            raise InputError(f"there is nothing to warm up: the last layer executed, {self._head.name!r}, is frozen")
+        return found
 
     def diagnostics(self) -> dict[str, dict[str, float | list[float]]]:
         """What the last step did to each VCL layer (a list of numbers for grouped convolutions); waits for the device.
@@ -364,22 +375,27 @@ class VCL(Optimizer):
 
         The model must hold the weights it had then.
         """
-        stored = state_dict["param_groups"][0].get("layers")
-        names = [unit.target.name for unit in self._units]
-        missing = [name for name in names if name not in (stored or ())]
-        if stored is None or len(missing) > 1 or set(stored) - set(names) or (missing and self._last is None):
+        facts = state_dict["param_groups"][0] if state_dict.get("param_groups") else {}
+        known: dict[str | None, Target | Layer | None] = {unit.target.name: unit.target for unit in self._units}
+        known |= {layer.name: layer for layer, _ in self._refused}
+        known[None] = self._presumed
+        name = facts.get("head")
+        head = known.get(name)
+        if facts.get("layers") != [unit.target.name for unit in self._units if unit.target is not head]:
             raise InputError(
-                f"this state trains the layers {stored} by VCL, which are not those of this optimizer: {names}"
+                f"this state trains the layers {facts.get('layers')} by VCL, which are not those of this optimizer: "
+                f"{self._vcl_names()}"
             )
-        anchor = state_dict["param_groups"][0].get("anchor")
-        if anchor != self.param_groups[0]["anchor"]:
-            raise InputError(f"this state belongs to anchor={anchor!r}, not {self.param_groups[0]['anchor']!r}")
-        if missing:
-            last = next(unit.target for unit in self._units if unit.target.name == missing[0])
-            if last is not self._last or state_dict["state"]:  # a state from before the first step does not know it yet
-                self._regroup(last)
+        for fact in ("anchor", "alpha"):
+            if facts.get(fact) != self.param_groups[0][fact]:
+                raise InputError(
+                    f"this state belongs to {fact}={facts.get(fact)!r}, not {self.param_groups[0][fact]!r}"
+                )
+        if self._presumed is not None:
+            self._regroup(head, settled=name is not None)
         keys = dict(zip(self.param_groups[0]["params"], state_dict["param_groups"][0]["params"], strict=True))
         for unit in self.units:
+            unit.forget()
             unit.check_state(_own(unit, state_dict["state"].get(keys[unit.target.parameter], {})))
         super().load_state_dict(state_dict)
         self._share()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gramscope.errors import InputError, NumericalError
-from gramscope.layers.select import public_name, unwrap
+from gramscope.layers.select import Layer, public_name, unwrap
 from gramscope.optim.vcl_rules import Anchor
 from gramscope.optim.vcl_targets import Target
 from gramscope.optim.vcl_unit import Solver, Unit
@@ -20,12 +20,13 @@ from gramscope.optim.vcl_unit import Solver, Unit
 def summary_table(
     model: nn.Module,
     units: Sequence[Unit],
-    last: Target | None,
+    head: Target | Layer | None,
     settled: bool,
     readout: Optimizer | None,
-    left_out: Mapping[str, str],
+    refused: Sequence[tuple[Layer, str]],
 ) -> str:
     """A table of all parameters of a model: shape, and which optimizer trains each."""
+    weights = {id(p) for p in ([] if head is None else head_parameters(head)) if p.dim() > 1}
     by = {id(p): unit for unit in units for p in unit.target.parameters}
     other = "nothing" if readout is None else type(readout).__name__
     rows = [("parameter", "shape", "trained by")]
@@ -38,12 +39,18 @@ def summary_table(
             who = "nothing (frozen)"
         else:
             who = other
-            if last is not None and p is last.parameter:
+            if id(p) in weights:
                 who += " (readout)" if settled else " (readout, unless the first forward shows another last layer)"
         rows.append((public_name(name), shape, who))
-    rows += [(name, "", f"not by VCL: {reason}") for name, reason in left_out.items()]
+    rows += [(layer.name, "", f"not by VCL: {reason}") for layer, reason in refused]
     first, second = (max(len(row[i]) for row in rows) for i in (0, 1))
     return "\n".join(f"{a:<{first}}  {b:<{second}}  {c}" for a, b, c in rows)
+
+
+def head_parameters(head: Target | Layer) -> list[nn.Parameter]:
+    """The parameters of the layer executed last, also where VCL could not train it."""
+    layers = head.layers if isinstance(head, Target) else (head,)
+    return [p for layer in layers for p in layer.module.parameters()]
 
 
 def check_finite_gradients(model: nn.Module, groups: Sequence[Mapping[str, Any]]) -> None:

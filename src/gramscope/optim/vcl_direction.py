@@ -29,8 +29,8 @@ class Direction:
     orthogonalise: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.momentum < 1:
-            raise InputError(f"momentum={self.momentum}: the running mean of gradients needs a number in [0, 1)")
+        if not (isinstance(self.momentum, int | float) and 0 <= self.momentum < 1):
+            raise InputError(f"momentum={self.momentum!r}: the running mean of gradients needs a number in [0, 1)")
 
     @property
     def active(self) -> bool:

@@ -28,10 +28,10 @@ class SpectralMap:
             raise InputError(
                 f"alpha={self.alpha!r}: the power of the eigenvalues must lie in (0, 1]; the paper uses 0.1"
             )
-        if not (self.floor >= 0 and math.isfinite(self.floor)):
-            raise InputError(f"floor={self.floor}: the eigenvalue floor must be a number of at least 0")
-        if self.cutoff is not None and not 0 <= self.cutoff < 1:
-            raise InputError(f"cutoff={self.cutoff}: eigenvalues are cut off relative to the largest, in [0, 1)")
+        if not (isinstance(self.floor, int | float) and self.floor >= 0 and math.isfinite(self.floor)):
+            raise InputError(f"floor={self.floor!r}: the eigenvalue floor must be a number of at least 0")
+        if self.cutoff is not None and not (isinstance(self.cutoff, int | float) and 0 <= self.cutoff < 1):
+            raise InputError(f"cutoff={self.cutoff!r}: eigenvalues are cut off relative to the largest, in [0, 1)")
 
     def singular_values(self, eigenvalues: Tensor, size: int) -> Tensor:
         """``s`` for eigenvalues ``[…, p]`` in descending order, of a matrix of ``size`` rows."""

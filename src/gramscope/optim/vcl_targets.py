@@ -75,45 +75,58 @@ class Target:
         return torch.cat([matrix, bias.detach().reshape(*matrix.shape[:-1], 1)], -1)
 
 
-def find_targets(model: nn.Module, layers: LayerSelector, bias: bool) -> tuple[list[Target], dict[str, str]]:
-    """The trainable weights of the chosen layers in registration order, and why other chosen layers have none.
+@dataclass(frozen=True)
+class Candidates:
+    """The weights that can be trained, in registration order, and the layers that cannot, with the reasons."""
+
+    targets: list[Target]
+    refused: list[tuple[Layer, str]]
+    #: what belongs to the layer registered last
+    last: Target | Layer
+
+
+def find_targets(model: nn.Module, layers: LayerSelector, bias: bool) -> Candidates:
+    """The trainable weights of the chosen layers, and why other chosen layers have none.
 
     Raises:
-        LayerError: a layer asked for by ``layers`` cannot be trained, or only some rows of a packed attention weight are
-            chosen.
+        LayerError: a layer asked for by ``layers`` cannot be trained, a weight is not there yet, or only some rows of a
+            packed attention weight are chosen.
     """
     root = unwrap(model)
     selection = select_layers(root, layers)
     shared = _outside_users(root, selection.layers)
     grouped: dict[tuple[int, str], list[Layer]] = {}
-    left_out: dict[str, str] = {}
+    refused: list[tuple[Layer, str]] = []
     for layer in selection:
+        if layer.parameter is not None and nn.parameter.is_lazy(layer.parameter):
+            raise LayerError(f"layer {layer.name!r} is lazy: run one forward pass before making the optimizer")
         reason = _refusal(layer, shared)
         if reason is None:
             part = layer.kind.part if isinstance(layer.kind, AttentionProjectionKind) else ""
             grouped.setdefault((id(layer.parameter), part), []).append(layer)
         elif layers is None:
-            left_out[layer.name] = reason
+            refused.append((layer, reason))
         else:
             raise LayerError(f"layer {layer.name!r} {reason}; leave it out of layers=")
     targets = [_target(members, bias) for members in grouped.values()]
     for target in targets:
         _check_packed(target, targets)
     if not targets:
-        listing = "; ".join(f"{name} {reason}" for name, reason in left_out.items())
+        listing = "; ".join(f"{layer.name} {reason}" for layer, reason in refused)
         raise LayerError(f"no layer of {type(root).__name__} can be trained by VCL: {listing}")
-    return targets, left_out
+    final = selection.layers[-1]
+    return Candidates(targets, refused, next((target for target in targets if final in target.layers), final))
 
 
-def last_executed(order: Sequence[tuple[Target, Tensor]], targets: Sequence[Target]) -> Target:
-    """The target applied last in one forward, if every other one led up to it.
+def last_executed(order: Sequence[tuple[Target | Layer, Tensor]], targets: Sequence[Target]) -> Target | Layer:
+    """What was applied last in one forward, a target or a layer that is none, if every target led up to it.
 
     Args:
         order: each application with its output, in order of execution.
-        targets: all candidates.
+        targets: all weights that can be trained.
 
     Raises:
-        LayerError: nothing ran, or some layer's output does not enter the last one (several heads, for example).
+        LayerError: nothing ran, or some target's output does not enter the last one (several heads, for example).
     """
     if not order:
         raise LayerError(
@@ -122,7 +135,11 @@ def last_executed(order: Sequence[tuple[Target, Tensor]], targets: Sequence[Targ
         )
     last, output = order[-1]
     reached = _ancestors(output)
-    apart = {t.name for t, z in order if t is not last and z.grad_fn is not None and z.grad_fn not in reached}
+    apart = {
+        t.name
+        for t, z in order
+        if isinstance(t, Target) and t is not last and z.grad_fn is not None and z.grad_fn not in reached
+    }
     if apart:
         raise LayerError(
             f"which layer is the readout is ambiguous: {last.name!r} ran last, but the outputs of "
@@ -148,9 +165,6 @@ def _refusal(layer: Layer, shared: dict[int, str]) -> str | None:
     parameter = layer.parameter
     if parameter is None:
         return "has a computed weight (a parametrisation), which cannot be set"
-    lazy = bool(nn.parameter.is_lazy(parameter))
-    if lazy:
-        return "is lazy: run one forward pass before making the optimizer"
     if not parameter.requires_grad:
         return "is frozen (requires_grad=False)"
     if hasattr(parameter, "device_mesh"):

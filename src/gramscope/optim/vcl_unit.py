@@ -82,6 +82,7 @@ class Unit:
         self.refresh = refresh
         self.solver = ("exact" if d <= _SMALL else "recursive") if solver == "auto" else solver
         self.rank = _rank(target.name, k, d, rank)
+        self._full = rank is not None and rank >= d  # who asks for all directions wants no approximation
         exact = self.solver == "exact" or (refresh == 1 and self.rank == d)
         self.dtype = precision or _precision(target.parameter, exact)
         few_rows = not direction.active and self.solver == "recursive"
@@ -89,6 +90,7 @@ class Unit:
         self.report: Report | None = None
         self._dense = False
         self._announced = False
+        self._versions: list[int] | None = None
         self._light = Replay(self._light_step)
 
     def check_state(self, state: Mapping[str, Any]) -> None:
@@ -115,7 +117,19 @@ class Unit:
 
     def plan(self, state: Mapping[str, Any]) -> Plan:
         """How to try the next step at first."""
-        return Plan(full=self.solver == "exact" or self._due(state), dense=self._dense)
+        changed = "basis" in state and self._versions not in (None, self._current_versions())
+        return Plan(full=self.solver == "exact" or changed or self._due(state), dense=self._dense, changed=changed)
+
+    def written(self) -> None:
+        """The parameters hold what the last step gave; changes from now on are someone else's."""
+        self._versions = self._current_versions()
+
+    def forget(self) -> None:
+        """It is not known any more whether the parameters are as the state has them; their values will tell."""
+        self._versions = None
+
+    def _current_versions(self) -> list[int]:
+        return [parameter._version for parameter in self.target.parameters]
 
     def next_plan(self, plan: Plan, doubts: Sequence[float] | None) -> Plan | None:
         """What to try after an attempt with these doubts (None: it raised); None when it was good.
@@ -218,14 +232,16 @@ class Unit:
 
     @property
     def _rounding(self) -> float:
-        """What rounding explains of :meth:`_distance`."""
-        return 100 * max(torch.finfo(self.target.parameter.dtype).eps, torch.finfo(self.dtype).eps)
+        """What rounding explains of :meth:`_distance`: many operations here, and one to the parameter's dtype."""
+        return max(4 * torch.finfo(self.target.parameter.dtype).eps, 100 * torch.finfo(self.dtype).eps)
 
     def _due(self, state: Mapping[str, Any]) -> bool:
         """Whether the next step must be a full one."""
         if "basis" not in state or state["basis"].shape[-2] != self.rank:
             return True
-        return bool(self.rank <= _FEW or state["since"] + 1 >= self.refresh or state["steps"] < state["wait"])
+        return bool(
+            self._full or self.rank <= _FEW or state["since"] + 1 >= self.refresh or state["steps"] < state["wait"]
+        )
 
     @property
     def cutoff(self) -> float:

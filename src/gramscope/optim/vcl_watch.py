@@ -27,10 +27,13 @@ Reduction: TypeAlias = str | float | Callable[[int], float]
 class Watch(Watcher):
     """Feeds the gatherers of a model's layers from its forward and backward passes.
 
-    The hooks hold this object weakly, so that a model does not keep the optimizer it was once trained with alive.
+    Bystanders are layers without a gatherer, whose place in the order of execution is wanted too. The hooks hold this object
+    weakly, so that a model does not keep the optimizer it was once trained with alive.
     """
 
-    def __init__(self, model: nn.Module, gatherers: Sequence[Gatherer], reduction: Reduction) -> None:
+    def __init__(
+        self, model: nn.Module, gatherers: Sequence[Gatherer], reduction: Reduction, bystanders: Sequence[Layer] = ()
+    ) -> None:
         if isinstance(reduction, str) and reduction not in ("mean", "sum"):
             raise InputError(
                 f"reduction={reduction!r}: give 'mean', 'sum', the factor as a number, or a function of the batch size"
@@ -43,10 +46,11 @@ class Watch(Watcher):
         self._reduction = reduction
         self._by_layer = {layer.name: gatherer for gatherer in gatherers for layer in gatherer.target.layers}
         self._gatherers = list(gatherers)
+        self._bystanders = list(bystanders)
         self._call: Call | None = None
         self._ordering = self._inside = True
-        #: the applications of the latest call of the model with their outputs, until :meth:`stop_ordering`
-        self.order: list[tuple[Target, Tensor]] = []
+        #: the applications of the latest call of the model with their outputs, while :meth:`keep_order`
+        self.order: list[tuple[Target | Layer, Tensor]] = []
         self._handles: list[RemovableHandle] = []
         self._place(self.model)
 
@@ -55,9 +59,9 @@ class Watch(Watcher):
         for gatherer in self._gatherers:
             gatherer.clear()
 
-    def stop_ordering(self) -> None:
-        """The order of execution is known; hold on to no outputs any longer."""
-        self._ordering = False
+    def keep_order(self, wanted: bool) -> None:
+        """Whether the order of execution is still to be found out; otherwise no outputs are held on to."""
+        self._ordering = wanted
         self.order = []
 
     def close(self) -> None:
@@ -91,7 +95,7 @@ class Watch(Watcher):
         self._handles.append(root.register_forward_pre_hook(called, with_kwargs=True))
         self._handles.append(root.register_forward_hook(returned))
         layers = [layer for gatherer in self._gatherers for layer in gatherer.target.layers]
-        self._observer = Observer(layers, applied)
+        self._observer = Observer([*layers, *self._bystanders], applied)
         self._observer.attach()
         for gatherer in self._gatherers:
             last = gatherer.target.parameters[-1]  # the bias, where there is one, receives its gradient no later
@@ -112,12 +116,14 @@ class Watch(Watcher):
     def _applied(self, layer: Layer, x: Tensor, z: Tensor) -> None:
         if not torch.is_grad_enabled() or not z.requires_grad:
             return
-        gatherer = self._by_layer[layer.name]
+        gatherer = self._by_layer.get(layer.name)
         if self._ordering and self._inside:  # not when activations are computed again in backward
-            self.order.append((gatherer.target, z))
+            self.order.append((layer if gatherer is None else gatherer.target, z))
         call, x = self._call, x.detach()
         if call is not None:
             call.applied(layer, x)
+        if gatherer is None:
+            return
         me = weakref.ref(self)
 
         def receive(dz: Tensor) -> None:
@@ -133,7 +139,7 @@ class Watch(Watcher):
             return 1.0
         if isinstance(reduction, int | float):
             return float(reduction)
-        if call is None or call.samples == 0:
+        if call is None or not call.arguments:
             raise LayerError(
                 f"layer {name!r} ran outside a call of the model with a tensor, so the batch size is not known; call the "
                 "model itself, or give the factor of the gradients as reduction="

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, get_args
 
 import torch
@@ -45,7 +45,8 @@ class _GramUpdate(OptimizerWrapper):
         self.method: PolarMethod = method
         self._replay = Replay(by_one_pass)
         self._model = model
-        self._params = params if params is None or isinstance(params, str | Tensor) else list(params)
+        several = isinstance(params, Iterable) and not isinstance(params, str | Tensor)
+        self._params = list(params) if several else params  # type: ignore[arg-type]
         self._readout = readout
         self._bases: dict[str, list[KeptBasis]] = {}
         self._choose()
