@@ -16,7 +16,7 @@ _LARGEST = 0.03
 #: the rotation is found to this part of the change, or to a unit of rounding of W
 _PRECISION = 2e-4
 #: a correction is expected to leave this much more than the one before, relative to what each began with
-_SAFETY = 16
+_SAFETY = 8
 _CORRECTIONS = 3
 #: of the directions the last sixteenth, those of the smallest eigenvalues, are turned exactly among themselves
 _PART = 16
@@ -30,9 +30,10 @@ _NORMS = (1e-8, 1e8)
 
 @dataclass
 class KeptBasis:
-    """An orthogonal matrix whose columns were eigenvectors of ``W Wᵀ``, kept as long as they nearly are."""
+    """An orthogonal matrix whose columns were eigenvectors of ``W Wᵀ`` when it was made, and whether a new one is due."""
 
     vectors: Tensor | None = None
+    worn: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,18 +57,15 @@ def nearest_nearby(target: Tensor, source: Tensor, kept: KeptBasis) -> Tensor | 
     size, step = (float(torch.linalg.vector_norm(x)) for x in (source, difference))
     if not (_NORMS[0] < size < _NORMS[1] and step < _LARGEST * size):
         return None
-    if kept.vectors is not None:
+    if kept.vectors is not None and not kept.worn:
         turn = _turn(difference, source, kept.vectors, size, step)
-        if turn.corrections > 1 or not turn.reliable:
-            kept.vectors = None
+        kept.worn = turn.corrections > 1 or not turn.reliable
         if turn.reliable:
             return turn.moved.add_(source)
     vectors: Tensor = torch.linalg.eigh(symmetric_product(source.mT, source.mT, block=128))[1]
     turn = _turn(difference, source, vectors, size, step)
-    if not turn.reliable:
-        return None
-    kept.vectors = vectors
-    return turn.moved.add_(source)
+    kept.vectors, kept.worn = (vectors, False) if turn.reliable else (None, False)
+    return turn.moved.add_(source) if turn.reliable else None
 
 
 def _turn(difference: Tensor, source: Tensor, vectors: Tensor, size: float, step: float) -> _Turn:

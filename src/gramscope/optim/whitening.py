@@ -105,8 +105,11 @@ class _GramUpdate(OptimizerWrapper):
 
     @override
     def own_state(self) -> dict[str, Any]:
-        bases = {name: [basis.vectors for basis in kept] for name, kept in self._bases.items()}
-        bases = {name: vectors for name, vectors in bases.items() if any(v is not None for v in vectors)}
+        bases = {
+            name: [{"vectors": basis.vectors, "worn": basis.worn} for basis in kept]
+            for name, kept in self._bases.items()
+            if any(basis.vectors is not None for basis in kept)
+        }
         return {"gram_bases": bases} if bases else {}
 
     @override
@@ -114,9 +117,10 @@ class _GramUpdate(OptimizerWrapper):
         saved = state.get("gram_bases", {})
         self._bases = {}
         for matrix in self._choice.matrices:
-            for basis, vectors in zip(self._kept(matrix), saved.get(matrix.name, []), strict=False):
+            for basis, stored in zip(self._kept(matrix), saved.get(matrix.name, []), strict=False):
+                vectors = stored["vectors"]
                 if vectors is not None and vectors.shape[-1] == matrix.shape[-2]:
-                    basis.vectors = vectors.to(matrix.parameter.device, copy=True)
+                    basis.vectors, basis.worn = vectors.to(matrix.parameter.device, copy=True), stored["worn"]
 
     def _follow_groups(self) -> None:
         """Parameter groups may have been added, here or to the wrapped optimizer."""
