@@ -16,13 +16,13 @@ _LARGEST = 0.03
 #: the rotation is found to this part of the change, or to a unit of rounding of W
 _PRECISION = 2e-4
 #: a correction is expected to leave this much more than the one before, relative to what each began with
-_SAFETY = 8
+_SAFETY = 16
 _CORRECTIONS = 3
 #: of the directions the last sixteenth, those of the smallest eigenvalues, are turned exactly among themselves
 _PART = 16
 #: what bfloat16 rounds off quantities of this many units is an eighth of a unit
 _COARSE = 32
-#: ``target Xᵀ`` counts as positive definite when it is by this much, relative to the squares of the rows
+#: ``target Xᵀ`` counts as positive definite when it is by this much, relative to its diagonal
 _MARGIN = 4e-3
 #: norms whose fourth powers float32 can hold
 _NORMS = (1e-8, 1e8)
@@ -116,9 +116,7 @@ def _turn(difference: Tensor, source: Tensor, vectors: Tensor, size: float, step
         if effect <= enough or (correction and _SAFETY * effect**2 <= enough * before):
             if correction == 0:
                 torch.mm(T, X.mT, out=product)
-            product.diagonal().sub_(s, alpha=_MARGIN)  # it is that of X before this correction
-            definite = not int(torch.linalg.cholesky_ex(product)[1])
-            return _Turn(vectors @ moved, definite, correction)
+            return _Turn(vectors @ moved, _definite(product), correction)
         before = effect
         torch.add(W, moved, out=X)
         turned = _turned(T[few], X[few])
@@ -126,6 +124,21 @@ def _turn(difference: Tensor, source: Tensor, vectors: Tensor, size: float, step
         X[few] += turned
         torch.mm(T, X.mT, out=product)
     return _Turn(moved, False, correction)
+
+
+def _definite(product: Tensor) -> bool:
+    """Whether a nearly symmetric matrix is positive definite by a margin, relative to its diagonal.
+
+    The margin is for the last correction, which ``target Xᵀ`` is without. The distance from the diagonal shows it at once for
+    nearly diagonal matrices, a Cholesky factor for all.
+    """
+    scale = product.diagonal().rsqrt()
+    product.mul_(scale.unsqueeze(-1)).mul_(scale)
+    product.diagonal().sub_(1)
+    if float(torch.linalg.vector_norm(product)) < 0.9:
+        return True
+    product.diagonal().add_(1 - _MARGIN)
+    return not int(torch.linalg.cholesky_ex(product)[1]) and bool(scale.isfinite().all())
 
 
 def _coarse_product(A: Tensor, B: Tensor) -> Tensor:
