@@ -6,11 +6,11 @@ import copy
 import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import LBFGS, SGD, AdamW, Optimizer
+from torch.optim import SGD, AdamW, Optimizer
 from typing_extensions import override
 
 from gramscope.errors import InputError
@@ -18,11 +18,14 @@ from gramscope.layers.select import Layer, LayerSelector, unwrap
 from gramscope.layers.watching import unseen
 from gramscope.linalg.autocast import without_autocast
 from gramscope.optim.vcl_bookkeeping import (
+    ReadoutFactory,
     check_arguments,
+    check_facts,
     check_finite_gradients,
     check_gamma,
     copied_to,
     head_parameters,
+    make_readout,
     summary_table,
 )
 from gramscope.optim.vcl_direction import Direction
@@ -32,9 +35,6 @@ from gramscope.optim.vcl_targets import Target, find_targets, last_executed
 from gramscope.optim.vcl_unit import Solver, Unit, propose_all
 from gramscope.optim.vcl_warm_up import warm_up
 from gramscope.optim.vcl_watch import Reduction, Watch
-
-#: makes the optimizer of all parameters that VCL does not train
-ReadoutFactory: TypeAlias = Callable[[list[nn.Parameter]], Optimizer]
 
 
 class VCL(Optimizer):
@@ -138,7 +138,7 @@ class VCL(Optimizer):
         facts = {"layers": self._vcl_names(), "head": None, "anchor": anchor, "alpha": alpha}
         super().__init__([{"params": self._vcl_parameters(), "lr": gamma, **facts}], {"lr": gamma})
         self._closed_to_groups = True
-        self.readout = self._make_readout(readout or partial(SGD, lr=0.1))
+        self.readout = make_readout(readout or partial(SGD, lr=0.1), self._other_parameters())
         self._share()
         self._watch = Watch(
             model, [unit.gatherer for unit in self._units], reduction, [layer for layer, _ in found.refused]
@@ -195,27 +195,6 @@ class VCL(Optimizer):
     def _other_parameters(self) -> list[nn.Parameter]:
         mine = {id(p) for p in self._vcl_parameters()}
         return [p for p in unwrap(self.model).parameters() if p.requires_grad and id(p) not in mine]
-
-    def _make_readout(self, factory: ReadoutFactory) -> Optimizer | None:
-        others = self._other_parameters()
-        if not others:
-            return None
-        made = factory(others) if callable(factory) else factory
-        if not isinstance(made, Optimizer):
-            raise InputError(
-                "readout= must be a function that returns a torch optimizer, such as "
-                f"lambda params: torch.optim.AdamW(params, lr=1e-3); got {type(made).__name__}"
-            )
-        if isinstance(made, LBFGS):
-            raise InputError(
-                "readout=LBFGS evaluates the loss several times a step, and VCL once: choose another optimizer"
-            )
-        given, taken = {id(p) for p in others}, {id(p) for group in made.param_groups for p in group["params"]}
-        if given != taken:
-            raise InputError(
-                f"the optimizer made by readout= holds {len(taken)} parameters, not exactly the {len(given)} it was given"
-            )
-        return made
 
     def _share(self) -> None:
         """One state and one list of groups for both optimizers, so that schedulers and checkpoints see all of it."""
@@ -376,21 +355,12 @@ class VCL(Optimizer):
         The model must hold the weights it had then.
         """
         facts = state_dict["param_groups"][0] if state_dict.get("param_groups") else {}
-        known: dict[str | None, Target | Layer | None] = {unit.target.name: unit.target for unit in self._units}
-        known |= {layer.name: layer for layer, _ in self._refused}
-        known[None] = self._presumed
         name = facts.get("head")
-        head = known.get(name)
-        if facts.get("layers") != [unit.target.name for unit in self._units if unit.target is not head]:
-            raise InputError(
-                f"this state trains the layers {facts.get('layers')} by VCL, which are not those of this optimizer: "
-                f"{self._vcl_names()}"
-            )
-        for fact in ("anchor", "alpha"):
-            if facts.get(fact) != self.param_groups[0][fact]:
-                raise InputError(
-                    f"this state belongs to {fact}={facts.get(fact)!r}, not {self.param_groups[0][fact]!r}"
-                )
+        layers = {layer.name: layer for layer, _ in self._refused}
+        targets = {unit.target.name: unit.target for unit in self._units}
+        head = self._presumed if name is None else targets.get(name, layers.get(name))
+        names = [unit.target.name for unit in self._units if unit.target is not head]
+        check_facts(facts, {**self.param_groups[0], "layers": names})
         if self._presumed is not None:
             self._regroup(head, settled=name is not None)
         keys = dict(zip(self.param_groups[0]["params"], state_dict["param_groups"][0]["params"], strict=True))

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 
 from gramscope.errors import InputError, NumericalError
 from gramscope.layers.select import Layer, public_name, unwrap
 from gramscope.optim.vcl_rules import Anchor
 from gramscope.optim.vcl_targets import Target
 from gramscope.optim.vcl_unit import Solver, Unit
+
+#: makes the optimizer of all parameters that VCL does not train
+ReadoutFactory: TypeAlias = Callable[[list[nn.Parameter]], Optimizer]
 
 
 def summary_table(
@@ -51,6 +54,48 @@ def head_parameters(head: Target | Layer) -> list[nn.Parameter]:
     """The parameters of the layer executed last, also where VCL could not train it."""
     layers = head.layers if isinstance(head, Target) else (head,)
     return [p for layer in layers for p in layer.module.parameters()]
+
+
+def make_readout(factory: ReadoutFactory, parameters: Sequence[nn.Parameter]) -> Optimizer | None:
+    """The optimizer of everything that VCL does not train; None where there is nothing.
+
+    Raises:
+        InputError: ``factory`` does not return an optimizer that can work beside VCL.
+    """
+    if not parameters:
+        return None
+    made = factory(list(parameters)) if callable(factory) else factory
+    if not isinstance(made, Optimizer):
+        raise InputError(
+            "readout= must be a function that returns a torch optimizer, such as "
+            f"lambda params: torch.optim.AdamW(params, lr=1e-3); got {type(made).__name__}"
+        )
+    if isinstance(made, LBFGS):
+        raise InputError(
+            "readout=LBFGS evaluates the loss several times a step, and VCL once: choose another optimizer"
+        )
+    given, taken = {id(p) for p in parameters}, {id(p) for group in made.param_groups for p in group["params"]}
+    if given != taken:
+        raise InputError(
+            f"the optimizer made by readout= holds {len(taken)} parameters, not exactly the {len(given)} it was given"
+        )
+    return made
+
+
+def check_facts(stored: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Refuse a stored state of other layers or rules.
+
+    Raises:
+        InputError: naming what differs.
+    """
+    if stored.get("layers") != own["layers"]:
+        raise InputError(
+            f"this state trains the layers {stored.get('layers')} by VCL, which are not those of this optimizer: "
+            f"{own['layers']}"
+        )
+    for fact in ("anchor", "alpha"):
+        if stored.get(fact) != own[fact]:
+            raise InputError(f"this state belongs to {fact}={stored.get(fact)!r}, not {own[fact]!r}")
 
 
 def check_finite_gradients(model: nn.Module, groups: Sequence[Mapping[str, Any]]) -> None:
