@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ import gramscope as gs
 from all_reduce_experts import OPTIONS, routed
 from comparing import assert_same
 from gramscope.errors import InputError
+from two_processes import answers
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:
@@ -121,19 +120,8 @@ def test_parts_collected_with_other_options_are_refused() -> None:
 
 
 def test_processes_that_differ(tmp_path: Path) -> None:
-    script, store = Path(__file__).parents[1] / "all_reduce_experts.py", tmp_path / "store"
-    ranks = [
-        subprocess.Popen([sys.executable, script, str(rank), store], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        for rank in range(2)
-    ]
-    try:
-        answers = [rank.communicate(timeout=120)[0].decode() for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.communicate()
-    for answer in answers:
-        assert answer.splitlines() == ["same", "InputError different weights", "InputError different options"], answer
+    expected = ["same", "InputError different weights", "InputError different options"]
+    assert answers("all_reduce_experts.py", tmp_path) == [expected, expected]
 
 
 class Recurrent(nn.Module):

@@ -1,11 +1,8 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +17,7 @@ from cases import BY_NAME, CASES, Case, sample_losses
 from comparing import assert_same
 from gramscope.errors import InputError, LayerError, NumericalError
 from gramscope.linalg.moments import ClassMoments, Moments
+from two_processes import answers
 
 USABLE = [case for case in CASES if case.name != "checkpoint-reentrant"]
 
@@ -97,18 +95,7 @@ def test_merge_refuses_other_layers_options_and_weights() -> None:
 
 
 def test_all_reduce_over_two_processes(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    script, store = Path(__file__).parents[1] / "all_reduce_rank.py", tmp_path / "store"
-    ranks = [
-        subprocess.Popen([sys.executable, script, str(rank), store], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        for rank in range(2)
-    ]
-    try:
-        answers = [rank.communicate(timeout=120)[0].strip() for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.communicate()
-    assert answers == [b"same", b"same"]
+    assert answers("all_reduce_rank.py", tmp_path) == [["same"], ["same"]]
 
 
 def test_all_reduce_without_a_group_changes_nothing() -> None:

@@ -5,9 +5,10 @@ import math
 import pytest
 import torch
 
+from gramscope.data.seeding import derive_seed, generator
 from gramscope.training.config import ScheduleTable
 from gramscope.training.schedule import schedule_factor
-from gramscope.training.seeding import PrivateRandomState, derive_seed, epoch_order, generator
+from gramscope.training.seeding import PrivateRandomState, epoch_order
 
 
 def test_purposes_are_independent() -> None:

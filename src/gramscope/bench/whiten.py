@@ -32,9 +32,8 @@ def run(device: torch.device | str = "cpu", seconds: float = 4.0) -> list[Row]:
             "GramWhitened(SGD)": _stepper(k, d, device, lambda W: GramWhitened(_sgd(W))),
             "SGD": _stepper(k, d, device, _sgd),
         }
-        took = compare(
-            ways, device=device, seconds=seconds, warm_up=3, least=3, calls=24
-        )  # a decomposition or two among them
+        # so many calls have a decomposition or two among them
+        took = compare(ways, device=device, seconds=seconds, warm_up=3, least=3, calls=24)
         goal = cpu_goal if torch.device(device).type == "cpu" else other_goal
         for name, time in took.items():
             ratio = time / took["Muon"]

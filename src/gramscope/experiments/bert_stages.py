@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from gramscope.data.locate import data_root
+from gramscope.data.seeding import derive_seed
 from gramscope.errors import InputError
 from gramscope.experiments.bert import (
     Classifier,
@@ -43,7 +44,7 @@ from gramscope.runs.directory import RunDirectory
 from gramscope.training.checkpoint import pack, portable, unpack
 from gramscope.training.job import resolve_device
 from gramscope.training.reporting import Reporter
-from gramscope.training.seeding import PrivateRandomState, derive_seed
+from gramscope.training.seeding import PrivateRandomState
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gramscope.data.dataset import DataSet
+from gramscope.data.seeding import generator
 from gramscope.errors import InputError
 from gramscope.experiments.comparing import part_name
 from gramscope.experiments.core import Claim, Experiment, Options, Recorder, Results, Training
@@ -18,7 +19,6 @@ from gramscope.layers.calling import evaluating
 from gramscope.measures.interpolation import interpolation_error
 from gramscope.training.config import TrainConfig
 from gramscope.training.job import load_data
-from gramscope.training.seeding import generator
 from gramscope.training.train import Trained
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gramscope.data import load
+from gramscope.data.seeding import generator
 from gramscope.errors import InputError
 from gramscope.experiments.core import Claim, Computation, Experiment, Options, Recorder, Results
 from gramscope.experiments.plots import PALETTE, mean, panels, spread
@@ -17,7 +18,6 @@ from gramscope.measures.linearity import target_linearity
 from gramscope.measures.virtual import virtual_trajectory
 from gramscope.models import build
 from gramscope.training.job import resolve_device
-from gramscope.training.seeding import generator
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from gramscope.data.dataset import DataSet
+from gramscope.data.seeding import generator
 from gramscope.errors import InputError
 from gramscope.experiments.comparing import part_name
 from gramscope.experiments.core import Claim, Experiment, Options, Results, Training
@@ -26,7 +27,6 @@ from gramscope.measures.linearity import target_linearity
 from gramscope.models.vae import VAE, VAEOutput, vae_loss
 from gramscope.training.config import TrainConfig
 from gramscope.training.job import Job, load_data
-from gramscope.training.seeding import generator
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from gramscope.data.seeding import generator
 from gramscope.experiments.core import Claim, Experiment, Options, Recorder, Results, Training
 from gramscope.experiments.plots import matrix, mean, panels, spread
 from gramscope.measures.agop import tangent_kernel
 from gramscope.measures.alignment import corrupted, cosine
 from gramscope.training.config import TrainConfig
 from gramscope.training.job import load_data, resolve_device
-from gramscope.training.seeding import generator
 from gramscope.training.train import Trained
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from gramscope.data.seeding import generator
 from gramscope.data.synthetic import chain_monomial
 from gramscope.experiments.core import Claim, Computation, Experiment, Options, Recorder, Results
 from gramscope.experiments.nfa_descent import (
@@ -22,7 +23,6 @@ from gramscope.experiments.nfa_descent import (
 from gramscope.experiments.plots import matrix, mean, panels, spread
 from gramscope.measures.alignment import corrupted, cosine, egop, nfa
 from gramscope.training.job import resolve_device
-from gramscope.training.seeding import generator
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -46,13 +46,12 @@ class Watch(Watcher):
         self._reduction = reduction
         self._by_layer = {layer.name: gatherer for gatherer in gatherers for layer in gatherer.target.layers}
         self._gatherers = list(gatherers)
-        self._bystanders = list(bystanders)
         self._call: Call | None = None
         self._ordering = self._inside = True
         #: the applications of the latest call of the model with their outputs, while :meth:`keep_order`
         self.order: list[tuple[Target | Layer, Tensor]] = []
         self._handles: list[RemovableHandle] = []
-        self._place(self.model)
+        self._place(self.model, bystanders)
 
     def clear(self) -> None:
         """Forget what was gathered."""
@@ -71,7 +70,7 @@ class Watch(Watcher):
             handle.remove()
         self._handles.clear()
 
-    def _place(self, root: nn.Module) -> None:
+    def _place(self, root: nn.Module, bystanders: Sequence[Layer]) -> None:
         me = weakref.ref(self)
 
         @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -95,7 +94,7 @@ class Watch(Watcher):
         self._handles.append(root.register_forward_pre_hook(called, with_kwargs=True))
         self._handles.append(root.register_forward_hook(returned))
         layers = [layer for gatherer in self._gatherers for layer in gatherer.target.layers]
-        self._observer = Observer([*layers, *self._bystanders], applied)
+        self._observer = Observer([*layers, *bystanders], applied)
         self._observer.attach()
         for gatherer in self._gatherers:
             last = gatherer.target.parameters[-1]  # the bias, where there is one, receives its gradient no later

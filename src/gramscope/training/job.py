@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from gramscope.data.seeding import generator
 from gramscope.errors import InputError
 from gramscope.training.config import DataTable, ModelTable, ScheduleTable, TrainConfig
 from gramscope.training.fitting import check_fit, fit_inputs, loss_and_data
 from gramscope.training.losses import SampleLoss
 from gramscope.training.schedule import schedule_factor
-from gramscope.training.seeding import PrivateRandomState, generator
+from gramscope.training.seeding import PrivateRandomState
 
 if TYPE_CHECKING:
     from gramscope.data.dataset import DataSet

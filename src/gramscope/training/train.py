@@ -120,9 +120,8 @@ def train(
             list(jobs.values()), _asked(root, config, resume), portable=not parts.given()
         )
         groups = [list(jobs.values())] if execution == "vectorised" else [[job] for job in jobs.values()]
-        first: Engine | None = _engine(
-            groups[0], execution
-        )  # a method that does not fit shows before anything is written
+        # made here, so that a method that does not fit shows before anything is written
+        first: Engine | None = _engine(groups[0], execution)
         if reason:
             reporter.note(reason)
         if root is not None:
