@@ -1,161 +1,360 @@
-"""The nearest matrix with a given Gram when the given matrices are close: a few small rotations in a basis that is kept."""
+"""The nearest matrix with a given Gram when the given matrices are close: a small rotation, found in a basis that is kept."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from gramscope.linalg.psd import symmetric_product
+from gramscope.linalg.beside import Beside
+from gramscope.linalg.newton_schulz import polish
+from gramscope.linalg.psd import eigh, symmetric_product
+from gramscope.linalg.replay import Tensors
+
+EPS = torch.finfo(torch.float32).eps
+
+Step: TypeAlias = Callable[[Tensors], dict[str, Tensor]]
 
 #: changes beyond this part of ‖W‖ are left to the general method
 _LARGEST = 0.03
-#: the rotation is found to this part of the change, or to a unit of rounding of W
-_PRECISION = 2e-4
-#: a correction is expected to leave this much more than the one before, relative to what each began with
-_SAFETY = 16
-_CORRECTIONS = 3
-#: of the directions the last sixteenth, those of the smallest eigenvalues, are turned exactly among themselves
-_PART = 16
-#: what bfloat16 rounds off quantities of this many units is an eighth of a unit
-_COARSE = 32
-#: ``target Xᵀ`` counts as positive definite when it is by this much, relative to its diagonal
-_MARGIN = 4e-3
 #: norms whose fourth powers float32 can hold
 _NORMS = (1e-8, 1e8)
+#: the rotation is found to this part of the change, or to a unit of rounding of W
+_PRECISION = 2e-4
+#: an iteration is expected to leave this much more than the one before, relative to what each began with
+_SAFETY = 16
+_ITERATIONS = 4
+#: a basis in which more iterations than this are needed is due to be renewed
+_USUAL = 2
+#: iterations for the direction of the smallest eigenvalue
+_ROUNDS, _SOLVES = 2, 4
+#: what bfloat16 rounds off quantities of this many units is an eighth of a unit
+_COARSE = 32
+#: a matrix is shown to be positive definite by its distance from another, relative to that, up to this
+_DISTANCE = 0.9
+#: eigenvectors are told apart where their eigenvalues differ by this part of them
+_GAP = 0.15
+#: a basis is given up at this distance from orthonormal columns
+_ORTHONORMAL = 1e-3
+#: a basis that has failed more often in a row, also renewed, is given up
+_TRIES = 4
+#: the longest pause after bases that fail is 2 to this power
+_PATIENCE = 6
 
 
 @dataclass
 class KeptBasis:
-    """An orthogonal matrix whose columns were eigenvectors of ``W Wᵀ`` when it was made, and whether a new one is due."""
+    """An orthogonal matrix whose columns are nearly eigenvectors of ``W Wᵀ``, and what is known of its use.
+
+    Attributes:
+        vectors: ``[k, k]`` in float32, or None.
+        worn: a renewal is due.
+        failures: how many steps in a row failed in new or renewed bases.
+        pause: for how many steps no other is tried.
+    """
 
     vectors: Tensor | None = None
     worn: bool = False
+    failures: int = 0
+    pause: int = 0
+
+    @property
+    def used(self) -> bool:
+        """Whether there is anything to remember."""
+        return self.vectors is not None or self.failures > 0
+
+    def fits(self, k: int) -> bool:
+        """Whether it can be of use to matrices of k rows."""
+        return self.vectors is None or self.vectors.shape == (k, k)
+
+    def to(self, device: torch.device) -> KeptBasis:
+        """A copy on this device."""
+        return replace(self, vectors=None if self.vectors is None else self.vectors.to(device, copy=True))
 
 
-@dataclass(frozen=True)
-class _Turn:
-    moved: Tensor
-    reliable: bool
-    corrections: int = 0
-
-
-def nearest_nearby(target: Tensor, source: Tensor, kept: KeptBasis) -> Tensor | None:
+def nearest_nearby(target: Tensor, source: Tensor, kept: KeptBasis, steps: Steps | None = None) -> Tensor | None:
     """``argmin ‖X − target‖_F`` subject to ``XᵀX = sourceᵀ source``, where ``target`` is close to ``source``; else None.
 
-    See :func:`_turn`. The eigenbasis is the expensive part, and of use for many steps of a slowly moving matrix: it is
-    replaced when one correction is not enough any more.
+    See :func:`turned_in_basis`. The eigenbasis is the expensive part, and of use for many steps of a slowly moving matrix.
 
     Args:
         target, source: ``[k, d]``, k ≤ d, in float32.
         kept: the basis of an earlier call, which may be of any quality, or none; changed in place.
+        steps: the functions below, or :class:`~gramscope.linalg.replay.Replay` of them.
     """
-    difference = target - source
-    size, step = (float(torch.linalg.vector_norm(x)) for x in (source, difference))
-    if not (_NORMS[0] < size < _NORMS[1] and step < _LARGEST * size):
+    if kept.pause:
+        kept.pause -= 1
         return None
+    steps = steps or Steps()
+    for vectors in _bases(target, source, kept, steps):
+        found = steps.turned({"target": target, "source": source, "vectors": vectors})
+        needed = _iterations_needed(found["figures"].tolist())
+        if needed is not None:
+            kept.vectors, kept.worn, kept.failures = vectors, needed > (_USUAL if _on_host(source) else 0), 0
+            return found["nearest"]
+    return None
+
+
+def _bases(target: Tensor, source: Tensor, kept: KeptBasis, steps: Steps) -> Iterator[Tensor]:
+    """The kept basis, then it renewed, then a new one; when these are used up, none are tried for a while."""
     if kept.vectors is not None and not kept.worn:
-        turn = _turn(difference, source, kept.vectors, size, step)
-        kept.worn = turn.corrections > 1 or not turn.reliable
-        if turn.reliable:
-            return turn.moved.add_(source)
-    vectors: Tensor = torch.linalg.eigh(symmetric_product(source.mT, source.mT, block=128))[1]
-    turn = _turn(difference, source, vectors, size, step)
-    kept.vectors, kept.worn = (vectors, False) if turn.reliable else (None, False)
-    return turn.moved.add_(source) if turn.reliable else None
+        yield kept.vectors
+    if not _comparable(*(float(torch.linalg.vector_norm(x)) for x in (source, target - source))):
+        return
+    if kept.vectors is not None:
+        better = steps.renewed({"source": source, "vectors": kept.vectors})
+        kept.vectors, kept.worn = (better["vectors"] if float(better["residual"]) < _ORTHONORMAL else None), True
+    if kept.vectors is not None:
+        yield kept.vectors
+    if kept.vectors is None or _on_host(source):  # elsewhere a decomposition takes longer than the general method
+        yield new_basis(source)
+    kept.failures += 1
+    kept.pause = 2 ** min(kept.failures - 1, _PATIENCE) - 1
+    if _on_host(source) or kept.failures > _TRIES:
+        kept.vectors = None
 
 
-def _turn(difference: Tensor, source: Tensor, vectors: Tensor, size: float, step: float) -> _Turn:
-    """``X − source`` for the nearest X with the Gram of ``source``.
+def turned_in_basis(given: Tensors) -> dict[str, Tensor]:
+    """The nearest matrix to ``target`` with the Gram of ``source`` by a rotation found in the basis ``vectors``.
 
-    With rows in the basis, X is nearest when ``target Xᵀ`` is symmetric and positive definite. Each correction rotates by
-    ``I + K + ½K²``, which is orthogonal up to ``¼K⁴``, with ``K_ij = (target Xᵀ − X targetᵀ)_ij / (s_i + s_j)``, s the squared
-    lengths of the rows: exact to first order if the basis diagonalises ``X Xᵀ``. The rows of the smallest eigenvalues, for
-    which a small change may be a large rotation, are first turned among themselves by an exact polar factor. What is
-    left of the rotation is measured by ``‖K X‖_F``, its effect on X.
+    ``X = Q source`` is nearest when ``target Xᵀ`` is symmetric and positive definite. With ``Q = I + K + ½K²``, which is
+    orthogonal up to ``¼K⁴``, ``M = target sourceᵀ`` and s its diagonal, the first of these says
+
+        (sᵢ + sⱼ) Kᵢⱼ = (N − Nᵀ)ᵢⱼ,    N = M − K (M − diag s) + ½ K K M.
+
+    Where the basis diagonalises M all but the first term are of second order; where it nearly does, the equation can be
+    iterated, and what is multiplied by K may be rounded to bfloat16.
+
+    On the CPU the rows of the smallest eigenvalues, for which a small change may be a large rotation, are first turned among
+    themselves by an exact polar factor; elsewhere such changes are left to the general method.
 
     A source equal to the target is not moved: then K is zero.
+
+    Args:
+        given: ``target``, ``source`` ``[k, d]`` and ``vectors`` ``[k, k]``, float32.
+
+    Returns:
+        ``nearest`` ``[k, d]``, and ``figures``, by which :func:`_iterations_needed` judges it.
     """
-    eps = torch.finfo(source.dtype).eps
-    enough = max(2 * eps * size, _PRECISION * step)
-    W, change = vectors.mT @ source, vectors.mT @ difference
-    s = W.square().sum(-1)
-    inverse = 1 / (s.unsqueeze(-1) + s)
-    allowed = 0.1 * eps * float(torch.linalg.vector_norm(s))  # for the distance between the Grams
-    few = slice(max(1, len(s) // _PART))
-    moved = torch.zeros_like(
-        W
-    )  # X − W, on its own: what is added to X may be below its rounding, and always of one sign
-    moved[few] = _turned(W[few] + change[few], W[few])
-    X = W + moved
-    product = (change - moved) @ X.mT  # and not T Xᵀ, which is not exactly symmetric where nothing changes
-    T = change.add_(W)
-    coarse = _COARSE * eps * size  # up to this size a quantity may be rounded to bfloat16
-    before = math.inf
-    for correction in range(_CORRECTIONS + 1):
-        K = (product - product.mT).mul_(inverse)
-        KX = _coarse_product(K, X) if correction else K @ X
-        effect = float(torch.linalg.vector_norm(KX))
-        if correction and coarse < effect < before:
-            torch.mm(K, X, out=KX)
-        moved += KX
-        lost = effect**2
-        if lost > 0.01 * allowed or float(torch.linalg.vector_norm(K)) * effect > 0.5 * eps * size:
-            KKX = _coarse_product(K, KX)
-            second = float(torch.linalg.vector_norm(KKX))
-            if second > coarse:
-                torch.mm(K, KX, out=KKX)
-            moved.add_(KKX, alpha=0.5)
-            lost = 0.25 * second**2
-        allowed -= lost
-        if not (allowed > 0 and effect < 0.5 * before):
+    source, eager = given["source"], _on_host(given["source"])
+    V = given["vectors"].to(torch.float32 if eager else torch.float64)
+    size, step = (torch.linalg.vector_norm(x) for x in (source, given["target"] - source))
+    X = _in_basis(source, V)
+    if eager:
+        odd = _in_basis(given["target"] - source, V) @ X.mT  # exactly zero where nothing changes
+        M = symmetric_product(X.mT, X.mT, block=128).add_(odd)
+    else:
+        M = odd = _in_basis(given["target"], V) @ X.mT
+    M32 = M.float()
+    s = M32.diagonal().abs()
+    inverse = (s.unsqueeze(-1) + s).reciprocal_()
+    first = torch.sub(odd, odd.mT, out=torch.empty_like(M32)).mul_(inverse)
+    rest, low_s = _low(M, copy=True), _low(s)
+    rest.diagonal().copy_(M32.diagonal() - s)
+    K, effects = first, [_effect(first, s)] if eager else []
+    for count in range(_ITERATIONS):
+        low = _low(K)
+        KM = low @ rest
+        lost = torch.addmm(KM, low, torch.addcmul(KM, low, low_s), alpha=-0.5)
+        previous, K = K, torch.addcmul(first, lost.mT - lost, inverse)
+        if eager or count >= _ITERATIONS - 2:
+            effects.append(_effect(K - previous, s))
+        if eager and _needed([float(x) for x in effects], float(size), float(step)) is not None:
             break
-        if effect <= enough or (correction and _SAFETY * effect**2 <= enough * before):
-            if correction == 0:
-                torch.mm(T, X.mT, out=product)
-            return _Turn(vectors @ moved, _definite(product), correction)
-        before = effect
-        torch.add(W, moved, out=X)
-        turned = _turned(T[few], X[few])
-        moved[few] += turned
-        X[few] += turned
-        torch.mm(T, X.mT, out=product)
-    return _Turn(moved, False, correction)
+    beside = Beside(source.device)
+    with beside:
+        H = (M32 - lost).addcmul_(previous, s, value=-1)
+        H[0] = H[:, 0] = _first_column(M32, K)
+        v, curvature, coupling, left = _last_direction(H)
+        mirror = torch.where(curvature < 0, -2 / v.square().sum(), 0.0)
+        Kv = K @ v
+        turned = v + Kv + 0.5 * (K @ Kv)
+        vX = v @ X.float()
+        bent = mirror.abs() * torch.linalg.vector_norm(left[1:] * s[1:].rsqrt())
+    Q = K.to(V.dtype)
+    KX = Q @ X
+    moved, second = _second(K, Q, KX, s, size)
+    beside.join()
+    moved.addr_(turned.to(V.dtype), (mirror * vX).to(V.dtype))
+    with beside:
+        distance = _distance(H, curvature.abs(), coupling)
+        norms = [torch.linalg.vector_norm(x) for x in (s, K)]
+    nearest = torch.add(V @ moved, source, out=torch.empty_like(source))
+    beside.join()
+    figures = torch.stack([x.float() for x in (size, step, distance, second, *norms, bent, *effects)])
+    return {"nearest": nearest, "figures": figures}
 
 
-def _definite(product: Tensor) -> bool:
-    """Whether a nearly symmetric matrix is positive definite by a margin, relative to its diagonal.
+def _in_basis(A: Tensor, V: Tensor) -> Tensor:
+    """``Vᵀ A``, its first row, which may be small, to its own rounding."""
+    result = V.mT @ A.to(V.dtype)
+    if V.dtype != torch.float64:
+        result[0] = V[:, 0].double() @ A.double()
+    return result
 
-    The margin is for the last correction, which ``target Xᵀ`` is without. The distance from the diagonal shows it at once for
-    nearly diagonal matrices, a Cholesky factor for all.
+
+def _first_column(M: Tensor, K: Tensor) -> Tensor:
+    """The first column of ``QᵀM``, ``Q = I + K + ½K²``; unlike the first row it hardly depends on small errors of K."""
+    KM = K @ M[:, 0]
+    return M[:, 0] - KM + 0.5 * (K @ KM)
+
+
+def _last_direction(H: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The direction v in which a nearly diagonal symmetric H, of which the first row may be small, is least.
+
+    ``v₀ = 1`` and ``(H v − λ v)_i = 0`` for the others, by Jacobi iterations; λ is zero or, if H is negative in that
+    direction, the eigenvalue.
+
+    Returns:
+        ``v`` ``[k]``, ``vᵀ H v``, ``H v`` ``[k]``, and ``H v − λ v``.
     """
-    scale = product.diagonal().rsqrt()
-    product.mul_(scale.unsqueeze(-1)).mul_(scale)
-    product.diagonal().sub_(1)
-    if float(torch.linalg.vector_norm(product)) < 0.9:
-        return True
-    product.diagonal().add_(1 - _MARGIN)
-    return not int(torch.linalg.cholesky_ex(product)[1]) and bool(scale.isfinite().all())
+    v = torch.zeros_like(H[0])
+    v[:1].fill_(1)
+    Hv, value = H[0].clone(), H[0, 0].clamp_max(0)
+    for _ in range(_ROUNDS):
+        inverse = 1 / (H.diagonal() - value)
+        inverse[:1].fill_(0)
+        for _ in range(_SOLVES):
+            v.addcmul_(torch.addcmul(Hv, v, value, value=-1), inverse, value=-1)
+            Hv = H @ v
+        curvature = v @ Hv
+        value = (curvature / (v @ v)).clamp_max(0)
+    return v, curvature, Hv, torch.addcmul(Hv, v, value, value=-1)
 
 
-def _coarse_product(A: Tensor, B: Tensor) -> Tensor:
-    """``A B`` to three digits, where the processor is faster at that."""
-    return (A.bfloat16() @ B.bfloat16()).float() if _has_bfloat16() else A @ B
+def new_basis(source: Tensor) -> Tensor:
+    """Eigenvectors of ``source sourceᵀ`` ``[k, k]``, eigenvalues ascending; in float32 the small ones would be lost."""
+    W = source.double()
+    return eigh(symmetric_product(W.mT, W.mT, block=128) if _on_host(W) else W @ W.mT)[1].to(source.dtype)
+
+
+def renewed_basis(given: Tensors) -> dict[str, Tensor]:
+    """A basis turned towards the eigenvectors of ``source sourceᵀ`` by products alone.
+
+    With G the matrix in the basis and q its diagonal, ``I + Z + ½Z²`` where ``Z_ij = G_ij/(q_j − q_i)`` diagonalises it to
+    first order. Eigenvalues closer than ``_GAP`` of their sum are not told apart, which :func:`turned_in_basis` does not need.
+
+    Args:
+        given: ``source`` ``[k, d]`` and ``vectors`` ``[k, k]``, float32.
+
+    Returns:
+        ``vectors``, and ``residual``, their distance from orthonormal ones before the last step towards them.
+    """
+    source, vectors = given["source"], given["vectors"]
+    V = vectors.to(torch.float32 if _on_host(source) else torch.float64)
+    Y = _in_basis(source, V)
+    G = (Y @ Y.mT).float()
+    q = G.diagonal().clone()
+    gap = q - q.unsqueeze(-1)
+    Z = G.mul_(gap).div_(gap.square_().add_((q + q.unsqueeze(-1)).mul_(_GAP).square_()))
+    Z = _low(Z)
+    VZ = _low(V) @ Z
+    V = polish(V.add(VZ).add_(VZ @ Z, alpha=0.5))
+    rest = V.mT @ V
+    rest.diagonal().sub_(1)
+    V = torch.addmm(V, V, rest, alpha=-0.5)[:, q.argsort()]
+    return {"vectors": V.to(vectors.dtype), "residual": torch.linalg.vector_norm(rest)}
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What :func:`nearest_nearby` is made of."""
+
+    turned: Step = turned_in_basis
+    renewed: Step = renewed_basis
+
+
+def _iterations_needed(figures: Sequence[float]) -> int | None:
+    """How many iterations would have done, by the figures of :func:`turned_in_basis`; None if all were not enough."""
+    size, step, distance, second, total, turn, bent, *effects = figures
+    orthogonal = turn < 1 and 0.25 * second**2 < 0.1 * EPS * total
+    definite = distance < _DISTANCE and bent <= _enough(size, step)
+    return _needed(effects, size, step) if _comparable(size, step) and orthogonal and definite else None
+
+
+def _enough(size: float, step: float) -> float:
+    """How much the result may be off, in ‖·‖_F."""
+    return max(2 * EPS * size, _PRECISION * step)
+
+
+def _comparable(size: float, step: float) -> bool:
+    """Whether a matrix of norm ``size`` and one that differs by ``step`` are close, and their products numbers."""
+    return _NORMS[0] < size < _NORMS[1] and step < _LARGEST * size
+
+
+def _needed(effects: Sequence[float], size: float, step: float) -> int | None:
+    """After how many iterations what is left of the rotation is small enough, and stays so.
+
+    Args:
+        effects: by how much each moved the result, in ‖·‖_F; the first is that of K to first order.
+        size, step: of the source and of its difference from the target.
+    """
+    enough = _enough(size, step)
+    for count, effect in enumerate(effects):
+        before = effects[count - 1] if count else math.inf
+        if not effect < 0.5 * before:
+            return None
+        small = effect <= enough or (count and _SAFETY * effect**2 <= enough * before)
+        if small and all(later <= enough for later in effects[count + 1 :]):
+            return count
+    return None
+
+
+def _distance(H: Tensor, curvature: Tensor, coupling: Tensor) -> Tensor:
+    """A bound on ``‖D^(-½) S D^(-½) − I‖₂``, D the diagonal of S: below 1 it is positive definite.
+
+    S is the symmetric part of H with the first direction replaced by another, for which
+
+    Args:
+        H: ``[k, k]``, changed.
+        curvature: is the entry on the diagonal.
+        coupling: ``[k]`` are the others.
+    """
+    H[0], H[:, 0], H[0, 0] = coupling, coupling, curvature
+    scale = H.diagonal().rsqrt()
+    E = H.mul_(scale.unsqueeze(-1)).mul_(scale)
+    E.diagonal().zero_()
+    norm: Tensor = torch.linalg.vector_norm(E)
+    if not _on_host(E) or float(norm) >= _DISTANCE:
+        E = _low(E)
+        norm = torch.linalg.vector_norm((E @ E.mT).float()).sqrt()
+    return norm
+
+
+def _second(K: Tensor, Q: Tensor, KX: Tensor, s: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
+    """``K X + ½ K K X`` and ``‖K K X‖_F``; on the CPU the second term to three digits where more do not matter."""
+    if not _on_host(KX):
+        low = _low(K)
+        return torch.addmm(KX, Q, KX, alpha=0.5), _effect((low @ low).float(), s)
+    KKX = (_low(K) @ _low(KX)).float()
+    second: Tensor = torch.linalg.vector_norm(KKX)
+    if float(second) < _COARSE * EPS * float(size):
+        return KX.add_(KKX, alpha=0.5), second
+    return torch.addmm(KX, Q, KX, alpha=0.5), second
+
+
+def _effect(K: Tensor, s: Tensor) -> Tensor:
+    """``‖K W‖_F`` where ``W Wᵀ`` is nearly diagonal, with s the diagonal."""
+    norm: Tensor = torch.linalg.vector_norm(K * s.sqrt())
+    return norm
+
+
+def _low(A: Tensor, copy: bool = False) -> Tensor:
+    """``A`` to three digits where the processor is faster at products of such matrices, or in float32."""
+    return A.to(torch.bfloat16 if not _on_host(A) or _has_bfloat16() else torch.float32, copy=copy)
+
+
+def _on_host(x: Tensor) -> bool:
+    """Whether numbers can be looked at on the way, and small decompositions are cheap."""
+    return x.device.type == "cpu"
 
 
 @cache
 def _has_bfloat16() -> bool:
-    """Whether the CPU multiplies bfloat16 in hardware; torch tells by names that may change."""
+    """Whether the processor multiplies bfloat16 in hardware; of CPUs torch tells by names that may change."""
     return any(getattr(torch.cpu, f"_is_{name}_supported", bool)() for name in ("avx512_bf16", "amx_tile"))
-
-
-def _turned(target: Tensor, source: Tensor) -> Tensor:
-    """``(polar(target sourceᵀ) − I) source`` in float64."""
-    T, W = target.double(), source.double()
-    U: Tensor
-    Vh: Tensor
-    U, _, Vh = torch.linalg.svd(T @ W.mT)
-    return (U @ (Vh @ W) - W).to(source.dtype)

@@ -58,14 +58,18 @@ def newton_schulz(A: Tensor, tolerance: float | None = None) -> tuple[Tensor, Te
         G.diagonal(dim1=-2, dim2=-1).add_(1)
 
 
-def one_pass(A: Tensor) -> tuple[Tensor, Tensor]:
-    """The first pass of :func:`newton_schulz` and three plain steps, without a look at the device.
+def one_pass(A: Tensor, least: float = _USUAL) -> tuple[Tensor, Tensor]:
+    """A pass of :func:`newton_schulz` and three plain steps, without a look at the device.
+
+    Args:
+        A: ``[batch, m, n]``, m ≥ n.
+        least: the least singular value assumed, in units of ``√‖AᵀA‖_F``.
 
     Returns:
         ``X``, and ``‖XᵀX − I‖_F`` ``[batch]`` before the plain steps, which take 0.02 to below 1e-14.
     """
     X, G = _scaled(A)
-    for alpha in _scalings(_USUAL):
+    for alpha in _scalings(least):
         X = torch.baddbmm(X, X, G, beta=1.5 * alpha, alpha=-0.5 * alpha**3)
         G = torch.bmm(X.mT, X)
     residual: Tensor = torch.linalg.matrix_norm(G - torch.eye(G.shape[-1], dtype=G.dtype, device=G.device))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from gramscope.linalg.near import KeptBasis, nearest_nearby
+from gramscope.linalg.near import KeptBasis, Steps, nearest_nearby, renewed_basis, turned_in_basis
 from gramscope.linalg.newton_schulz import one_pass
 from gramscope.linalg.polar import PolarMethod, polar
 from gramscope.linalg.psd import symmetric_product
@@ -20,11 +21,19 @@ _SPAN = 1e-3
 _CONVERGED = 0.02
 
 
+@dataclass
+class Replays:
+    """What is recorded as CUDA graphs for callers that come again with the same shapes."""
+
+    one_pass: Replay = field(default_factory=lambda: Replay(by_one_pass))
+    near: Steps = field(default_factory=lambda: Steps(Replay(turned_in_basis), Replay(renewed_basis)))
+
+
 def nearest_with_gram(
     target: Tensor,
     source: Tensor,
     method: PolarMethod = "auto",
-    replay: Replay | None = None,
+    replays: Replays | None = None,
     kept: Sequence[KeptBasis] | None = None,
 ) -> Tensor:
     """``argmin ‖X − target‖_F`` subject to ``XᵀX = sourceᵀ source``: ``polar(target sourceᵀ) source``.
@@ -42,10 +51,9 @@ def nearest_with_gram(
     Args:
         target, source: ``[…, k, d]`` of one shape, dtype and device.
         method: see :func:`~gramscope.linalg.polar.polar`.
-        replay: a :class:`~gramscope.linalg.replay.Replay` of :func:`by_one_pass`, for callers that come again with the same
-            shapes: ``"auto"`` tries it first on CUDA for matrices twice as wide as high, which are rarely ill-conditioned.
+        replays: for callers that come again with the same shapes; ``"auto"`` uses them on CUDA.
         kept: a basis for each matrix, for callers that come again with matrices that have moved a little: saves ``"auto"``
-            most decompositions of large ones on the CPU.
+            most decompositions of large ones.
 
     Returns:
         ``[…, k, d]`` in the dtype of ``source``.
@@ -54,11 +62,7 @@ def nearest_with_gram(
     if source.numel() == 0:
         return source.clone()
     T, W = target.reshape(-1, k, d), source.reshape(-1, k, d)
-    if replay is not None and method == "auto" and 2 * k <= d and source.device.type == "cuda":
-        found = replay({"target": T, "source": W})
-        if bool((found["residual"] < _CONVERGED).all()):
-            return found["nearest"].reshape(source.shape)
-    result = _tall(T, W, method) if k > d else _wide(T, W, method, kept)
+    result = _tall(T, W, method) if k > d else _wide(T, W, method, replays, kept)
     return result.to(source.dtype).reshape(source.shape)
 
 
@@ -69,32 +73,54 @@ def by_one_pass(given: Tensors) -> dict[str, Tensor]:
     return {"nearest": torch.bmm(rotation, W).to(given["source"].dtype), "residual": residual}
 
 
-def _wide(target: Tensor, source: Tensor, method: PolarMethod, kept: Sequence[KeptBasis] | None) -> Tensor:
+def _wide(
+    target: Tensor, source: Tensor, method: PolarMethod, replays: Replays | None, kept: Sequence[KeptBasis] | None
+) -> Tensor:
     """``polar(target sourceᵀ) source`` of ``[batch, k, d]``, k ≤ d."""
-    if method != "auto" or not _float32_is_exact(source):
+    found = _quickly(target, source, replays, kept) if method == "auto" else None
+    if found is None:
         return _by_product(target, source, method)
-    T, W = target.float(), source.float()
-    if W.shape[-2] < LARGE:
-        change, S, R = _parts(T, W)
-        rotation, reliable = small_rotation(S, R)
-        X = torch.baddbmm(W, rotation, W, out=change)
-    else:
-        X, reliable = _large(T, W, [KeptBasis() for _ in W] if kept is None else kept)
+    X, reliable = found
     if not bool(reliable.all()):
         X[~reliable] = _by_product(target[~reliable], source[~reliable], method).to(X.dtype)
     return X
 
 
-def _large(target: Tensor, source: Tensor, kept: Sequence[KeptBasis]) -> tuple[Tensor, Tensor]:
-    """The same of large float32 matrices, and where it can be relied on ``[batch]``: by products alone, or in a kept basis."""
+def _quickly(
+    target: Tensor, source: Tensor, replays: Replays | None, kept: Sequence[KeptBasis] | None
+) -> tuple[Tensor, Tensor] | None:
+    """The same where matrices are close or well conditioned, and where it can be relied on ``[batch]``; None: no such way."""
+    k, d = source.shape[-2:]
+    if source.device.type == "cuda" and replays is not None:
+        if 2 * k <= d:
+            result = replays.one_pass({"target": target, "source": source})
+            reliable = result["residual"] < _CONVERGED
+            if bool(reliable.all()):
+                return result["nearest"], reliable
+        if kept is not None and k >= LARGE and source.dtype != torch.float64:
+            return _one_by_one(target.float(), source.float(), kept, replays.near)
+    if not _float32_is_exact(source):
+        return None
+    T, W = target.float(), source.float()
+    kept = [KeptBasis() for _ in W] if kept is None else kept
+    if k < LARGE:
+        change, S, R = _parts(T, W)
+        rotation, reliable = small_rotation(S, R)
+        return torch.baddbmm(W, rotation, W, out=change), reliable
     if all(basis.vectors is None for basis in kept):
-        change, S, R = _parts(target, source)
-        rotation = rotation_by_products(S, R)
-        if rotation is not None:
-            return torch.baddbmm(source, rotation, source, out=change), torch.ones(len(kept), dtype=torch.bool)
-    found = [nearest_nearby(T, W, basis) for T, W, basis in zip(target, source, kept, strict=True)]
+        change, S, R = _parts(T, W)
+        found = rotation_by_products(S, R)
+        if found is not None:
+            return torch.baddbmm(W, found, W, out=change), torch.ones(len(W), dtype=torch.bool)
+    return _one_by_one(T, W, kept, Steps())
+
+
+def _one_by_one(target: Tensor, source: Tensor, kept: Sequence[KeptBasis], steps: Steps) -> tuple[Tensor, Tensor]:
+    """:func:`~gramscope.linalg.near.nearest_nearby` of each matrix, and where there is one."""
+    found = [nearest_nearby(T, W, basis, steps) for T, W, basis in zip(target, source, kept, strict=True)]
     rows = [W if near is None else near for W, near in zip(source, found, strict=True)]
-    return rows[0][None] if len(rows) == 1 else torch.stack(rows), torch.tensor([near is not None for near in found])
+    reliable = torch.tensor([near is not None for near in found])
+    return rows[0][None] if len(rows) == 1 else torch.stack(rows), reliable
 
 
 def _parts(target: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -59,9 +59,14 @@ class Replay:
                 self._recordings[form] = _Recording(self._function, inputs)
             except RuntimeError as error:
                 self._possible = False
-                reason = str(error).splitlines()[0]
+                reason = str(_first(error)).splitlines()[0]
                 warnings.warn(f"no CUDA graph ({reason}): kernels are launched one by one", RescueWarning, stacklevel=4)
         return self._recordings.get(form)
+
+
+def _first(error: BaseException) -> BaseException:
+    """The error that made recording fail, which the end of the recording may have followed with another."""
+    return error if error.__context__ is None else _first(error.__context__)
 
 
 class _Recording:

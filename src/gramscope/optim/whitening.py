@@ -16,8 +16,7 @@ from gramscope.errors import InputError, NumericalError
 from gramscope.linalg.autocast import without_autocast
 from gramscope.linalg.near import KeptBasis
 from gramscope.linalg.polar import PolarMethod
-from gramscope.linalg.procrustes import by_one_pass, nearest_with_gram
-from gramscope.linalg.replay import Replay
+from gramscope.linalg.procrustes import Replays, nearest_with_gram
 from gramscope.optim.matrices import Parameters, WeightMatrix, choose_matrices
 from gramscope.optim.wrapper import OptimizerWrapper
 
@@ -43,7 +42,7 @@ class _GramUpdate(OptimizerWrapper):
             raise InputError(f"method={method!r}; choose one of {', '.join(map(repr, get_args(PolarMethod)))}")
         super().__init__(optimizer)
         self.method: PolarMethod = method
-        self._replay = Replay(by_one_pass)
+        self._replays = Replays()
         self._model = model
         several = isinstance(params, Iterable) and not isinstance(params, str | Tensor)
         self._params = list(params) if several else params  # type: ignore[arg-type]
@@ -106,9 +105,9 @@ class _GramUpdate(OptimizerWrapper):
     @override
     def own_state(self) -> dict[str, Any]:
         bases = {
-            name: [{"vectors": basis.vectors, "worn": basis.worn} for basis in kept]
+            name: [vars(basis).copy() for basis in kept]
             for name, kept in self._bases.items()
-            if any(basis.vectors is not None for basis in kept)
+            if any(basis.used for basis in kept)
         }
         return {"gram_bases": bases} if bases else {}
 
@@ -117,10 +116,9 @@ class _GramUpdate(OptimizerWrapper):
         saved = state.get("gram_bases", {})
         self._bases = {}
         for matrix in self._choice.matrices:
-            for basis, stored in zip(self._kept(matrix), saved.get(matrix.name, []), strict=False):
-                vectors = stored["vectors"]
-                if vectors is not None and vectors.shape[-1] == matrix.shape[-2]:
-                    basis.vectors, basis.worn = vectors.to(matrix.parameter.device, copy=True), stored["worn"]
+            stored = [KeptBasis(**values) for values in saved.get(matrix.name, [])]
+            if len(stored) == len(self._kept(matrix)) and all(basis.fits(matrix.shape[-2]) for basis in stored):
+                self._bases[matrix.name] = [basis.to(matrix.parameter.device) for basis in stored]
 
     def _follow_groups(self) -> None:
         """Parameter groups may have been added, here or to the wrapped optimizer."""
@@ -193,7 +191,7 @@ class GramWhitened(_GramUpdate):
 
     @override
     def corrected(self, before: Tensor, proposed: Tensor, kept: Sequence[KeptBasis]) -> Tensor:
-        return nearest_with_gram(before, proposed, self.method, self._replay, kept)
+        return nearest_with_gram(before, proposed, self.method, self._replays, kept)
 
 
 class GramFixed(_GramUpdate):
@@ -207,7 +205,7 @@ class GramFixed(_GramUpdate):
 
     @override
     def corrected(self, before: Tensor, proposed: Tensor, kept: Sequence[KeptBasis]) -> Tensor:
-        return nearest_with_gram(proposed, before, self.method, self._replay, kept)
+        return nearest_with_gram(proposed, before, self.method, self._replays, kept)
 
 
 def _portions(matrices: Sequence[WeightMatrix], size: int) -> Iterator[Sequence[WeightMatrix]]:

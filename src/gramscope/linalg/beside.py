@@ -1,0 +1,54 @@
+"""Work that a CUDA device does beside other work: small kernels while large ones run."""
+
+from __future__ import annotations
+
+from functools import cache
+from types import TracebackType
+
+import torch
+
+
+class Beside:
+    """A context whose kernels go to a stream of their own; on devices without streams it changes nothing.
+
+    What is entered waits for what the current stream has been given so far; :meth:`join` lets the current stream wait for it.
+    Tensors made inside may be used outside after that, and tensors used inside must live until then.
+
+    Example:
+        >>> import torch
+        >>> from gramscope.linalg.beside import Beside
+        >>> beside = Beside(torch.device("cpu"))
+        >>> with beside:
+        ...     small = torch.ones(2).sum()
+        >>> large = torch.ones(1000).sum()
+        >>> beside.join()
+        >>> float(small + large)
+        1002.0
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = _stream(device) if device.type == "cuda" else None
+        self._entered: torch.cuda.StreamContext | None = None
+
+    def __enter__(self) -> None:
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+            self._entered = torch.cuda.stream(self._stream)
+            self._entered.__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: type[BaseException] | BaseException | TracebackType | None) -> None:
+        if self._entered is not None:
+            self._entered.__exit__(*error)
+            self._entered = None
+
+    def join(self) -> None:
+        """Let the current stream wait for the work given so far."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+
+
+@cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """One for each device: libraries keep handles and memory for every stream they have seen."""
+    stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return stream
