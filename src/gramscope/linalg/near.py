@@ -54,12 +54,16 @@ class KeptBasis:
     Attributes:
         vectors: ``[k, k]`` in float32, or None.
         worn: a renewal is due.
+        age: how many steps it has served since the last.
+        lasts: how many it is expected to.
         failures: how many steps in a row failed in new or renewed bases.
         pause: for how many steps no other is tried.
     """
 
     vectors: Tensor | None = None
     worn: bool = False
+    age: int = 0
+    lasts: int = 64
     failures: int = 0
     pause: int = 0
 
@@ -95,7 +99,8 @@ def nearest_nearby(target: Tensor, source: Tensor, kept: KeptBasis, steps: Steps
         found = steps.turned({"target": target, "source": source, "vectors": vectors})
         needed = _iterations_needed(found["figures"].tolist())
         if needed is not None:
-            kept.vectors, kept.worn, kept.failures = vectors, needed > (_USUAL if _on_host(source) else 0), 0
+            kept.vectors, kept.age, kept.failures = vectors, kept.age + 1, 0
+            kept.worn = needed > (_USUAL if _on_host(source) else 0) or kept.age >= kept.lasts
             return found["nearest"]
     return None
 
@@ -106,6 +111,10 @@ def _bases(target: Tensor, source: Tensor, kept: KeptBasis, steps: Steps) -> Ite
         yield kept.vectors
     if not _comparable(*(float(torch.linalg.vector_norm(x)) for x in (source, target - source))):
         return
+    kept.lasts, kept.age = (
+        (max(1, kept.age + kept.worn) if kept.vectors is not None else kept.lasts),
+        0,
+    )  # what ended early lasts less the next time, what was ended more
     if kept.vectors is not None:
         better = steps.renewed({"source": source, "vectors": kept.vectors})
         kept.vectors, kept.worn = (better["vectors"] if float(better["residual"]) < _ORTHONORMAL else None), True
