@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gramscope.linalg.beside import Beside
-from gramscope.linalg.newton_schulz import polish
+from gramscope.linalg.newton_schulz import one_pass, polish
 from gramscope.linalg.psd import eigh, symmetric_product
 from gramscope.linalg.replay import Tensors
 
@@ -31,8 +31,11 @@ _SAFETY = 16
 _ITERATIONS = 4
 #: a basis in which more iterations than this are needed is due to be renewed
 _USUAL = 2
-#: iterations for the direction of the smallest eigenvalue
-_ROUNDS, _SOLVES = 2, 4
+#: so many directions, or this part of them, those of the smallest eigenvalues, are turned among themselves exactly
+_FEW, _PART = 8, 64
+#: iterations to find them; the least singular value expected, relative to the largest, and the distance from orthogonal that
+#: the last iterations of a polar factor take to rounding
+_SOLVES, _LEAST, _CONVERGED = 6, 1e-10, 0.02
 #: what bfloat16 rounds off quantities of this many units is an eighth of a unit
 _COARSE = 32
 #: a matrix is shown to be positive definite by its distance from another, relative to that, up to this
@@ -40,7 +43,7 @@ _DISTANCE = 0.9
 #: eigenvectors are told apart where their eigenvalues differ by this part of them
 _GAP = 0.15
 #: a basis is given up at this distance from orthonormal columns
-_ORTHONORMAL = 1e-3
+_ORTHONORMAL = 1e-2
 #: a basis that has failed more often in a row, also renewed, is given up
 _TRIES = 4
 #: the longest pause after bases that fail is 2 to this power
@@ -162,6 +165,8 @@ def turned_in_basis(given: Tensors) -> dict[str, Tensor]:
     M32 = M.float()
     s = M32.diagonal().abs()
     inverse = (s.unsqueeze(-1) + s).reciprocal_()
+    f = _few(len(s))
+    inverse[:f, :f] = 0  # these are turned among themselves in another way
     first = torch.sub(odd, odd.mT, out=torch.empty_like(M32)).mul_(inverse)
     rest, low_s = _low(M, copy=True), _low(s)
     rest.diagonal().copy_(M32.diagonal() - s)
@@ -178,62 +183,92 @@ def turned_in_basis(given: Tensors) -> dict[str, Tensor]:
     beside = Beside(source.device)
     with beside:
         H = (M32 - lost).addcmul_(previous, s, value=-1)
-        H[0] = H[:, 0] = _first_column(M32, K)
-        v, curvature, coupling, left = _last_direction(H)
-        mirror = torch.where(curvature < 0, -2 / v.square().sum(), 0.0)
-        Kv = K @ v
-        turned = v + Kv + 0.5 * (K @ Kv)
-        vX = v @ X.float()
-        bent = mirror.abs() * torch.linalg.vector_norm(left[1:] * s[1:].rsqrt())
+        H[:, :f] = _rotated(M32[:, :f], K.mT)  # unlike the rows, these hardly depend on small errors of K
+        H[:f, f:] = H[f:, :f].mT
+        last = _last_directions(H, f)
+        directions = _rotated(last.basis, K)
+        turned = last.turn @ (last.basis.mT @ X.float())
     Q = K.to(V.dtype)
-    KX = Q @ X
-    moved, second = _second(K, Q, KX, s, size)
+    moved, second = _second(K, Q, Q @ X, s, size)
     beside.join()
-    moved.addr_(turned.to(V.dtype), (mirror * vX).to(V.dtype))
+    moved += directions @ turned
     with beside:
-        distance = _distance(H, curvature.abs(), coupling)
+        distance = _distance(H, last)
         norms = [torch.linalg.vector_norm(x) for x in (s, K)]
     nearest = torch.add(V @ moved, source, out=torch.empty_like(source))
     beside.join()
-    figures = torch.stack([x.float() for x in (size, step, distance, second, *norms, bent, *effects)])
+    figures = torch.stack([x.float() for x in (size, step, distance, second, *norms, last.bent, *effects)])
     return {"nearest": nearest, "figures": figures}
 
 
 def _in_basis(A: Tensor, V: Tensor) -> Tensor:
-    """``Vᵀ A``, its first row, which may be small, to its own rounding."""
+    """``Vᵀ A``, its first rows, which may be small, to their own rounding."""
     result = V.mT @ A.to(V.dtype)
     if V.dtype != torch.float64:
-        result[0] = V[:, 0].double() @ A.double()
+        f = _few(len(V))
+        result[:f] = V[:, :f].double().mT @ A.double()
     return result
 
 
-def _first_column(M: Tensor, K: Tensor) -> Tensor:
-    """The first column of ``QᵀM``, ``Q = I + K + ½K²``; unlike the first row it hardly depends on small errors of K."""
-    KM = K @ M[:, 0]
-    return M[:, 0] - KM + 0.5 * (K @ KM)
+def _few(k: int) -> int:
+    """How many directions of the smallest eigenvalues are turned among themselves by an exact polar factor."""
+    return min(k, max(_FEW, k // _PART))
 
 
-def _last_direction(H: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The direction v in which a nearly diagonal symmetric H, of which the first row may be small, is least.
+def _rotated(B: Tensor, K: Tensor) -> Tensor:
+    """``(I + K + ½K²) B``."""
+    KB = K @ B
+    return B + KB + 0.5 * (K @ KB)
 
-    ``v₀ = 1`` and ``(H v − λ v)_i = 0`` for the others, by Jacobi iterations; λ is zero or, if H is negative in that
-    direction, the eigenvalue.
 
-    Returns:
-        ``v`` ``[k]``, ``vᵀ H v``, ``H v`` ``[k]``, and ``H v − λ v``.
+@dataclass(frozen=True)
+class _Last:
+    """Directions in which H is small: ``F [k, f]``, the identity in its first rows, with ``(H F)_i ≈ 0`` in the others.
+
+    Attributes:
+        free: F.
+        image: ``H F`` ``[k, f]``.
+        basis: B ``[k, f]``, orthonormal columns that span the same.
+        turn: ``P − I``, P the polar factor of ``Bᵀ H B``: ``H (I + B (P − I)ᵀ Bᵀ)`` is symmetric and positive among them.
+        bent: by how much it is not symmetric otherwise, in its effect on the result.
     """
-    v = torch.zeros_like(H[0])
-    v[:1].fill_(1)
-    Hv, value = H[0].clone(), H[0, 0].clamp_max(0)
-    for _ in range(_ROUNDS):
-        inverse = 1 / (H.diagonal() - value)
-        inverse[:1].fill_(0)
-        for _ in range(_SOLVES):
-            v.addcmul_(torch.addcmul(Hv, v, value, value=-1), inverse, value=-1)
-            Hv = H @ v
-        curvature = v @ Hv
-        value = (curvature / (v @ v)).clamp_max(0)
-    return v, curvature, Hv, torch.addcmul(Hv, v, value, value=-1)
+
+    free: Tensor
+    image: Tensor
+    basis: Tensor
+    turn: Tensor
+    bent: Tensor
+
+
+def _last_directions(H: Tensor, f: int) -> _Last:
+    """What the first f directions become when the others are free, by Jacobi iterations, and how they are turned."""
+    free = torch.eye(len(H), f, dtype=H.dtype, device=H.device)
+    inverse = H.diagonal().reciprocal().unsqueeze(-1)
+    inverse[:f].fill_(0)
+    image = H[:, :f]
+    for _ in range(_SOLVES):
+        free = torch.addcmul(free, image, inverse, value=-1)
+        image = H @ free
+    basis = free
+    for _ in range(3):
+        basis = torch.addmm(basis, basis, basis.mT @ basis, beta=1.5, alpha=-0.5)
+    block = basis.mT @ (H @ basis)
+    P, residual = _polar(block.double())
+    turn = (P - torch.eye(f, dtype=P.dtype, device=P.device)).to(H.dtype)
+    uneven = torch.addmm((image @ turn.mT)[f:], basis[f:], turn @ block.mT)  # of both, as they may not cancel
+    bent = torch.linalg.vector_norm(uneven * H.diagonal()[f:].rsqrt().unsqueeze(-1))
+    return _Last(free, image, basis, turn, torch.where(residual < _CONVERGED, bent, math.inf))
+
+
+def _polar(A: Tensor) -> tuple[Tensor, Tensor]:
+    """The polar factor of a small float64 matrix, and how far from orthogonal it was before the last steps."""
+    if not _on_host(A):
+        P, residual = one_pass(A.unsqueeze(0), _LEAST)
+        return P[0], residual[0]
+    U: Tensor
+    Vh: Tensor
+    U, _, Vh = torch.linalg.svd(torch.nan_to_num(A, 0, 0, 0))
+    return U @ Vh, torch.zeros(())
 
 
 def new_basis(source: Tensor) -> Tensor:
@@ -314,25 +349,30 @@ def _needed(effects: Sequence[float], size: float, step: float) -> int | None:
     return None
 
 
-def _distance(H: Tensor, curvature: Tensor, coupling: Tensor) -> Tensor:
-    """A bound on ``‖D^(-½) S D^(-½) − I‖₂``, D the diagonal of S: below 1 it is positive definite.
+def _distance(H: Tensor, last: _Last) -> Tensor:
+    """A bound on ``‖D^(-½) S D^(-½) − I‖₂``, D the diagonal of S but for the block of its last directions.
 
-    S is the symmetric part of H with the first direction replaced by another, for which
+    S is the symmetric part of H with these turned, in a basis of them and of the unit vectors; below 1 it is positive definite.
 
     Args:
         H: ``[k, k]``, changed.
-        curvature: is the entry on the diagonal.
-        coupling: ``[k]`` are the others.
+        last: its last directions.
     """
-    H[0], H[:, 0], H[0, 0] = coupling, coupling, curvature
+    f = last.free.shape[-1]
+    block = last.free.mT @ last.image
+    block = torch.addmm(block, block, last.turn.mT)
+    L, failed = torch.linalg.cholesky_ex(0.5 * (block + block.mT))
     scale = H.diagonal().rsqrt()
     E = H.mul_(scale.unsqueeze(-1)).mul_(scale)
+    rows: Tensor = torch.linalg.solve_triangular(L, last.image.mT * scale, upper=False)
+    E[:f], E[:, :f] = rows, rows.mT
+    E[:f, :f] = 0
     E.diagonal().zero_()
     norm: Tensor = torch.linalg.vector_norm(E)
     if not _on_host(E) or float(norm) >= _DISTANCE:
         E = _low(E)
         norm = torch.linalg.vector_norm((E @ E.mT).float()).sqrt()
-    return norm
+    return torch.where(failed == 0, norm, math.inf)
 
 
 def _second(K: Tensor, Q: Tensor, KX: Tensor, s: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
