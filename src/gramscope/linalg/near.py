@@ -35,7 +35,7 @@ _USUAL = 2
 _FEW, _PART = 8, 64
 #: iterations to find them; the least singular value expected, relative to the largest, and the distance from orthogonal that
 #: the last iterations of a polar factor take to rounding
-_SOLVES, _LEAST, _CONVERGED = 6, 1e-10, 0.02
+_SOLVES, _LEAST, _CONVERGED = 6, 1e-9, 0.02
 #: what bfloat16 rounds off quantities of this many units is an eighth of a unit
 _COARSE = 32
 #: a matrix is shown to be positive definite by its distance from another, relative to that, up to this
@@ -45,7 +45,7 @@ _GAP = 0.15
 #: a basis is given up at this distance from orthonormal columns
 _ORTHONORMAL = 1e-2
 #: a basis that has failed more often in a row, also renewed, is given up
-_TRIES = 4
+_TRIES = 3
 #: the longest pause after bases that fail is 2 to this power
 _PATIENCE = 6
 
@@ -126,7 +126,7 @@ def _bases(target: Tensor, source: Tensor, kept: KeptBasis, steps: Steps) -> Ite
     if kept.vectors is None or _on_host(source):  # elsewhere a decomposition takes longer than the general method
         yield new_basis(source)
     kept.failures += 1
-    kept.pause = 2 ** min(kept.failures - 1, _PATIENCE) - 1
+    kept.pause = 2 ** min(max(kept.failures - _TRIES, 0), _PATIENCE) - 1
     if _on_host(source) or kept.failures > _TRIES:
         kept.vectors = None
 
@@ -183,11 +183,11 @@ def turned_in_basis(given: Tensors) -> dict[str, Tensor]:
     beside = Beside(source.device)
     with beside:
         H = (M32 - lost).addcmul_(previous, s, value=-1)
-        H[:, :f] = _rotated(M32[:, :f], K.mT)  # unlike the rows, these hardly depend on small errors of K
+        H[:, :f] = _rotated(M32[:, :f], K, inverse=True)  # unlike the rows, these hardly depend on small errors of K
         H[:f, f:] = H[f:, :f].mT
         last = _last_directions(H, f)
-        directions = _rotated(last.basis, K)
-        turned = last.turn @ (last.basis.mT @ X.float())
+        directions = _rotated(last.basis.mT, K)
+        turned = last.turn @ (last.basis @ X.float())
     Q = K.to(V.dtype)
     moved, second = _second(K, Q, Q @ X, s, size)
     beside.join()
@@ -215,21 +215,21 @@ def _few(k: int) -> int:
     return min(k, max(_FEW, k // _PART))
 
 
-def _rotated(B: Tensor, K: Tensor) -> Tensor:
-    """``(I + K + ½K²) B``."""
+def _rotated(B: Tensor, K: Tensor, inverse: bool = False) -> Tensor:
+    """``(I + K + ½K²) B``, or of the inverse rotation ``(I − K + ½K²) B``."""
     KB = K @ B
-    return B + KB + 0.5 * (K @ KB)
+    return torch.addmm(torch.add(B, KB, alpha=-1 if inverse else 1), K, KB, alpha=0.5)
 
 
 @dataclass(frozen=True)
 class _Last:
-    """Directions in which H is small: ``F [k, f]``, the identity in its first rows, with ``(H F)_i ≈ 0`` in the others.
+    """Directions in which H is small: ``F [f, k]``, the identity in its first columns, with ``(F Hᵀ)_i ≈ 0`` in the others.
 
     Attributes:
         free: F.
-        image: ``H F`` ``[k, f]``.
-        basis: B ``[k, f]``, orthonormal columns that span the same.
-        turn: ``P − I``, P the polar factor of ``Bᵀ H B``: ``H (I + B (P − I)ᵀ Bᵀ)`` is symmetric and positive among them.
+        image: ``F Hᵀ`` ``[f, k]``.
+        basis: B ``[f, k]``, orthonormal rows that span the same.
+        turn: ``P − I``, P the polar factor of ``B H Bᵀ``: ``H (I + Bᵀ (P − I)ᵀ B)`` is symmetric and positive among them.
         bent: by how much it is not symmetric otherwise, in its effect on the result.
     """
 
@@ -242,21 +242,21 @@ class _Last:
 
 def _last_directions(H: Tensor, f: int) -> _Last:
     """What the first f directions become when the others are free, by Jacobi iterations, and how they are turned."""
-    free = torch.eye(len(H), f, dtype=H.dtype, device=H.device)
-    inverse = H.diagonal().reciprocal().unsqueeze(-1)
+    free = torch.eye(f, len(H), dtype=H.dtype, device=H.device)
+    inverse = H.diagonal().reciprocal()
     inverse[:f].fill_(0)
-    image = H[:, :f]
+    image = H[:, :f].mT
     for _ in range(_SOLVES):
         free = torch.addcmul(free, image, inverse, value=-1)
-        image = H @ free
+        image = free @ H.mT
     basis = free
-    for _ in range(3):
-        basis = torch.addmm(basis, basis, basis.mT @ basis, beta=1.5, alpha=-0.5)
-    block = basis.mT @ (H @ basis)
+    for _ in range(2):
+        basis = torch.addmm(basis, basis @ basis.mT, basis, beta=1.5, alpha=-0.5)
+    block = basis @ (basis @ H.mT).mT
     P, residual = _polar(block.double())
     turn = (P - torch.eye(f, dtype=P.dtype, device=P.device)).to(H.dtype)
-    uneven = torch.addmm((image @ turn.mT)[f:], basis[f:], turn @ block.mT)  # of both, as they may not cancel
-    bent = torch.linalg.vector_norm(uneven * H.diagonal()[f:].rsqrt().unsqueeze(-1))
+    uneven = torch.addmm(turn @ image[:, f:], block @ turn.mT, basis[:, f:])  # of both, as they may not cancel
+    bent = torch.linalg.vector_norm(uneven * H.diagonal()[f:].rsqrt())
     return _Last(free, image, basis, turn, torch.where(residual < _CONVERGED, bent, math.inf))
 
 
@@ -295,6 +295,8 @@ def renewed_basis(given: Tensors) -> dict[str, Tensor]:
     G = (Y @ Y.mT).float()
     q = G.diagonal().clone()
     gap = q - q.unsqueeze(-1)
+    f = _few(len(q))
+    gap[:f, :f] = 0  # these need not be told apart either
     Z = G.mul_(gap).div_(gap.square_().add_((q + q.unsqueeze(-1)).mul_(_GAP).square_()))
     Z = _low(Z)
     VZ = _low(V) @ Z
@@ -358,13 +360,13 @@ def _distance(H: Tensor, last: _Last) -> Tensor:
         H: ``[k, k]``, changed.
         last: its last directions.
     """
-    f = last.free.shape[-1]
-    block = last.free.mT @ last.image
+    f = len(last.free)
+    block = last.free @ last.image.mT
     block = torch.addmm(block, block, last.turn.mT)
     L, failed = torch.linalg.cholesky_ex(0.5 * (block + block.mT))
     scale = H.diagonal().rsqrt()
     E = H.mul_(scale.unsqueeze(-1)).mul_(scale)
-    rows: Tensor = torch.linalg.solve_triangular(L, last.image.mT * scale, upper=False)
+    rows: Tensor = torch.linalg.solve_triangular(L, last.image * scale, upper=False)
     E[:f], E[:, :f] = rows, rows.mT
     E[:f, :f] = 0
     E.diagonal().zero_()
