@@ -13,8 +13,11 @@ from torch import Tensor
 
 import reference
 from gramscope.linalg import near as near_module
-from gramscope.linalg.near import KeptBasis, Steps, nearest_nearby, new_basis, renewed_basis, turned_in_basis
+from gramscope.linalg import processor
+from gramscope.linalg.kept_basis import KeptBasis, new_basis, renewed_basis
+from gramscope.linalg.near import Steps, nearest_nearby
 from gramscope.linalg.replay import Replay, Tensors
+from gramscope.linalg.turning import turned_in_basis
 
 EPS = torch.finfo(torch.float32).eps
 
@@ -25,7 +28,7 @@ def place(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "host":
         yield "host"
     else:
-        with mock.patch.object(near_module, "_on_host", return_value=False):
+        with mock.patch.object(processor, "on_host", return_value=False):
             yield "accelerator"
 
 
@@ -54,7 +57,7 @@ def assert_nearest(found: Tensor, target: Tensor, source: Tensor) -> None:
 def test_a_slowly_moving_matrix_is_rarely_decomposed(
     k: int, d: int, coarse: bool, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(near_module, "_has_bfloat16", lambda: coarse)
+    monkeypatch.setattr(processor, "has_bfloat16", lambda: coarse)
     W, velocity, kept = weight(k, d, generator), torch.zeros(k, d), KeptBasis()
     with mock.patch.object(near_module, "new_basis", wraps=new_basis) as made:
         for _ in range(40):

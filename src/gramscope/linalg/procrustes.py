@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from gramscope.linalg.near import KeptBasis, Steps, nearest_nearby, renewed_basis, turned_in_basis
+from gramscope.linalg.kept_basis import KeptBasis, renewed_basis
+from gramscope.linalg.near import Steps, nearest_nearby
 from gramscope.linalg.newton_schulz import one_pass
 from gramscope.linalg.polar import PolarMethod, polar
 from gramscope.linalg.psd import symmetric_product
 from gramscope.linalg.replay import Replay, Tensors
 from gramscope.linalg.small_rotation import LARGE, rotation_by_products, small_rotation
+from gramscope.linalg.turning import turned_in_basis
 
 #: Cholesky factors are trusted while their diagonals span less than this
 _SPAN = 1e-3

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from gramscope.errors import InputError, NumericalError
 from gramscope.linalg.autocast import without_autocast
-from gramscope.linalg.near import KeptBasis
+from gramscope.linalg.kept_basis import KeptBasis
 from gramscope.linalg.polar import PolarMethod
 from gramscope.linalg.procrustes import Replays, nearest_with_gram
 from gramscope.optim.matrices import Parameters, WeightMatrix, choose_matrices

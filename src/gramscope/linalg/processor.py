@@ -1,0 +1,24 @@
+"""What the processor that holds a tensor is good at."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+
+def on_host(x: Tensor) -> bool:
+    """Whether numbers can be looked at on the way, small decompositions are cheap, and float32 is faster than float64."""
+    return x.device.type == "cpu"
+
+
+def low(A: Tensor, copy: bool = False) -> Tensor:
+    """``A`` to three digits where products of such matrices are faster, or in float32."""
+    return A.to(torch.bfloat16 if not on_host(A) or has_bfloat16() else torch.float32, copy=copy)
+
+
+@cache
+def has_bfloat16() -> bool:
+    """Whether the CPU multiplies bfloat16 in hardware; torch tells by names that may change."""
+    return any(getattr(torch.cpu, f"_is_{name}_supported", bool)() for name in ("avx512_bf16", "amx_tile"))
