@@ -13,6 +13,8 @@ from gramscope.linalg.newton_schulz import one_pass
 
 #: Jacobi iterations for the directions
 _SOLVES = 6
+#: changes below this end them early
+_SOLVED = 1e-5
 #: of the block of these directions the least singular value that a pass of Newton–Schulz finds, relative to the largest, and
 #: the distance from orthogonal that its last steps take to rounding
 _LEAST, _CONVERGED = 1e-9, 0.02
@@ -54,8 +56,11 @@ def last_directions(H: Tensor, f: int) -> LastDirections:
     inverse[:f].fill_(0)
     image = H[:, :f].mT
     for _ in range(_SOLVES):
-        basis = torch.addcmul(basis, image, inverse, value=-1)
+        change = image * inverse
+        basis = basis - change
         image = basis @ H.mT
+        if processor.on_host(H) and float(torch.linalg.vector_norm(change)) < _SOLVED:
+            break
     for _ in range(2):
         basis = torch.addmm(basis, basis @ basis.mT, basis, beta=1.5, alpha=-0.5)
     image = basis @ H.mT

@@ -28,7 +28,7 @@ _PRECISION = 2e-4
 _SAFETY = 16
 _ITERATIONS = 4
 #: a basis in which more iterations than this are needed is due to be renewed
-_USUAL = 2
+_USUAL = 1
 #: what bfloat16 rounds off quantities of this many units is an eighth of a unit
 _COARSE = 32
 #: a matrix is shown to be positive definite by its distance from another, relative to that, up to this
@@ -60,10 +60,11 @@ def turned_in_basis(given: Tensors) -> dict[str, Tensor]:
     """
     source, eager = given["source"], processor.on_host(given["source"])
     V = working(given["vectors"])
-    size, step = (torch.linalg.vector_norm(x) for x in (source, given["target"] - source))
+    difference = given["target"] - source
+    size, step = (torch.linalg.vector_norm(x) for x in (source, difference))
     X = in_basis(source, V)
     if eager:
-        odd = in_basis(given["target"] - source, V) @ X.mT  # exactly zero where nothing changes
+        odd = in_basis(difference, V) @ X.mT  # exactly zero where nothing changes
         M = symmetric_product(X.mT, X.mT, block=128).add_(odd)
     else:
         M = odd = in_basis(given["target"], V) @ X.mT
@@ -71,22 +72,23 @@ def turned_in_basis(given: Tensors) -> dict[str, Tensor]:
     s, f = M32.diagonal().abs(), few(len(M))
     inverse = (s.unsqueeze(-1) + s).reciprocal_()
     inverse[:f, :f] = 0
-    first = torch.sub(odd, odd.mT, out=torch.empty_like(M32)).mul_(inverse)
+    first = (odd - odd.mT).float().mul_(inverse)
     rest, low_s = processor.low(M, copy=True), processor.low(s)
     rest.diagonal().copy_(M32.diagonal() - s)
-    K, effects = first, [_effect(first, s)] if eager else []
+    K, effects = first, [_effect(first.clone(), s)] if eager else []
     for count in range(_ITERATIONS):
         low = processor.low(K)
         KM = low @ rest
         lost = torch.addmm(KM, low, torch.addcmul(KM, low, low_s), alpha=-0.5)
-        previous, K = K, torch.addcmul(first, lost.mT - lost, inverse)
+        previous, K = K, (lost.mT - lost).float().mul_(inverse).add_(first)
         if eager or count >= _ITERATIONS - 2:
             effects.append(_effect(K - previous, s))
         if eager and _needed([float(x) for x in effects], float(size), float(step)) is not None:
             break
     beside = Beside(source.device)
     with beside:
-        H = (M32 - lost).addcmul_(previous, s, value=-1)
+        H = lost.float()
+        torch.sub(M32, H, out=H).addcmul_(previous, s, value=-1)
         H[:, :f] = _rotated(M32[:, :f], K, inverse=True)  # unlike the rows, these hardly depend on small errors of K
         H[:f, f:] = H[f:, :f].mT
         last = last_directions(H, f)
@@ -99,7 +101,7 @@ def turned_in_basis(given: Tensors) -> dict[str, Tensor]:
     with beside:
         distance = distance_from_definite(H, last)
         norms = [torch.linalg.vector_norm(x) for x in (s, K)]
-    nearest = torch.add(V @ moved, source, out=torch.empty_like(source))
+    nearest = (V @ moved).add_(source).to(source.dtype)
     beside.join()
     figures = torch.stack([x.float() for x in (size, step, distance, second, *norms, last.bent, *effects)])
     return {"nearest": nearest, "figures": figures}
@@ -175,6 +177,6 @@ def _rotated(B: Tensor, K: Tensor, inverse: bool = False) -> Tensor:
 
 
 def _effect(K: Tensor, s: Tensor) -> Tensor:
-    """``‖K W‖_F`` where ``W Wᵀ`` is nearly diagonal, with s the diagonal."""
-    norm: Tensor = torch.linalg.vector_norm(K * s.sqrt())
+    """``‖K W‖_F`` where ``W Wᵀ`` is nearly diagonal, with s the diagonal; changes K."""
+    norm: Tensor = torch.linalg.vector_norm(K.mul_(s.sqrt()))
     return norm
