@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import RescueWarning
-from gramscope.linalg.replay import Replay, Tensors
+from gramscope.linalg.replay import Replay, Tensors, _first
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -68,3 +68,10 @@ def test_many_forms_and_copies() -> None:
         given = inputs(n, "cuda", n)
         assert torch.equal(replay(given)["product"], products(given)["product"])
     assert torch.equal(copy.deepcopy(replay)(given)["product"], products(given)["product"])
+
+
+def test_the_error_behind_others_is_told() -> None:
+    """The end of a recording that has failed fails too, with less to say."""
+    error = RuntimeError("the recording has not ended well")
+    error.__context__ = RuntimeError("not allowed while recording")
+    assert str(_first(error)) == "not allowed while recording"
