@@ -15,8 +15,8 @@ from gramscope.linalg.replay import Tensors
 _FEW, _PART = 8, 64
 #: eigenvectors are told apart where their eigenvalues differ by this part of them
 _GAP = 0.07
-#: one step brings columns this close to orthonormal to 1e-4 of it
-_NEAR = 1e-2
+#: one step brings columns this close to orthonormal to 1e-4 of it; a basis that is farther is of no use
+ORTHONORMAL = 1e-2
 
 
 @dataclass
@@ -106,7 +106,7 @@ def renewed_basis(given: Tensors) -> dict[str, Tensor]:
         rest.diagonal().sub_(1)
         residual = torch.linalg.vector_norm(rest)
         V = torch.addmm(V, V, rest, alpha=-0.5)
-        if processor.on_host(V) and float(residual) < _NEAR:
+        if processor.on_host(V) and float(residual) < ORTHONORMAL:
             break
     V = V[:, q.argsort()]
     return {"vectors": V.to(given["vectors"].dtype), "residual": residual}

@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 
 from gramscope.linalg import processor
-from gramscope.linalg.newton_schulz import one_pass
+from gramscope.linalg.newton_schulz import CONVERGED, one_pass
+from gramscope.linalg.polar import polar
 
 #: Jacobi iterations for the directions
 _SOLVES = 6
 #: changes below this end them early
 _SOLVED = 1e-5
-#: of the block of these directions the least singular value that a pass of Newton–Schulz finds, relative to the largest, and
-#: the distance from orthogonal that its last steps take to rounding
-_LEAST, _CONVERGED = 1e-9, 0.02
-#: distances below this need no sharper bound
-_NEAR = 0.9
+#: of the block of these directions the least singular value that a pass of Newton–Schulz finds, relative to the largest
+_LEAST = 1e-9
+#: matrices count as positive definite up to this distance, and smaller ones need no sharper bound
+DEFINITE = 0.9
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def last_directions(H: Tensor, f: int) -> LastDirections:
     turn = (P - torch.eye(f, dtype=P.dtype, device=P.device)).to(H.dtype)
     uneven = torch.addmm(turn @ image[:, f:], block @ turn.mT, basis[:, f:], alpha=-1)
     bent = torch.linalg.vector_norm(uneven * H.diagonal()[f:].rsqrt())
-    return LastDirections(basis, image, block, turn, torch.where(residual < _CONVERGED, bent, math.inf))
+    return LastDirections(basis, image, block, turn, torch.where(residual < CONVERGED, bent, math.inf))
 
 
 def distance_from_definite(H: Tensor, last: LastDirections) -> Tensor:
@@ -92,7 +92,7 @@ def distance_from_definite(H: Tensor, last: LastDirections) -> Tensor:
     E[:f, :f] = 0
     E.diagonal().zero_()
     norm: Tensor = torch.linalg.vector_norm(E)
-    if not processor.on_host(E) or float(norm) >= _NEAR:
+    if not processor.on_host(E) or float(norm) >= DEFINITE:
         E = processor.low(E)
         norm = torch.linalg.vector_norm((E @ E.mT).float()).sqrt()
     return torch.where(failed == 0, norm, math.inf)
@@ -103,7 +103,4 @@ def _polar(A: Tensor) -> tuple[Tensor, Tensor]:
     if not processor.on_host(A):
         P, residual = one_pass(A.unsqueeze(0), _LEAST)
         return P[0], residual[0]
-    U: Tensor
-    Vh: Tensor
-    U, _, Vh = torch.linalg.svd(torch.nan_to_num(A, 0, 0, 0))
-    return U @ Vh, torch.zeros(())
+    return polar(torch.nan_to_num(A, 0, 0, 0), "svd"), torch.zeros(())

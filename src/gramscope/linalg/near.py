@@ -10,14 +10,12 @@ import torch
 from torch import Tensor
 
 from gramscope.linalg import processor
-from gramscope.linalg.kept_basis import KeptBasis, new_basis, renewed_basis
+from gramscope.linalg.kept_basis import ORTHONORMAL, KeptBasis, new_basis, renewed_basis
 from gramscope.linalg.replay import Tensors
 from gramscope.linalg.turning import comparable, judged, turned_in_basis
 
 Step: TypeAlias = Callable[[Tensors], dict[str, Tensor]]
 
-#: a basis is given up at this distance from orthonormal columns
-_ORTHONORMAL = 1e-2
 #: a basis that has failed more often in a row, also renewed, is given up
 _TRIES = 3
 #: the longest pause after bases that fail is 4 to this power
@@ -66,7 +64,7 @@ def _bases(target: Tensor, source: Tensor, kept: KeptBasis, steps: Steps) -> Ite
     if kept.vectors is not None:
         kept.lasts = max(1, kept.age + kept.worn)  # one that ended early is renewed earlier, one that was ended later
         better = steps.renewed({"source": source, "vectors": kept.vectors})
-        kept.vectors, kept.worn = (better["vectors"] if float(better["residual"]) < _ORTHONORMAL else None), True
+        kept.vectors, kept.worn = (better["vectors"] if float(better["residual"]) < ORTHONORMAL else None), True
     kept.age = 0
     if kept.vectors is not None:
         yield kept.vectors

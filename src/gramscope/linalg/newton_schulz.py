@@ -14,6 +14,8 @@ _SAFE = 0.05
 _DONE = 0.9999
 #: plain steps converge quickly from ‖XᵀX − I‖_F below this
 _NEAR = 0.9
+#: :func:`one_pass` has found the polar factor where its residual is below this
+CONVERGED = 0.02
 #: about the least singular value that W Wᵀ has for a random W of some hundred rows that is much wider than high
 _USUAL = 0.1
 

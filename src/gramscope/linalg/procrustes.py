@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gramscope.linalg.kept_basis import KeptBasis, renewed_basis
 from gramscope.linalg.near import Steps, nearest_nearby
-from gramscope.linalg.newton_schulz import one_pass
+from gramscope.linalg.newton_schulz import CONVERGED, one_pass
 from gramscope.linalg.polar import PolarMethod, polar
 from gramscope.linalg.psd import symmetric_product
 from gramscope.linalg.replay import Replay, Tensors
@@ -19,8 +19,6 @@ from gramscope.linalg.turning import turned_in_basis
 
 #: Cholesky factors are trusted while their diagonals span less than this
 _SPAN = 1e-3
-#: one pass of Newton–Schulz from within this of orthonormal columns has converged
-_CONVERGED = 0.02
 
 
 @dataclass
@@ -42,9 +40,9 @@ def nearest_with_gram(
 
     The product is formed, and its polar factor taken, in float64 (float32 on devices without it): in float32 the
     directions of singular values below 3e-4 of the largest would be lost in rounding, and a source equal to the target
-    would not come back unchanged. On the CPU ``"auto"`` first tries :func:`~gramscope.linalg.small_rotation.small_rotation`
-    and, for large matrices, :func:`~gramscope.linalg.near.nearest_nearby`, which are as exact in float32 when source and
-    target are close.
+    would not come back unchanged. On the CPU ``"auto"`` first tries :func:`~gramscope.linalg.small_rotation.small_rotation`,
+    and for large matrices :func:`~gramscope.linalg.near.nearest_nearby`, also on CUDA: they are as exact and faster when source
+    and target are close.
 
     Wide and square matrices use the k×k factor above. For tall ones that product has rank d < k; there
     ``X = target L₁⁻ᵀ polar(L₁ᵀL₂) L₂ᵀ`` with the Cholesky factors of both Grams, all d×d, or, where these are too
@@ -96,7 +94,7 @@ def _quickly(
     if source.device.type == "cuda" and replays is not None:
         if 2 * k <= d:
             result = replays.one_pass({"target": target, "source": source})
-            reliable = result["residual"] < _CONVERGED
+            reliable = result["residual"] < CONVERGED
             if bool(reliable.all()):
                 return result["nearest"], reliable
         if kept is not None and k >= LARGE and source.dtype != torch.float64:

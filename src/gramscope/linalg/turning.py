@@ -12,7 +12,7 @@ from torch import Tensor
 from gramscope.linalg import processor
 from gramscope.linalg.beside import Beside
 from gramscope.linalg.kept_basis import few, in_basis, working
-from gramscope.linalg.last_directions import distance_from_definite, last_directions
+from gramscope.linalg.last_directions import DEFINITE, distance_from_definite, last_directions
 from gramscope.linalg.psd import symmetric_product
 from gramscope.linalg.replay import Tensors
 
@@ -31,8 +31,6 @@ _ITERATIONS = 4
 _USUAL = 1
 #: what bfloat16 rounds off quantities of this many units is an eighth of a unit
 _COARSE = 32
-#: a matrix is shown to be positive definite by its distance from another, relative to that, up to this
-_DISTANCE = 0.9
 
 
 def turned_in_basis(given: Tensors) -> dict[str, Tensor]:
@@ -94,8 +92,7 @@ def turned_in_basis(given: Tensors) -> dict[str, Tensor]:
         last = last_directions(H, f)
         directions = _rotated(last.basis.mT, K)
         turned = last.turn @ (last.basis @ X.float())
-    Q = K.to(V.dtype)
-    moved, second = _applied(K, Q @ X, s, size)
+    moved, second = _applied(K, X, s, size)
     beside.join()
     moved += directions @ turned
     with beside:
@@ -124,7 +121,7 @@ def judged(found: dict[str, Tensor]) -> Judgement:
     """Whether a result of :func:`turned_in_basis` can be relied on."""
     size, step, distance, second, total, turn, bent, *effects = found["figures"].tolist()
     orthogonal = turn < 1 and 0.25 * second**2 < 0.1 * EPS * total
-    definite = distance < _DISTANCE and bent <= _enough(size, step)
+    definite = distance < DEFINITE and bent <= _enough(size, step)
     needed = _needed(effects, size, step) if comparable(size, step) and orthogonal and definite else None
     usual = _USUAL if processor.on_host(found["nearest"]) else 0  # only the last two effects are known elsewhere
     return Judgement(needed is not None, needed is None or needed > usual)
@@ -158,16 +155,17 @@ def _needed(effects: Sequence[float], size: float, step: float) -> int | None:
     return None
 
 
-def _applied(K: Tensor, KX: Tensor, s: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
+def _applied(K: Tensor, X: Tensor, s: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
     """``K X + ½ K K X`` and ``‖K K X‖_F``; on the CPU the second term to three digits where more do not matter."""
-    low = processor.low(K)
-    if not processor.on_host(KX):
-        return torch.addmm(KX, K.to(KX.dtype), KX, alpha=0.5), _effect((low @ low).float(), s)
+    low, Q = processor.low(K), K.to(X.dtype)
+    KX = Q @ X
+    if not processor.on_host(X):
+        return torch.addmm(KX, Q, KX, alpha=0.5), _effect((low @ low).float(), s)
     KKX = (low @ processor.low(KX)).float()
     second: Tensor = torch.linalg.vector_norm(KKX)
     if float(second) < _COARSE * EPS * float(size):
         return KX.add_(KKX, alpha=0.5), second
-    return torch.addmm(KX, K, KX, alpha=0.5), second
+    return torch.addmm(KX, Q, KX, alpha=0.5), second
 
 
 def _rotated(B: Tensor, K: Tensor, inverse: bool = False) -> Tensor:
