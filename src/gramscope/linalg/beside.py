@@ -12,7 +12,8 @@ class Beside:
     """A context whose kernels go to a stream of their own; on devices without streams it changes nothing.
 
     What is entered waits for what the current stream has been given so far; :meth:`join` lets the current stream wait for it.
-    Tensors made inside may be used outside after that, and tensors used inside must live until then.
+    Tensors made inside may be used outside after that, and tensors used inside must live until then. Where both compete for
+    the device the work inside goes first.
 
     Example:
         >>> import torch
@@ -50,5 +51,5 @@ class Beside:
 @cache
 def _stream(device: torch.device) -> torch.cuda.Stream:
     """One for each device: libraries keep handles and memory for every stream they have seen."""
-    stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream: torch.cuda.Stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
     return stream

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gramscope.linalg import processor
+from gramscope.linalg.factors import Factor, product
 from gramscope.linalg.psd import eigh, symmetric_product
 from gramscope.linalg.replay import Tensors
 
@@ -17,6 +18,8 @@ _FEW, _PART = 8, 64
 _GAP = 0.07
 #: one step brings columns this close to orthonormal to 1e-4 of it; a basis that is farther is of no use
 ORTHONORMAL = 1e-2
+#: so many steps towards orthonormal columns at most, and where nothing can be looked at on the way
+_POLISHES = 3
 
 
 @dataclass
@@ -27,6 +30,7 @@ class KeptBasis:
         vectors: ``[k, k]`` in float32, or None.
         worn: a renewal is due.
         age: how many steps it has served since the last.
+        at_first: how many iterations more than usual the first of them took.
         lasts: how many it is expected to.
         failures: how many steps in a row failed in new or renewed bases.
         pause: for how many steps no other is tried.
@@ -35,6 +39,7 @@ class KeptBasis:
     vectors: Tensor | None = None
     worn: bool = False
     age: int = 0
+    at_first: int = 0
     lasts: int = 64
     failures: int = 0
     pause: int = 0
@@ -58,41 +63,46 @@ def few(k: int) -> int:
     return min(k, max(_FEW, k // _PART))
 
 
-def working(vectors: Tensor) -> Tensor:
-    """A basis in the precision to work in: float64 where that is as fast."""
-    return vectors.to(torch.float32 if processor.on_host(vectors) else torch.float64)
+def in_basis(V: Tensor, A: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+    """``Vᵀ A`` ``[k, d]`` of these matrices, the first rows of the first, which may be small, to their own rounding."""
+    f, across = few(len(V)), Factor.of(V, 0)
+    result, *rest = (product(across, Factor.of(x, 0)) for x in (A, *others))
+    result[:f] = V[:, :f].double().mT @ A.double()
+    return result, *rest
 
 
-def in_basis(A: Tensor, V: Tensor) -> Tensor:
-    """``Vᵀ A``, its first rows, which may be small, to their own rounding."""
-    result = V.mT @ A.to(V.dtype)
-    if V.dtype != torch.float64:
-        f = few(len(V))
-        result[:f] = V[:, :f].double().mT @ A.double()
-    return result
+def own_product(X: Tensor) -> Tensor:
+    """``X Xᵀ`` ``[k, k]``."""
+    if processor.on_host(X):
+        return symmetric_product(X.mT, X.mT, block=128)
+    rows = Factor.of(X, 1)
+    return product(rows, rows)
 
 
 def new_basis(source: Tensor) -> Tensor:
     """Eigenvectors of ``source sourceᵀ`` ``[k, k]``, eigenvalues ascending; in float32 the small ones would be lost."""
     W = source.double()
-    return eigh(symmetric_product(W.mT, W.mT, block=128) if processor.on_host(W) else W @ W.mT)[1].to(source.dtype)
+    _, vectors = eigh(symmetric_product(W.mT, W.mT, block=128) if processor.on_host(W) else W @ W.mT)
+    return vectors.to(source.dtype, memory_format=torch.contiguous_format)
 
 
 def renewed_basis(given: Tensors) -> dict[str, Tensor]:
     """A basis turned towards the eigenvectors of ``source sourceᵀ`` by products alone.
 
     With G the matrix in the basis and q its diagonal, ``I + Z + ½Z²`` where ``Z_ij = G_ij/(q_j − q_i)`` diagonalises it to
-    first order. Eigenvalues closer than ``_GAP`` of their sum, and the few smallest, are not told apart.
+    first order. Eigenvalues closer than ``_GAP`` of their sum are not told apart, and the few smallest only by
+    :func:`told_apart`.
 
     Args:
         given: ``source`` ``[k, d]`` and ``vectors`` ``[k, k]``, float32.
 
     Returns:
-        ``vectors``, and ``residual``, their distance from orthonormal ones before the last step towards them.
+        ``vectors``; ``corner``, the matrix in the basis for the few smallest eigenvalues ``[f, f]``; and ``residual``, the
+        distance of the vectors from orthonormal ones before the last step towards these.
     """
-    V = working(given["vectors"])
-    Y = in_basis(given["source"], V)
-    G = (Y @ Y.mT).float()
+    V = given["vectors"]
+    (Y,) = in_basis(V, given["source"])
+    G = own_product(Y)
     q = G.diagonal().clone()
     f = few(len(q))
     gap = q - q.unsqueeze(-1)
@@ -100,13 +110,33 @@ def renewed_basis(given: Tensors) -> dict[str, Tensor]:
     damped = gap.square().add_((q + q.unsqueeze(-1)).mul_(_GAP).square_())
     Z = processor.low(G.mul_(gap).div_(damped))
     VZ = processor.low(V) @ Z
-    V = V.add(VZ).add_(VZ @ Z, alpha=0.5)
-    for _ in range(2):
-        rest = V.mT @ V
+    V, residual = _orthonormal(V.add(VZ).add_(VZ @ Z, alpha=0.5))
+    V = V[:, q.argsort()]
+    first = V[:, :f].double().mT @ given["source"].double()
+    return {"vectors": V, "corner": first @ first.mT, "residual": residual}
+
+
+def told_apart(vectors: Tensor, corner: Tensor) -> Tensor:
+    """A basis with its first columns turned to eigenvectors of the ``corner`` of :func:`renewed_basis`; changes it."""
+    f = len(corner)
+    turn = eigh(torch.nan_to_num(corner.cpu()))[1].to(vectors.device)
+    vectors[:, :f] = (vectors[:, :f].double() @ turn).float()
+    return vectors
+
+
+def _orthonormal(V: Tensor) -> tuple[Tensor, Tensor]:
+    """V after steps ``V(3I − VᵀV)/2``, and ``‖VᵀV − I‖_F`` before the last."""
+    for left in reversed(range(_POLISHES)):
+        if processor.on_host(V):
+            rest = V.mT @ V
+        elif left:
+            across = Factor.of(V, 0)
+            rest = product(across, across)
+        else:
+            rest = V.double().mT @ V.double()
         rest.diagonal().sub_(1)
-        residual = torch.linalg.vector_norm(rest)
-        V = torch.addmm(V, V, rest, alpha=-0.5)
+        residual = processor.norm(rest)
+        V = V.sub(product(Factor.of(V, 1), Factor.of(rest.float(), 0)), alpha=0.5)
         if processor.on_host(V) and float(residual) < ORTHONORMAL:
             break
-    V = V[:, q.argsort()]
-    return {"vectors": V.to(given["vectors"].dtype), "residual": residual}
+    return V, residual

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from gramscope.linalg import processor
-from gramscope.linalg.kept_basis import ORTHONORMAL, KeptBasis, new_basis, renewed_basis
+from gramscope.linalg.kept_basis import ORTHONORMAL, KeptBasis, new_basis, renewed_basis, told_apart
 from gramscope.linalg.replay import Tensors
-from gramscope.linalg.turning import comparable, judged, turned_in_basis
+from gramscope.linalg.turning import comparable, needed_iterations, turned_in_basis
 
 Step: TypeAlias = Callable[[Tensors], dict[str, Tensor]]
 
@@ -47,10 +47,11 @@ def nearest_nearby(target: Tensor, source: Tensor, kept: KeptBasis, steps: Steps
     steps = steps or Steps()
     for vectors in _bases(target, source, kept, steps):
         found = steps.turned({"target": target, "source": source, "vectors": vectors})
-        judgement = judged(found)
-        if judgement.reliable:
+        more = needed_iterations(found)
+        if more is not None:
+            kept.at_first = kept.at_first if kept.age else more
             kept.vectors, kept.age, kept.failures = vectors, kept.age + 1, 0
-            kept.worn = judgement.worn or kept.age >= kept.lasts
+            kept.worn = more > kept.at_first or kept.age >= kept.lasts
             return found["nearest"]
     return None
 
@@ -64,7 +65,8 @@ def _bases(target: Tensor, source: Tensor, kept: KeptBasis, steps: Steps) -> Ite
     if kept.vectors is not None:
         kept.lasts = max(1, kept.age + kept.worn)  # one that ended early is renewed earlier, one that was ended later
         better = steps.renewed({"source": source, "vectors": kept.vectors})
-        kept.vectors, kept.worn = (better["vectors"] if float(better["residual"]) < ORTHONORMAL else None), True
+        orthonormal = float(better["residual"]) < ORTHONORMAL
+        kept.vectors, kept.worn = told_apart(better["vectors"], better["corner"]) if orthonormal else None, True
     kept.age = 0
     if kept.vectors is not None:
         yield kept.vectors

@@ -43,7 +43,7 @@ def newton_schulz(A: Tensor, tolerance: float | None = None) -> tuple[Tensor, Te
     assumed = _USUAL
     found = 1.0  # singular values above this, in units of √‖AᵀA‖_F, have been lifted to 1
     while True:
-        for alpha in _scalings(assumed):
+        for alpha in scalings(assumed):
             X = torch.baddbmm(X, X, G, beta=1.5 * alpha, alpha=-0.5 * alpha**3)
             G = torch.bmm(X.mT, X)
             found /= 1.5 * alpha
@@ -71,7 +71,7 @@ def one_pass(A: Tensor, least: float = _USUAL) -> tuple[Tensor, Tensor]:
         ``X``, and ``‖XᵀX − I‖_F`` ``[batch]`` before the plain steps, which take 0.02 to below 1e-14.
     """
     X, G = _scaled(A)
-    for alpha in _scalings(least):
+    for alpha in scalings(least):
         X = torch.baddbmm(X, X, G, beta=1.5 * alpha, alpha=-0.5 * alpha**3)
         G = torch.bmm(X.mT, X)
     residual: Tensor = torch.linalg.matrix_norm(G - torch.eye(G.shape[-1], dtype=G.dtype, device=G.device))
@@ -109,7 +109,7 @@ def _finish(X: Tensor, excess: Tensor, residual: float, tolerance: float) -> Ten
     return X
 
 
-def _scalings(least: float) -> list[float]:
+def scalings(least: float) -> list[float]:
     """The scalings α that bring singular values in [least, 1] into [_DONE, 1]."""
     alphas = []
     while least < _DONE:

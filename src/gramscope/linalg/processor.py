@@ -18,7 +18,24 @@ def low(A: Tensor, copy: bool = False) -> Tensor:
     return A.to(torch.bfloat16 if not on_host(A) or has_bfloat16() else torch.float32, copy=copy)
 
 
+def accumulated(A: Tensor, B: Tensor) -> Tensor:
+    """``A B`` of bfloat16 matrices in float32."""
+    return torch.mm(A, B, out_dtype=torch.float32) if A.is_cuda else A.float() @ B.float()
+
+
+def norm(A: Tensor) -> Tensor:
+    """``‖A‖_F`` in two steps: in one a device has to be told to start from zero first, which takes longer."""
+    result: Tensor = torch.linalg.vector_norm(A if on_host(A) else torch.linalg.vector_norm(A, dim=-1))
+    return result
+
+
 @cache
 def has_bfloat16() -> bool:
     """Whether the CPU multiplies bfloat16 in hardware; torch tells by names that may change."""
     return any(getattr(torch.cpu, f"_is_{name}_supported", bool)() for name in ("avx512_bf16", "amx_tile"))
+
+
+@cache
+def has_bfloat16_products(device: torch.device) -> bool:
+    """Whether a CUDA device multiplies bfloat16 in hardware."""
+    return bool(torch.version.hip) or torch.cuda.get_device_capability(device) >= (8, 0)

@@ -13,6 +13,7 @@ from gramscope.linalg.near import Steps, nearest_nearby
 from gramscope.linalg.newton_schulz import CONVERGED, one_pass
 from gramscope.linalg.polar import PolarMethod, polar
 from gramscope.linalg.psd import symmetric_product
+from gramscope.linalg.processor import has_bfloat16_products
 from gramscope.linalg.replay import Replay, Tensors
 from gramscope.linalg.small_rotation import LARGE, rotation_by_products, small_rotation
 from gramscope.linalg.turning import turned_in_basis
@@ -26,7 +27,9 @@ class Replays:
     """What is recorded as CUDA graphs for callers that come again with the same shapes."""
 
     one_pass: Replay = field(default_factory=lambda: Replay(by_one_pass))
-    near: Steps = field(default_factory=lambda: Steps(Replay(turned_in_basis), Replay(renewed_basis)))
+    near: Steps = field(
+        default_factory=lambda: Steps(Replay(turned_in_basis, ("vectors",), lent=True), Replay(renewed_basis))
+    )
 
 
 def nearest_with_gram(
@@ -51,7 +54,8 @@ def nearest_with_gram(
     Args:
         target, source: ``[…, k, d]`` of one shape, dtype and device.
         method: see :func:`~gramscope.linalg.polar.polar`.
-        replays: for callers that come again with the same shapes; ``"auto"`` uses them on CUDA.
+        replays: for callers that come again with the same shapes; ``"auto"`` uses them on CUDA. The next call with them may
+            overwrite the result.
         kept: a basis for each matrix, for callers that come again with matrices that have moved a little: saves ``"auto"``
             most decompositions of large ones.
 
@@ -61,9 +65,9 @@ def nearest_with_gram(
     k, d = source.shape[-2:]
     if source.numel() == 0:
         return source.clone()
-    T, W = target.reshape(-1, k, d), source.reshape(-1, k, d)
-    result = _tall(T, W, method) if k > d else _wide(T, W, method, replays, kept)
-    return result.to(source.dtype).reshape(source.shape)
+    T, W = (x if x.ndim == 3 else x.reshape(-1, k, d) for x in (target, source))
+    result = (_tall(T, W, method) if k > d else _wide(T, W, method, replays, kept)).to(source.dtype)
+    return result if source.ndim == 3 else result.reshape(source.shape)
 
 
 def by_one_pass(given: Tensors) -> dict[str, Tensor]:
@@ -80,24 +84,24 @@ def _wide(
     found = _quickly(target, source, replays, kept) if method == "auto" else None
     if found is None:
         return _by_product(target, source, method)
-    X, reliable = found
-    if not bool(reliable.all()):
-        X[~reliable] = _by_product(target[~reliable], source[~reliable], method).to(X.dtype)
+    X, left = found
+    if left:
+        X[left] = _by_product(target[left], source[left], method).to(X.dtype)
     return X
 
 
 def _quickly(
     target: Tensor, source: Tensor, replays: Replays | None, kept: Sequence[KeptBasis] | None
-) -> tuple[Tensor, Tensor] | None:
-    """The same where matrices are close or well conditioned, and where it can be relied on ``[batch]``; None: no such way."""
+) -> tuple[Tensor, list[int]] | None:
+    """The same where matrices are close or well conditioned, and which ones are not; None: no such way."""
     k, d = source.shape[-2:]
     if source.device.type == "cuda" and replays is not None:
         if 2 * k <= d:
             result = replays.one_pass({"target": target, "source": source})
-            reliable = result["residual"] < CONVERGED
-            if bool(reliable.all()):
-                return result["nearest"], reliable
-        if kept is not None and k >= LARGE and source.dtype != torch.float64:
+            left = _left(result["residual"] < CONVERGED)
+            if not left:
+                return result["nearest"], left
+        if kept is not None and k >= LARGE and source.dtype != torch.float64 and has_bfloat16_products(source.device):
             return _one_by_one(target.float(), source.float(), kept, replays.near)
     if not _float32_is_exact(source):
         return None
@@ -106,21 +110,33 @@ def _quickly(
     if k < LARGE:
         change, S, R = _parts(T, W)
         rotation, reliable = small_rotation(S, R)
-        return torch.baddbmm(W, rotation, W, out=change), reliable
+        return torch.baddbmm(W, rotation, W, out=change), _left(reliable)
     if all(basis.vectors is None for basis in kept):
         change, S, R = _parts(T, W)
         found = rotation_by_products(S, R)
         if found is not None:
-            return torch.baddbmm(W, found, W, out=change), torch.ones(len(W), dtype=torch.bool)
+            return torch.baddbmm(W, found, W, out=change), []
     return _one_by_one(T, W, kept, Steps())
 
 
-def _one_by_one(target: Tensor, source: Tensor, kept: Sequence[KeptBasis], steps: Steps) -> tuple[Tensor, Tensor]:
-    """:func:`~gramscope.linalg.near.nearest_nearby` of each matrix, and where there is one."""
-    found = [nearest_nearby(T, W, basis, steps) for T, W, basis in zip(target, source, kept, strict=True)]
-    rows = [W if near is None else near for W, near in zip(source, found, strict=True)]
-    reliable = torch.tensor([near is not None for near in found])
-    return rows[0][None] if len(rows) == 1 else torch.stack(rows), reliable
+def _left(reliable: Tensor) -> list[int]:
+    """Where it is not so."""
+    return [] if bool(reliable.all()) else (~reliable).nonzero().flatten().tolist()
+
+
+def _one_by_one(target: Tensor, source: Tensor, kept: Sequence[KeptBasis], steps: Steps) -> tuple[Tensor, list[int]]:
+    """:func:`~gramscope.linalg.near.nearest_nearby` of each matrix, and where there is none."""
+    if len(source) == 1:
+        near = nearest_nearby(target[0], source[0], kept[0], steps)
+        return (source.clone(), [0]) if near is None else (near.unsqueeze(0), [])
+    result, left = source.clone(), []
+    for i, basis in enumerate(kept):
+        near = nearest_nearby(target[i], source[i], basis, steps)
+        if near is None:
+            left.append(i)
+        else:
+            result[i] = near
+    return result, left
 
 
 def _parts(target: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:

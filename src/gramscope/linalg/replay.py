@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, TypeAlias
 
 import torch
@@ -18,6 +19,8 @@ Tensors: TypeAlias = Mapping[str, Tensor]
 _WARM_UP = 2
 #: recordings kept; each holds the memory of one run of the function
 _MOST = 32
+#: tensors of so many numbers are copied one by one
+_LARGE = 2**18
 
 
 class Replay:
@@ -31,21 +34,30 @@ class Replay:
     Args:
         function: from named tensors to named tensors, made of tensor operations only. It must not change its inputs, and
             anything else it reads must stay the same from call to call.
+        lasting: names of inputs that are not changed in place, so that a tensor given again need not be copied again.
+        lent: results are used before the next call, which may overwrite them.
     """
 
-    def __init__(self, function: Callable[[Tensors], dict[str, Tensor]]) -> None:
+    def __init__(
+        self, function: Callable[[Tensors], dict[str, Tensor]], lasting: Sequence[str] = (), lent: bool = False
+    ) -> None:
         self._function = function
+        self._lasting = tuple(lasting)
+        self._lent = lent
         self._recordings: dict[Any, _Recording] = {}
         self._possible = True
 
     def __call__(self, inputs: Tensors) -> dict[str, Tensor]:
-        """The function's results as new tensors."""
+        """The function's results, as new tensors unless they are lent."""
         device = next(iter(inputs.values())).device
         if device.type != "cuda" or not self._possible:
             return self._function(inputs)
-        with torch.cuda.device(device):
+        with nullcontext() if device.index == torch.cuda.current_device() else torch.cuda.device(device):
             recording = self._recording(inputs)
-            return self._function(inputs) if recording is None else recording.play(inputs)
+            if recording is None:
+                return self._function(inputs)
+            recording.play(inputs)
+            return dict(recording.outputs) if self._lent else recording.copies()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_recordings": {}}
@@ -56,7 +68,7 @@ class Replay:
         form = tuple((name, x.shape, x.stride(), x.dtype, x.device) for name, x in inputs.items())
         if form not in self._recordings and len(self._recordings) < _MOST:
             try:
-                self._recordings[form] = _Recording(self._function, inputs)
+                self._recordings[form] = _Recording(self._function, inputs, self._lasting)
             except RuntimeError as error:
                 self._possible = False
                 reason = str(_first(error)).splitlines()[0]
@@ -72,8 +84,11 @@ def _first(error: BaseException) -> BaseException:
 class _Recording:
     """One CUDA graph with the memory its inputs and outputs lie in."""
 
-    def __init__(self, function: Callable[[Tensors], dict[str, Tensor]], inputs: Tensors) -> None:
+    def __init__(
+        self, function: Callable[[Tensors], dict[str, Tensor]], inputs: Tensors, lasting: Sequence[str]
+    ) -> None:
         self._inputs = {name: x.clone() for name, x in inputs.items()}
+        self._lasting: dict[str, Tensor | None] = dict.fromkeys(lasting)
         current = torch.cuda.current_stream()
         aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         aside.wait_stream(current)
@@ -83,12 +98,28 @@ class _Recording:
         current.wait_stream(aside)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-            self._outputs = function(self._inputs)
+            self.outputs = function(self._inputs)
 
-    def play(self, inputs: Tensors) -> dict[str, Tensor]:
-        """Run the graph on these inputs; the results are copies."""
-        torch._foreach_copy_(list(self._inputs.values()), list(inputs.values()))
+    def play(self, inputs: Tensors) -> None:
+        """Run the graph on these inputs."""
+        new = {name: x for name, x in inputs.items() if self._lasting.get(name) is not x}
+        _copy([self._inputs[name] for name in new], list(new.values()))
+        self._lasting.update({name: inputs[name] for name in self._lasting})
         self._graph.replay()
-        results = {name: torch.empty_like(x) for name, x in self._outputs.items()}
-        torch._foreach_copy_(list(results.values()), list(self._outputs.values()))
+
+    def copies(self) -> dict[str, Tensor]:
+        """The results, to keep."""
+        results = {name: torch.empty_like(x) for name, x in self.outputs.items()}
+        _copy(list(results.values()), list(self.outputs.values()))
         return results
+
+
+def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """The small ones at once, the large ones with all of the device."""
+    pairs = list(zip(targets, sources, strict=True))
+    for to, x in pairs:
+        if x.numel() >= _LARGE:
+            to.copy_(x)
+    small = [pair for pair in pairs if pair[0].numel() < _LARGE]
+    if small:
+        torch._foreach_copy_(*(list(column) for column in zip(*small, strict=True)))

@@ -5,15 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from gramscope.linalg import processor
 from gramscope.linalg.beside import Beside
-from gramscope.linalg.kept_basis import few, in_basis, working
-from gramscope.linalg.last_directions import DEFINITE, distance_from_definite, last_directions
-from gramscope.linalg.psd import symmetric_product
+from gramscope.linalg.factors import Factor, product
+from gramscope.linalg.fused import (
+    Balance,
+    balanced,
+    defects,
+    diagonal_without,
+    nearly_diagonal,
+    row_norms,
+    small_turn,
+    symmetrised,
+)
+from gramscope.linalg.kept_basis import few, in_basis, own_product
+from gramscope.linalg.last_directions import Nearly, image_of, last_directions
+from gramscope.linalg.newton_schulz import CONVERGED
 from gramscope.linalg.replay import Tensors
 
 EPS = torch.finfo(torch.float32).eps
@@ -27,10 +39,16 @@ _PRECISION = 2e-4
 #: an iteration is expected to leave this much more than the one before, relative to what each began with
 _SAFETY = 16
 _ITERATIONS = 4
+#: where nothing is known on the way only so many of them, the last, have the term of second order
+_FULL = 2
+#: iterations that leave more than this part of what the ones before left are not believed to converge
+_SLOWEST = 0.8
 #: a basis in which more iterations than this are needed is due to be renewed
 _USUAL = 1
-#: what bfloat16 rounds off quantities of this many units is an eighth of a unit
-_COARSE = 32
+#: of the block of the last directions the least singular value that is found, relative to the largest
+_LEAST = 1e-12
+#: H counts as positive definite up to this distance from its diagonal
+_DEFINITE = 0.9
 
 
 def turned_in_basis(given: Tensors) -> dict[str, Tensor]:
@@ -54,77 +72,121 @@ def turned_in_basis(given: Tensors) -> dict[str, Tensor]:
         given: ``target``, ``source`` ``[k, d]`` and ``vectors`` ``[k, k]``, float32.
 
     Returns:
-        ``nearest`` ``[k, d]``, and ``figures``, by which :func:`judged` judges it.
+        ``nearest`` ``[k, d]``, and ``figures``, by which :func:`needed_iterations` judges it.
     """
-    source, eager = given["source"], processor.on_host(given["source"])
-    V = working(given["vectors"])
-    difference = given["target"] - source
-    size, step = (torch.linalg.vector_norm(x) for x in (source, difference))
-    X = in_basis(source, V)
-    if eager:
-        odd = in_basis(difference, V) @ X.mT  # exactly zero where nothing changes
-        M = symmetric_product(X.mT, X.mT, block=128).add_(odd)
-    else:
-        M = odd = in_basis(given["target"], V) @ X.mT
-    M32 = M.float()
-    s, f = M32.diagonal().abs(), few(len(M))
-    inverse = (s.unsqueeze(-1) + s).reciprocal_()
-    inverse[:f, :f] = 0
-    first = (odd - odd.mT).float().mul_(inverse)
-    rest, low_s = processor.low(M, copy=True), processor.low(s)
-    rest.diagonal().copy_(M32.diagonal() - s)
-    K, effects = first, [_effect(first.clone(), s)] if eager else []
-    for count in range(_ITERATIONS):
-        low = processor.low(K)
-        KM = low @ rest
-        lost = torch.addmm(KM, low, torch.addcmul(KM, low, low_s), alpha=-0.5)
-        previous, K = K, (lost.mT - lost).float().mul_(inverse).add_(first)
-        if eager or count >= _ITERATIONS - 2:
-            effects.append(_effect(K - previous, s))
-        if eager and _needed([float(x) for x in effects], float(size), float(step)) is not None:
-            break
+    source, V = given["source"], given["vectors"]
+    difference, f = given["target"] - source, few(len(V))
+    X, change = in_basis(V, source, difference)
+    odd, M, rest = _products(X, change)
+    eager = processor.on_host(source)
+    sizes = (float(processor.norm(source)), float(processor.norm(difference))) if eager else None
     beside = Beside(source.device)
+    found = _rotation(odd, M, rest, f, sizes, beside)
     with beside:
-        H = lost.float()
-        torch.sub(M32, H, out=H).addcmul_(previous, s, value=-1)
-        H[:, :f] = _rotated(M32[:, :f], K, inverse=True)  # unlike the rows, these hardly depend on small errors of K
-        H[:f, f:] = H[f:, :f].mT
-        last = last_directions(H, f)
-        directions = _rotated(last.basis.mT, K)
-        turned = last.turn @ (last.basis @ X.float())
-    moved, second = _applied(K, X, s, size)
+        others, rest, scale = nearly_diagonal(M, found.gained, found.before[-1], found.s, f)
+        columns = found.columns * scale.unsqueeze(-1)
+        H = Nearly(found.columns[:f], columns, Factor.of(others, 1), rest, scale)
+    turning, rows = Factor.of(found.K, 1), Factor.of(X, 0)
+    KX = product(turning, rows)
+    KKX = found.low @ processor.low(KX)
+    moved, back = KX.add_(KKX, alpha=0.5), Factor.of(V, 1)
     beside.join()
-    moved += directions @ turned
     with beside:
-        distance = distance_from_definite(H, last)
-        norms = [torch.linalg.vector_norm(x) for x in (s, K)]
-    nearest = (V @ moved).add_(source).to(source.dtype)
+        z = last_directions(H)
+    figures = [found.s, *(row_norms(x) for x in (source, difference, KKX)), _squared(rest)]
+    effects = found.effects or [_effect(found.s, b, a) for a, b in pairwise((*found.before, found.K))]
     beside.join()
-    figures = torch.stack([x.float() for x in (size, step, distance, second, *norms, last.bent, *effects)])
-    return {"nearest": nearest, "figures": figures}
+    with beside:
+        image = image_of(H, z)
+        among, block, residual = small_turn(z, image, columns, H.corner, scale, _LEAST)
+    directions = z * scale.unsqueeze(-1)
+    small = X[:f] + product(Factor.of(directions, 0), rows)
+    directions.diagonal().fill_(1)
+    directions = _rotated(directions, turning, 1)
+    beside.join()
+    moved.addmm_(directions, among @ small)
+    with beside:
+        figures += defects(z, image, among, block, scale)
+        norms = torch.cat([residual, row_norms(torch.stack([*figures, *effects]))])
+    nearest = source + product(back, Factor.of(moved, 0))
+    beside.join()
+    return {"nearest": nearest, "figures": norms}
 
 
 @dataclass(frozen=True)
-class Judgement:
-    """What to think of a result of :func:`turned_in_basis`.
+class _Rotation:
+    """The solution K ``[k, k]`` of the equation of :func:`turned_in_basis`, and what belongs to it.
 
     Attributes:
-        reliable: it is the nearest matrix, to the precision wanted.
-        worn: a better basis is due.
+        s: the diagonal of M.
+        K, low: the last iterate, and coarsely.
+        before: the one or two before it.
+        gained: ``−K (M − diag s) + ½ K K M`` for the one before, coarsely.
+        columns: the first columns of ``H = QᵀM`` for the one before; unlike the rows, these hardly depend on its errors.
+        effects: by how much each iteration moved the result, by rows; empty where nothing can be looked at on the way.
     """
 
-    reliable: bool
-    worn: bool
+    s: Tensor
+    K: Tensor
+    low: Tensor
+    before: tuple[Tensor, ...]
+    gained: Tensor
+    columns: Tensor
+    effects: list[Tensor]
 
 
-def judged(found: dict[str, Tensor]) -> Judgement:
-    """Whether a result of :func:`turned_in_basis` can be relied on."""
-    size, step, distance, second, total, turn, bent, *effects = found["figures"].tolist()
-    orthogonal = turn < 1 and 0.25 * second**2 < 0.1 * EPS * total
-    definite = distance < DEFINITE and bent <= _enough(size, step)
+def _products(X: Tensor, change: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """``change Xᵀ``, which is exactly zero where nothing changes, ``M = X Xᵀ + change Xᵀ``, and coarsely ``|diag M| − M``."""
+    rows = Factor.of(X, 1)
+    odd = product(Factor.of(change, 1), rows)
+    if processor.on_host(X):
+        M = own_product(X).add_(odd)
+        return odd, M, diagonal_without(M)
+    return odd, *symmetrised(product(rows, rows), odd)
+
+
+def _rotation(
+    odd: Tensor, M: Tensor, rest: Tensor, f: int, sizes: tuple[float, float] | None, beside: Beside
+) -> _Rotation:
+    """Iterate ``(sᵢ + sⱼ) Kᵢⱼ = (odd − oddᵀ + gained − gainedᵀ)ᵢⱼ``, with K zero for i, j < f.
+
+    Args:
+        odd, M, rest: of :func:`_products`.
+        f: how many directions are left out.
+        sizes: of the source and of its difference from the target, to end when it is time; None: after all iterations.
+        beside: where the columns are found meanwhile.
+    """
+    balance = Balance(M.diagonal().abs(), f)
+    low_s = processor.low(balance.s)
+    first, low = balanced(odd, balance)
+    Ks, effects = [first], [] if sizes is None else [_effect(balance.s, first)]
+    for left in reversed(range(_ITERATIONS)):
+        if left == 0:
+            with beside:
+                columns = _rotated(M[:, :f], Factor.of(Ks[-1], 1), -1)
+        gained = low @ rest
+        if sizes is not None or left < _FULL:
+            gained.addmm_(low, torch.addcmul(gained, low, low_s, value=-1), alpha=-0.5)
+        K, low = balanced(gained, balance, first)
+        Ks = [*Ks[-2:], K]
+        if sizes is not None:
+            effects.append(_effect(balance.s, K, Ks[-2]))
+            if _needed([float(processor.norm(x)) for x in effects], *sizes) is not None:
+                break
+    if left > 0:
+        columns = _rotated(M[:, :f], Factor.of(Ks[-2], 1), -1)
+    return _Rotation(balance.s, K, low, tuple(Ks[:-1]), gained, columns, effects)
+
+
+def needed_iterations(found: dict[str, Tensor]) -> int | None:
+    """How many iterations more than usual a result of :func:`turned_in_basis` took; None: it cannot be relied on."""
+    residual, total, size, step, second, distance, bent, tied, *effects = found["figures"].tolist()
+    enough = _enough(size, step)
+    orthogonal = 0.25 * second**2 < 0.1 * EPS * total and residual < CONVERGED
+    definite = distance < _DEFINITE**2 and max(bent, tied) <= enough
     needed = _needed(effects, size, step) if comparable(size, step) and orthogonal and definite else None
-    usual = _USUAL if processor.on_host(found["nearest"]) else 0  # only the last two effects are known elsewhere
-    return Judgement(needed is not None, needed is None or needed > usual)
+    close = max(bent, tied, _left(effects)) > 0.5 * enough
+    return None if needed is None else max(0, needed - _USUAL, int(close))
 
 
 def comparable(size: float, step: float) -> bool:
@@ -146,35 +208,38 @@ def _needed(effects: Sequence[float], size: float, step: float) -> int | None:
     """
     enough = _enough(size, step)
     for count, effect in enumerate(effects):
-        before = effects[count - 1] if count else math.inf
-        if not effect < 0.5 * before:
+        rate = effect / (effects[count - 1] or math.inf) if count else 0.0
+        if not rate < _SLOWEST:
             return None
-        small = effect <= enough or (count and _SAFETY * effect**2 <= enough * before)
-        if small and all(later <= enough for later in effects[count + 1 :]):
+        settled = effect <= enough and _left(effects[: count + 1]) <= enough
+        soon = count > 0 and _SAFETY * effect * rate <= enough
+        if (settled or soon) and all(later <= enough for later in effects[count + 1 :]):
             return count
     return None
 
 
-def _applied(K: Tensor, X: Tensor, s: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
-    """``K X + ½ K K X`` and ``‖K K X‖_F``; on the CPU the second term to three digits where more do not matter."""
-    low, Q = processor.low(K), K.to(X.dtype)
-    KX = Q @ X
-    if not processor.on_host(X):
-        return torch.addmm(KX, Q, KX, alpha=0.5), _effect((low @ low).float(), s)
-    KKX = (low @ processor.low(KX)).float()
-    second: Tensor = torch.linalg.vector_norm(KKX)
-    if float(second) < _COARSE * EPS * float(size):
-        return KX.add_(KKX, alpha=0.5), second
-    return torch.addmm(KX, Q, KX, alpha=0.5), second
+def _left(effects: Sequence[float]) -> float:
+    """How much more iterations would move the result that go on as the last two did."""
+    before, last = effects[-2:] if len(effects) > 1 else (math.inf, effects[-1])
+    return last * last / (before - last) if last < before else 0.0 if last == 0 else math.inf
 
 
-def _rotated(B: Tensor, K: Tensor, inverse: bool = False) -> Tensor:
-    """``(I + K + ½K²) B``, or of the inverse rotation ``(I − K + ½K²) B``."""
-    KB = K @ B
-    return torch.addmm(torch.add(B, KB, alpha=-1 if inverse else 1), K, KB, alpha=0.5)
+def _rotated(B: Tensor, turning: Factor, sign: int) -> Tensor:
+    """``(I ± K + ½K²) B``."""
+    KB = product(turning, Factor.of(B, 0))
+    return torch.add(B, KB, alpha=sign).add_(product(turning, Factor.of(KB, 0)), alpha=0.5)
 
 
-def _effect(K: Tensor, s: Tensor) -> Tensor:
-    """``‖K W‖_F`` where ``W Wᵀ`` is nearly diagonal, with s the diagonal; changes K."""
-    norm: Tensor = torch.linalg.vector_norm(K.mul_(s.sqrt()))
-    return norm
+def _effect(s: Tensor, K: Tensor, before: Tensor | None = None) -> Tensor:
+    """Numbers ``[k]`` with the norm of ``(K − before) W``, where ``W Wᵀ`` is nearly diagonal, with s the diagonal."""
+    return row_norms(K, before).mul_(s.sqrt())  # of antisymmetric matrices, whose columns are as long as their rows
+
+
+def _squared(E: Tensor) -> Tensor:
+    """Numbers ``[k]`` whose norm is that of ``E E``, or larger, but small where E is."""
+    if processor.on_host(E):
+        rows = row_norms(E)
+        norm = processor.norm(rows)
+        if float(norm) < _DEFINITE:
+            return rows * norm
+    return row_norms(E @ E)

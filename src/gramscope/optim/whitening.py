@@ -85,22 +85,23 @@ class _GramUpdate(OptimizerWrapper):
         self._correct(touched, before)
         return loss
 
-    @torch.no_grad()
     def _snapshot(self, parameter: Tensor) -> Tensor:
         """A copy of the parameter; on the CPU in memory kept from the last step, as new memory costs more than the copy."""
         if parameter.device.type != "cpu":
             return parameter.detach().clone()
         kept = self._snapshots.get(parameter)
         if kept is None or kept.shape != parameter.shape or kept.dtype != parameter.dtype:
-            kept = self._snapshots[parameter] = torch.empty_like(parameter)
-        return kept.copy_(parameter)
+            kept = self._snapshots[parameter] = torch.empty_like(parameter, requires_grad=False)
+        return kept.copy_(parameter.detach())
 
     @override
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_snapshots": {}}
 
     def _kept(self, matrix: WeightMatrix) -> list[KeptBasis]:
-        return self._bases.setdefault(matrix.name, [KeptBasis() for _ in range(matrix.shape[:-2].numel())])
+        if matrix.name not in self._bases:
+            self._bases[matrix.name] = [KeptBasis() for _ in range(matrix.shape[:-2].numel())]
+        return self._bases[matrix.name]
 
     @override
     def own_state(self) -> dict[str, Any]:
@@ -215,5 +216,5 @@ def _portions(matrices: Sequence[WeightMatrix], size: int) -> Iterator[Sequence[
 
 def _stacked(matrices: Sequence[Tensor]) -> Tensor:
     """Matrices and stacks of matrices of one shape as ``[count, k, d]``; a single one is not copied."""
-    parts = [matrix.reshape(-1, *matrix.shape[-2:]) for matrix in matrices]
+    parts = [matrix.unsqueeze(0) if matrix.ndim == 2 else matrix for matrix in matrices]
     return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -1,0 +1,267 @@
+"""Triton kernels behind :mod:`~gramscope.linalg.fused`, which says what they compute."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gramscope.linalg import fused
+from gramscope.linalg.newton_schulz import scalings
+
+_TILE = 32
+_LINE = 1024
+_SLICE = 64
+#: sums over the rows of tall matrices are made in so many parts
+_PARTS = 8
+#: matrices up to this size fit into the registers of one block
+LARGEST = 32
+_PLAIN_STEPS = 2
+
+
+def split(A: Tensor, inner: int) -> Tensor:
+    """See :func:`~gramscope.linalg.fused.split`."""
+    rows, columns = A.shape
+    A = A.contiguous()
+    blocks = A.new_empty((4 * rows, columns) if inner == 0 else (rows, 4 * columns), dtype=torch.bfloat16)
+    width, apart = (columns, rows * columns) if inner == 0 else (4 * columns, columns)
+    _split[(triton.cdiv(A.numel(), _LINE),)](A, blocks, A.numel(), columns, width, apart, _LINE)
+    return blocks
+
+
+def symmetrised(N: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
+    """See :func:`~gramscope.linalg.fused.symmetrised`."""
+    n, N, base = len(N), N.contiguous(), base.contiguous()
+    M, rest = torch.empty_like(N), torch.empty_like(N, dtype=torch.bfloat16)
+    _symmetrised[_tiles(n)](N, base, M, rest, n, _TILE)
+    return M, rest
+
+
+def balanced(N: Tensor, s: Tensor, few: int, base: Tensor | None) -> tuple[Tensor, Tensor]:
+    """See :func:`~gramscope.linalg.fused.balanced`."""
+    n, N = len(N), N.contiguous()
+    K, low = torch.empty_like(N, dtype=torch.float32), torch.empty_like(N, dtype=torch.bfloat16)
+    _balanced[_tiles(n)](N, s, K if base is None else base.contiguous(), K, low, n, few, base is not None, _TILE)
+    return K, low
+
+
+def nearly_diagonal(M: Tensor, gained: Tensor, K: Tensor, s: Tensor, few: int) -> tuple[Tensor, Tensor, Tensor]:
+    """See :func:`~gramscope.linalg.fused.nearly_diagonal`."""
+    n, (M, gained, K) = len(M), (x.contiguous() for x in (M, gained, K))
+    E, rest, scale = torch.empty_like(M), torch.empty_like(M, dtype=torch.bfloat16), M.new_empty(n)
+    _nearly_diagonal[_tiles(n)](M, gained, K, s, E, rest, scale, n, few, _TILE)
+    return E, rest, scale
+
+
+def row_norms(A: Tensor, B: Tensor | None) -> Tensor:
+    """See :func:`~gramscope.linalg.fused.row_norms`."""
+    A = A.contiguous()
+    norms = A.new_empty(len(A), dtype=torch.float32)
+    _row_norms[(len(A),)](A, A if B is None else B.contiguous(), norms, B is not None, A.shape[1], _LINE)
+    return norms
+
+
+def small_turn(
+    z: Tensor, image: Tensor, columns: Tensor, corner: Tensor, scale: Tensor, least: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See :func:`~gramscope.linalg.fused.small_turn`; for up to :data:`LARGEST` columns."""
+    (k, f), (z, image, columns, corner) = z.shape, (x.contiguous() for x in (z, image, columns, corner))
+    T, b, residual = z.new_empty(f, f), z.new_empty(f, f), z.new_empty(1)
+    alphas, size = _scalings(least, z.device), _width(f)
+    sums = z.new_empty(_PARTS, 2, size, size, dtype=torch.float64)
+    _sums[(_PARTS,)](z, image, columns, scale, sums, f, k, triton.cdiv(k, _PARTS), size, _SLICE)
+    steps = len(alphas), _PLAIN_STEPS, fused.ROOT_STEPS
+    _small_turn[(1,)](corner, sums, alphas, T, b, residual, f, *steps, _PARTS, size, num_warps=2)
+    return T, b, residual
+
+
+def defects(z: Tensor, image: Tensor, T: Tensor, b: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """See :func:`~gramscope.linalg.fused.defects`; for up to :data:`LARGEST` columns."""
+    (k, f), (z, image, T, b) = z.shape, (x.contiguous() for x in (z, image, T, b))
+    norms = z.new_empty(2, k)
+    _defects[(triton.cdiv(k, _SLICE),)](z, image, T, b, scale, norms, k, f, _width(f), _SLICE)
+    return norms[0], norms[1]
+
+
+def _width(f: int) -> int:
+    return max(16, int(triton.next_power_of_2(f)))
+
+
+def _tiles(n: int) -> tuple[int, int]:
+    return triton.cdiv(n, _TILE), triton.cdiv(n, _TILE)
+
+
+@cache
+def _scalings(least: float, device: torch.device) -> Tensor:
+    return torch.tensor(scalings(least), dtype=torch.float64, device=device)
+
+
+@triton.jit
+def _split(A, blocks, count, columns, width, apart, LINE: tl.constexpr):
+    at = tl.program_id(0) * LINE + tl.arange(0, LINE)
+    inside = at < count
+    x = tl.load(A + at, mask=inside)
+    high = x.to(tl.bfloat16)
+    low = (x - high.to(tl.float32)).to(tl.bfloat16)
+    to = blocks + (at // columns) * width + at % columns
+    tl.store(to, high, mask=inside)
+    tl.store(to + apart, high, mask=inside)
+    tl.store(to + 2 * apart, low, mask=inside)
+    tl.store(to + 3 * apart, high, mask=inside)
+
+
+@triton.jit
+def _mirrored(N, i, j, n):
+    """Tile (i, j) of Nᵀ in float32, read along the rows of N."""
+    inside = (j[:, None] < n) & (i[None, :] < n)
+    return tl.trans(tl.load(N + j[:, None] * n + i[None, :], mask=inside, other=0.0)).to(tl.float32)
+
+
+@triton.jit
+def _symmetrised(N, base, M, rest, n, TILE: tl.constexpr):
+    i = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    j = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    at, inside = i[:, None] * n + j[None, :], (i[:, None] < n) & (j[None, :] < n)
+    x = 0.5 * (tl.load(N + at, mask=inside, other=0.0) + _mirrored(N, i, j, n))
+    x += tl.load(base + at, mask=inside, other=0.0)
+    tl.store(M + at, x, mask=inside)
+    tl.store(rest + at, tl.where(i[:, None] == j[None, :], tl.abs(x) - x, -x).to(tl.bfloat16), mask=inside)
+
+
+@triton.jit
+def _balanced(N, s, base, K, low, n, few, BASE: tl.constexpr, TILE: tl.constexpr):
+    i = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    j = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    at, inside = i[:, None] * n + j[None, :], (i[:, None] < n) & (j[None, :] < n)
+    x = tl.load(N + at, mask=inside, other=0.0).to(tl.float32) - _mirrored(N, i, j, n)
+    total = tl.load(s + i, mask=i < n, other=1.0)[:, None] + tl.load(s + j, mask=j < n, other=1.0)[None, :]
+    x = tl.where((i[:, None] < few) & (j[None, :] < few), 0.0, x / total)
+    if BASE:
+        x += tl.load(base + at, mask=inside, other=0.0)
+    tl.store(K + at, x, mask=inside)
+    tl.store(low + at, x.to(tl.bfloat16), mask=inside)
+
+
+@triton.jit
+def _scale(M, gained, i, n, few):
+    """``1/√(M + gained)_ii``, zero for the first few."""
+    at, here = i * n + i, (i >= few) & (i < n)
+    diagonal = tl.load(M + at, mask=here, other=1.0) + tl.load(gained + at, mask=here, other=0.0).to(tl.float32)
+    return tl.where(here, 1 / tl.sqrt(diagonal), 0.0)
+
+
+@triton.jit
+def _nearly_diagonal(M, gained, K, s, E, rest, scale, n, few, TILE: tl.constexpr):
+    i = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    j = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    at, inside = i[:, None] * n + j[None, :], (i[:, None] < n) & (j[None, :] < n)
+    down, right = _scale(M, gained, i, n, few), _scale(M, gained, j, n, few)
+    if tl.program_id(1) == 0:
+        tl.store(scale + i, down, mask=i < n)
+    x = tl.load(M + at, mask=inside, other=0.0) + tl.load(gained + at, mask=inside, other=0.0).to(tl.float32)
+    x -= tl.load(K + at, mask=inside, other=0.0) * tl.load(s + j, mask=j < n, other=0.0)[None, :]
+    x *= down[:, None] * right[None, :]
+    tl.store(E + at, x, mask=inside)
+    tl.store(rest + at, tl.where(i[:, None] == j[None, :], 0.0, -x).to(tl.bfloat16), mask=inside)
+
+
+@triton.jit
+def _row_norms(A, B, norms, DIFFERENCE: tl.constexpr, WIDTH: tl.constexpr, LINE: tl.constexpr):
+    row = tl.program_id(0)
+    total = tl.zeros((LINE,), dtype=tl.float32)
+    for start in range(0, WIDTH, LINE):
+        at = start + tl.arange(0, LINE)
+        x = tl.load(A + row * WIDTH + at, mask=at < WIDTH, other=0.0).to(tl.float32)
+        if DIFFERENCE:
+            x -= tl.load(B + row * WIDTH + at, mask=at < WIDTH, other=0.0).to(tl.float32)
+        total += x * x
+    tl.store(norms + row, tl.sqrt(tl.sum(total)))
+
+
+@triton.jit
+def _sums(z, image, columns, scale, sums, n, ROWS: tl.constexpr, PART: tl.constexpr, SIZE: tl.constexpr, SLICE: tl.constexpr):
+    """``yᵀy`` and ``zᵀ image + columnsᵀ z`` for a part of the rows."""
+    i, j = tl.arange(0, SIZE)[:, None], tl.arange(0, SIZE)[None, :]
+    first = tl.program_id(0) * PART
+    square, b = tl.zeros((SIZE, SIZE), dtype=tl.float64), tl.zeros((SIZE, SIZE), dtype=tl.float64)
+    for start in range(0, PART, SLICE):
+        row = start + tl.arange(0, SLICE)[:, None]
+        here = (row < PART) & (first + row < ROWS) & (j < n)
+        there = (first + row) * n + j
+        part = tl.load(z + there, mask=here, other=0.0).to(tl.float64)
+        weight = tl.load(scale + first + row, mask=(row < PART) & (first + row < ROWS), other=0.0)
+        y = part * weight.to(tl.float64)
+        seen = tl.load(image + there, mask=here, other=0.0).to(tl.float64)
+        column = tl.load(columns + there, mask=here, other=0.0).to(tl.float64)
+        square += tl.dot(tl.trans(y), y, out_dtype=tl.float64)
+        b += tl.dot(tl.trans(part), seen, out_dtype=tl.float64) + tl.dot(tl.trans(column), part, out_dtype=tl.float64)
+    to = sums + tl.program_id(0) * 2 * SIZE * SIZE + i * SIZE + j
+    tl.store(to, square)
+    tl.store(to + SIZE * SIZE, b)
+
+
+@triton.jit
+def _small_turn(
+    corner,
+    sums,
+    alphas,
+    turn,
+    block,
+    residual,
+    n,
+    STEPS: tl.constexpr,
+    PLAIN: tl.constexpr,
+    ROOT: tl.constexpr,
+    PARTS: tl.constexpr,
+    SIZE: tl.constexpr,
+):
+    i, j = tl.arange(0, SIZE)[:, None], tl.arange(0, SIZE)[None, :]
+    inside, at = (i < n) & (j < n), i * n + j
+    one = (i == j).to(tl.float64)
+    square, b = one, tl.load(corner + at, mask=inside, other=0.0).to(tl.float64)
+    for part in tl.static_range(PARTS):
+        there = sums + part * 2 * SIZE * SIZE + i * SIZE + j
+        square += tl.load(there)
+        b += tl.load(there + SIZE * SIZE)
+    tl.store(block + at, b.to(tl.float32), mask=inside)
+    R = one
+    rest = square
+    for _ in range(ROOT):
+        rest = tl.dot(tl.dot(R, square, out_dtype=tl.float64), R, out_dtype=tl.float64)
+        R = 1.5 * R - 0.5 * tl.dot(rest, R, out_dtype=tl.float64)
+    apart = tl.sqrt(tl.sum((rest - one) * (rest - one)))
+    X = tl.dot(tl.dot(R, b, out_dtype=tl.float64), R, out_dtype=tl.float64)
+    G = tl.dot(tl.trans(X), X, out_dtype=tl.float64)
+    X = X / tl.sqrt(tl.sqrt(tl.sum(G * G))) + tl.where(i < n, 0.0, one)
+    for step in range(STEPS):
+        alpha = tl.load(alphas + step)
+        G = tl.dot(tl.trans(X), X, out_dtype=tl.float64)
+        X = 1.5 * alpha * X - 0.5 * alpha * alpha * alpha * tl.dot(X, G, out_dtype=tl.float64)
+    G = tl.dot(tl.trans(X), X, out_dtype=tl.float64)
+    excess = tl.where(inside, G - one, 0.0)
+    tl.store(residual, (tl.sqrt(tl.sum(excess * excess)) + apart).to(tl.float32))
+    for _ in range(PLAIN):
+        G = tl.dot(tl.trans(X), X, out_dtype=tl.float64)
+        X = 1.5 * X - 0.5 * tl.dot(X, G, out_dtype=tl.float64)
+    X = tl.dot(tl.dot(R, X - one, out_dtype=tl.float64), R, out_dtype=tl.float64)
+    tl.store(turn + at, X.to(tl.float32), mask=inside)
+
+
+@triton.jit
+def _defects(z, image, T, b, scale, norms, k, n, SIZE: tl.constexpr, SLICE: tl.constexpr):
+    i, j = tl.arange(0, SIZE)[:, None], tl.arange(0, SIZE)[None, :]
+    inside, at = (i < n) & (j < n), i * n + j
+    row = tl.program_id(0) * SLICE + tl.arange(0, SLICE)
+    there, here = row[:, None] * n + j, (row[:, None] < k) & (j < n)
+    turn = tl.load(T + at, mask=inside, other=0.0)
+    turned = tl.dot(turn, tl.trans(tl.load(b + at, mask=inside, other=0.0)), input_precision="ieee")
+    seen = tl.load(image + there, mask=here, other=0.0)
+    uneven = tl.dot(seen, tl.trans(turn), input_precision="ieee")
+    weight = tl.load(scale + row, mask=row < k, other=0.0)
+    y = tl.load(z + there, mask=here, other=0.0) * (weight * weight)[:, None]
+    uneven -= tl.dot(y, turned, input_precision="ieee")
+    tl.store(norms + row, tl.sqrt(tl.sum(uneven * uneven, 1)), mask=row < k)
+    tl.store(norms + k + row, tl.sqrt(tl.sum(seen * seen, 1)), mask=row < k)
