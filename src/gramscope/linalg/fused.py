@@ -55,19 +55,33 @@ def split(A: Tensor, inner: int) -> Tensor:
     return torch.cat([high, high, (A - high).bfloat16(), high], dim=inner)
 
 
-def symmetrised(N: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
-    """``M = (N + Nᵀ)/2 + base``, and coarsely ``|diag M| − M``; float32 ``[k, k]``."""
+def first_rows(V: Tensor, A: Tensor, few: int) -> Tensor:
+    """The first rows of ``Vᵀ A`` ``[few, d]``, summed in float64."""
+    if (kernels := _kernels(A)) is not None and few <= kernels.LARGEST:
+        return kernels.first_rows(V, A, few)  # type: ignore[no-any-return]
+    return (V[:, :few].double().mT @ A.double()).float()
+
+
+def symmetrised(N: Tensor, base: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """``M = (N + Nᵀ)/2 + base`` ``[k, k]`` in float32, and :func:`apart` of it."""
     if (kernels := _kernels(N)) is not None:
         return kernels.symmetrised(N, base)  # type: ignore[no-any-return]
     M = torch.add(N, N.mT).mul_(0.5).add_(base)
-    return M, diagonal_without(M)
+    return M, *apart(M)
 
 
-def diagonal_without(M: Tensor) -> Tensor:
-    """Coarsely ``|diag M| − M``."""
-    rest = processor.low(-M)
-    rest.diagonal().copy_(M.diagonal().abs() - M.diagonal())
-    return rest
+def apart(M: Tensor) -> tuple[Tensor, Tensor]:
+    """``|diag M|`` ``[k]``, and coarsely ``|diag M| − M``."""
+    s, rest = M.diagonal().abs(), processor.low(-M)
+    rest.diagonal().copy_(s - M.diagonal())
+    return s, rest
+
+
+def less_columns(N: Tensor, K: Tensor, s: Tensor) -> Tensor:
+    """``N − K diag(s)`` of coarse matrices ``[k, k]``."""
+    if (kernels := _kernels(N)) is not None:
+        return kernels.less_columns(N, K, s)  # type: ignore[no-any-return]
+    return torch.addcmul(N, K, s.to(K.dtype), value=-1)
 
 
 def balanced(N: Tensor, balance: Balance, base: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -198,7 +212,9 @@ def _disagreements(kernels: ModuleType, device: torch.device) -> Sequence[str]:
     one, s = torch.eye(2, device=device), torch.ones(2, device=device)
     checks = {
         "split": torch.equal(kernels.split(one, 0)[:2].float(), one),
+        "first_rows": torch.equal(kernels.first_rows(one, one, 1), one[:1]),
         "symmetrised": torch.equal(kernels.symmetrised(one, one)[0], 2 * one),
+        "less_columns": torch.equal(kernels.less_columns(one.bfloat16(), one.bfloat16(), s).float(), 0 * one),
         "balanced": torch.equal(kernels.balanced(one, s, 0, one)[0], one),
         "nearly_diagonal": torch.allclose(kernels.nearly_diagonal(one, one, 0 * one, s, 0)[2], s * 0.5**0.5),
         "row_norms": torch.allclose(kernels.row_norms(one, -one), 2 * s),

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gramscope.linalg import processor
 from gramscope.linalg.factors import Factor, product
+from gramscope.linalg.fused import first_rows
 from gramscope.linalg.psd import eigh, symmetric_product
 from gramscope.linalg.replay import Tensors
 
@@ -67,7 +68,7 @@ def in_basis(V: Tensor, A: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
     """``Vᵀ A`` ``[k, d]`` of these matrices, the first rows of the first, which may be small, to their own rounding."""
     f, across = few(len(V)), Factor.of(V, 0)
     result, *rest = (product(across, Factor.of(x, 0)) for x in (A, *others))
-    result[:f] = V[:, :f].double().mT @ A.double()
+    result[:f] = first_rows(V, A, f)
     return result, *rest
 
 
@@ -112,7 +113,7 @@ def renewed_basis(given: Tensors) -> dict[str, Tensor]:
     VZ = processor.low(V) @ Z
     V, residual = _orthonormal(V.add(VZ).add_(VZ @ Z, alpha=0.5))
     V = V[:, q.argsort()]
-    first = V[:, :f].double().mT @ given["source"].double()
+    first = first_rows(V, given["source"], f).double()
     return {"vectors": V, "corner": first @ first.mT, "residual": residual}
 
 

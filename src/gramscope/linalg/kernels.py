@@ -15,6 +15,7 @@ from gramscope.linalg.newton_schulz import scalings
 _TILE = 32
 _LINE = 1024
 _SLICE = 64
+_NARROW, _DEEP = 16, 64
 #: sums over the rows of tall matrices are made in so many parts
 _PARTS = 8
 #: matrices up to this size fit into the registers of one block
@@ -32,12 +33,28 @@ def split(A: Tensor, inner: int) -> Tensor:
     return blocks
 
 
-def symmetrised(N: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
+def first_rows(V: Tensor, A: Tensor, few: int) -> Tensor:
+    """See :func:`~gramscope.linalg.fused.first_rows`; up to :data:`LARGEST`."""
+    (k, d), V, A = A.shape, V.contiguous(), A.contiguous()
+    rows = A.new_empty(few, d)
+    _first_rows[(triton.cdiv(d, _NARROW),)](V, A, rows, d, few, k, _width(few), _NARROW, _DEEP, num_warps=2)
+    return rows
+
+
+def symmetrised(N: Tensor, base: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """See :func:`~gramscope.linalg.fused.symmetrised`."""
     n, N, base = len(N), N.contiguous(), base.contiguous()
-    M, rest = torch.empty_like(N), torch.empty_like(N, dtype=torch.bfloat16)
-    _symmetrised[_tiles(n)](N, base, M, rest, n, _TILE)
-    return M, rest
+    M, s, rest = torch.empty_like(N), N.new_empty(n), torch.empty_like(N, dtype=torch.bfloat16)
+    _symmetrised[_tiles(n)](N, base, M, s, rest, n, _TILE)
+    return M, s, rest
+
+
+def less_columns(N: Tensor, K: Tensor, s: Tensor) -> Tensor:
+    """See :func:`~gramscope.linalg.fused.less_columns`."""
+    n, N, K = len(N), N.contiguous(), K.contiguous()
+    result = torch.empty_like(N)
+    _less_columns[(triton.cdiv(N.numel(), _LINE),)](N, K, s, result, N.numel(), n, _LINE)
+    return result
 
 
 def balanced(N: Tensor, s: Tensor, few: int, base: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -114,6 +131,29 @@ def _split(A, blocks, count, columns, width, apart, LINE: tl.constexpr):
 
 
 @triton.jit
+def _first_rows(
+    V, A, rows, d, few, K: tl.constexpr, SIZE: tl.constexpr, NARROW: tl.constexpr, DEEP: tl.constexpr
+):
+    r = tl.arange(0, SIZE)
+    j = tl.program_id(0) * NARROW + tl.arange(0, NARROW)
+    total = tl.zeros((SIZE, NARROW), dtype=tl.float64)
+    for start in range(0, K, DEEP):
+        i = start + tl.arange(0, DEEP)
+        v = tl.load(V + i[:, None] * K + r[None, :], mask=(i[:, None] < K) & (r[None, :] < few), other=0.0)
+        a = tl.load(A + i[:, None] * d + j[None, :], mask=(i[:, None] < K) & (j[None, :] < d), other=0.0)
+        total += tl.dot(tl.trans(v.to(tl.float64)), a.to(tl.float64), out_dtype=tl.float64)
+    tl.store(rows + r[:, None] * d + j[None, :], total.to(tl.float32), mask=(r[:, None] < few) & (j[None, :] < d))
+
+
+@triton.jit
+def _less_columns(N, K, s, result, count, n, LINE: tl.constexpr):
+    at = tl.program_id(0) * LINE + tl.arange(0, LINE)
+    x = tl.load(N + at, mask=at < count).to(tl.float32)
+    x -= tl.load(K + at, mask=at < count).to(tl.float32) * tl.load(s + at % n, mask=at < count)
+    tl.store(result + at, x.to(tl.bfloat16), mask=at < count)
+
+
+@triton.jit
 def _mirrored(N, i, j, n):
     """Tile (i, j) of Nᵀ in float32, read along the rows of N."""
     inside = (j[:, None] < n) & (i[None, :] < n)
@@ -121,13 +161,14 @@ def _mirrored(N, i, j, n):
 
 
 @triton.jit
-def _symmetrised(N, base, M, rest, n, TILE: tl.constexpr):
+def _symmetrised(N, base, M, s, rest, n, TILE: tl.constexpr):
     i = tl.program_id(0) * TILE + tl.arange(0, TILE)
     j = tl.program_id(1) * TILE + tl.arange(0, TILE)
     at, inside = i[:, None] * n + j[None, :], (i[:, None] < n) & (j[None, :] < n)
     x = 0.5 * (tl.load(N + at, mask=inside, other=0.0) + _mirrored(N, i, j, n))
     x += tl.load(base + at, mask=inside, other=0.0)
     tl.store(M + at, x, mask=inside)
+    tl.store(s + i[:, None] + 0 * j[None, :], tl.abs(x), mask=inside & (i[:, None] == j[None, :]))
     tl.store(rest + at, tl.where(i[:, None] == j[None, :], tl.abs(x) - x, -x).to(tl.bfloat16), mask=inside)
 
 

@@ -10,9 +10,6 @@ from torch import Tensor
 from gramscope.linalg import processor
 from gramscope.linalg.factors import Factor, product
 
-#: Jacobi iterations for the directions
-_SOLVES = 4
-
 
 @dataclass(frozen=True)
 class Nearly:
@@ -25,6 +22,7 @@ class Nearly:
         columns: the first f columns ``[k, f]``.
         others: the others' ``[k, k]``, with a diagonal of ones.
         rest: the identity minus it, coarsely.
+        square: of that, or None.
         scale: ``1/√H_ii`` ``[k]``.
     """
 
@@ -32,22 +30,23 @@ class Nearly:
     columns: Tensor
     others: Factor
     rest: Tensor
+    square: Tensor | None
     scale: Tensor
 
 
 def last_directions(H: Nearly) -> Tensor:
     """What the first f unit vectors become when the other directions are free to follow: ``B = [I, zᵀ/√H_ii]``.
 
-    ``(B Hᵀ)_i = 0`` for the others, by Jacobi iterations, all but the last of them coarse.
+    ``(B Hᵀ)_i = 0`` for the others, by Jacobi iterations: three coarse ones, as a polynomial, and one more.
 
     Returns:
         z ``[k, f]``, its first f rows zero.
     """
-    changes = [processor.low(H.columns)]
-    for _ in range(_SOLVES):
-        changes.append(H.rest @ changes[-1])
-    z = torch.stack(changes).sum(0, dtype=torch.float32)
-    return product(H.others, Factor.of(z, 0)).sub_(z).sub_(H.columns)
+    start = processor.low(H.columns)
+    first = torch.addmm(start, H.rest, start)
+    second = H.rest @ (H.rest @ first) if H.square is None else H.square @ first
+    third = torch.add(first, second).float()
+    return product(H.others, Factor.of(third, 0)).sub_(third).sub_(H.columns)
 
 
 def image_of(H: Nearly, z: Tensor) -> Tensor:

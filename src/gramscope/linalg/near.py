@@ -60,19 +60,27 @@ def _bases(target: Tensor, source: Tensor, kept: KeptBasis, steps: Steps) -> Ite
     """The kept basis, then it renewed, then a new one; when these are used up, none are tried for a while."""
     if kept.vectors is not None and not kept.worn:
         yield kept.vectors
-    if not comparable(*(float(torch.linalg.vector_norm(x)) for x in (source, target - source))):
-        return
+        if not _comparable(target, source):
+            return
+        kept.lasts = max(1, kept.age)  # one that fails is renewed earlier from now on
+    elif kept.age >= kept.lasts:
+        kept.lasts += max(1, kept.lasts // 4)  # and one that has not failed later
     if kept.vectors is not None:
-        kept.lasts = max(1, kept.age + kept.worn)  # one that ended early is renewed earlier, one that was ended later
         better = steps.renewed({"source": source, "vectors": kept.vectors})
         orthonormal = float(better["residual"]) < ORTHONORMAL
         kept.vectors, kept.worn = told_apart(better["vectors"], better["corner"]) if orthonormal else None, True
     kept.age = 0
     if kept.vectors is not None:
         yield kept.vectors
+    if not _comparable(target, source):
+        return
     if kept.vectors is None or processor.on_host(source):  # elsewhere it takes longer than the general method
         yield new_basis(source)
     kept.failures += 1
     kept.pause = 4 ** min(max(kept.failures - _TRIES, 0), _PATIENCE) - 1
     if processor.on_host(source) or kept.failures > _TRIES:
         kept.vectors = None
+
+
+def _comparable(target: Tensor, source: Tensor) -> bool:
+    return comparable(*(float(torch.linalg.vector_norm(x)) for x in (source, target - source)))

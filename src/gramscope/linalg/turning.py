@@ -15,9 +15,10 @@ from gramscope.linalg.beside import Beside
 from gramscope.linalg.factors import Factor, product
 from gramscope.linalg.fused import (
     Balance,
+    apart,
     balanced,
     defects,
-    diagonal_without,
+    less_columns,
     nearly_diagonal,
     row_norms,
     small_turn,
@@ -45,6 +46,8 @@ _FULL = 2
 _SLOWEST = 0.8
 #: a basis in which more iterations than this are needed is due to be renewed
 _USUAL = 1
+#: a basis in which the result is off by this part of what it may be is due to be renewed as well
+_CLOSE = 0.8
 #: of the block of the last directions the least singular value that is found, relative to the largest
 _LEAST = 1e-12
 #: H counts as positive definite up to this distance from its diagonal
@@ -77,28 +80,27 @@ def turned_in_basis(given: Tensors) -> dict[str, Tensor]:
     source, V = given["source"], given["vectors"]
     difference, f = given["target"] - source, few(len(V))
     X, change = in_basis(V, source, difference)
-    odd, M, rest = _products(X, change)
+    odd, M, s, rest = _products(X, change)
     eager = processor.on_host(source)
     sizes = (float(processor.norm(source)), float(processor.norm(difference))) if eager else None
     beside = Beside(source.device)
-    found = _rotation(odd, M, rest, f, sizes, beside)
+    found = _rotation(odd, M, Balance(s, f), rest, sizes, beside)
+    others, coarse, scale = nearly_diagonal(M, found.gained, found.before[-1], s, f)
+    symmetric, square = Factor.of(others, 1), _square(coarse)
     with beside:
-        others, rest, scale = nearly_diagonal(M, found.gained, found.before[-1], found.s, f)
-        columns = found.columns * scale.unsqueeze(-1)
-        H = Nearly(found.columns[:f], columns, Factor.of(others, 1), rest, scale)
+        H = Nearly(found.columns[:f], found.columns * scale.unsqueeze(-1), symmetric, coarse, square, scale)
+        z = last_directions(H)
     turning, rows = Factor.of(found.K, 1), Factor.of(X, 0)
     KX = product(turning, rows)
     KKX = found.low @ processor.low(KX)
     moved, back = KX.add_(KKX, alpha=0.5), Factor.of(V, 1)
-    beside.join()
-    with beside:
-        z = last_directions(H)
-    figures = [found.s, *(row_norms(x) for x in (source, difference, KKX)), _squared(rest)]
-    effects = found.effects or [_effect(found.s, b, a) for a, b in pairwise((*found.before, found.K))]
+    figures = [s, *(row_norms(x) for x in (source, difference, KKX)), _norms_of_square(coarse, square)]
+    root = s.sqrt()
+    effects = found.effects or [row_norms(b, a) * root for a, b in pairwise((*found.before, found.K))]
     beside.join()
     with beside:
         image = image_of(H, z)
-        among, block, residual = small_turn(z, image, columns, H.corner, scale, _LEAST)
+        among, block, residual = small_turn(z, image, H.columns, H.corner, scale, _LEAST)
     directions = z * scale.unsqueeze(-1)
     small = X[:f] + product(Factor.of(directions, 0), rows)
     directions.diagonal().fill_(1)
@@ -118,15 +120,14 @@ class _Rotation:
     """The solution K ``[k, k]`` of the equation of :func:`turned_in_basis`, and what belongs to it.
 
     Attributes:
-        s: the diagonal of M.
         K, low: the last iterate, and coarsely.
         before: the one or two before it.
         gained: ``−K (M − diag s) + ½ K K M`` for the one before, coarsely.
         columns: the first columns of ``H = QᵀM`` for the one before; unlike the rows, these hardly depend on its errors.
-        effects: by how much each iteration moved the result, by rows; empty where nothing can be looked at on the way.
+        effects: by how much each iteration moved the result, by rows, which are as long as columns of antisymmetric
+            matrices; empty where nothing can be looked at on the way.
     """
 
-    s: Tensor
     K: Tensor
     low: Tensor
     before: tuple[Tensor, ...]
@@ -135,47 +136,46 @@ class _Rotation:
     effects: list[Tensor]
 
 
-def _products(X: Tensor, change: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """``change Xᵀ``, which is exactly zero where nothing changes, ``M = X Xᵀ + change Xᵀ``, and coarsely ``|diag M| − M``."""
+def _products(X: Tensor, change: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """``change Xᵀ``, exactly zero where nothing changes; ``M = X Xᵀ + change Xᵀ``; ``|diag M|``; coarsely ``|diag M| − M``."""
     rows = Factor.of(X, 1)
     odd = product(Factor.of(change, 1), rows)
     if processor.on_host(X):
         M = own_product(X).add_(odd)
-        return odd, M, diagonal_without(M)
+        return odd, M, *apart(M)
     return odd, *symmetrised(product(rows, rows), odd)
 
 
 def _rotation(
-    odd: Tensor, M: Tensor, rest: Tensor, f: int, sizes: tuple[float, float] | None, beside: Beside
+    odd: Tensor, M: Tensor, balance: Balance, rest: Tensor, sizes: tuple[float, float] | None, beside: Beside
 ) -> _Rotation:
     """Iterate ``(sᵢ + sⱼ) Kᵢⱼ = (odd − oddᵀ + gained − gainedᵀ)ᵢⱼ``, with K zero for i, j < f.
 
     Args:
         odd, M, rest: of :func:`_products`.
-        f: how many directions are left out.
+        balance: s and f.
         sizes: of the source and of its difference from the target, to end when it is time; None: after all iterations.
         beside: where the columns are found meanwhile.
     """
-    balance = Balance(M.diagonal().abs(), f)
-    low_s = processor.low(balance.s)
+    s, f = balance.s, balance.few
     first, low = balanced(odd, balance)
-    Ks, effects = [first], [] if sizes is None else [_effect(balance.s, first)]
+    Ks, effects = [first], [] if sizes is None else [row_norms(first) * s.sqrt()]
     for left in reversed(range(_ITERATIONS)):
         if left == 0:
             with beside:
                 columns = _rotated(M[:, :f], Factor.of(Ks[-1], 1), -1)
         gained = low @ rest
         if sizes is not None or left < _FULL:
-            gained.addmm_(low, torch.addcmul(gained, low, low_s, value=-1), alpha=-0.5)
+            gained.addmm_(low, less_columns(gained, low, s), alpha=-0.5)
         K, low = balanced(gained, balance, first)
         Ks = [*Ks[-2:], K]
         if sizes is not None:
-            effects.append(_effect(balance.s, K, Ks[-2]))
+            effects.append(row_norms(K, Ks[-2]) * s.sqrt())
             if _needed([float(processor.norm(x)) for x in effects], *sizes) is not None:
                 break
     if left > 0:
         columns = _rotated(M[:, :f], Factor.of(Ks[-2], 1), -1)
-    return _Rotation(balance.s, K, low, tuple(Ks[:-1]), gained, columns, effects)
+    return _Rotation(K, low, tuple(Ks[:-1]), gained, columns, effects)
 
 
 def needed_iterations(found: dict[str, Tensor]) -> int | None:
@@ -185,7 +185,7 @@ def needed_iterations(found: dict[str, Tensor]) -> int | None:
     orthogonal = 0.25 * second**2 < 0.1 * EPS * total and residual < CONVERGED
     definite = distance < _DEFINITE**2 and max(bent, tied) <= enough
     needed = _needed(effects, size, step) if comparable(size, step) and orthogonal and definite else None
-    close = max(bent, tied, _left(effects)) > 0.5 * enough
+    close = max(bent, tied, _left(effects)) > _CLOSE * enough
     return None if needed is None else max(0, needed - _USUAL, int(close))
 
 
@@ -230,16 +230,14 @@ def _rotated(B: Tensor, turning: Factor, sign: int) -> Tensor:
     return torch.add(B, KB, alpha=sign).add_(product(turning, Factor.of(KB, 0)), alpha=0.5)
 
 
-def _effect(s: Tensor, K: Tensor, before: Tensor | None = None) -> Tensor:
-    """Numbers ``[k]`` with the norm of ``(K − before) W``, where ``W Wᵀ`` is nearly diagonal, with s the diagonal."""
-    return row_norms(K, before).mul_(s.sqrt())  # of antisymmetric matrices, whose columns are as long as their rows
+def _square(E: Tensor) -> Tensor | None:
+    """``E E``, unless it can be seen that E is too small for that to tell more than E."""
+    return None if processor.on_host(E) and float(processor.norm(row_norms(E))) < _DEFINITE else E @ E
 
 
-def _squared(E: Tensor) -> Tensor:
-    """Numbers ``[k]`` whose norm is that of ``E E``, or larger, but small where E is."""
-    if processor.on_host(E):
-        rows = row_norms(E)
-        norm = processor.norm(rows)
-        if float(norm) < _DEFINITE:
-            return rows * norm
-    return row_norms(E @ E)
+def _norms_of_square(E: Tensor, square: Tensor | None) -> Tensor:
+    """Numbers ``[k]`` whose norm is that of ``E E``, or larger."""
+    if square is not None:
+        return row_norms(square)
+    rows = row_norms(E)
+    return rows * processor.norm(rows)
