@@ -15,6 +15,10 @@ settings.register_profile(
 )
 settings.load_profile("gramscope")
 
+# Before Triton is imported: where it cannot compile, its kernels are tested in its interpreter.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 # A job that a script starts in the background inherits an ignored interrupt; the tests send themselves one and want it heard.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -75,3 +75,16 @@ def test_the_error_behind_others_is_told() -> None:
     error = RuntimeError("the recording has not ended well")
     error.__context__ = RuntimeError("not allowed while recording")
     assert str(_first(error)) == "not allowed while recording"
+
+
+@needs_cuda
+def test_inputs_that_last_are_copied_once_and_results_may_be_lent() -> None:
+    replay = Replay(products, lasting=("y",), lent=True)
+    given = inputs(5, "cuda", 0)
+    first = replay(given)
+    for seed in (1, 2):
+        other = {"x": inputs(5, "cuda", seed)["x"], "y": given["y"]}
+        assert torch.equal(replay(other)["product"], products(other)["product"])
+    assert first["product"].data_ptr() == replay(given)["product"].data_ptr()
+    changed = {"x": given["x"], "y": given["y"] + 1}
+    assert torch.equal(replay(changed)["product"], products(changed)["product"])

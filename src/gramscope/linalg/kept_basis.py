@@ -128,16 +128,17 @@ def told_apart(vectors: Tensor, corner: Tensor) -> Tensor:
 def _orthonormal(V: Tensor) -> tuple[Tensor, Tensor]:
     """V after steps ``V(3I − VᵀV)/2``, and ``‖VᵀV − I‖_F`` before the last."""
     for left in reversed(range(_POLISHES)):
-        if processor.on_host(V):
-            rest = V.mT @ V
-        elif left:
+        if left or processor.on_host(V):
             across = Factor.of(V, 0)
             rest = product(across, across)
         else:
-            rest = V.double().mT @ V.double()
+            precise = V.double()
+            rest = precise.mT @ precise
         rest.diagonal().sub_(1)
-        residual = processor.norm(rest)
-        V = V.sub(product(Factor.of(V, 1), Factor.of(rest.float(), 0)), alpha=0.5)
-        if processor.on_host(V) and float(residual) < ORTHONORMAL:
-            break
+        rest = rest.float()
+        V = V.sub(product(Factor.of(V, 1), Factor.of(rest, 0)), alpha=0.5)
+        if left == 0 or processor.on_host(V):
+            residual = processor.norm(rest)
+            if processor.on_host(V) and float(residual) < ORTHONORMAL:
+                break
     return V, residual

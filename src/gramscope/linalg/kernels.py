@@ -131,9 +131,7 @@ def _split(A, blocks, count, columns, width, apart, LINE: tl.constexpr):
 
 
 @triton.jit
-def _first_rows(
-    V, A, rows, d, few, K: tl.constexpr, SIZE: tl.constexpr, NARROW: tl.constexpr, DEEP: tl.constexpr
-):
+def _first_rows(V, A, rows, d, few, K: tl.constexpr, SIZE: tl.constexpr, NARROW: tl.constexpr, DEEP: tl.constexpr):
     r = tl.arange(0, SIZE)
     j = tl.program_id(0) * NARROW + tl.arange(0, NARROW)
     total = tl.zeros((SIZE, NARROW), dtype=tl.float64)
@@ -223,7 +221,9 @@ def _row_norms(A, B, norms, DIFFERENCE: tl.constexpr, WIDTH: tl.constexpr, LINE:
 
 
 @triton.jit
-def _sums(z, image, columns, scale, sums, n, ROWS: tl.constexpr, PART: tl.constexpr, SIZE: tl.constexpr, SLICE: tl.constexpr):
+def _sums(
+    z, image, columns, scale, sums, n, ROWS: tl.constexpr, PART: tl.constexpr, SIZE: tl.constexpr, SLICE: tl.constexpr
+):
     """``yᵀy`` and ``zᵀ image + columnsᵀ z`` for a part of the rows."""
     i, j = tl.arange(0, SIZE)[:, None], tl.arange(0, SIZE)[None, :]
     first = tl.program_id(0) * PART

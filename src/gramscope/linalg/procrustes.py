@@ -12,8 +12,8 @@ from gramscope.linalg.kept_basis import KeptBasis, renewed_basis
 from gramscope.linalg.near import Steps, nearest_nearby
 from gramscope.linalg.newton_schulz import CONVERGED, one_pass
 from gramscope.linalg.polar import PolarMethod, polar
-from gramscope.linalg.psd import symmetric_product
 from gramscope.linalg.processor import has_bfloat16_products
+from gramscope.linalg.psd import symmetric_product
 from gramscope.linalg.replay import Replay, Tensors
 from gramscope.linalg.small_rotation import LARGE, rotation_by_products, small_rotation
 from gramscope.linalg.turning import turned_in_basis

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, TypeAlias
 
@@ -102,24 +102,26 @@ class _Recording:
 
     def play(self, inputs: Tensors) -> None:
         """Run the graph on these inputs."""
-        new = {name: x for name, x in inputs.items() if self._lasting.get(name) is not x}
-        _copy([self._inputs[name] for name in new], list(new.values()))
-        self._lasting.update({name: inputs[name] for name in self._lasting})
+        _copy((self._inputs[name], x) for name, x in inputs.items() if self._lasting.get(name) is not x)
+        for name in self._lasting:
+            self._lasting[name] = inputs[name]
         self._graph.replay()
 
     def copies(self) -> dict[str, Tensor]:
         """The results, to keep."""
         results = {name: torch.empty_like(x) for name, x in self.outputs.items()}
-        _copy(list(results.values()), list(self.outputs.values()))
+        _copy((results[name], x) for name, x in self.outputs.items())
         return results
 
 
-def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
-    """The small ones at once, the large ones with all of the device."""
-    pairs = list(zip(targets, sources, strict=True))
+def _copy(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Into the first from the second: the small ones at once, the large ones with all of the device."""
+    small: tuple[list[Tensor], list[Tensor]] = [], []
     for to, x in pairs:
-        if x.numel() >= _LARGE:
+        if x.numel() < _LARGE:
+            small[0].append(to)
+            small[1].append(x)
+        else:
             to.copy_(x)
-    small = [pair for pair in pairs if pair[0].numel() < _LARGE]
-    if small:
-        torch._foreach_copy_(*(list(column) for column in zip(*small, strict=True)))
+    if small[0]:
+        torch._foreach_copy_(*small)

@@ -183,9 +183,9 @@ def needed_iterations(found: dict[str, Tensor]) -> int | None:
     residual, total, size, step, second, distance, bent, tied, *effects = found["figures"].tolist()
     enough = _enough(size, step)
     orthogonal = 0.25 * second**2 < 0.1 * EPS * total and residual < CONVERGED
-    definite = distance < _DEFINITE**2 and max(bent, tied) <= enough
+    definite = distance < _DEFINITE**2 and bent <= enough and tied <= enough
     needed = _needed(effects, size, step) if comparable(size, step) and orthogonal and definite else None
-    close = max(bent, tied, _left(effects)) > _CLOSE * enough
+    close = max(bent, tied, _left(*effects[-2:])) > _CLOSE * enough
     return None if needed is None else max(0, needed - _USUAL, int(close))
 
 
@@ -206,22 +206,21 @@ def _needed(effects: Sequence[float], size: float, step: float) -> int | None:
         effects: by how much each moved the result, in ‖·‖_F; the first may be that of K to first order.
         size, step: of the source and of its difference from the target.
     """
-    enough = _enough(size, step)
+    enough, before = _enough(size, step), math.inf
     for count, effect in enumerate(effects):
-        rate = effect / (effects[count - 1] or math.inf) if count else 0.0
-        if not rate < _SLOWEST:
+        if not effect < _SLOWEST * before and effect > 0:
             return None
-        settled = effect <= enough and _left(effects[: count + 1]) <= enough
-        soon = count > 0 and _SAFETY * effect * rate <= enough
+        settled = effect <= enough and _left(before, effect) <= enough
+        soon = count > 0 and _SAFETY * effect * effect <= enough * before
         if (settled or soon) and all(later <= enough for later in effects[count + 1 :]):
             return count
+        before = effect
     return None
 
 
-def _left(effects: Sequence[float]) -> float:
+def _left(before: float, last: float) -> float:
     """How much more iterations would move the result that go on as the last two did."""
-    before, last = effects[-2:] if len(effects) > 1 else (math.inf, effects[-1])
-    return last * last / (before - last) if last < before else 0.0 if last == 0 else math.inf
+    return last * last / (before - last) if last < before else last
 
 
 def _rotated(B: Tensor, turning: Factor, sign: int) -> Tensor:

@@ -40,7 +40,9 @@ class WeightMatrix:
     def assign(self, matrix: Tensor) -> None:
         """Write a matrix of the form of :meth:`view` into the parameter."""
         if self.layer is None:
-            self.parameter.copy_(matrix.reshape(self.parameter.shape))
+            self.parameter.copy_(
+                matrix if matrix.shape == self.parameter.shape else matrix.reshape(self.parameter.shape)
+            )
         else:
             self.layer.assign(matrix)
 

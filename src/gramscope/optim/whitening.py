@@ -150,6 +150,9 @@ class _GramUpdate(OptimizerWrapper):
                 f"the step of {type(self.optimizer).__name__} left NaN or infinite values in {', '.join(broken)}; lower the "
                 "learning rate, clip the gradients, or skip such steps (torch.amp.GradScaler does)"
             ) from None
+        if len(matrices) == 1:
+            matrices[0].assign(corrected[0] if len(matrices[0].shape) == 2 else corrected)
+            return
         start = 0
         for matrix in matrices:
             count = matrix.shape[:-2].numel()
