@@ -14,9 +14,11 @@ from torch import Tensor
 import reference
 from gramscope.linalg import near as near_module
 from gramscope.linalg import processor
-from gramscope.linalg.kept_basis import KeptBasis, new_basis, renewed_basis
+from gramscope.linalg.kept_basis import KeptBasis, new_basis, renewed_basis, told_apart
 from gramscope.linalg.near import Steps, nearest_nearby
+from gramscope.linalg.procrustes import Replays, nearest_with_gram
 from gramscope.linalg.replay import Replay, Tensors
+from gramscope.linalg.small_rotation import LARGE
 from gramscope.linalg.turning import turned_in_basis
 
 EPS = torch.finfo(torch.float32).eps
@@ -222,6 +224,12 @@ def test_a_renewed_basis_is_orthonormal_and_nearer_to_eigenvectors(generator: to
         assert float(renewed["residual"]) < 1e-2
     assert (vectors.double().mT @ vectors.double() - torch.eye(64)).norm() < 1e-5
     assert apart(vectors) < 0.2 * before
+    corner = renewed["corner"]
+    assert (corner - corner.diag().diag()).norm() > 1e-4 * corner.norm()
+    first = told_apart(vectors.clone(), corner).double().mT[: len(corner)] @ W.double()
+    turned = first @ first.mT
+    assert (turned - turned.diag().diag()).norm() < 1e-6 * turned.norm()
+    assert turned.diag().diff().min() > 0
     assert (vectors.mT @ W).square().sum(-1).diff().min() > -0.1
 
 
@@ -265,3 +273,18 @@ def test_on_cuda_as_on_the_cpu() -> None:
         else:
             assert_nearest(found.cpu(), target, source)
     assert left_out < 6
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_several_matrices_on_cuda() -> None:
+    """Results are lent from one recording: that of the second must not overwrite that of the first."""
+    k, replays, kept = LARGE, Replays(), [KeptBasis(), KeptBasis()]
+    g = torch.Generator().manual_seed(0)
+    source = torch.stack([weight(k, k, g) for _ in range(2)])
+    for _ in range(3):
+        target = source + 1e-5 * torch.randn(source.shape, generator=g)
+        found = nearest_with_gram(target.cuda(), source.cuda(), replays=replays, kept=kept).cpu()
+        for X, T, W in zip(found, target, source, strict=True):
+            assert_nearest(X, T, W)
+        source = found
+    assert all(basis.vectors is not None for basis in kept)

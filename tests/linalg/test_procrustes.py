@@ -15,7 +15,7 @@ import reference
 from gramscope.linalg import procrustes as procrustes_module
 from gramscope.linalg import small_rotation as small_rotation_module
 from gramscope.linalg.procrustes import by_one_pass, nearest_with_gram
-from gramscope.linalg.small_rotation import small_rotation
+from gramscope.linalg.small_rotation import LARGE, small_rotation
 
 METHODS = ("auto", "svd", "newton-schulz")
 SHAPES = ((12, 30), (16, 16), (30, 12), (17, 16), (1, 7), (7, 1), (40, 200))
@@ -218,3 +218,12 @@ def test_one_pass_is_the_general_method_where_its_residual_is_small() -> None:
     torch.testing.assert_close(found["nearest"], nearest_with_gram(W1, W2, "svd"), atol=1e-7, rtol=1e-6)
     square1, square2 = pair(40, 40, 3, 1e-2, 0)
     assert (by_one_pass({"target": square1[None], "source": square2[None]})["residual"] > 0.02).all()
+
+
+def test_the_source_is_not_changed_where_the_general_method_is_needed(generator: torch.Generator) -> None:
+    source = torch.randn(LARGE, LARGE, generator=generator)
+    before, target = source.clone(), torch.randn(LARGE, LARGE, generator=generator)
+    found = nearest_with_gram(target, source)
+    assert torch.equal(source, before)
+    wanted = reference.nearest_with_gram(target, source)
+    assert (found - wanted).norm() < 1e-5 * wanted.norm()
