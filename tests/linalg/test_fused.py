@@ -65,8 +65,15 @@ def test_passes_over_square_matrices(place: tuple[ModuleType, str], k: int, gene
     low = N.bfloat16(), base.bfloat16()
     assert_alike([kernels.less_columns(*(x.to(device) for x in (*low, s)))], [fused.less_columns(*low, s)])
     M, gained, K = 0.01 * draw(k, k) + s.diag(), (0.01 * draw(k, k)).bfloat16(), 0.01 * draw(k, k).fill_diagonal_(0)
-    found = kernels.nearly_diagonal(*(x.to(device) for x in (M, gained, K, s)), f)
-    assert_alike(found, fused.nearly_diagonal(M, gained, K, s, f))
+    blocks, *found = kernels.nearly_diagonal(*(x.to(device) for x in (M, gained, K, s)), f)
+    E, *wanted = fused.nearly_diagonal(M, gained, K, s, f)
+    assert_alike(found, wanted)
+    with mock.patch.object(processor, "on_host", return_value=False):
+        elsewhere = fused.nearly_diagonal(M, gained, K, s, f)[0]
+    for high, again, low, third in (x.cpu().float().chunk(4, 1) for x in (blocks, elsewhere)):
+        assert torch.equal(high, again)
+        assert torch.equal(high, third)
+        torch.testing.assert_close(high + low, E, rtol=2e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(5, 3000), (7, 4), (3, 1024)])

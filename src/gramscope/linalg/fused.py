@@ -109,7 +109,8 @@ def nearly_diagonal(M: Tensor, gained: Tensor, K: Tensor, s: Tensor, few: int) -
         few: how many rows and columns.
 
     Returns:
-        It; the identity minus it, coarsely; and ``1/√H_ii`` ``[k]``, likewise zero at first.
+        It, :func:`split` along the columns unless on the CPU; the identity minus it, coarsely; and ``1/√H_ii`` ``[k]``, zero
+        for the first as well.
     """
     if (kernels := _kernels(M)) is not None:
         return kernels.nearly_diagonal(M, gained, K, s, few)  # type: ignore[no-any-return]
@@ -118,7 +119,7 @@ def nearly_diagonal(M: Tensor, gained: Tensor, K: Tensor, s: Tensor, few: int) -
     E = torch.add(M, gained).addcmul_(K, s, value=-1).mul_(scale.unsqueeze(-1)).mul_(scale)
     rest = processor.low(-E)
     rest.diagonal().zero_()
-    return E, rest, scale
+    return E if processor.on_host(E) else split(E, 1), rest, scale
 
 
 def row_norms(A: Tensor, B: Tensor | None = None) -> Tensor:

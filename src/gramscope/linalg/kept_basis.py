@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gramscope.linalg import processor
+from gramscope.linalg.beside import Beside
 from gramscope.linalg.factors import Factor, product
 from gramscope.linalg.fused import first_rows
 from gramscope.linalg.psd import eigh, symmetric_product
@@ -66,9 +67,13 @@ def few(k: int) -> int:
 
 def in_basis(V: Tensor, A: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
     """``Vᵀ A`` ``[k, d]`` of these matrices, the first rows of the first, which may be small, to their own rounding."""
-    f, across = few(len(V)), Factor.of(V, 0)
-    result, *rest = (product(across, Factor.of(x, 0)) for x in (A, *others))
-    result[:f] = first_rows(V, A, f)
+    f, across, beside = few(len(V)), Factor.of(V, 0), Beside(A.device)
+    result = product(across, Factor.of(A, 0))
+    with beside:
+        first = first_rows(V, A, f)
+    rest = [product(across, Factor.of(x, 0)) for x in others]
+    beside.join()
+    result[:f] = first
     return result, *rest
 
 

@@ -68,9 +68,10 @@ def balanced(N: Tensor, s: Tensor, few: int, base: Tensor | None) -> tuple[Tenso
 def nearly_diagonal(M: Tensor, gained: Tensor, K: Tensor, s: Tensor, few: int) -> tuple[Tensor, Tensor, Tensor]:
     """See :func:`~gramscope.linalg.fused.nearly_diagonal`."""
     n, (M, gained, K) = len(M), (x.contiguous() for x in (M, gained, K))
-    E, rest, scale = torch.empty_like(M), torch.empty_like(M, dtype=torch.bfloat16), M.new_empty(n)
-    _nearly_diagonal[_tiles(n)](M, gained, K, s, E, rest, scale, n, few, _TILE)
-    return E, rest, scale
+    blocks, rest = (M.new_empty(n, width, dtype=torch.bfloat16) for width in (4 * n, n))
+    scale = M.new_empty(n)
+    _nearly_diagonal[_tiles(n)](M, gained, K, s, blocks, rest, scale, n, few, _TILE)
+    return blocks, rest, scale
 
 
 def row_norms(A: Tensor, B: Tensor | None) -> Tensor:
@@ -117,17 +118,20 @@ def _scalings(least: float, device: torch.device) -> Tensor:
 
 
 @triton.jit
+def _store_blocks(to, x, apart, inside):
+    high = x.to(tl.bfloat16)
+    tl.store(to, high, mask=inside)
+    tl.store(to + apart, high, mask=inside)
+    tl.store(to + 2 * apart, (x - high.to(tl.float32)).to(tl.bfloat16), mask=inside)
+    tl.store(to + 3 * apart, high, mask=inside)
+
+
+@triton.jit
 def _split(A, blocks, count, columns, width, apart, LINE: tl.constexpr):
     at = tl.program_id(0) * LINE + tl.arange(0, LINE)
     inside = at < count
     x = tl.load(A + at, mask=inside)
-    high = x.to(tl.bfloat16)
-    low = (x - high.to(tl.float32)).to(tl.bfloat16)
-    to = blocks + (at // columns) * width + at % columns
-    tl.store(to, high, mask=inside)
-    tl.store(to + apart, high, mask=inside)
-    tl.store(to + 2 * apart, low, mask=inside)
-    tl.store(to + 3 * apart, high, mask=inside)
+    _store_blocks(blocks + (at // columns) * width + at % columns, x, apart, inside)
 
 
 @triton.jit
@@ -193,7 +197,7 @@ def _scale(M, gained, i, n, few):
 
 
 @triton.jit
-def _nearly_diagonal(M, gained, K, s, E, rest, scale, n, few, TILE: tl.constexpr):
+def _nearly_diagonal(M, gained, K, s, blocks, rest, scale, n, few, TILE: tl.constexpr):
     i = tl.program_id(0) * TILE + tl.arange(0, TILE)
     j = tl.program_id(1) * TILE + tl.arange(0, TILE)
     at, inside = i[:, None] * n + j[None, :], (i[:, None] < n) & (j[None, :] < n)
@@ -203,7 +207,7 @@ def _nearly_diagonal(M, gained, K, s, E, rest, scale, n, few, TILE: tl.constexpr
     x = tl.load(M + at, mask=inside, other=0.0) + tl.load(gained + at, mask=inside, other=0.0).to(tl.float32)
     x -= tl.load(K + at, mask=inside, other=0.0) * tl.load(s + j, mask=j < n, other=0.0)[None, :]
     x *= down[:, None] * right[None, :]
-    tl.store(E + at, x, mask=inside)
+    _store_blocks(blocks + i[:, None] * 4 * n + j[None, :], x, n, inside)
     tl.store(rest + at, tl.where(i[:, None] == j[None, :], 0.0, -x).to(tl.bfloat16), mask=inside)
 
 

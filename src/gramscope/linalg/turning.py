@@ -49,7 +49,7 @@ _USUAL = 1
 #: a basis in which the result is off by this part of what it may be is due to be renewed as well
 _CLOSE = 0.8
 #: of the block of the last directions the least singular value that is found, relative to the largest
-_LEAST = 1e-12
+_LEAST = 1e-11
 #: H counts as positive definite up to this distance from its diagonal
 _DEFINITE = 0.9
 
@@ -86,9 +86,9 @@ def turned_in_basis(given: Tensors) -> dict[str, Tensor]:
     beside = Beside(source.device)
     found = _rotation(odd, M, Balance(s, f), rest, sizes, beside)
     others, coarse, scale = nearly_diagonal(M, found.gained, found.before[-1], s, f)
-    symmetric, square = Factor.of(others, 1), _square(coarse)
+    square = _square(coarse)
     with beside:
-        H = Nearly(found.columns[:f], found.columns * scale.unsqueeze(-1), symmetric, coarse, square, scale)
+        H = Nearly(found.columns[:f], found.columns * scale.unsqueeze(-1), Factor(others, 1), coarse, square, scale)
         z = last_directions(H)
     turning, rows = Factor.of(found.K, 1), Factor.of(X, 0)
     KX = product(turning, rows)
