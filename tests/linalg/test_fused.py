@@ -73,7 +73,7 @@ def test_passes_over_square_matrices(place: tuple[ModuleType, str], k: int, gene
     for high, again, low, third in (x.cpu().float().chunk(4, 1) for x in (blocks, elsewhere)):
         assert torch.equal(high, again)
         assert torch.equal(high, third)
-        torch.testing.assert_close(high + low, E, rtol=2e-5, atol=1e-6)
+        torch.testing.assert_close(high + low, E, rtol=2**-14, atol=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(5, 3000), (7, 4), (3, 1024)])
