@@ -94,6 +94,55 @@ def test_right_or_nothing(shape: tuple[int, int], decades: float, change: float,
         assert_nearest(found, target, source)
 
 
+def odd_pair(seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Target, source, basis: clusters, decades and gaps of singular values; rotations within; signs; bases that are off."""
+    g = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=g, dtype=torch.float64)
+
+    k = int(torch.randint(8, 90, (), generator=g))
+    d = k + int(torch.randint(0, 40, (), generator=g))
+    U, V = (torch.linalg.qr(draw(n, k))[0] for n in (k, d))
+    least, part = 10 ** (-4 * torch.rand((), generator=g).double()), k // 2 if seed % 5 == 0 else int(0.9 * k)
+    sizes = {
+        1: torch.logspace(0, float(least.log10()), k, dtype=torch.float64),
+        2: torch.linspace(1 / k, 1, k, dtype=torch.float64),
+        4: torch.rand(k, generator=g, dtype=torch.float64),
+    }.get(seed % 5, torch.cat([torch.ones(part), least * (1 - 0.9 * torch.rand(k - part, generator=g))]))
+    target, change = (U * sizes) @ V.mT, 10 ** (-5 + 4 * float(torch.rand((), generator=g)))
+    if seed % 2:
+        K, some = draw(k - k // 2, k - k // 2), U[:, k // 2 :]
+        turn = torch.linalg.matrix_exp(change * (K - K.mT)) - torch.eye(len(K))
+        source = target + some @ turn @ some.mT @ target
+    else:
+        source = target + change * target.norm() / (k * d) ** 0.5 * draw(k, d)
+    if seed % 3 == 0:
+        i = int(torch.randint(0, k, (), generator=g))
+        source = source - 2 * sizes[i].clamp(max=1e-3) * U[:, i : i + 1] @ V[:, i : i + 1].mT
+    vectors = new_basis(source.float())
+    if seed % 7 == 0:
+        A = draw(k, k)
+        vectors = (vectors.double() @ torch.linalg.matrix_exp(0.01 * (A - A.mT))).float()
+    return target.float(), source.float(), vectors
+
+
+def test_as_near_as_float64_for_odd_pairs() -> None:
+    """Where the nearest matrix is not unique, to rounding, one that is as near will do."""
+    found = 0
+    for seed in [*range(0, 1500, 7), *range(5, 1500, 20)]:
+        target, source, vectors = odd_pair(seed)
+        X = nearest_nearby(target, source, KeptBasis(vectors))
+        if X is not None:
+            found += 1
+            gram = source.double().mT @ source.double()
+            assert (X.double().mT @ X.double() - gram).norm() < 3e-7 * gram.norm(), seed
+            wanted = reference.nearest_with_gram(target, source)
+            distance, least = ((x - target.double()).norm() for x in (X.double(), wanted))
+            assert distance < least + 1e-6 * source.norm() + 2e-4 * (target - source).norm(), seed
+    assert found > 120
+
+
 @given(flipped=st.integers(0, 39), seed=st.integers(0, 100))
 def test_a_direction_that_changes_its_sign(flipped: int, seed: int) -> None:
     """Symmetric products that are not positive definite belong to matrices that are not the nearest."""

@@ -135,7 +135,8 @@ def small_turn(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``T = R (P − I) R`` with ``R = (I + yᵀy)^(-½)``, ``y = D z``, and P the polar factor of ``R b R``.
 
-    ``b = corner + columnsᵀ z + zᵀ image``.
+    ``b = corner + columnsᵀ z + zᵀ image``, but for the antisymmetric part of the products, which is rounding where
+    ``image = columns + S z`` with a symmetric S.
 
     Args:
         z, image, columns: ``[k, f]``.
@@ -153,7 +154,8 @@ def small_turn(
     y, z, image, columns = (x.double() for x in (z * scale.unsqueeze(-1), z, image, columns))
     one = torch.eye(f, dtype=z.dtype, device=z.device)
     square = one + y.mT @ y
-    b = corner + columns.mT @ z + z.mT @ image
+    sums = columns.mT @ z + z.mT @ image
+    b = corner + 0.5 * (sums + sums.mT)
     R = one
     for _ in range(ROOT_STEPS):
         rest = R @ square @ R

@@ -266,11 +266,12 @@ def _small_turn(
     i, j = tl.arange(0, SIZE)[:, None], tl.arange(0, SIZE)[None, :]
     inside, at = (i < n) & (j < n), i * n + j
     one = (i == j).to(tl.float64)
-    square, b = one, tl.load(corner + at, mask=inside, other=0.0).to(tl.float64)
+    square, total = one, tl.zeros((SIZE, SIZE), dtype=tl.float64)
     for part in tl.static_range(PARTS):
         there = sums + part * 2 * SIZE * SIZE + i * SIZE + j
         square += tl.load(there)
-        b += tl.load(there + SIZE * SIZE)
+        total += tl.load(there + SIZE * SIZE)
+    b = tl.load(corner + at, mask=inside, other=0.0).to(tl.float64) + 0.5 * (total + tl.trans(total))
     tl.store(block + at, b.to(tl.float32), mask=inside)
     R = one
     rest = square

@@ -23,9 +23,14 @@ def accumulated(A: Tensor, B: Tensor) -> Tensor:
     return torch.mm(A, B, out_dtype=torch.float32) if A.is_cuda else A.float() @ B.float()
 
 
+def rounding(A: Tensor) -> float:
+    """To what :func:`~gramscope.linalg.factors.product` rounds its factors."""
+    return 2**-23 if on_host(A) else 2**-16
+
+
 def norm(A: Tensor) -> Tensor:
     """``‖A‖_F`` in two steps: in one a device has to be told to start from zero first, which takes longer."""
-    result: Tensor = torch.linalg.vector_norm(A if on_host(A) else torch.linalg.vector_norm(A, dim=-1))
+    result: Tensor = torch.linalg.vector_norm(A if on_host(A) or A.ndim < 2 else torch.linalg.vector_norm(A, dim=-1))
     return result
 
 

@@ -109,7 +109,7 @@ def turned_in_basis(given: Tensors) -> dict[str, Tensor]:
     moved.addmm_(directions, among @ small)
     with beside:
         figures += defects(z, image, among, block, scale)
-        norms = torch.cat([residual, row_norms(torch.stack([*figures, *effects]))])
+        norms = torch.cat([residual, _blurred(X[:f], small, among), row_norms(torch.stack([*figures, *effects]))])
     nearest = source + product(back, Factor.of(moved, 0))
     beside.join()
     return {"nearest": nearest, "figures": norms}
@@ -123,7 +123,7 @@ class _Rotation:
         K, low: the last iterate, and coarsely.
         before: the one or two before it.
         gained: ``−K (M − diag s) + ½ K K M`` for the one before, coarsely.
-        columns: the first columns of ``H = QᵀM`` for the one before; unlike the rows, these hardly depend on its errors.
+        columns: the first columns of ``H = QᵀM``, perhaps for the one before; they hardly depend on its errors.
         effects: by how much each iteration moved the result, by rows, which are as long as columns of antisymmetric
             matrices; empty where nothing can be looked at on the way.
     """
@@ -161,7 +161,7 @@ def _rotation(
     first, low = balanced(odd, balance)
     Ks, effects = [first], [] if sizes is None else [row_norms(first) * s.sqrt()]
     for left in reversed(range(_ITERATIONS)):
-        if left == 0:
+        if left == 0 and sizes is None:
             with beside:
                 columns = _rotated(M[:, :f], Factor.of(Ks[-1], 1), -1)
         gained = low @ rest
@@ -173,17 +173,17 @@ def _rotation(
             effects.append(row_norms(K, Ks[-2]) * s.sqrt())
             if _needed([float(processor.norm(x)) for x in effects], *sizes) is not None:
                 break
-    if left > 0:
-        columns = _rotated(M[:, :f], Factor.of(Ks[-2], 1), -1)
+    if sizes is not None:
+        columns = _rotated(M[:, :f], Factor.of(K, 1), -1)
     return _Rotation(K, low, tuple(Ks[:-1]), gained, columns, effects)
 
 
 def needed_iterations(found: dict[str, Tensor]) -> int | None:
     """How many iterations more than usual a result of :func:`turned_in_basis` took; None: it cannot be relied on."""
-    residual, total, size, step, second, distance, bent, tied, *effects = found["figures"].tolist()
+    residual, blurred, total, size, step, second, distance, bent, tied, *effects = found["figures"].tolist()
     enough = _enough(size, step)
     orthogonal = 0.25 * second**2 < 0.1 * EPS * total and residual < CONVERGED
-    definite = distance < _DEFINITE**2 and bent <= enough and tied <= enough
+    definite = distance < _DEFINITE**2 and bent <= enough and tied <= enough and blurred <= enough
     needed = _needed(effects, size, step) if comparable(size, step) and orthogonal and definite else None
     close = max(bent, tied, _left(*effects[-2:])) > _CLOSE * enough
     return None if needed is None else max(0, needed - _USUAL, int(close))
@@ -240,3 +240,18 @@ def _norms_of_square(E: Tensor, square: Tensor | None) -> Tensor:
         return row_norms(square)
     rows = row_norms(E)
     return rows * processor.norm(rows)
+
+
+def _blurred(rows: Tensor, small: Tensor, among: Tensor) -> Tensor:
+    """How uncertain the turn of the last directions is, in its effect ``[1]``.
+
+    Products round relative to the rows, of which much less may be left, and what they round is turned.
+
+    Args:
+        rows: the first rows of the source in the basis ``[f, d]``.
+        small: what is left of them when the others follow.
+        among: the turn less the identity ``[f, f]``.
+    """
+    rounding = processor.rounding(rows) / rows.shape[1] ** 0.5
+    lost = processor.norm(row_norms(rows).square_().div_(row_norms(small)))
+    return lost.mul_(processor.norm(among).clamp_(max=1)).mul_(rounding).view(1)
