@@ -42,8 +42,6 @@ _SAFETY = 16
 _ITERATIONS = 4
 #: where nothing is known on the way only so many of them, the last, have the term of second order
 _FULL = 2
-#: iterations that leave more than this part of what the ones before left are not believed to converge
-_SLOWEST = 0.8
 #: a basis in which more iterations than this are needed is due to be renewed
 _USUAL = 1
 #: a basis in which the result is off by this part of what it may be is due to be renewed as well
@@ -208,8 +206,6 @@ def _needed(effects: Sequence[float], size: float, step: float) -> int | None:
     """
     enough, before = _enough(size, step), math.inf
     for count, effect in enumerate(effects):
-        if not effect < _SLOWEST * before and effect > 0:
-            return None
         settled = effect <= enough and _left(before, effect) <= enough
         soon = count > 0 and _SAFETY * effect * effect <= enough * before
         if (settled or soon) and all(later <= enough for later in effects[count + 1 :]):
@@ -220,7 +216,7 @@ def _needed(effects: Sequence[float], size: float, step: float) -> int | None:
 
 def _left(before: float, last: float) -> float:
     """How much more iterations would move the result that go on as the last two did."""
-    return last * last / (before - last) if last < before else last
+    return last * last / (before - last) if last < before else math.inf if last else 0.0
 
 
 def _rotated(B: Tensor, turning: Factor, sign: int) -> Tensor:
