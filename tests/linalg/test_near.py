@@ -94,6 +94,16 @@ def test_right_or_nothing(shape: tuple[int, int], decades: float, change: float,
         assert_nearest(found, target, source)
 
 
+def test_dead_rows(generator: torch.Generator) -> None:
+    W = weight(40, 60, generator)
+    W[3] = 0
+    proposed = W + 1e-4 * W.norm() / 40 * torch.randn(40, 60, generator=generator)
+    proposed[3] = 0
+    found = nearest_nearby(W, proposed, KeptBasis())
+    assert found is not None
+    assert_nearest(found, W, proposed)
+
+
 def odd_pair(seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """Target, source, basis: clusters, decades and gaps of singular values; rotations within; signs; bases that are off."""
     g = torch.Generator().manual_seed(seed)

@@ -18,6 +18,8 @@ from gramscope.linalg.polar import polar
 
 #: steps towards the inverse root of a matrix whose eigenvalues are between 1 and 2
 ROOT_STEPS = 5
+#: of its norm is added to a matrix before its polar factor is taken: directions that are lost are not turned
+SHIFT = 2e-11
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,7 @@ def small_turn(
     """``T = R (P − I) R`` with ``R = (I + yᵀy)^(-½)``, ``y = D z``, and P the polar factor of ``R b R``.
 
     ``b = corner + columnsᵀ z + zᵀ image``, but for the antisymmetric part of the products, which is rounding where
-    ``image = columns + S z`` with a symmetric S.
+    ``image = columns + S z`` with a symmetric S. Directions in which ``R b R`` is zero are not turned.
 
     Args:
         z, image, columns: ``[k, f]``.
@@ -160,7 +162,8 @@ def small_turn(
     for _ in range(ROOT_STEPS):
         rest = R @ square @ R
         R = 1.5 * R - 0.5 * rest @ R
-    P, residual = _polar((R @ b @ R).unsqueeze(0), least)
+    A = R @ b @ R
+    P, residual = _polar((A + SHIFT * torch.linalg.matrix_norm(A) * one).unsqueeze(0), least)
     T, residual = R @ (P[0] - one) @ R, residual + torch.linalg.matrix_norm(rest - one)
     return T.float(), b.float(), residual.float()
 

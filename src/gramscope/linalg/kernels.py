@@ -92,7 +92,7 @@ def small_turn(
     sums = z.new_empty(_PARTS, 2, size, size, dtype=torch.float64)
     _sums[(_PARTS,)](z, image, columns, scale, sums, f, k, triton.cdiv(k, _PARTS), size, _SLICE)
     steps = len(alphas), _PLAIN_STEPS, fused.ROOT_STEPS
-    _small_turn[(1,)](corner, sums, alphas, T, b, residual, f, *steps, _PARTS, size, num_warps=2)
+    _small_turn[(1,)](corner, sums, alphas, T, b, residual, f, *steps, _PARTS, fused.SHIFT, size, num_warps=2)
     return T, b, residual
 
 
@@ -261,6 +261,7 @@ def _small_turn(
     PLAIN: tl.constexpr,
     ROOT: tl.constexpr,
     PARTS: tl.constexpr,
+    SHIFT: tl.constexpr,
     SIZE: tl.constexpr,
 ):
     i, j = tl.arange(0, SIZE)[:, None], tl.arange(0, SIZE)[None, :]
@@ -281,7 +282,7 @@ def _small_turn(
     apart = tl.sqrt(tl.sum((rest - one) * (rest - one)))
     X = tl.dot(tl.dot(R, b, out_dtype=tl.float64), R, out_dtype=tl.float64)
     G = tl.dot(tl.trans(X), X, out_dtype=tl.float64)
-    X = X / tl.sqrt(tl.sqrt(tl.sum(G * G))) + tl.where(i < n, 0.0, one)
+    X = X / tl.sqrt(tl.sqrt(tl.sum(G * G))) + tl.where(i < n, SHIFT, 1.0) * one
     for step in range(STEPS):
         alpha = tl.load(alphas + step)
         G = tl.dot(tl.trans(X), X, out_dtype=tl.float64)

@@ -249,5 +249,7 @@ def _blurred(rows: Tensor, small: Tensor, among: Tensor) -> Tensor:
         among: the turn less the identity ``[f, f]``.
     """
     rounding = processor.rounding(rows) / rows.shape[1] ** 0.5
-    lost = processor.norm(row_norms(rows).square_().div_(row_norms(small)))
-    return lost.mul_(processor.norm(among).clamp_(max=1)).mul_(rounding).view(1)
+    lost = row_norms(rows).square_().div_(row_norms(small)).nan_to_num_(0.0, math.inf)  # nothing of nothing is lost
+    return (
+        processor.norm(lost).mul_(processor.norm(among).clamp_(max=1)).mul_(rounding).nan_to_num_(0.0, math.inf).view(1)
+    )
