@@ -19,7 +19,7 @@ from gramscope.linalg.near import Steps, nearest_nearby
 from gramscope.linalg.procrustes import Replays, nearest_with_gram
 from gramscope.linalg.replay import Replay, Tensors
 from gramscope.linalg.small_rotation import LARGE
-from gramscope.linalg.turning import needed_iterations, turned_in_basis
+from gramscope.linalg.turning import turned_in_basis
 
 EPS = torch.finfo(torch.float32).eps
 
@@ -319,50 +319,6 @@ def test_a_basis_is_renewed_before_it_fails(generator: torch.Generator) -> None:
     for _ in range(100):
         assert nearest_nearby(W, W, kept, Steps(turned, renewed)) is not None
     assert failed <= 18
-
-
-GOOD = {
-    "residual": 1e-6,
-    "blurred": 0.0,
-    "total": 1.0,
-    "size": 1.0,
-    "step": 1e-3,
-    "second": 1e-6,
-    "distance": 0.1,
-    "bent": 0.0,
-    "tied": 0.0,
-    "first effect": 1e-3,
-    "second effect": 1e-6,
-}
-
-
-@pytest.mark.parametrize(
-    ("changes", "wanted"),
-    [
-        ({}, 0),
-        ({"tied": 2.2e-7}, 1),
-        ({"bent": 2.2e-7}, 1),
-        ({"tied": 3e-7}, None),
-        ({"bent": 3e-7}, None),
-        ({"bent": float("nan")}, None),
-        ({"tied": float("nan")}, None),
-        ({"blurred": 3e-7}, None),
-        ({"residual": 0.1}, None),
-        ({"distance": 0.82}, None),
-        ({"distance": float("nan")}, None),
-        ({"second": 1e-3}, None),
-        ({"step": 0.1}, None),
-        ({"size": 1e-9}, None),
-        ({"second effect": 1e-5}, None),
-        ({"first effect": 2.6e-7, "second effect": 2.2e-7}, None),
-        ({"first effect": 1e-6, "second effect": 2.2e-7}, 0),
-        ({"second effect": float("nan")}, None),
-        ({"first effect": 0.0, "second effect": 0.0}, 0),
-    ],
-)
-def test_what_is_relied_on(changes: dict[str, float], wanted: int | None) -> None:
-    figures = torch.tensor(list((GOOD | changes).values()))
-    assert needed_iterations({"figures": figures, "nearest": torch.zeros(1)}) == wanted
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

