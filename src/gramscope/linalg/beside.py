@@ -13,7 +13,11 @@ class Beside:
 
     What is entered waits for what the current stream has been given so far; :meth:`join` lets the current stream wait for it.
     Tensors made inside may be used outside after that, and tensors used inside must live until then. Where both compete for
-    the device the work inside goes first.
+    the device the work inside goes first. One may be entered inside another.
+
+    Args:
+        device: of the tensors.
+        lane: works in different lanes do not wait for each other.
 
     Example:
         >>> import torch
@@ -27,8 +31,8 @@ class Beside:
         1002.0
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._stream = _stream(device) if device.type == "cuda" else None
+    def __init__(self, device: torch.device, lane: int = 0) -> None:
+        self._stream = _stream(device, lane) if device.type == "cuda" else None
         self._entered: torch.cuda.StreamContext | None = None
 
     def __enter__(self) -> None:
@@ -49,7 +53,7 @@ class Beside:
 
 
 @cache
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    """One for each device: libraries keep handles and memory for every stream they have seen."""
+def _stream(device: torch.device, lane: int) -> torch.cuda.Stream:
+    """One for each device and lane: libraries keep handles and memory for every stream they have seen."""
     stream: torch.cuda.Stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
     return stream

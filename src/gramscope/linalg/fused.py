@@ -57,6 +57,13 @@ def split(A: Tensor, inner: int) -> Tensor:
     return torch.cat([high, high, (A - high).bfloat16(), high], dim=inner)
 
 
+def split_step(source: Tensor, target: Tensor) -> Tensor:
+    """:func:`split` along the rows of ``source`` and of ``target − source`` ``[m, n]``: a stack ``[2, 4m, n]``."""
+    if (kernels := _kernels(source)) is not None:
+        return kernels.split_step(source, target)  # type: ignore[no-any-return]
+    return torch.stack([split(source, 0), split(target - source, 0)])
+
+
 def first_rows(V: Tensor, A: Tensor, few: int) -> Tensor:
     """The first rows of ``Vᵀ A`` ``[few, d]``, summed in float64."""
     if (kernels := _kernels(A)) is not None and few <= kernels.LARGEST:
@@ -64,12 +71,13 @@ def first_rows(V: Tensor, A: Tensor, few: int) -> Tensor:
     return (V[:, :few].double().mT @ A.double()).float()
 
 
-def symmetrised(N: Tensor, base: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """``M = (N + Nᵀ)/2 + base`` ``[k, k]`` in float32, and :func:`apart` of it."""
+def symmetrised(N: Tensor, odd: Tensor, few: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """``M = (N + Nᵀ)/2 + odd`` ``[k, k]`` in float32, :func:`apart` of it, and :func:`balanced` of ``odd`` for its diagonal."""
     if (kernels := _kernels(N)) is not None:
-        return kernels.symmetrised(N, base)  # type: ignore[no-any-return]
-    M = torch.add(N, N.mT).mul_(0.5).add_(base)
-    return M, *apart(M)
+        return kernels.symmetrised(N, odd, few)  # type: ignore[no-any-return]
+    M = torch.add(N, N.mT).mul_(0.5).add_(odd)
+    s, rest = apart(M)
+    return M, s, rest, *balanced(odd, Balance(s, few))
 
 
 def apart(M: Tensor) -> tuple[Tensor, Tensor]:
@@ -147,7 +155,8 @@ def small_turn(
         least: the least singular value of ``R b R`` that is found, relative to the largest.
 
     Returns:
-        T and b ``[f, f]``, and how far P and ``R (I + yᵀy) R`` were from what they should be before the last steps ``[1]``.
+        T and b ``[f, f]``; how far P and ``R (I + yᵀy) R`` were from what they should be before the last steps, and the norm of
+        T ``[2]``.
     """
     f = z.shape[1]
     kernels = _kernels(z)
@@ -165,11 +174,11 @@ def small_turn(
     A = R @ b @ R
     P, residual = _polar((A + SHIFT * torch.linalg.matrix_norm(A) * one).unsqueeze(0), least)
     T, residual = R @ (P[0] - one) @ R, residual + torch.linalg.matrix_norm(rest - one)
-    return T.float(), b.float(), residual.float()
+    return T.float(), b.float(), torch.cat([residual, torch.linalg.matrix_norm(T).view(1)]).float()
 
 
-def defects(z: Tensor, image: Tensor, T: Tensor, b: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """The norms of the rows of ``image Tᵀ − D² z T bᵀ`` and of ``image``.
+def defects(z: Tensor, image: Tensor, T: Tensor, b: Tensor, scale: Tensor) -> Tensor:
+    """The norms of the rows of ``image Tᵀ − D² z T bᵀ`` and of ``image``: ``[2, k]``.
 
     Args:
         z, image: ``[k, f]``.
@@ -180,7 +189,47 @@ def defects(z: Tensor, image: Tensor, T: Tensor, b: Tensor, scale: Tensor) -> tu
     if kernels is not None and len(T) <= kernels.LARGEST:
         return kernels.defects(z, image, T, b, scale)  # type: ignore[no-any-return]
     uneven = torch.addmm(image @ T.mT, z * scale.square().unsqueeze(-1), T @ b.mT, alpha=-1)
-    return row_norms(uneven), row_norms(image)
+    return torch.stack([row_norms(uneven), row_norms(image)])
+
+
+def moved_by(source: Tensor, moved: Tensor, left: Tensor, T: Tensor, right: Tensor) -> Tensor:
+    """``source + (moved + left T right)``, rounded to float32 whatever the precision that products are set to.
+
+    Args:
+        source, moved: ``[m, n]``; the second may be changed.
+        left: ``[m, f]``.
+        T: ``[f, f]``.
+        right: ``[f, n]``.
+    """
+    kernels = _kernels(source)
+    if kernels is not None and len(T) <= kernels.LARGEST:
+        return kernels.moved_by(source, moved, left, T, right)  # type: ignore[no-any-return]
+    if processor.on_host(source):
+        return moved.addmm_(left, T @ right).add_(source)
+    return (source + (moved + left.double() @ (T.double() @ right.double()))).float()
+
+
+def narrow(A: Tensor, B: Tensor, factor: float = 1.0, plus: Sequence[tuple[float, Tensor]] = ()) -> Tensor:
+    """``factor A B + Σ c C`` ``[m, f]`` in float32, for a few columns.
+
+    Args:
+        A: ``[m, n]``, coarse or, on the CPU, in float32; elsewhere also what :func:`split` makes of it along the columns.
+        B: ``[n, f]`` in float32, rounded as A is.
+        factor: of the product.
+        plus: pairs of c and C ``[m, f]``, two at most.
+    """
+    kernels = _kernels(A)
+    if kernels is not None and B.shape[1] <= kernels.LARGEST:
+        return kernels.narrow(A, B, factor, plus)  # type: ignore[no-any-return]
+    if A.shape[1] == len(B):
+        result = (A @ B.to(A.dtype)).float()
+    else:
+        result = processor.accumulated(A[:, : 3 * len(B)], split(B, 0)[len(B) :])
+    if factor != 1:
+        result.mul_(factor)
+    for c, C in plus:
+        result.add_(C, alpha=c)
+    return result
 
 
 def _polar(A: Tensor, least: float) -> tuple[Tensor, Tensor]:
@@ -219,12 +268,15 @@ def _disagreements(kernels: ModuleType, device: torch.device) -> Sequence[str]:
     checks = {
         "split": torch.equal(kernels.split(one, 0)[:2].float(), one),
         "first_rows": torch.equal(kernels.first_rows(one, one, 1), one[:1]),
-        "symmetrised": torch.equal(kernels.symmetrised(one, one)[0], 2 * one),
+        "split_step": torch.equal(kernels.split_step(one, 3 * one)[1, :2].float(), 2 * one),
+        "symmetrised": torch.equal(kernels.symmetrised(one, one, 0)[0], 2 * one),
         "less_columns": torch.equal(kernels.less_columns(one.bfloat16(), one.bfloat16(), s).float(), 0 * one),
         "balanced": torch.equal(kernels.balanced(one, s, 0, one)[0], one),
         "nearly_diagonal": torch.allclose(kernels.nearly_diagonal(one, one, 0 * one, s, 0)[2], s * 0.5**0.5),
         "row_norms": torch.allclose(kernels.row_norms(one, -one), 2 * s),
         "small_turn": bool(kernels.small_turn(0 * one, one, one, -one, s, 0.1)[0].allclose(-2 * one)),
+        "moved_by": torch.equal(kernels.moved_by(one, one, one, one, one), 3 * one),
+        "narrow": torch.equal(kernels.narrow(one.bfloat16(), one, 2.0, [(1.0, one)]), 3 * one),
         "defects": torch.allclose(kernels.defects(0 * one, one, one, one, s)[0], s),
     }
     return [name for name, right in checks.items() if not right]

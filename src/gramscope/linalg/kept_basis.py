@@ -51,6 +51,11 @@ class KeptBasis:
         """Whether there is anything to remember."""
         return self.vectors is not None or self.failures > 0
 
+    @property
+    def fresh(self) -> bool:
+        """Whether it is about to be used as it is."""
+        return self.vectors is not None and not self.worn and not self.pause
+
     def fits(self, k: int) -> bool:
         """Whether it can be of use to matrices of k rows."""
         return self.vectors is None or self.vectors.shape == (k, k)
@@ -65,16 +70,26 @@ def few(k: int) -> int:
     return min(k, max(_FEW, k // _PART))
 
 
-def in_basis(V: Tensor, A: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
-    """``Vᵀ A`` ``[k, d]`` of these matrices, the first rows of the first, which may be small, to their own rounding."""
-    f, across, beside = few(len(V)), Factor.of(V, 0), Beside(A.device)
-    result = product(across, Factor.of(A, 0))
+def in_basis(V: Tensor, source: Tensor, target: Tensor | None = None) -> Tensor:
+    """``Vᵀ source``, and ``Vᵀ (target − source)`` ``[1 or 2, k, d]``.
+
+    The first rows of ``Vᵀ source``, which may be small, are right to their own rounding.
+    """
+    f = few(len(V))
+    if processor.on_host(V):
+        given = [source] if target is None else [source, target - source]
+        result = source.new_empty(len(given), *source.shape)
+        for x, to in zip(given, result, strict=True):
+            torch.mm(V.mT, x, out=to)
+        result[0, :f] = first_rows(V, source, f)
+        return result
+    step, beside = Factor.of(source, 0) if target is None else Factor.of_step(source, target), Beside(V.device)
     with beside:
-        first = first_rows(V, A, f)
-    rest = [product(across, Factor.of(x, 0)) for x in others]
+        first = first_rows(V, source, f)
+    result = product(Factor.of(V, 0), step).view(-1, *source.shape)
     beside.join()
-    result[:f] = first
-    return result, *rest
+    result[0, :f] = first
+    return result
 
 
 def own_product(X: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -16,6 +17,9 @@ _TILE = 32
 _LINE = 1024
 _SLICE = 64
 _NARROW, _DEEP = 16, 64
+_FLAT, _LONG = 16, 128
+#: what bfloat16 numbers are multiplied as; the interpreter takes their bits for numbers
+_MULTIPLIED = tl.float32 if triton.knobs.runtime.interpret else tl.bfloat16
 #: sums over the rows of tall matrices are made in so many parts
 _PARTS = 8
 #: matrices up to this size fit into the registers of one block
@@ -33,6 +37,14 @@ def split(A: Tensor, inner: int) -> Tensor:
     return blocks
 
 
+def split_step(source: Tensor, target: Tensor) -> Tensor:
+    """See :func:`~gramscope.linalg.fused.split_step`."""
+    (rows, columns), source, target = source.shape, source.contiguous(), target.contiguous()
+    blocks, count = source.new_empty(2, 4 * rows, columns, dtype=torch.bfloat16), source.numel()
+    _split_step[(triton.cdiv(count, _LINE),)](source, target, blocks, count, _LINE)
+    return blocks
+
+
 def first_rows(V: Tensor, A: Tensor, few: int) -> Tensor:
     """See :func:`~gramscope.linalg.fused.first_rows`; up to :data:`LARGEST`."""
     (k, d), V, A = A.shape, V.contiguous(), A.contiguous()
@@ -41,12 +53,13 @@ def first_rows(V: Tensor, A: Tensor, few: int) -> Tensor:
     return rows
 
 
-def symmetrised(N: Tensor, base: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def symmetrised(N: Tensor, odd: Tensor, few: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """See :func:`~gramscope.linalg.fused.symmetrised`."""
-    n, N, base = len(N), N.contiguous(), base.contiguous()
-    M, s, rest = torch.empty_like(N), N.new_empty(n), torch.empty_like(N, dtype=torch.bfloat16)
-    _symmetrised[_tiles(n)](N, base, M, s, rest, n, _TILE)
-    return M, s, rest
+    n, N, odd = len(N), N.contiguous(), odd.contiguous()
+    M, s, K = torch.empty_like(N), N.new_empty(n), torch.empty_like(N)
+    rest, low = (torch.empty_like(N, dtype=torch.bfloat16) for _ in range(2))
+    _symmetrised[_tiles(n)](N, odd, M, s, rest, K, low, n, few, _TILE)
+    return M, s, rest, K, low
 
 
 def less_columns(N: Tensor, K: Tensor, s: Tensor) -> Tensor:
@@ -87,7 +100,7 @@ def small_turn(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See :func:`~gramscope.linalg.fused.small_turn`; for up to :data:`LARGEST` columns."""
     (k, f), (z, image, columns, corner) = z.shape, (x.contiguous() for x in (z, image, columns, corner))
-    T, b, residual = z.new_empty(f, f), z.new_empty(f, f), z.new_empty(1)
+    T, b, residual = z.new_empty(f, f), z.new_empty(f, f), z.new_empty(2)
     alphas, size = _scalings(least, z.device), _width(f)
     sums = z.new_empty(_PARTS, 2, size, size, dtype=torch.float64)
     _sums[(_PARTS,)](z, image, columns, scale, sums, f, k, triton.cdiv(k, _PARTS), size, _SLICE)
@@ -96,12 +109,33 @@ def small_turn(
     return T, b, residual
 
 
-def defects(z: Tensor, image: Tensor, T: Tensor, b: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+def defects(z: Tensor, image: Tensor, T: Tensor, b: Tensor, scale: Tensor) -> Tensor:
     """See :func:`~gramscope.linalg.fused.defects`; for up to :data:`LARGEST` columns."""
     (k, f), (z, image, T, b) = z.shape, (x.contiguous() for x in (z, image, T, b))
     norms = z.new_empty(2, k)
     _defects[(triton.cdiv(k, _SLICE),)](z, image, T, b, scale, norms, k, f, _width(f), _SLICE)
-    return norms[0], norms[1]
+    return norms
+
+
+def moved_by(source: Tensor, moved: Tensor, left: Tensor, T: Tensor, right: Tensor) -> Tensor:
+    """See :func:`~gramscope.linalg.fused.moved_by`; for up to :data:`LARGEST` columns of ``left``."""
+    (m, n), f = source.shape, len(T)
+    given, result = [x.contiguous() for x in (source, moved, left, T, right)], torch.empty_like(source)
+    tiles = triton.cdiv(m, _SLICE), triton.cdiv(n, _SLICE)
+    _moved_by[tiles](*given, result, m, n, f, _width(f), _SLICE)
+    return result
+
+
+def narrow(A: Tensor, B: Tensor, factor: float, plus: Sequence[tuple[float, Tensor]]) -> Tensor:
+    """See :func:`~gramscope.linalg.fused.narrow`; for up to :data:`LARGEST` columns of B, and up to two terms."""
+    (m, width), (n, f), A = A.shape, B.shape, A.contiguous()
+    result = B.new_empty(m, f)
+    factors = [factor, *(c for c, _ in plus), 0.0, 0.0][:3]
+    terms = [x if x.stride(1) == 1 else x.contiguous() for x in (B, *(C for _, C in plus), B, B)][:3]
+    steps = [x.stride(0) for x in terms]
+    shape = n, width, len(plus), _width(f), _FLAT, _LONG, _MULTIPLIED
+    _narrow[(triton.cdiv(m, _FLAT),)](A, *terms, result, *steps, *factors, m, f, *shape, num_warps=2, num_stages=4)
+    return result
 
 
 def _width(f: int) -> int:
@@ -128,10 +162,19 @@ def _store_blocks(to, x, apart, inside):
 
 @triton.jit
 def _split(A, blocks, count, columns, width, apart, LINE: tl.constexpr):
-    at = tl.program_id(0) * LINE + tl.arange(0, LINE)
+    at = tl.program_id(0).to(tl.int64) * LINE + tl.arange(0, LINE)
     inside = at < count
     x = tl.load(A + at, mask=inside)
     _store_blocks(blocks + (at // columns) * width + at % columns, x, apart, inside)
+
+
+@triton.jit
+def _split_step(source, target, blocks, count, LINE: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * LINE + tl.arange(0, LINE)
+    inside = at < count
+    x = tl.load(source + at, mask=inside)
+    _store_blocks(blocks + at, x, count, inside)
+    _store_blocks(blocks + 4 * count + at, tl.load(target + at, mask=inside) - x, count, inside)
 
 
 @triton.jit
@@ -163,15 +206,28 @@ def _mirrored(N, i, j, n):
 
 
 @triton.jit
-def _symmetrised(N, base, M, s, rest, n, TILE: tl.constexpr):
+def _size(N, odd, i, n):
+    """``|N + odd|_ii``."""
+    return tl.abs(tl.load(N + i * n + i, mask=i < n, other=1.0) + tl.load(odd + i * n + i, mask=i < n, other=0.0))
+
+
+@triton.jit
+def _symmetrised(N, odd, M, s, rest, K, low, n, few, TILE: tl.constexpr):
     i = tl.program_id(0) * TILE + tl.arange(0, TILE)
     j = tl.program_id(1) * TILE + tl.arange(0, TILE)
     at, inside = i[:, None] * n + j[None, :], (i[:, None] < n) & (j[None, :] < n)
     x = 0.5 * (tl.load(N + at, mask=inside, other=0.0) + _mirrored(N, i, j, n))
-    x += tl.load(base + at, mask=inside, other=0.0)
+    change = tl.load(odd + at, mask=inside, other=0.0)
+    x += change
     tl.store(M + at, x, mask=inside)
-    tl.store(s + i[:, None] + 0 * j[None, :], tl.abs(x), mask=inside & (i[:, None] == j[None, :]))
     tl.store(rest + at, tl.where(i[:, None] == j[None, :], tl.abs(x) - x, -x).to(tl.bfloat16), mask=inside)
+    down, right = _size(N, odd, i, n), _size(N, odd, j, n)
+    if tl.program_id(1) == 0:
+        tl.store(s + i, down, mask=i < n)
+    turn = (change - _mirrored(odd, i, j, n)) / (down[:, None] + right[None, :])
+    turn = tl.where((i[:, None] < few) & (j[None, :] < few), 0.0, turn)
+    tl.store(K + at, turn, mask=inside)
+    tl.store(low + at, turn.to(tl.bfloat16), mask=inside)
 
 
 @triton.jit
@@ -295,6 +351,67 @@ def _small_turn(
         X = 1.5 * X - 0.5 * tl.dot(X, G, out_dtype=tl.float64)
     X = tl.dot(tl.dot(R, X - one, out_dtype=tl.float64), R, out_dtype=tl.float64)
     tl.store(turn + at, X.to(tl.float32), mask=inside)
+    tl.store(residual + 1, tl.sqrt(tl.sum(tl.where(inside, X * X, 0.0))).to(tl.float32))
+
+
+@triton.jit
+def _narrow(
+    A,
+    B,
+    C,
+    D,
+    result,
+    step_B,
+    step_C,
+    step_D,
+    factor,
+    factor_C,
+    factor_D,
+    m,
+    f,
+    N: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TERMS: tl.constexpr,
+    SIZE: tl.constexpr,
+    FLAT: tl.constexpr,
+    LONG: tl.constexpr,
+    AS: tl.constexpr,
+):
+    i, j = tl.program_id(0) * FLAT + tl.arange(0, FLAT), tl.arange(0, SIZE)
+    inside = (i[:, None] < m) & (j[None, :] < f)
+    total = tl.zeros((FLAT, SIZE), dtype=tl.float32)
+    for start in range(0, N, LONG):
+        n = start + tl.arange(0, LONG)
+        at, here = A + i[:, None] * WIDTH + n[None, :], (i[:, None] < m) & (n[None, :] < N)
+        high = tl.load(at, mask=here, other=0.0)
+        x = tl.load(B + n[:, None] * step_B + j[None, :], mask=(n[:, None] < N) & (j[None, :] < f), other=0.0)
+        near = x.to(tl.bfloat16)
+        total += tl.dot(high.to(AS), near.to(AS))
+        if WIDTH > N:
+            total += tl.dot(high.to(AS), (x - near.to(tl.float32)).to(tl.bfloat16).to(AS))
+            total += tl.dot(tl.load(at + 2 * N, mask=here, other=0.0).to(AS), near.to(AS))
+    total = factor * total
+    if TERMS > 0:
+        total += factor_C * tl.load(C + i[:, None] * step_C + j[None, :], mask=inside, other=0.0)
+    if TERMS > 1:
+        total += factor_D * tl.load(D + i[:, None] * step_D + j[None, :], mask=inside, other=0.0)
+    tl.store(result + i[:, None] * f + j[None, :], total, mask=inside)
+
+
+@triton.jit
+def _moved_by(source, base, left, T, right, result, m, n, f, SIZE: tl.constexpr, TILE: tl.constexpr):
+    few = tl.arange(0, SIZE)
+    i = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    j = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    at, inside = i[:, None] * n + j[None, :], (i[:, None] < m) & (j[None, :] < n)
+    across, within = (few[:, None] < f) & (j[None, :] < n), (few[:, None] < f) & (few[None, :] < f)
+    middle = tl.load(T + few[:, None] * f + few[None, :], mask=within, other=0.0)
+    moved = tl.dot(
+        middle, tl.load(right + few[:, None] * n + j[None, :], mask=across, other=0.0), input_precision="ieee"
+    )
+    down = tl.load(left + i[:, None] * f + few[None, :], mask=(i[:, None] < m) & (few[None, :] < f), other=0.0)
+    x = tl.load(base + at, mask=inside, other=0.0) + tl.dot(down, moved, input_precision="ieee")
+    tl.store(result + at, tl.load(source + at, mask=inside, other=0.0) + x, mask=inside)
 
 
 @triton.jit

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from gramscope.linalg import processor
-from gramscope.linalg.factors import Factor, product
+from gramscope.linalg.fused import narrow
 
 
 @dataclass(frozen=True)
@@ -20,7 +18,7 @@ class Nearly:
     Attributes:
         corner: ``[f, f]``.
         columns: the first f columns ``[k, f]``.
-        others: the others' ``[k, k]``, with a diagonal of ones.
+        others: the others' ``[k, k]``, with a diagonal of ones; :func:`~gramscope.linalg.fused.split` unless on the CPU.
         rest: the identity minus it, coarsely.
         square: of that, or None.
         scale: ``1/√H_ii`` ``[k]``.
@@ -28,7 +26,7 @@ class Nearly:
 
     corner: Tensor
     columns: Tensor
-    others: Factor
+    others: Tensor
     rest: Tensor
     square: Tensor | None
     scale: Tensor
@@ -42,13 +40,14 @@ def last_directions(H: Nearly) -> Tensor:
     Returns:
         z ``[k, f]``, its first f rows zero.
     """
-    start = processor.low(H.columns)
-    first = torch.addmm(start, H.rest, start)
-    second = H.rest @ (H.rest @ first) if H.square is None else H.square @ first
-    third = torch.add(first, second).float()
-    return product(H.others, Factor.of(third, 0)).sub_(third).sub_(H.columns)
+    first = narrow(H.rest, H.columns, plus=[(1, H.columns)])
+    if H.square is None:
+        third = narrow(H.rest, narrow(H.rest, first), plus=[(1, first)])
+    else:
+        third = narrow(H.square, first, plus=[(1, first)])
+    return narrow(H.others, third, plus=[(-1, third), (-1, H.columns)])
 
 
 def image_of(H: Nearly, z: Tensor) -> Tensor:
     """``H Bᵀ`` for the others ``[k, f]``, divided by ``√H_ii``: zero for the last directions."""
-    return H.columns + product(H.others, Factor.of(z, 0))
+    return narrow(H.others, z, plus=[(1, H.columns)])

@@ -19,8 +19,12 @@ def low(A: Tensor) -> Tensor:
 
 
 def accumulated(A: Tensor, B: Tensor) -> Tensor:
-    """``A B`` of bfloat16 matrices in float32."""
-    return torch.mm(A, B, out_dtype=torch.float32) if A.is_cuda else A.float() @ B.float()
+    """``A B`` of bfloat16 matrices in float32, B also a stack of them."""
+    if not A.is_cuda:
+        return A.float() @ B.float()
+    if B.ndim == 2:
+        return torch.mm(A, B, out_dtype=torch.float32)
+    return torch.bmm(A.expand(len(B), -1, -1), B, out_dtype=torch.float32)
 
 
 def rounding(A: Tensor) -> float:

@@ -94,17 +94,11 @@ def _quickly(
     target: Tensor, source: Tensor, replays: Replays | None, kept: Sequence[KeptBasis] | None
 ) -> tuple[Tensor, list[int]] | None:
     """The same where matrices are close or well conditioned, and which ones are not; None: no such way."""
-    k, d = source.shape[-2:]
     if source.device.type == "cuda" and replays is not None:
-        if 2 * k <= d:
-            result = replays.one_pass({"target": target, "source": source})
-            left = _left(result["residual"] < CONVERGED)
-            if not left:
-                return result["nearest"], left
-        if kept is not None and k >= LARGE and source.dtype != torch.float64 and has_bfloat16_products(source.device):
-            return _one_by_one(target.float(), source.float(), kept, replays.near)
+        return _on_device(target, source, replays, kept or ())
     if not _float32_is_exact(source):
         return None
+    k = source.shape[-2]
     T, W = target.float(), source.float()
     kept = [KeptBasis() for _ in W] if kept is None else kept
     if k < LARGE:
@@ -117,6 +111,27 @@ def _quickly(
         if found is not None:
             return torch.baddbmm(W, found, W, out=change), []
     return _one_by_one(T, W, kept, Steps())
+
+
+def _on_device(
+    target: Tensor, source: Tensor, replays: Replays, kept: Sequence[KeptBasis]
+) -> tuple[Tensor, list[int]] | None:
+    """The same by CUDA graphs: in one pass where matrices are well conditioned, else in kept bases.
+
+    Matrices that have been too ill-conditioned for one pass are not tried so again before their bases are worn.
+    """
+    k, d = source.shape[-2:]
+    near = kept and k >= LARGE and source.dtype != torch.float64 and has_bfloat16_products(source.device)
+    if 2 * k <= d and not (near and all(basis.fresh for basis in kept)):
+        result = replays.one_pass({"target": target, "source": source})
+        X, left = result["nearest"], _left(result["residual"] < CONVERGED)
+        if left and near:
+            found, failed = _one_by_one(
+                target[left].float(), source[left].float(), [kept[i] for i in left], replays.near
+            )
+            X[left], left = found.to(X.dtype), [left[i] for i in failed]
+        return X, left
+    return _one_by_one(target.float(), source.float(), kept, replays.near) if near else None
 
 
 def _left(reliable: Tensor) -> list[int]:

@@ -19,6 +19,8 @@ from gramscope.linalg.fused import (
     balanced,
     defects,
     less_columns,
+    moved_by,
+    narrow,
     nearly_diagonal,
     row_norms,
     small_turn,
@@ -76,41 +78,46 @@ def turned_in_basis(given: Tensors) -> dict[str, Tensor]:
         ``nearest`` ``[k, d]``, and ``figures``, by which :func:`needed_iterations` judges it.
     """
     source, V = given["source"], given["vectors"]
-    difference, f = given["target"] - source, few(len(V))
-    X, change = in_basis(V, source, difference)
-    odd, M, s, rest = _products(X, change)
-    eager = processor.on_host(source)
-    sizes = (float(processor.norm(source)), float(processor.norm(difference))) if eager else None
-    beside = Beside(source.device)
-    found = _rotation(odd, M, Balance(s, f), rest, sizes, beside)
+    f, (last, outward, inward) = few(len(V)), (Beside(V.device, lane) for lane in range(3))
+    parts = in_basis(V, source, given["target"])
+    X, change = parts
+    M, s, rest, first, low = _products(parts, f)
+    with outward:
+        rows, back = Factor.of(X, 0), Factor.of(V, 1)
+        lengths = [row_norms(X), row_norms(change)]
+    sizes = [float(processor.norm(x)) for x in lengths] if processor.on_host(source) else None
+    found = _rotation(first, low, M, Balance(s, f), rest, sizes, last)
+    with outward:
+        turning = Factor.of(found.K, 1)
     others, coarse, scale = nearly_diagonal(M, found.gained, found.before[-1], s, f)
     square = _square(coarse)
-    with beside:
-        H = Nearly(found.columns[:f], found.columns * scale.unsqueeze(-1), Factor(others, 1), coarse, square, scale)
+    outward.join()
+    with last:
+        H = Nearly(found.columns[:f], found.columns * scale.unsqueeze(-1), others, coarse, square, scale)
         z = last_directions(H)
-    turning, rows = Factor.of(found.K, 1), Factor.of(X, 0)
+        free = z * scale.unsqueeze(-1)
+        with inward:
+            small = X[:f] + product(Factor.of(free, 0), rows)
+            lost = _lost(X[:f], small)
+        with outward:
+            directions = free.clone()
+            directions.diagonal().fill_(1)
+            directions = narrow(back.stored, _rotated(directions, turning, 1))
+        image = image_of(H, z)
+        among, block, turned = small_turn(z, image, H.columns, H.corner, scale, _LEAST)
     KX = product(turning, rows)
     KKX = found.low @ processor.low(KX)
-    moved, back = KX.add_(KKX, alpha=0.5), Factor.of(V, 1)
-    figures = [s, *(row_norms(x) for x in (source, difference, KKX)), _norms_of_square(coarse, square)]
+    moved = product(back, Factor.of(KX.add_(KKX, alpha=0.5), 0))
     root = s.sqrt()
     effects = found.effects or [row_norms(b, a) * root for a, b in pairwise((*found.before, found.K))]
-    beside.join()
-    with beside:
-        image = image_of(H, z)
-        among, block, residual = small_turn(z, image, H.columns, H.corner, scale, _LEAST)
-    directions = z * scale.unsqueeze(-1)
-    small = X[:f] + product(Factor.of(directions, 0), rows)
-    directions.diagonal().fill_(1)
-    directions = _rotated(directions, turning, 1)
-    beside.join()
-    moved.addmm_(directions, among @ small)
-    with beside:
-        figures += defects(z, image, among, block, scale)
-        norms = torch.cat([residual, _blurred(X[:f], small, among), row_norms(torch.stack([*figures, *effects]))])
-    nearest = source + product(back, Factor.of(moved, 0))
-    beside.join()
-    return {"nearest": nearest, "figures": norms}
+    even = row_norms(torch.stack([s, *lengths, row_norms(KKX), _norms_of_square(coarse, square), *effects]))
+    for beside in (inward, outward, last):
+        beside.join()
+    with last:
+        figures = torch.cat([turned, lost, row_norms(defects(z, image, among, block, scale)), even])
+    nearest = moved_by(source, moved, directions, among, small)
+    last.join()
+    return {"nearest": nearest, "figures": figures}
 
 
 @dataclass(frozen=True)
@@ -134,29 +141,42 @@ class _Rotation:
     effects: list[Tensor]
 
 
-def _products(X: Tensor, change: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """``change Xᵀ``, exactly zero where nothing changes; ``M = X Xᵀ + change Xᵀ``; ``|diag M|``; coarsely ``|diag M| − M``."""
-    rows = Factor.of(X, 1)
-    odd = product(Factor.of(change, 1), rows)
-    if processor.on_host(X):
-        M = own_product(X).add_(odd)
-        return odd, M, *apart(M)
-    return odd, *symmetrised(product(rows, rows), odd)
+def _products(parts: Tensor, f: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """What is iterated with, of X and its change ``[2, k, d]``.
+
+    Returns:
+        ``M = X Xᵀ + change Xᵀ``; ``|diag M|``; coarsely ``|diag M| − M``; K to first order, exactly zero where nothing changes;
+        and coarsely.
+    """
+    X, change = parts
+    if not processor.on_host(X):
+        rows = Factor.of(parts.flatten(0, 1), 1)
+        own, odd = product(rows, Factor(rows.stored[: len(X)], 1)).chunk(2)
+        return symmetrised(own, odd, f)
+    odd = change @ X.mT
+    M = own_product(X).add_(odd)
+    s, rest = apart(M)
+    return M, s, rest, *balanced(odd, Balance(s, f))
 
 
 def _rotation(
-    odd: Tensor, M: Tensor, balance: Balance, rest: Tensor, sizes: tuple[float, float] | None, beside: Beside
+    first: Tensor,
+    low: Tensor,
+    M: Tensor,
+    balance: Balance,
+    rest: Tensor,
+    sizes: Sequence[float] | None,
+    beside: Beside,
 ) -> _Rotation:
     """Iterate ``(sᵢ + sⱼ) Kᵢⱼ = (odd − oddᵀ + gained − gainedᵀ)ᵢⱼ``, with K zero for i, j < f.
 
     Args:
-        odd, M, rest: of :func:`_products`.
+        first, low, M, rest: of :func:`_products`.
         balance: s and f.
         sizes: of the source and of its difference from the target, to end when it is time; None: after all iterations.
         beside: where the columns are found meanwhile.
     """
     s, f = balance.s, balance.few
-    first, low = balanced(odd, balance)
     Ks, effects = [first], [] if sizes is None else [row_norms(first) * s.sqrt()]
     for left in reversed(range(_ITERATIONS)):
         if left == 0 and sizes is None:
@@ -178,8 +198,9 @@ def _rotation(
 
 def needed_iterations(found: dict[str, Tensor]) -> int | None:
     """How many iterations more than usual a result of :func:`turned_in_basis` took; None: it cannot be relied on."""
-    residual, blurred, total, size, step, second, distance, bent, tied, *effects = found["figures"].tolist()
+    residual, turned, lost, bent, tied, total, size, step, second, distance, *effects = found["figures"].tolist()
     enough = _enough(size, step)
+    blurred = min(turned, 1.0) * lost if turned else 0.0
     orthogonal = 0.25 * second**2 < 0.1 * EPS * total and residual < CONVERGED
     definite = distance < _DEFINITE**2 and bent <= enough and tied <= enough and blurred <= enough
     needed = _needed(effects, size, step) if comparable(size, step) and orthogonal and definite else None
@@ -221,8 +242,8 @@ def _left(before: float, last: float) -> float:
 
 def _rotated(B: Tensor, turning: Factor, sign: int) -> Tensor:
     """``(I ± K + ½K²) B``."""
-    KB = product(turning, Factor.of(B, 0))
-    return torch.add(B, KB, alpha=sign).add_(product(turning, Factor.of(KB, 0)), alpha=0.5)
+    KB = narrow(turning.stored, B)
+    return narrow(turning.stored, KB, 0.5, [(1, B), (sign, KB)])
 
 
 def _square(E: Tensor) -> Tensor | None:
@@ -238,18 +259,15 @@ def _norms_of_square(E: Tensor, square: Tensor | None) -> Tensor:
     return rows * processor.norm(rows)
 
 
-def _blurred(rows: Tensor, small: Tensor, among: Tensor) -> Tensor:
-    """How uncertain the turn of the last directions is, in its effect ``[1]``.
+def _lost(rows: Tensor, small: Tensor) -> Tensor:
+    """How uncertain the last directions are, in the effect of a turn by an angle of one ``[1]``.
 
     Products round relative to the rows, of which much less may be left, and what they round is turned.
 
     Args:
         rows: the first rows of the source in the basis ``[f, d]``.
         small: what is left of them when the others follow.
-        among: the turn less the identity ``[f, f]``.
     """
     rounding = processor.rounding(rows) / rows.shape[1] ** 0.5
     lost = row_norms(rows).square_().div_(row_norms(small)).nan_to_num_(0.0, math.inf)  # nothing of nothing is lost
-    return (
-        processor.norm(lost).mul_(processor.norm(among).clamp_(max=1)).mul_(rounding).nan_to_num_(0.0, math.inf).view(1)
-    )
+    return processor.norm(lost).mul_(rounding).view(1)
