@@ -39,8 +39,12 @@ _LARGEST = 0.03
 _NORMS = (1e-8, 1e8)
 #: the rotation is found to this part of the change, or to a unit of rounding of W
 _PRECISION = 2e-4
+#: the Gram may be off by this many units of rounding for lack of orthogonality, and by this many for products to be coarse
+_PRECISE, _COARSE = 0.2, 0.1
 #: an iteration is expected to leave this much more than the one before, relative to what each began with
-_SAFETY = 16
+_SAFETY = 4
+#: and this much more where one can go on
+_CAUTION = 16
 _ITERATIONS = 4
 #: where nothing is known on the way only so many of them, the last, have the term of second order
 _FULL = 2
@@ -85,35 +89,40 @@ def turned_in_basis(given: Tensors) -> dict[str, Tensor]:
     with outward:
         rows, back = Factor.of(X, 0), Factor.of(V, 1)
         lengths = [row_norms(X), row_norms(change)]
-    sizes = [float(processor.norm(x)) for x in lengths] if processor.on_host(source) else None
+    sizes = (
+        (float(processor.norm(lengths[0])), float(processor.norm(lengths[1]))) if processor.on_host(source) else None
+    )
     found = _rotation(first, low, M, Balance(s, f), rest, sizes, last)
     with outward:
         turning = Factor.of(found.K, 1)
+    with inward:
+        root, angles = s.sqrt(), row_norms(found.K)
+        effects = found.effects or [row_norms(b, a) * root for a, b in pairwise((*found.before, found.K))]
     others, coarse, scale = nearly_diagonal(M, found.gained, found.before[-1], s, f)
     square = _square(coarse)
-    outward.join()
+    for beside in (last, outward):
+        beside.join()
+    H = Nearly(found.columns[:f], found.columns * scale.unsqueeze(-1), others, coarse, square, scale)
+    z = last_directions(H)
     with last:
-        H = Nearly(found.columns[:f], found.columns * scale.unsqueeze(-1), others, coarse, square, scale)
-        z = last_directions(H)
-        free = z * scale.unsqueeze(-1)
-        with inward:
-            small = X[:f] + product(Factor.of(free, 0), rows)
-            lost = _lost(X[:f], small)
-        with outward:
-            directions = free.clone()
-            directions.diagonal().fill_(1)
-            directions = narrow(back.stored, _rotated(directions, turning, 1))
         image = image_of(H, z)
         among, block, turned = small_turn(z, image, H.columns, H.corner, scale, _LEAST)
+    free = z * scale.unsqueeze(-1)
+    with outward:
+        directions = free.clone()
+        directions.diagonal().fill_(1)
+        directions = narrow(back.stored, _rotated(directions, turning, 1))
+    with inward:
+        small = X[:f] + product(Factor.of(free, 0), rows)
+        lost, distance = _lost(X[:f], small), _norms_of_square(coarse, square)
     KX = product(turning, rows)
-    KKX = found.low @ processor.low(KX)
+    KKX = _second(turning, found.low, KX, s)
     moved = product(back, Factor.of(KX.add_(KKX, alpha=0.5), 0))
-    root = s.sqrt()
-    effects = found.effects or [row_norms(b, a) * root for a, b in pairwise((*found.before, found.K))]
-    even = row_norms(torch.stack([s, *lengths, row_norms(KKX), _norms_of_square(coarse, square), *effects]))
+    second = row_norms(KKX)
     for beside in (inward, outward, last):
         beside.join()
     with last:
+        even = row_norms(torch.stack([s, *lengths, angles, second, distance, *effects]))
         figures = torch.cat([turned, lost, row_norms(defects(z, image, among, block, scale)), even])
     nearest = moved_by(source, moved, directions, among, small)
     last.join()
@@ -165,7 +174,7 @@ def _rotation(
     M: Tensor,
     balance: Balance,
     rest: Tensor,
-    sizes: Sequence[float] | None,
+    sizes: tuple[float, float] | None,
     beside: Beside,
 ) -> _Rotation:
     """Iterate ``(sᵢ + sⱼ) Kᵢⱼ = (odd − oddᵀ + gained − gainedᵀ)ᵢⱼ``, with K zero for i, j < f.
@@ -189,7 +198,7 @@ def _rotation(
         Ks = [*Ks[-2:], K]
         if sizes is not None:
             effects.append(row_norms(K, Ks[-2]) * s.sqrt())
-            if _needed([float(processor.norm(x)) for x in effects], *sizes) is not None:
+            if _needed([float(processor.norm(x)) for x in effects], _enough(*sizes), _CAUTION) is not None:
                 break
     if sizes is not None:
         columns = _rotated(M[:, :f], Factor.of(K, 1), -1)
@@ -198,13 +207,16 @@ def _rotation(
 
 def needed_iterations(found: dict[str, Tensor]) -> int | None:
     """How many iterations more than usual a result of :func:`turned_in_basis` took; None: it cannot be relied on."""
-    residual, turned, lost, bent, tied, total, size, step, second, distance, *effects = found["figures"].tolist()
+    figures = found["figures"].tolist()
+    residual, turned, lost, less, bent, tied, total, size, step, angle, second, distance, *effects = figures
     enough = _enough(size, step)
-    blurred = min(turned, 1.0) * lost if turned else 0.0
-    orthogonal = 0.25 * second**2 < 0.1 * EPS * total and residual < CONVERGED
+    left = _left(*effects[-2:])
+    blurred = min(turned, 1.0) * (lost + left * less) if turned else 0.0
+    straight = angle**2 * second <= 16 * enough  # at least ⅛ K⁴X, by which I + K + ½K² lengthens; ‖K‖² ≤ ½‖K‖_F²
+    orthogonal = _excess(second) < _PRECISE * EPS * total and straight and residual < CONVERGED
     definite = distance < _DEFINITE**2 and bent <= enough and tied <= enough and blurred <= enough
-    needed = _needed(effects, size, step) if comparable(size, step) and orthogonal and definite else None
-    close = max(bent, tied, _left(*effects[-2:])) > _CLOSE * enough
+    needed = _needed(effects, enough) if comparable(size, step) and orthogonal and definite else None
+    close = max(bent, tied, left) > _CLOSE * enough
     return None if needed is None else max(0, needed - _USUAL, int(close))
 
 
@@ -218,17 +230,18 @@ def _enough(size: float, step: float) -> float:
     return max(2 * EPS * size, _PRECISION * step)
 
 
-def _needed(effects: Sequence[float], size: float, step: float) -> int | None:
+def _needed(effects: Sequence[float], enough: float, safety: float = _SAFETY) -> int | None:
     """After how many iterations what is left of the rotation is small enough, and stays so; None: not after all of them.
 
     Args:
         effects: by how much each moved the result, in ‖·‖_F; the first may be that of K to first order.
-        size, step: of the source and of its difference from the target.
+        enough: of :func:`_enough`.
+        safety: how much more than the one before an iteration is expected to leave, relative to what each began with.
     """
-    enough, before = _enough(size, step), math.inf
+    before = math.inf
     for count, effect in enumerate(effects):
         settled = effect <= enough and _left(before, effect) <= enough
-        soon = count > 0 and _SAFETY * effect * effect <= enough * before
+        soon = count > 0 and safety * effect * effect <= enough * before
         if (settled or soon) and all(later <= enough for later in effects[count + 1 :]):
             return count
         before = effect
@@ -246,6 +259,20 @@ def _rotated(B: Tensor, turning: Factor, sign: int) -> Tensor:
     return narrow(turning.stored, KB, 0.5, [(1, B), (sign, KB)])
 
 
+def _second(turning: Factor, low: Tensor, KX: Tensor, s: Tensor) -> Tensor:
+    """``K K X``; coarsely where it can be seen that it is too small for its rounding to matter."""
+    if processor.on_host(KX):
+        KKX = low @ processor.low(KX)
+        if _excess(float(processor.norm(row_norms(KKX)))) < _COARSE * EPS * float(processor.norm(s)):
+            return KKX
+    return product(turning, Factor.of(KX, 0))
+
+
+def _excess(second: float) -> float:
+    """The most that ``I + K + ½K²`` changes the Gram of X when the norm of ``K K X`` is this."""
+    return 0.25 * second**2
+
+
 def _square(E: Tensor) -> Tensor | None:
     """``E E``, unless it can be seen that E is too small for that to tell more than E."""
     return None if processor.on_host(E) and float(processor.norm(row_norms(E))) < _DEFINITE else E @ E
@@ -260,14 +287,15 @@ def _norms_of_square(E: Tensor, square: Tensor | None) -> Tensor:
 
 
 def _lost(rows: Tensor, small: Tensor) -> Tensor:
-    """How uncertain the last directions are, in the effect of a turn by an angle of one ``[1]``.
+    """How uncertain the last directions are: the effect of roundings, and what other errors grow by ``[2]``.
 
-    Products round relative to the rows, of which much less may be left, and what they round is turned.
+    Products round relative to the rows, of which much less may be left; and what they round is turned, by an angle of one.
 
     Args:
         rows: the first rows of the source in the basis ``[f, d]``.
         small: what is left of them when the others follow.
     """
     rounding = processor.rounding(rows) / rows.shape[1] ** 0.5
-    lost = row_norms(rows).square_().div_(row_norms(small)).nan_to_num_(0.0, math.inf)  # nothing of nothing is lost
-    return processor.norm(lost).mul_(rounding).view(1)
+    lengths = row_norms(rows)
+    less = (lengths / row_norms(small)).nan_to_num_(0.0, math.inf)  # nothing of nothing is lost
+    return torch.stack([processor.norm(lengths.mul_(less)).mul_(rounding), less.amax()])
