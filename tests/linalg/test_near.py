@@ -347,3 +347,20 @@ def test_several_matrices_on_cuda() -> None:
             assert_nearest(X, T, W)
         source = found
     assert all(basis.vectors is not None for basis in kept)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_cuda_whatever_products_are_allowed_to_round() -> None:
+    """Float32 products in TF32, as many training programs allow."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        kept, found = KeptBasis(), 0
+        for target, source in drifting(160, 30, 4e-4):
+            X = nearest_nearby(target.cuda(), source.cuda(), kept)
+            if X is not None:
+                found += 1
+                assert_nearest(X.cpu(), target, source)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert found > 25

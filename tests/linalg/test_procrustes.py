@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import reference
+from gramscope.linalg import processor
 from gramscope.linalg import procrustes as procrustes_module
 from gramscope.linalg import small_rotation as small_rotation_module
-from gramscope.linalg.procrustes import by_one_pass, nearest_with_gram
+from gramscope.linalg.kept_basis import KeptBasis
+from gramscope.linalg.procrustes import Replays, by_one_pass, nearest_with_gram
+from gramscope.linalg.replay import Replay, Tensors
 from gramscope.linalg.small_rotation import LARGE, small_rotation
 
 METHODS = ("auto", "svd", "newton-schulz")
@@ -227,3 +230,53 @@ def test_the_source_is_not_changed_where_the_general_method_is_needed(generator:
     assert torch.equal(source, before)
     wanted = reference.nearest_with_gram(target, source)
     assert (found - wanted).norm() < 1e-5 * wanted.norm()
+
+
+def test_on_a_device_one_pass_is_not_tried_again_while_a_basis_serves() -> None:
+    """Wide matrices that are too ill-conditioned for one pass, and one beside them that is not."""
+    k, d = 16, 40
+    W = torch.stack([pair(k, d, decades, 1e-4, 1)[0] for decades in (3, 0)])
+    kept, passes = [KeptBasis(), KeptBasis()], 0
+
+    def one_pass(given: Tensors) -> dict[str, Tensor]:
+        nonlocal passes
+        passes += 1
+        return by_one_pass(given)
+
+    def step(W: Tensor, kept: list[KeptBasis], seed: int) -> Tensor:
+        D = torch.randn(W.shape, generator=torch.Generator().manual_seed(seed))
+        source = W + 1e-4 * D * W.norm(dim=(1, 2), keepdim=True) / D.norm(dim=(1, 2), keepdim=True)
+        found = procrustes_module._on_device(W, source, Replays(one_pass=Replay(one_pass)), kept)
+        assert found is not None
+        X, left = found
+        assert left == []
+        for x, target, w in zip(X, W, source, strict=True):
+            wanted = reference.nearest_with_gram(target, w)
+            assert (x - wanted).norm() < 1e-6 * w.norm()
+        return X
+
+    with (
+        mock.patch.object(procrustes_module, "LARGE", 1),
+        mock.patch.object(procrustes_module, "has_bfloat16_products", return_value=True),
+        mock.patch.object(processor, "on_host", return_value=False),
+    ):
+        for seed in range(3):
+            W = step(W, kept, seed)
+        assert passes == 3
+        assert [basis.fresh for basis in kept] == [True, False]
+        for seed in range(3, 6):
+            W = torch.cat([step(W[:1], kept[:1], seed), W[1:]])
+        assert passes == 3
+        kept[0].worn = True
+        step(W[:1], kept[:1], 6)
+        assert passes == 4
+
+
+def test_on_a_device_what_is_left_is_said() -> None:
+    """Without bases, the general method gets those that one pass has not found; square matrices have no such way."""
+    W1, W2 = (torch.stack(x) for x in zip(*[pair(12, 40, decades, 1e-2, 1) for decades in (0, 3)], strict=True))
+    found = procrustes_module._on_device(W1, W2, Replays(), ())
+    assert found is not None
+    assert found[1] == [1]
+    square = torch.eye(3).unsqueeze(0)
+    assert procrustes_module._on_device(square, square, Replays(), ()) is None

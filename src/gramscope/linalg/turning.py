@@ -81,6 +81,7 @@ def turned_in_basis(given: Tensors) -> dict[str, Tensor]:
     Returns:
         ``nearest`` ``[k, d]``, and ``figures``, by which :func:`needed_iterations` judges it.
     """
+    # Lanes: what is small runs beside the products that fill a device, in the order in which others wait for it.
     source, V = given["source"], given["vectors"]
     f, (last, outward, inward) = few(len(V)), (Beside(V.device, lane) for lane in range(3))
     parts = in_basis(V, source, given["target"])
@@ -102,11 +103,13 @@ def turned_in_basis(given: Tensors) -> dict[str, Tensor]:
     square = _square(coarse)
     for beside in (last, outward):
         beside.join()
+    KX = product(turning, rows)
     H = Nearly(found.columns[:f], found.columns * scale.unsqueeze(-1), others, coarse, square, scale)
     z = last_directions(H)
     with last:
         image = image_of(H, z)
         among, block, turned = small_turn(z, image, H.columns, H.corner, scale, _LEAST)
+        uneven = row_norms(defects(z, image, among, block, scale))
     free = z * scale.unsqueeze(-1)
     with outward:
         directions = free.clone()
@@ -115,15 +118,14 @@ def turned_in_basis(given: Tensors) -> dict[str, Tensor]:
     with inward:
         small = X[:f] + product(Factor.of(free, 0), rows)
         lost, distance = _lost(X[:f], small), _norms_of_square(coarse, square)
-    KX = product(turning, rows)
     KKX = _second(turning, found.low, KX, s)
+    with inward:
+        even = row_norms(torch.stack([s, *lengths, angles, row_norms(KKX), distance, *effects]))
     moved = product(back, Factor.of(KX.add_(KKX, alpha=0.5), 0))
-    second = row_norms(KKX)
     for beside in (inward, outward, last):
         beside.join()
     with last:
-        even = row_norms(torch.stack([s, *lengths, angles, second, distance, *effects]))
-        figures = torch.cat([turned, lost, row_norms(defects(z, image, among, block, scale)), even])
+        figures = torch.cat([turned, lost, uneven, even])
     nearest = moved_by(source, moved, directions, among, small)
     last.join()
     return {"nearest": nearest, "figures": figures}
