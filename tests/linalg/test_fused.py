@@ -71,6 +71,7 @@ def test_moved_by(place: tuple[ModuleType, str], m: int, n: int, f: int, generat
     ways = [kernels.moved_by(*(x.to(device) for x in given)), fused.moved_by(*(x.clone() for x in given))]
     with mock.patch.object(processor, "on_host", return_value=False):
         ways.append(fused.moved_by(*given))
+    ways.append(kernels.moved_by(*(x.to(device).mT.contiguous().mT for x in given)))
     for found in ways:
         assert found.dtype == torch.float32
         torch.testing.assert_close(found.cpu().double(), wanted, rtol=1e-5, atol=1e-5)
@@ -177,8 +178,8 @@ def test_the_small_turn(place: tuple[ModuleType, str], k: int, f: int, generator
 def test_kernels_that_are_wrong_are_not_used(place: tuple[ModuleType, str]) -> None:
     kernels, device = place
     assert fused._disagreements(kernels, torch.device(device)) == []
-    with mock.patch.object(kernels, "split", return_value=torch.zeros(8, 2, device=device)):
-        assert fused._disagreements(kernels, torch.device(device)) == ["split"]
+    with mock.patch.object(kernels, "row_norms", return_value=torch.zeros(2, device=device)):
+        assert fused._disagreements(kernels, torch.device(device)) == ["row_norms"]
 
 
 def test_without_a_compiler_torch_does_it() -> None:

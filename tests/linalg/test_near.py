@@ -340,9 +340,10 @@ def test_several_matrices_on_cuda() -> None:
     k, replays, kept = LARGE, Replays(), [KeptBasis(), KeptBasis()]
     g = torch.Generator().manual_seed(0)
     source = torch.stack([weight(k, k, g) for _ in range(2)])
-    for _ in range(3):
+    for step in range(4):
         target = source + 1e-5 * torch.randn(source.shape, generator=g)
-        found = nearest_with_gram(target.cuda(), source.cuda(), replays=replays, kept=kept).cpu()
+        given = [x.cuda() if step % 2 else x.mT.contiguous().cuda().mT for x in (target, source)]  # also transposed
+        found = nearest_with_gram(given[0], given[1], replays=replays, kept=kept).cpu()
         for X, T, W in zip(found, target, source, strict=True):
             assert_nearest(X, T, W)
         source = found

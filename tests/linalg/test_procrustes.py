@@ -15,7 +15,7 @@ import reference
 from gramscope.linalg import processor
 from gramscope.linalg import procrustes as procrustes_module
 from gramscope.linalg import small_rotation as small_rotation_module
-from gramscope.linalg.kept_basis import KeptBasis
+from gramscope.linalg.kept_basis import KeptBasis, new_basis
 from gramscope.linalg.procrustes import Replays, by_one_pass, nearest_with_gram
 from gramscope.linalg.replay import Replay, Tensors
 from gramscope.linalg.small_rotation import LARGE, small_rotation
@@ -232,51 +232,86 @@ def test_the_source_is_not_changed_where_the_general_method_is_needed(generator:
     assert (found - wanted).norm() < 1e-5 * wanted.norm()
 
 
-def test_on_a_device_one_pass_is_not_tried_again_while_a_basis_serves() -> None:
-    """Wide matrices that are too ill-conditioned for one pass, and one beside them that is not."""
-    k, d = 16, 40
-    W = torch.stack([pair(k, d, decades, 1e-4, 1)[0] for decades in (3, 0)])
-    kept, passes = [KeptBasis(), KeptBasis()], 0
-
-    def one_pass(given: Tensors) -> dict[str, Tensor]:
-        nonlocal passes
-        passes += 1
-        return by_one_pass(given)
-
-    def step(W: Tensor, kept: list[KeptBasis], seed: int) -> Tensor:
-        D = torch.randn(W.shape, generator=torch.Generator().manual_seed(seed))
-        source = W + 1e-4 * D * W.norm(dim=(1, 2), keepdim=True) / D.norm(dim=(1, 2), keepdim=True)
-        found = procrustes_module._on_device(W, source, Replays(one_pass=Replay(one_pass)), kept)
-        assert found is not None
-        X, left = found
-        assert left == []
-        for x, target, w in zip(X, W, source, strict=True):
-            wanted = reference.nearest_with_gram(target, w)
-            assert (x - wanted).norm() < 1e-6 * w.norm()
-        return X
-
+@pytest.fixture
+def on_a_device() -> Iterator[None]:
+    """As if tensors of any size were on a CUDA device."""
     with (
         mock.patch.object(procrustes_module, "LARGE", 1),
         mock.patch.object(procrustes_module, "has_bfloat16_products", return_value=True),
         mock.patch.object(processor, "on_host", return_value=False),
     ):
-        for seed in range(3):
-            W = step(W, kept, seed)
-        assert passes == 3
-        assert [basis.fresh for basis in kept] == [True, False]
-        for seed in range(3, 6):
-            W = torch.cat([step(W[:1], kept[:1], seed), W[1:]])
-        assert passes == 3
-        kept[0].worn = True
-        step(W[:1], kept[:1], 6)
-        assert passes == 4
+        yield
 
 
-def test_on_a_device_what_is_left_is_said() -> None:
-    """Without bases, the general method gets those that one pass has not found; square matrices have no such way."""
-    W1, W2 = (torch.stack(x) for x in zip(*[pair(12, 40, decades, 1e-2, 1) for decades in (0, 3)], strict=True))
-    found = procrustes_module._on_device(W1, W2, Replays(), ())
+class Counted:
+    """One pass of products, and for how many matrices it was asked each time."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.replays = Replays(one_pass=Replay(self))
+
+    def __call__(self, given: Tensors) -> dict[str, Tensor]:
+        self.asked.append(len(given["source"]))
+        return by_one_pass(given)
+
+
+def moved(W: Tensor, step: float, seed: int) -> Tensor:
+    D = torch.randn(W.shape, generator=torch.Generator().manual_seed(seed))
+    return W + step * D * W.norm(dim=(1, 2), keepdim=True) / D.norm(dim=(1, 2), keepdim=True)
+
+
+def on_device(target: Tensor, source: Tensor, counted: Counted, kept: list[KeptBasis]) -> tuple[Tensor, list[int]]:
+    """What is found is the nearest, and which matrices are left."""
+    found = procrustes_module._on_device(target, source, counted.replays, kept)
     assert found is not None
-    assert found[1] == [1]
+    for i, x in enumerate(found[0]):
+        wanted = reference.nearest_with_gram(target[i], source[i])
+        assert i in found[1] or (x - wanted).norm() < 2e-6 * source[i].norm()
+    return found
+
+
+@pytest.mark.usefixtures("on_a_device")
+def test_on_a_device_bases_serve_where_one_pass_has_failed() -> None:
+    """Wide matrices: one that is too ill-conditioned for one pass, and one before it that is not."""
+    W = torch.stack([pair(16, 40, decades, 1e-4, 1)[0] for decades in (0, 3)])
+    kept, counted = [KeptBasis(), KeptBasis()], Counted()
+    for seed in range(3):
+        W, left = on_device(W, moved(W, 1e-4, seed), counted, kept)
+        assert left == []
+    assert counted.asked == [2, 2, 2]
+    assert [basis.fresh for basis in kept] == [False, True]
+    for seed in range(3, 6):
+        on_device(W[1:], moved(W[1:], 1e-4, seed), counted, kept[1:])
+    assert counted.asked == [2, 2, 2]
+    kept[1].worn = True
+    on_device(W[1:], moved(W[1:], 1e-4, 6), counted, kept[1:])
+    assert counted.asked == [2, 2, 2, 1]
+
+
+@pytest.mark.usefixtures("on_a_device")
+def test_on_a_device_one_pass_serves_where_a_basis_fails() -> None:
+    """Steps that are too large for a basis, of a matrix that is well conditioned."""
+    W = pair(16, 40, 0, 1e-4, 1)[0].unsqueeze(0)
+    kept, counted = [KeptBasis()], Counted()
+    kept[0].vectors = new_basis(W[0])
+    for seed in range(3):
+        _, left = on_device(W, moved(W, 0.05, seed), counted, kept)
+        assert left == []
+    assert counted.asked == [1, 1, 1]
+
+
+@pytest.mark.usefixtures("on_a_device")
+def test_on_a_device_what_is_left_is_told() -> None:
+    """Found in one pass, in no way, in a basis; in no way: the general method gets the second and the last."""
+    W = torch.stack([pair(16, 40, decades, 1e-4, 1)[0] for decades in (0, 3, 3, 3)])
+    source = moved(W, 1e-4, 0)
+    source[[1, 3]] = moved(W, 0.05, 0)[[1, 3]]
+    _, left = on_device(W, source, Counted(), [KeptBasis() for _ in W])
+    assert left == [1, 3]
+
+
+def test_on_a_device_without_bases() -> None:
+    W1, W2 = (torch.stack(x) for x in zip(*[pair(12, 40, decades, 1e-2, 1) for decades in (0, 3)], strict=True))
+    assert on_device(W1, W2, Counted(), [])[1] == [1]
     square = torch.eye(3).unsqueeze(0)
     assert procrustes_module._on_device(square, square, Replays(), ()) is None

@@ -13,7 +13,7 @@ class Beside:
 
     What is entered waits for what the current stream has been given so far; :meth:`join` lets the current stream wait for it.
     Tensors made inside may be used outside after that, and tensors used inside must live until then. Where both compete for
-    the device the work inside goes first. One may be entered inside another.
+    the device the work inside goes first.
 
     Args:
         device: of the tensors.
@@ -32,7 +32,8 @@ class Beside:
     """
 
     def __init__(self, device: torch.device, lane: int = 0) -> None:
-        self._stream = _stream(device, lane) if device.type == "cuda" else None
+        recorded = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        self._stream = _stream(device, lane, recorded) if device.type == "cuda" else None
         self._entered: torch.cuda.StreamContext | None = None
 
     def __enter__(self) -> None:
@@ -53,7 +54,11 @@ class Beside:
 
 
 @cache
-def _stream(device: torch.device, lane: int) -> torch.cuda.Stream:
-    """One for each device and lane: libraries keep handles and memory for every stream they have seen."""
+def _stream(device: torch.device, lane: int, recorded: bool) -> torch.cuda.Stream:
+    """One for each device and lane: libraries keep handles and memory for every stream they have seen.
+
+    Recordings have streams of their own, so that this memory is theirs, and not given to others when libraries are told to
+    return it.
+    """
     stream: torch.cuda.Stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
     return stream

@@ -18,6 +18,8 @@ from gramscope.linalg.polar import polar
 
 #: steps towards the inverse root of a matrix whose eigenvalues are between 1 and 2
 ROOT_STEPS = 5
+#: matrices up to this size are worked on by Triton's kernels
+_BYTES = 2**30
 #: of its norm is added to a matrix before its polar factor is taken: directions that are lost are not turned
 SHIFT = 2e-11
 
@@ -240,8 +242,8 @@ def _polar(A: Tensor, least: float) -> tuple[Tensor, Tensor]:
 
 
 def _kernels(A: Tensor) -> ModuleType | None:
-    """Triton's kernels, where these work."""
-    return _working_kernels(A.device) if A.is_cuda else None
+    """Triton's kernels, where these work, and where their offsets into what is made of A are below 2³¹."""
+    return _working_kernels(A.device) if A.is_cuda and A.numel() * A.element_size() < _BYTES else None
 
 
 @cache
@@ -276,7 +278,8 @@ def _disagreements(kernels: ModuleType, device: torch.device) -> Sequence[str]:
         "row_norms": torch.allclose(kernels.row_norms(one, -one), 2 * s),
         "small_turn": bool(kernels.small_turn(0 * one, one, one, -one, s, 0.1)[0].allclose(-2 * one)),
         "moved_by": torch.equal(kernels.moved_by(one, one, one, one, one), 3 * one),
-        "narrow": torch.equal(kernels.narrow(one.bfloat16(), one, 2.0, [(1.0, one)]), 3 * one),
+        "narrow": torch.equal(kernels.narrow(one.bfloat16(), one, 2, [(1, one)]), 3 * one)
+        and torch.equal(kernels.narrow(kernels.split((1 + 2**-9) * one, 1), one, 1, []), (1 + 2**-9) * one),
         "defects": torch.allclose(kernels.defects(0 * one, one, one, one, s)[0], s),
     }
     return [name for name, right in checks.items() if not right]

@@ -120,7 +120,7 @@ def defects(z: Tensor, image: Tensor, T: Tensor, b: Tensor, scale: Tensor) -> Te
 def moved_by(source: Tensor, moved: Tensor, left: Tensor, T: Tensor, right: Tensor) -> Tensor:
     """See :func:`~gramscope.linalg.fused.moved_by`; for up to :data:`LARGEST` columns of ``left``."""
     (m, n), f = source.shape, len(T)
-    given, result = [x.contiguous() for x in (source, moved, left, T, right)], torch.empty_like(source)
+    given, result = [x.contiguous() for x in (source, moved, left, T, right)], source.new_empty(m, n)
     tiles = triton.cdiv(m, _SLICE), triton.cdiv(n, _SLICE)
     _moved_by[tiles](*given, result, m, n, f, _width(f), _SLICE)
     return result
@@ -130,7 +130,7 @@ def narrow(A: Tensor, B: Tensor, factor: float, plus: Sequence[tuple[float, Tens
     """See :func:`~gramscope.linalg.fused.narrow`; for up to :data:`LARGEST` columns of B, and up to two terms."""
     (m, width), (n, f), A = A.shape, B.shape, A.contiguous()
     result = B.new_empty(m, f)
-    factors = [factor, *(c for c, _ in plus), 0.0, 0.0][:3]
+    factors = [float(c) for c in (factor, *(c for c, _ in plus), 0, 0)][:3]
     terms = [x if x.stride(1) == 1 else x.contiguous() for x in (B, *(C for _, C in plus), B, B)][:3]
     steps = [x.stride(0) for x in terms]
     shape = n, width, len(plus), _width(f), _FLAT, _LONG, _MULTIPLIED
@@ -162,7 +162,7 @@ def _store_blocks(to, x, apart, inside):
 
 @triton.jit
 def _split(A, blocks, count, columns, width, apart, LINE: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * LINE + tl.arange(0, LINE)
+    at = tl.program_id(0) * LINE + tl.arange(0, LINE)
     inside = at < count
     x = tl.load(A + at, mask=inside)
     _store_blocks(blocks + (at // columns) * width + at % columns, x, apart, inside)
@@ -170,7 +170,7 @@ def _split(A, blocks, count, columns, width, apart, LINE: tl.constexpr):
 
 @triton.jit
 def _split_step(source, target, blocks, count, LINE: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * LINE + tl.arange(0, LINE)
+    at = tl.program_id(0) * LINE + tl.arange(0, LINE)
     inside = at < count
     x = tl.load(source + at, mask=inside)
     _store_blocks(blocks + at, x, count, inside)

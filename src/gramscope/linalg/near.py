@@ -18,7 +18,7 @@ Step: TypeAlias = Callable[[Tensors], dict[str, Tensor]]
 
 #: a basis that has failed more often in a row, also renewed, is given up
 _TRIES = 3
-#: the longest pause after bases that fail is 4 to this power
+#: the longest pause after bases that fail is 4 to this power, less one
 _PATIENCE = 2
 
 

@@ -116,22 +116,29 @@ def _quickly(
 def _on_device(
     target: Tensor, source: Tensor, replays: Replays, kept: Sequence[KeptBasis]
 ) -> tuple[Tensor, list[int]] | None:
-    """The same by CUDA graphs: in one pass where matrices are well conditioned, else in kept bases.
+    """The same by CUDA graphs: in one pass where matrices are well conditioned, in kept bases where they are close.
 
-    Matrices that have been too ill-conditioned for one pass are not tried so again before their bases are worn.
+    Matrices that were too ill-conditioned for one pass have bases, which are tried first while they are fresh.
     """
     k, d = source.shape[-2:]
-    near = kept and k >= LARGE and source.dtype != torch.float64 and has_bfloat16_products(source.device)
-    if 2 * k <= d and not (near and all(basis.fresh for basis in kept)):
+
+    def in_one_pass(target: Tensor, source: Tensor, kept: Sequence[KeptBasis]) -> tuple[Tensor, list[int]]:
         result = replays.one_pass({"target": target, "source": source})
-        X, left = result["nearest"], _left(result["residual"] < CONVERGED)
-        if left and near:
-            found, failed = _one_by_one(
-                target[left].float(), source[left].float(), [kept[i] for i in left], replays.near
-            )
-            X[left], left = found.to(X.dtype), [left[i] for i in failed]
-        return X, left
-    return _one_by_one(target.float(), source.float(), kept, replays.near) if near else None
+        return result["nearest"], _left(result["residual"] < CONVERGED)
+
+    def in_bases(target: Tensor, source: Tensor, kept: Sequence[KeptBasis]) -> tuple[Tensor, list[int]]:
+        return _one_by_one(target.float(), source.float(), kept, replays.near)
+
+    ways = [in_one_pass] if 2 * k <= d else []
+    if kept and k >= LARGE and source.dtype != torch.float64 and has_bfloat16_products(source.device):
+        ways.insert(0 if all(basis.fresh for basis in kept) else len(ways), in_bases)
+    if not ways:
+        return None
+    X, left = ways[0](target, source, kept)
+    for way in ways[1:] if left else ():
+        found, failed = way(target[left], source[left], [kept[i] for i in left])
+        X[left], left = found.to(X.dtype), [left[i] for i in failed]
+    return X, left
 
 
 def _left(reliable: Tensor) -> list[int]:

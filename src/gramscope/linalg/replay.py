@@ -50,10 +50,10 @@ class Replay:
     def __call__(self, inputs: Tensors) -> dict[str, Tensor]:
         """The function's results, as new tensors unless they are lent."""
         device = next(iter(inputs.values())).device
-        if device.type != "cuda" or not self._possible:
+        if device.type != "cuda":
             return self._function(inputs)
         with nullcontext() if device.index == torch.cuda.current_device() else torch.cuda.device(device):
-            recording = self._recording(inputs)
+            recording = self._recording(inputs) if self._possible else None
             if recording is None:
                 return self._function(inputs)
             recording.play(inputs)

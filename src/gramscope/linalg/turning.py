@@ -179,7 +179,7 @@ def _rotation(
     sizes: tuple[float, float] | None,
     beside: Beside,
 ) -> _Rotation:
-    """Iterate ``(sᵢ + sⱼ) Kᵢⱼ = (odd − oddᵀ + gained − gainedᵀ)ᵢⱼ``, with K zero for i, j < f.
+    """Iterate ``Kᵢⱼ = firstᵢⱼ + (gained − gainedᵀ)ᵢⱼ/(sᵢ + sⱼ)``, with K zero for i, j < f.
 
     Args:
         first, low, M, rest: of :func:`_products`.
