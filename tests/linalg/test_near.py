@@ -298,7 +298,14 @@ def test_bases_that_never_do_are_tried_less_and_less(generator: torch.Generator)
         for _ in range(100):
             D = torch.randn(40, 40, generator=generator)
             assert nearest_nearby(W + D * (0.029 * W.norm() / D.norm()), W, kept) is None
-    assert 2 <= made.call_count <= 12
+    assert 8 <= made.call_count <= 12  # at most every sixteenth step, and not less
+
+
+def test_a_basis_is_fresh_when_it_is_about_to_be_used() -> None:
+    vectors = torch.eye(2)
+    assert KeptBasis(vectors).fresh
+    for other in (KeptBasis(), KeptBasis(vectors, worn=True), KeptBasis(vectors, pause=1)):
+        assert not other.fresh
 
 
 def test_a_basis_is_renewed_before_it_fails(generator: torch.Generator) -> None:
