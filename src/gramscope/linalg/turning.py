@@ -43,8 +43,6 @@ _PRECISION = 2e-4
 _PRECISE, _COARSE = 0.2, 0.1
 #: an iteration is expected to leave this much more than the one before, relative to what each began with
 _SAFETY = 4
-#: and this much more where one can go on
-_CAUTION = 16
 _ITERATIONS = 4
 #: where nothing is known on the way only so many of them, the last, have the term of second order
 _FULL = 2
@@ -200,7 +198,7 @@ def _rotation(
         Ks = [*Ks[-2:], K]
         if sizes is not None:
             effects.append(row_norms(K, Ks[-2]) * s.sqrt())
-            if _needed([float(processor.norm(x)) for x in effects], _enough(*sizes), _CAUTION) is not None:
+            if _needed([float(processor.norm(x)) for x in effects], _enough(*sizes)) is not None:
                 break
     if sizes is not None:
         columns = _rotated(M[:, :f], Factor.of(K, 1), -1)
@@ -232,18 +230,17 @@ def _enough(size: float, step: float) -> float:
     return max(2 * EPS * size, _PRECISION * step)
 
 
-def _needed(effects: Sequence[float], enough: float, safety: float = _SAFETY) -> int | None:
+def _needed(effects: Sequence[float], enough: float) -> int | None:
     """After how many iterations what is left of the rotation is small enough, and stays so; None: not after all of them.
 
     Args:
         effects: by how much each moved the result, in ‖·‖_F; the first may be that of K to first order.
         enough: of :func:`_enough`.
-        safety: how much more than the one before an iteration is expected to leave, relative to what each began with.
     """
     before = math.inf
     for count, effect in enumerate(effects):
         settled = effect <= enough and _left(before, effect) <= enough
-        soon = count > 0 and safety * effect * effect <= enough * before
+        soon = count > 0 and _SAFETY * effect * effect <= enough * before
         if (settled or soon) and all(later <= enough for later in effects[count + 1 :]):
             return count
         before = effect
