@@ -32,8 +32,8 @@ class Beside:
     """
 
     def __init__(self, device: torch.device, lane: int = 0) -> None:
-        recorded = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        self._stream = _stream(device, lane, recorded) if device.type == "cuda" else None
+        cuda = device.type == "cuda"
+        self._stream = _stream(device, lane, torch.cuda.is_current_stream_capturing()) if cuda else None
         self._entered: torch.cuda.StreamContext | None = None
 
     def __enter__(self) -> None:

@@ -73,20 +73,21 @@ def first_rows(V: Tensor, A: Tensor, few: int) -> Tensor:
     return (V[:, :few].double().mT @ A.double()).float()
 
 
-def symmetrised(N: Tensor, odd: Tensor, few: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """``M = (N + Nᵀ)/2 + odd`` ``[k, k]`` in float32, :func:`apart` of it, and :func:`balanced` of ``odd`` for its diagonal."""
+def symmetrised(N: Tensor, odd: Tensor, few: int) -> tuple[Tensor, Balance, Tensor, Tensor, Tensor]:
+    """``M = (N + Nᵀ)/2 + odd`` ``[k, k]`` in float32, and :func:`apart` of it."""
     if (kernels := _kernels(N)) is not None:
-        return kernels.symmetrised(N, odd, few)  # type: ignore[no-any-return]
+        M, s, rest, K, low = kernels.symmetrised(N, odd, few)
+        return M, Balance(s, few), rest, K, low
     M = torch.add(N, N.mT).mul_(0.5).add_(odd)
-    s, rest = apart(M)
-    return M, s, rest, *balanced(odd, Balance(s, few))
+    return M, *apart(M, odd, few)
 
 
-def apart(M: Tensor) -> tuple[Tensor, Tensor]:
-    """``|diag M|`` ``[k]``, and coarsely ``|diag M| − M``."""
+def apart(M: Tensor, odd: Tensor, few: int) -> tuple[Balance, Tensor, Tensor, Tensor]:
+    """The balance for ``|diag M|``; coarsely ``|diag M| − M``; and ``odd`` in that :func:`balanced`, and coarsely."""
     s, rest = M.diagonal().abs(), processor.low(-M)
     rest.diagonal().copy_(s - M.diagonal())
-    return s, rest
+    balance = Balance(s, few)
+    return balance, rest, *balanced(odd, balance)
 
 
 def less_columns(N: Tensor, K: Tensor, s: Tensor) -> Tensor:

@@ -84,14 +84,15 @@ def turned_in_basis(given: Tensors) -> dict[str, Tensor]:
     f, (last, outward, inward) = few(len(V)), (Beside(V.device, lane) for lane in range(3))
     parts = in_basis(V, source, given["target"])
     X, change = parts
-    M, s, rest, first, low = _products(parts, f)
+    M, balance, rest, first, low = _products(parts, f)
+    s = balance.s
     with outward:
         rows, back = Factor.of(X, 0), Factor.of(V, 1)
         lengths = [row_norms(X), row_norms(change)]
     sizes = (
         (float(processor.norm(lengths[0])), float(processor.norm(lengths[1]))) if processor.on_host(source) else None
     )
-    found = _rotation(first, low, M, Balance(s, f), rest, sizes, last)
+    found = _rotation(first, low, M, balance, rest, sizes, last)
     with outward:
         turning = Factor.of(found.K, 1)
     with inward:
@@ -150,12 +151,12 @@ class _Rotation:
     effects: list[Tensor]
 
 
-def _products(parts: Tensor, f: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _products(parts: Tensor, f: int) -> tuple[Tensor, Balance, Tensor, Tensor, Tensor]:
     """What is iterated with, of X and its change ``[2, k, d]``.
 
     Returns:
-        ``M = X Xᵀ + change Xᵀ``; ``|diag M|``; coarsely ``|diag M| − M``; K to first order, exactly zero where nothing changes;
-        and coarsely.
+        ``M = X Xᵀ + change Xᵀ``; the balance for ``|diag M|``; coarsely ``|diag M| − M``; K to first order, exactly zero where
+        nothing changes; and coarsely.
     """
     X, change = parts
     if not processor.on_host(X):
@@ -164,8 +165,7 @@ def _products(parts: Tensor, f: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Te
         return symmetrised(own, odd, f)
     odd = change @ X.mT
     M = own_product(X).add_(odd)
-    s, rest = apart(M)
-    return M, s, rest, *balanced(odd, Balance(s, f))
+    return M, *apart(M, odd, f)
 
 
 def _rotation(
