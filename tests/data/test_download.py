@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gramscope.cli.data import app
-from gramscope.data import catalogue, download, load, registry, sources
+from gramscope.data import catalogue, download, load, named_sets, sources
 from gramscope.data.download import DownloadError, ensure, fetch, unpack
 from gramscope.data.locate import data_root
 from gramscope.data.sources import Layout, RemoteFile, Source
@@ -256,7 +256,7 @@ def test_progress_bar_on_demand(site: Site, tmp_path: Path, capfd: pytest.Captur
 def test_command_fetches_lists_and_verifies(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = small_cifar10(site)
     entries = tuple(replace(e, source=small) if e.name == "cifar10" else e for e in catalogue())
-    monkeypatch.setattr(registry, "_ENTRIES", entries)
+    monkeypatch.setattr(named_sets, "_ENTRIES", entries)
     run = CliRunner().invoke
     there = ["--data-dir", str(tmp_path), "--json"]
 

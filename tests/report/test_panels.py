@@ -16,7 +16,7 @@ from gramscope.report.page import Content
 from gramscope.report.panel import HeatMap, Line, LinePlot, Panel
 from gramscope.report.reading import read_runs
 from gramscope.runs.directory import RunDirectory
-from gramscope.runs.snapshots import load_diagonals, load_spectra, save_diagonals, save_spectra
+from gramscope.runs.layer_snapshots import load_diagonals, load_spectra, save_diagonals, save_spectra
 from made_up_runs import CLAIMS, MEASURES, accuracy, append_epoch, value, write_run
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from gramscope.data.seeding import derive_seed, generator
+from gramscope.data.seeds import derive_seed, generator
 from gramscope.training.config import ScheduleTable
 from gramscope.training.schedule import schedule_factor
 from gramscope.training.seeding import PrivateRandomState, epoch_order

@@ -14,7 +14,7 @@ from torch import nn
 from gramscope.data import DataSet
 from gramscope.errors import InputError, ResultWarning
 from gramscope.runs.directory import RunDirectory
-from gramscope.runs.snapshots import load_diagonals, load_spectra, snapshot_steps
+from gramscope.runs.layer_snapshots import load_diagonals, load_spectra, snapshot_steps
 from gramscope.training.config import TrainConfig
 from gramscope.training.interrupt import Interrupted
 from gramscope.training.loop import Loop
@@ -51,7 +51,7 @@ def test_training_learns_and_records(config: Config, blobs: DataSet) -> None:
 
 def test_one_epoch_of_sgd_is_what_it_should_be(config: Config, blobs: DataSet) -> None:
     """Against a loop written out by hand."""
-    from gramscope.data.seeding import generator
+    from gramscope.data.seeds import generator
     from gramscope.models import build
     from gramscope.training.seeding import epoch_order
 

@@ -14,7 +14,7 @@ from torch.optim import SGD, AdamW, Muon, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from gramscope.bench.timing import Row, compare, synchronize
-from gramscope.data.registry import load
+from gramscope.data.named_sets import load
 from gramscope.errors import InputError
 from gramscope.optim.vcl import VCL
 

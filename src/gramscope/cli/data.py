@@ -26,7 +26,7 @@ def list_sets(data_dir: DataDir = None, as_json: Json = False) -> None:
     """
     from gramscope.cli.console import print_json, print_table
     from gramscope.data.locate import data_root, locate
-    from gramscope.data.registry import catalogue
+    from gramscope.data.named_sets import catalogue
 
     root = data_root(data_dir)
     found = {entry.name: locate(entry.source, root) for entry in catalogue() if entry.source}
@@ -71,7 +71,7 @@ def fetch(
     from gramscope.cli.console import print_json
     from gramscope.data.download import fetch as fetch_source
     from gramscope.data.locate import data_root
-    from gramscope.data.registry import catalogue, find_entry
+    from gramscope.data.named_sets import catalogue, find_entry
 
     root = data_root(data_dir)
     entries = [entry for entry in catalogue() if entry.source] if names == ["all"] else [find_entry(n) for n in names]
@@ -97,7 +97,7 @@ def verify(
     """
     from gramscope.cli.console import print_json, print_table
     from gramscope.data.locate import data_root, locate
-    from gramscope.data.registry import catalogue, find_entry
+    from gramscope.data.named_sets import catalogue, find_entry
     from gramscope.data.verify import verify as verify_source
 
     root = data_root(data_dir)

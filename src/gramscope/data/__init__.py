@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from gramscope.data.dataset import DataSet as DataSet
     from gramscope.data.dataset import from_dataset as from_dataset
     from gramscope.data.dataset import from_tensors as from_tensors
-    from gramscope.data.registry import catalogue as catalogue
-    from gramscope.data.registry import load as load
+    from gramscope.data.named_sets import catalogue as catalogue
+    from gramscope.data.named_sets import load as load
 
 _PUBLIC = {
     "DataSet": "gramscope.data.dataset",
-    "catalogue": "gramscope.data.registry",
+    "catalogue": "gramscope.data.named_sets",
     "from_dataset": "gramscope.data.dataset",
     "from_tensors": "gramscope.data.dataset",
-    "load": "gramscope.data.registry",
+    "load": "gramscope.data.named_sets",
 }
 
 __all__ = ["DataSet", "catalogue", "from_dataset", "from_tensors", "load"]

@@ -1,4 +1,4 @@
-"""CelebA: one attribute as a two-class problem (004 Fig. 9 uses glasses, a balanced subset of 7,500)."""
+"""CelebA: one attribute as a two-class problem ([NFA] Fig. 9 uses glasses, a balanced subset of 7,500)."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ import torch
 from torch import Tensor
 
 from gramscope.data import sources
-from gramscope.data.context import Context
 from gramscope.data.dataset import DataSet
-from gramscope.data.download import ensure
+from gramscope.data.load_request import LoadRequest
 from gramscope.data.pixels import Bytes, Scale, scaled
 from gramscope.errors import InputError, MissingExtraError
 
 
 def celeba(
-    context: Context,
+    request: LoadRequest,
     *,
     attribute: str = "Eyeglasses",
     n_train: int | None = 7500,
@@ -43,10 +42,10 @@ def celeba(
         grey: one channel instead of three.
         scale: see :mod:`gramscope.data.pixels`.
     """
-    paths = ensure(sources.CELEBA, context.root, download=context.download).paths
+    paths = request.files(sources.CELEBA)
     labels = _attribute(paths["attributes"], attribute)
     partition = _partition(paths["partition"])
-    generator = context.generator()
+    generator = request.generator()
     parts: list[tuple[Bytes, Tensor]] = []
     with _pictures(paths["images"]) as open_picture:
         for number, part, count in ((0, "training", n_train), (2, "test", n_test)):

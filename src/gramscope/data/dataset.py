@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from gramscope.data.seeding import generator
+from gramscope.data.seeds import generator
 from gramscope.data.synthetic import randomise_labels
 from gramscope.errors import InputError, ResultWarning
 

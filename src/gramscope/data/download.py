@@ -15,9 +15,9 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from gramscope.data.digest import has_digest
 from gramscope.data.locate import Found, locate, not_found
 from gramscope.data.sources import RemoteFile, Source
+from gramscope.data.verify import has_digest
 from gramscope.errors import GramscopeError, InputError, MissingExtraError
 
 #: seconds without an answer after which a server is given up

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gramscope.data.context import Context
 from gramscope.data.dataset import DataSet
+from gramscope.data.load_request import LoadRequest
 from gramscope.errors import InputError
 
 #: faces drawn at a time: few enough for the processor's cache
@@ -18,7 +18,7 @@ _CHUNK = 32
 
 
 def faces(
-    context: Context, *, n_train: int = 2000, n_test: int = 500, image_size: int = 64, noise: float = 0.03
+    request: LoadRequest, *, n_train: int = 2000, n_test: int = 500, image_size: int = 64, noise: float = 0.03
 ) -> DataSet:
     """Grey faces ``[n, 1, image_size, image_size]`` in [0, 1]; label 1 wears glasses, as does every other face.
 
@@ -30,7 +30,7 @@ def faces(
     for name, value in {"n_train": n_train, "n_test": n_test, "image_size": image_size}.items():
         if value < 1:
             raise InputError(f"{name}={value} must be at least 1")
-    generator = context.generator()
+    generator = request.generator()
     x, y = draw_faces(n_train + n_test, image_size, generator, noise=noise)
     return DataSet("faces", x[:n_train], y[:n_train], x[n_train:], y[n_train:], 2)
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from gramscope.data import synthetic
-from gramscope.data.context import Context
 from gramscope.data.dataset import DataSet
+from gramscope.data.load_request import LoadRequest
 from gramscope.errors import InputError
 
 
@@ -28,17 +28,17 @@ def _gaussian_inputs(n: int, d: int, alpha: float | None, generator: torch.Gener
 
 
 def _scaled(y: Tensor, n_train: int, unit_target: bool) -> Tensor:
-    """The target divided by the training samples' standard deviation, as 004 does for polynomial tasks."""
+    """The target divided by the training samples' standard deviation, as [NFA] does for polynomial tasks."""
     if not unit_target:
         return y
     return y * (synthetic.unit_std(y[:n_train])[0] / y[0])
 
 
 def gaussian(
-    context: Context, *, n_train: int = 256, n_test: int = 1000, d: int = 32, alpha: float = 1.0, noise: float = 0.0
+    request: LoadRequest, *, n_train: int = 256, n_test: int = 1000, d: int = 32, alpha: float = 1.0, noise: float = 0.0
 ) -> DataSet:
     """Gaussian inputs with spectrum 1/(1+k^α) in a random basis and a random linear target wᵀx, w ~ N(0, I/d)."""
-    generator = context.generator()
+    generator = request.generator()
     x = _gaussian_inputs(n_train + n_test, d, alpha, generator)
     teacher = torch.randn(d, generator=generator, dtype=torch.float64) / d**0.5
     y = x @ teacher + noise * torch.randn(len(x), generator=generator, dtype=torch.float64)
@@ -46,7 +46,7 @@ def gaussian(
 
 
 def chain_monomial(
-    context: Context,
+    request: LoadRequest,
     *,
     n_train: int = 256,
     n_test: int = 1000,
@@ -55,14 +55,14 @@ def chain_monomial(
     alpha: float | None = None,
     unit_target: bool = True,
 ) -> DataSet:
-    """y = Σ x_k x_{k+1} over a ring of ``rank`` coordinates (004 eq. 1); isotropic inputs unless ``alpha`` is given."""
-    x = _gaussian_inputs(n_train + n_test, d, alpha, context.generator())
+    """y = Σ x_k x_{k+1} over a ring of ``rank`` coordinates ([NFA] eq. 1); isotropic inputs unless ``alpha`` is given."""
+    x = _gaussian_inputs(n_train + n_test, d, alpha, request.generator())
     y = _scaled(synthetic.chain_monomial(x, rank), n_train, unit_target)
     return _regression("chain-monomial", x, y, n_train)
 
 
 def merged_staircase(
-    context: Context,
+    request: LoadRequest,
     *,
     n_train: int = 1000,
     n_test: int = 1000,
@@ -71,14 +71,14 @@ def merged_staircase(
     alpha: float | None = None,
     unit_target: bool = False,
 ) -> DataSet:
-    """y = x₁ + x₁x₂ + x₁x₂x₃ + … up to ``degree`` factors (003 Fig. 8); isotropic inputs unless ``alpha`` is given."""
-    x = _gaussian_inputs(n_train + n_test, d, alpha, context.generator())
+    """y = x₁ + x₁x₂ + x₁x₂x₃ + … up to ``degree`` factors ([Gram] Fig. 8); isotropic inputs unless ``alpha`` is given."""
+    x = _gaussian_inputs(n_train + n_test, d, alpha, request.generator())
     y = _scaled(synthetic.merged_staircase(x, degree), n_train, unit_target)
     return _regression("merged-staircase", x, y, n_train)
 
 
 def high_rank_polynomial(
-    context: Context,
+    request: LoadRequest,
     *,
     n_train: int = 128,
     n_test: int = 1000,
@@ -86,8 +86,8 @@ def high_rank_polynomial(
     alpha: float | None = None,
     unit_target: bool = True,
 ) -> DataSet:
-    """y = Σ_i (Qx)_i² with standard normal Q (004 Appendix H); isotropic inputs unless ``alpha`` is given."""
-    generator = context.generator()
+    """y = Σ_i (Qx)_i² with standard normal Q ([NFA] Appendix H); isotropic inputs unless ``alpha`` is given."""
+    generator = request.generator()
     x = _gaussian_inputs(n_train + n_test, d, alpha, generator)
     q = torch.randn(d, d, generator=generator, dtype=torch.float64)
     y = _scaled(synthetic.high_rank_polynomial(x, q), n_train, unit_target)
@@ -95,7 +95,7 @@ def high_rank_polynomial(
 
 
 def alignment_reversing(
-    context: Context,
+    request: LoadRequest,
     *,
     n_train: int = 256,
     n_test: int = 256,
@@ -104,8 +104,8 @@ def alignment_reversing(
     inverse: Literal["pseudo", "literal"] = "pseudo",
     scale: float = 1.0,
 ) -> DataSet:
-    """Data built so that XᵀX works against XᵀYX (004 Appendix F); the test part is a second, independent construction."""
-    generator = context.generator()
+    """Data built so that XᵀX works against XᵀYX ([NFA] Appendix F); the test part is a second, independent construction."""
+    generator = request.generator()
     train, test = (
         synthetic.alignment_reversing(n, d, balance, generator, inverse=inverse, scale=scale) for n in (n_train, n_test)
     )
@@ -114,7 +114,7 @@ def alignment_reversing(
 
 
 def swiss_roll(
-    context: Context,
+    request: LoadRequest,
     *,
     n_train: int = 1000,
     n_test: int = 1000,
@@ -124,7 +124,7 @@ def swiss_roll(
 ) -> DataSet:
     """Points of a Swiss roll scaled to [0, 1] by the training part, and their position along it (scaled alike)."""
     x, t = synthetic.swiss_roll(
-        n_train + n_test, context.generator(), dimensions=dimensions, noise=noise, dtype=torch.float64
+        n_train + n_test, request.generator(), dimensions=dimensions, noise=noise, dtype=torch.float64
     )
     t = t[:, None]
     return _regression("swiss-roll", _box(x, n_train), _box(t, n_train) if unit_target else t, n_train)
@@ -137,21 +137,21 @@ def _box(x: Tensor, n_train: int) -> Tensor:
 
 
 def modular_arithmetic(
-    context: Context,
+    request: LoadRequest,
     *,
     p: int = 61,
     operation: str = "x+y",
     train_fraction: float = 0.7,
     encoding: Literal["one_hot", "tokens"] = "one_hot",
 ) -> DataSet:
-    """Every pair mod p, split at random (003 Fig. 13): inputs ``[n, 2p]`` one-hot, or ``[n, 2]`` tokens; p classes."""
+    """Every pair mod p, split at random ([Gram] Fig. 13): inputs ``[n, 2p]`` one-hot, or ``[n, 2]`` tokens; p classes."""
     if encoding not in ("one_hot", "tokens"):
         raise InputError(f"encoding={encoding!r} is not known; there are: one_hot, tokens")
     pairs, labels = synthetic.modular_arithmetic(p, operation)
     n_train = round(train_fraction * len(pairs))
     if not 0 < n_train < len(pairs):
         raise InputError(f"train_fraction={train_fraction} leaves {n_train} of {len(pairs)} pairs for training")
-    order = torch.randperm(len(pairs), generator=context.generator())
+    order = torch.randperm(len(pairs), generator=request.generator())
     x = pairs if encoding == "tokens" else synthetic.one_hot_pairs(pairs, p, dtype=torch.float32)
     train, test = order[:n_train], order[n_train:]
     return DataSet("modular-arithmetic", x[train], labels[train], x[test], labels[test], p)

@@ -12,10 +12,9 @@ import torch
 
 from gramscope.data import sources
 from gramscope.data.batchfile import read_batch
-from gramscope.data.context import Context
 from gramscope.data.dataset import DataSet
-from gramscope.data.download import ensure
 from gramscope.data.idx import read_idx
+from gramscope.data.load_request import LoadRequest
 from gramscope.data.matfile import read_mat
 from gramscope.data.pixels import Bytes, Scale, scaled
 from gramscope.data.sources import Source
@@ -25,7 +24,7 @@ from gramscope.errors import InputError
 Part = tuple[Bytes, npt.NDArray[Any]]
 
 
-def digits(context: Context, *, scale: Scale = "unit") -> DataSet:
+def digits(request: LoadRequest, *, scale: Scale = "unit") -> DataSet:
     """The 1,797 handwritten digits of the UCI set's test half, 8×8, 17 grey levels; every fifth is a test sample."""
     with resources.as_file(resources.files("gramscope.data") / "digits.npz") as path, np.load(path) as file:
         images, labels = file["images"][:, None], file["labels"]
@@ -33,39 +32,35 @@ def digits(context: Context, *, scale: Scale = "unit") -> DataSet:
     return _data_set("digits", (images[~test], labels[~test]), (images[test], labels[test]), 10, scale, top=16)
 
 
-def mnist(context: Context, *, scale: Scale = "unit") -> DataSet:
+def mnist(request: LoadRequest, *, scale: Scale = "unit") -> DataSet:
     """60,000 + 10,000 handwritten digits, 28×28."""
-    return _idx_set(context, sources.MNIST, scale)
+    return _idx_set(request, sources.MNIST, scale)
 
 
-def fashion_mnist(context: Context, *, scale: Scale = "unit") -> DataSet:
+def fashion_mnist(request: LoadRequest, *, scale: Scale = "unit") -> DataSet:
     """60,000 + 10,000 articles of clothing, 28×28."""
-    return _idx_set(context, sources.FASHION_MNIST, scale)
+    return _idx_set(request, sources.FASHION_MNIST, scale)
 
 
-def svhn(context: Context, *, scale: Scale = "unit") -> DataSet:
+def svhn(request: LoadRequest, *, scale: Scale = "unit") -> DataSet:
     """73,257 + 26,032 house numbers, 32×32 in colour; the files' label 10 is the digit 0."""
-    found = ensure(sources.SVHN, context.root, download=context.download)
-    return _data_set("svhn", _svhn_part(found.paths["train"]), _svhn_part(found.paths["test"]), 10, scale)
+    paths = request.files(sources.SVHN)
+    return _data_set("svhn", _svhn_part(paths["train"]), _svhn_part(paths["test"]), 10, scale)
 
 
-def cifar10(context: Context, *, scale: Scale = "unit") -> DataSet:
+def cifar10(request: LoadRequest, *, scale: Scale = "unit") -> DataSet:
     """50,000 + 10,000 photographs in 10 classes, 32×32 in colour."""
-    found = ensure(sources.CIFAR10, context.root, download=context.download)
-    parts = [_cifar_part(path, ("labels",), "labels") for path in found.paths.values()]
+    parts = [_cifar_part(path, ("labels",), "labels") for path in request.files(sources.CIFAR10).values()]
     train = (np.concatenate([x for x, _ in parts[:-1]]), np.concatenate([y for _, y in parts[:-1]]))
     return _cifar_set("cifar10", train, parts[-1], 10, scale)
 
 
-def cifar100(context: Context, *, scale: Scale = "unit", labels: Literal["fine", "coarse"] = "fine") -> DataSet:
+def cifar100(request: LoadRequest, *, scale: Scale = "unit", labels: Literal["fine", "coarse"] = "fine") -> DataSet:
     """50,000 + 10,000 photographs in 100 classes, or with ``labels="coarse"`` in 20; 32×32 in colour."""
     if labels not in ("fine", "coarse"):
         raise InputError(f"labels={labels!r} is not known; there are: fine, coarse")
-    found = ensure(sources.CIFAR100, context.root, download=context.download)
-    train, test = (
-        _cifar_part(found.paths[part], ("coarse_labels", "fine_labels"), f"{labels}_labels")
-        for part in ("train", "test")
-    )
+    paths, fields = request.files(sources.CIFAR100), ("coarse_labels", "fine_labels")
+    train, test = (_cifar_part(paths[part], fields, f"{labels}_labels") for part in ("train", "test"))
     return _cifar_set("cifar100", train, test, 100 if labels == "fine" else 20, scale)
 
 
@@ -80,8 +75,8 @@ def _data_set(name: str, train: Part, test: Part, classes: int, scale: Scale, to
     return DataSet(name, x_train, y_train, x_test, y_test, classes)
 
 
-def _idx_set(context: Context, source: Source, scale: Scale) -> DataSet:
-    paths = ensure(source, context.root, download=context.download).paths
+def _idx_set(request: LoadRequest, source: Source, scale: Scale) -> DataSet:
+    paths = request.files(source)
     parts = []
     for part in ("train", "test"):
         images, labels = read_idx(paths[f"x_{part}"], 3), read_idx(paths[f"y_{part}"], 1)

@@ -16,9 +16,8 @@ ENVIRONMENT = "GRAMSCOPE_DATA"
 
 @dataclass(frozen=True)
 class Found:
-    """A data set found on disk: which layout it has and the path of every part."""
+    """A data set found on disk: its folder and the path of every part."""
 
-    layout: Layout
     folder: Path
     paths: dict[str, Path]
 
@@ -35,7 +34,7 @@ def data_root(data_dir: str | Path | None = None) -> Path:
     return Path(pooch.os_cache("gramscope"))
 
 
-def folders(layout: Layout, root: Path) -> Iterator[Path]:
+def _folders(layout: Layout, root: Path) -> Iterator[Path]:
     """The folders a layout may be in: those below ``root``, and ``root`` where it is already such a folder."""
     for folder in layout.folders:
         parts = Path(folder).parts
@@ -44,36 +43,27 @@ def folders(layout: Layout, root: Path) -> Iterator[Path]:
         yield root / folder
 
 
+def _candidates(source: Source, root: Path) -> Iterator[tuple[Layout, Found]]:
+    """Every folder a set may be in, with the parts that are there."""
+    for layout in source.layouts:
+        for folder in _folders(layout, root):
+            files = {part: [folder / name for name in names] for part, names in layout.parts.items()}
+            there = {part: next((path for path in paths if path.exists()), None) for part, paths in files.items()}
+            yield layout, Found(folder, {part: path for part, path in there.items() if path is not None})
+
+
 def locate(source: Source, root: Path) -> Found | None:
     """The data set in the first folder that has all of it, or ``None``."""
-    for layout in source.layouts:
-        for folder in folders(layout, root):
-            paths = _parts_in(layout, folder)
-            if len(paths) == len(layout.parts):
-                return Found(layout, folder, paths)
-    return None
-
-
-def _parts_in(layout: Layout, folder: Path) -> dict[str, Path]:
-    paths = {}
-    for part, names in layout.parts.items():
-        path = next((folder / name for name in names if (folder / name).exists()), None)
-        if path is not None:
-            paths[part] = path
-    return paths
+    return next((found for layout, found in _candidates(source, root) if len(found.paths) == len(layout.parts)), None)
 
 
 def not_found(source: Source, root: Path) -> InputError:
-    """The error for a set that is not there: what was looked for, what is missing, and the two ways to get it."""
+    """The error for a set that is not there: what was looked for, what is missing, and the ways to get it."""
     partial = ""
-    for layout in source.layouts:
-        for folder in folders(layout, root):
-            paths = _parts_in(layout, folder)
-            if paths:
-                missing = [names[0] for part, names in layout.parts.items() if part not in paths]
-                partial = f"; {folder} has only a part of it, without {', '.join(missing)}"
-                break
-        if partial:
+    for layout, found in _candidates(source, root):
+        if found.paths:
+            missing = [names[0] for part, names in layout.parts.items() if part not in found.paths]
+            partial = f"; {found.folder} has only a part of it, without {', '.join(missing)}"
             break
     layout = source.layouts[0]
     wanted = ", ".join(names[0] for names in layout.parts.values())

@@ -58,10 +58,10 @@ class Source:
     checksums: dict[str, str] = field(default_factory=dict)
 
 
-def _files(mirrors: tuple[str, ...], digests: dict[str, tuple[int, str]]) -> tuple[RemoteFile, ...]:
+def _files(mirrors: tuple[str, ...], *files: tuple[str, int, str]) -> tuple[RemoteFile, ...]:
+    """Files ``(name, size, sha256)`` that lie under their names on every mirror."""
     return tuple(
-        RemoteFile(name, sha256, size, tuple(mirror + name for mirror in mirrors))
-        for name, (size, sha256) in digests.items()
+        RemoteFile(name, sha256, size, tuple(mirror + name for mirror in mirrors)) for name, size, sha256 in files
     )
 
 
@@ -94,24 +94,10 @@ MNIST = Source(
             "https://storage.googleapis.com/cvdf-datasets/mnist/",
             "http://yann.lecun.com/exdb/mnist/",
         ),
-        {
-            "train-images-idx3-ubyte.gz": (
-                9912422,
-                "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-            ),
-            "train-labels-idx1-ubyte.gz": (
-                28881,
-                "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-            ),
-            "t10k-images-idx3-ubyte.gz": (
-                1648877,
-                "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-            ),
-            "t10k-labels-idx1-ubyte.gz": (
-                4542,
-                "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-            ),
-        },
+        ("train-images-idx3-ubyte.gz", 9912422, "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"),
+        ("train-labels-idx1-ubyte.gz", 28881, "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"),
+        ("t10k-images-idx3-ubyte.gz", 1648877, "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"),
+        ("t10k-labels-idx1-ubyte.gz", 4542, "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
     ),
     checksums={
         "train-images-idx3-ubyte": "sha256:ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
@@ -138,24 +124,10 @@ FASHION_MNIST = Source(
             "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
             "https://storage.googleapis.com/tensorflow/tf-keras-datasets/",
         ),
-        {
-            "train-images-idx3-ubyte.gz": (
-                26421880,
-                "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-            ),
-            "train-labels-idx1-ubyte.gz": (
-                29515,
-                "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-            ),
-            "t10k-images-idx3-ubyte.gz": (
-                4422102,
-                "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-            ),
-            "t10k-labels-idx1-ubyte.gz": (
-                5148,
-                "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-            ),
-        },
+        ("train-images-idx3-ubyte.gz", 26421880, "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84"),
+        ("train-labels-idx1-ubyte.gz", 29515, "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845"),
+        ("t10k-images-idx3-ubyte.gz", 4422102, "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073"),
+        ("t10k-labels-idx1-ubyte.gz", 5148, "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"),
     ),
 )
 
@@ -166,16 +138,8 @@ SVHN = Source(
     layouts=(Layout(("svhn", "SVHN", "."), {"train": ("train_32x32.mat",), "test": ("test_32x32.mat",)}),),
     archives=_files(
         ("http://ufldl.stanford.edu/housenumbers/", "https://ufldl.stanford.edu/housenumbers/"),
-        {
-            "train_32x32.mat": (
-                182040794,
-                "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
-            ),
-            "test_32x32.mat": (
-                64275384,
-                "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
-            ),
-        },
+        ("train_32x32.mat", 182040794, "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8"),
+        ("test_32x32.mat", 64275384, "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b"),
     ),
 )
 
@@ -201,12 +165,7 @@ CIFAR10 = Source(
             "https://dataset.bj.bcebos.com/cifar/",
             "https://storage.googleapis.com/s4tf-hosted-binaries/datasets/CIFAR10/",
         ),
-        {
-            "cifar-10-binary.tar.gz": (
-                170052171,
-                "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-            )
-        },
+        ("cifar-10-binary.tar.gz", 170052171, "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"),
     ),
     members=tuple(f"cifar-10-batches-bin/{part}.bin" for part in _CIFAR10_PARTS),
     checksums={
@@ -229,12 +188,7 @@ CIFAR100 = Source(
     ),
     archives=_files(
         ("https://www.cs.toronto.edu/~kriz/", "https://dataset.bj.bcebos.com/cifar/"),
-        {
-            "cifar-100-binary.tar.gz": (
-                168513733,
-                "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
-            )
-        },
+        ("cifar-100-binary.tar.gz", 168513733, "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec"),
     ),
     members=("cifar-100-binary/train.bin", "cifar-100-binary/test.bin"),
     checksums={

@@ -18,7 +18,7 @@ from gramscope.errors import InputError
 
 
 def decaying_spectrum(d: int, alpha: float, *, dtype: torch.dtype | None = None) -> Tensor:
-    """``λ_k = 1/(1 + k^α)`` for k = 1 … d (004 Appendix C and G): ``[d]``."""
+    """``λ_k = 1/(1 + k^α)`` for k = 1 … d ([NFA] Appendix C and G): ``[d]``."""
     _at_least("d", d, 1)
     if not math.isfinite(alpha) or alpha < 0:
         raise InputError(f"alpha={alpha}: the decay rate must be finite and not negative")
@@ -49,21 +49,15 @@ def gaussian(n: int, spectrum: Tensor, generator: torch.Generator, *, basis: Ten
 
 
 def unit_std(y: Tensor) -> Tensor:
-    """The target scaled to standard deviation 1 over samples, not centred, as 004 scales its polynomial tasks."""
+    """The target scaled to standard deviation 1 over samples, not centred, as [NFA] scales its polynomial tasks."""
     scale = y.std() if y.numel() > 1 else y.new_zeros(())
     if not 0 < float(scale) < math.inf:
         raise InputError(f"the target has standard deviation {float(scale)} over {y.numel()} samples: cannot make it 1")
     return y / scale
 
 
-def unit_box(x: Tensor) -> Tensor:
-    """Each column scaled to [0, 1]; a constant column becomes 0."""
-    low, high = x.amin(0), x.amax(0)
-    return (x - low) / torch.where(high > low, high - low, torch.ones_like(low))
-
-
 def chain_monomial(x: Tensor, rank: int) -> Tensor:
-    """``y = Σ_{k=1}^r x_{k mod r} x_{(k+1) mod r}`` of the first ``rank`` inputs (004 eq. 1): ``[n]``, unscaled."""
+    """``y = Σ_{k=1}^r x_{k mod r} x_{(k+1) mod r}`` of the first ``rank`` inputs ([NFA] eq. 1): ``[n]``, unscaled."""
     _at_least("rank", rank, 1)
     _enough_columns(x, rank)
     used = x[:, :rank]
@@ -78,7 +72,7 @@ def merged_staircase(x: Tensor, degree: int = 4) -> Tensor:
 
 
 def high_rank_polynomial(x: Tensor, q: Tensor) -> Tensor:
-    """``y = Σ_i (Qx)_i²`` with ``q [m, d]``, standard normal in 004 Appendix H: ``[n]``, unscaled."""
+    """``y = Σ_i (Qx)_i²`` with ``q [m, d]``, standard normal in [NFA] Appendix H: ``[n]``, unscaled."""
     if q.shape[-1] != x.shape[1]:
         raise InputError(f"q has {q.shape[-1]} columns, x has {x.shape[1]}")
     return (x @ q.to(x).mT).square().sum(1)
@@ -146,7 +140,7 @@ def alignment_reversing(
     label_shift: float = 1e-5,
     dtype: torch.dtype = torch.float64,
 ) -> tuple[Tensor, Tensor]:
-    """004 Appendix F: data built so that XᵀX works against XᵀYX; returns ``x [n, d]`` and ``y [n]``.
+    """[NFA] Appendix F: data built so that XᵀX works against XᵀYX; returns ``x [n, d]`` and ``y [n]``.
 
     The first ``n₁ = round(n·balance)`` rows are ``X₁ ~ scale · N(0, 11ᵀ + ε₁ I)`` with label 1. With
     ``X₁ᵀX₁ = U₁ S₁ U₁ᵀ`` (S₁ falling) and V₂ the left singular vectors of a second such sample of n₂ = n − n₁ rows, the

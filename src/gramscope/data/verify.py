@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from gramscope.data.digest import has_digest
 from gramscope.data.locate import locate, not_found
 from gramscope.data.sources import Source
 
@@ -31,6 +32,16 @@ def verify(source: Source, root: Path) -> list[FileCheck]:
         raise not_found(source, root)
     digests = {file.name: f"sha256:{file.sha256}" for file in source.archives} | source.checksums
     return [_check(path, digests) for path in found.paths.values()]
+
+
+def has_digest(path: Path, digest: str, *, unzipped: bool = False) -> bool:
+    """Whether a file has a digest ``"sha256:…"`` or ``"md5:…"``; with ``unzipped`` what is inside a gzip file."""
+    algorithm, _, expected = digest.partition(":")
+    summary = hashlib.new(algorithm, usedforsecurity=False)
+    with gzip.open(path) if unzipped else path.open("rb") as file:
+        while block := file.read(1 << 20):
+            summary.update(block)
+    return summary.hexdigest() == expected
 
 
 def _check(path: Path, digests: dict[str, str]) -> FileCheck:

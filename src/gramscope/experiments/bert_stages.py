@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from gramscope.data.locate import data_root
-from gramscope.data.seeding import derive_seed
+from gramscope.data.seeds import derive_seed
 from gramscope.errors import InputError
 from gramscope.experiments.bert import (
     Classifier,

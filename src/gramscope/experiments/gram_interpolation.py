@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gramscope.data.dataset import DataSet
-from gramscope.data.seeding import generator
+from gramscope.data.seeds import generator
 from gramscope.errors import InputError
 from gramscope.experiments.comparing import part_name
 from gramscope.experiments.core import Claim, Experiment, Options, Recorder, Results, Training

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gramscope.data import load
-from gramscope.data.seeding import generator
+from gramscope.data.seeds import generator
 from gramscope.errors import InputError
 from gramscope.experiments.core import Claim, Computation, Experiment, Options, Recorder, Results
 from gramscope.experiments.plots import PALETTE, mean, panels, spread

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from gramscope.data.dataset import DataSet
-from gramscope.data.seeding import generator
+from gramscope.data.seeds import generator
 from gramscope.errors import InputError
 from gramscope.experiments.comparing import part_name
 from gramscope.experiments.core import Claim, Experiment, Options, Results, Training

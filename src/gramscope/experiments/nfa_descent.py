@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gramscope.data import load
-from gramscope.data.seeding import generator
+from gramscope.data.seeds import generator
 
 Weights = list[Tensor]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from gramscope.data.seeding import generator
+from gramscope.data.seeds import generator
 from gramscope.experiments.core import Claim, Experiment, Options, Recorder, Results, Training
 from gramscope.experiments.plots import matrix, mean, panels, spread
 from gramscope.measures.agop import tangent_kernel

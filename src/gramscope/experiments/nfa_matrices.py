@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from gramscope.data.seeding import generator
+from gramscope.data.seeds import generator
 from gramscope.data.synthetic import chain_monomial
 from gramscope.experiments.core import Claim, Computation, Experiment, Options, Recorder, Results
 from gramscope.experiments.nfa_descent import (

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gramscope.data.registry import catalogue as data_catalogue
-from gramscope.data.registry import find_entry, load
+from gramscope.data.named_sets import catalogue as data_catalogue
+from gramscope.data.named_sets import find_entry, load
 from gramscope.errors import InputError
 from gramscope.experiments.catalogue import Entry, find
 from gramscope.experiments.core import Claim, Experiment, Options, Part, Results, settings_table, with_values

@@ -13,7 +13,7 @@ from gramscope.experiments.core import Claim, Experiment, Options, Results, Trai
 from gramscope.experiments.plots import curve, matrix, mean, panels, spread
 from gramscope.measures.alignment import cosine
 from gramscope.runs.directory import RunDirectory
-from gramscope.runs.snapshots import DIAGONALS, load_diagonals, snapshot_steps
+from gramscope.runs.layer_snapshots import DIAGONALS, load_diagonals, snapshot_steps
 from gramscope.training.config import TrainConfig
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gramscope.report.panel import DataTable, Facet, HeatMap, Line, LinePlot, Panel, View, shorten, thin
 from gramscope.report.reading import Run, Runs, Setting
-from gramscope.runs.snapshots import DIAGONALS, SPECTRA, load_diagonals, load_spectra, snapshot_steps
+from gramscope.runs.layer_snapshots import DIAGONALS, SPECTRA, load_diagonals, load_spectra, snapshot_steps
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from gramscope.data.seeding import generator
+from gramscope.data.seeds import generator
 from gramscope.errors import InputError
 from gramscope.training.config import DataTable, ModelTable, ScheduleTable, TrainConfig
 from gramscope.training.fitting import check_fit, fit_inputs, loss_and_data

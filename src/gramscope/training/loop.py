@@ -13,7 +13,7 @@ from torch import nn
 from gramscope.errors import NumericalError
 from gramscope.runs.checkpoints import Checkpoint
 from gramscope.runs.directory import RunDirectory
-from gramscope.runs.snapshots import save_diagonals, save_spectra
+from gramscope.runs.layer_snapshots import save_diagonals, save_spectra
 from gramscope.training.checkpoint import pack, portable, unpack
 from gramscope.training.engine import Engine
 from gramscope.training.interrupt import StopRequest, stop_on_signal

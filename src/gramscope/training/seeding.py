@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from gramscope.data.seeding import derive_seed, generator
+from gramscope.data.seeds import derive_seed, generator
 
 
 def epoch_order(seed: int, epoch: int, n: int) -> Tensor:

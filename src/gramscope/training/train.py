@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from gramscope.data.dataset import DataSet
-from gramscope.data.registry import is_generated
+from gramscope.data.named_sets import is_generated
 from gramscope.errors import InputError, ResultWarning
 from gramscope.runs.directory import RunDirectory
 from gramscope.runs.environment import describe_environment, differences

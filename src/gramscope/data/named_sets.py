@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from gramscope.data import sources
-from gramscope.data.context import Context
+from gramscope.data.load_request import LoadRequest
 from gramscope.data.locate import data_root
 from gramscope.data.sources import Source
 from gramscope.errors import InputError
@@ -184,7 +184,7 @@ def load(
     module, _, function = entry.loader.partition(":")
     loader = getattr(import_module(f"gramscope.data.{module}"), function)
     _check_options(entry.name, loader, options)
-    data: DataSet = loader(Context(data_root(data_dir), download, seed), **options)
+    data: DataSet = loader(LoadRequest(data_root(data_dir), download, seed), **options)
     return replace(data, description=entry.description, citation=entry.citation)
 
 
