@@ -24,7 +24,7 @@ from torch import nn
 from gramscope.cli import app
 from gramscope.errors import InputError
 from gramscope.report import build
-from gramscope.training.measuring import load_weights
+from gramscope.training.layer_measures import load_weights
 
 Command = Callable[..., "Done"]
 RUN = [sys.executable, "-c", "from gramscope.cli.app import main; main()"]
@@ -133,6 +133,7 @@ def test_train_measure_runs_resume(gramscope: Command) -> None:
         (["measure"], "name a run directory, or your own net"),
         (["measure", "--model", "nomodule:f", "--data", "digits"], "'nomodule:f': No module named 'nomodule'"),
         (["bench", "nothing"], "benchmark 'nothing' is not known"),
+        (["bench", "measure", "--seconds", "-1"], "seconds = -1: must be a finite number of at least 0"),
         (["bench", "measure", "--device", "foo"], "device = 'foo': use auto, cpu, cuda"),
         (["reproduce", "nfa-fig1", "--device", "foo"], "device = 'foo': use auto, cpu, cuda"),
         (["runs", "show", "nowhere"], "holds no run"),

@@ -22,7 +22,7 @@ from gramscope.experiments.core import Options
 from gramscope.experiments.language import ENTITIES, POS, Language
 from gramscope.experiments.running import reproduce
 from gramscope.runs.directory import RunDirectory
-from gramscope.training.reporting import Reporter
+from gramscope.training.reporter import Reporter
 
 TINY: dict[str, Any] = {
     "hidden": 8, "layers": 2, "heads": 2, "length": 40, "sentences": 40, "pretrain_epochs": 1, "examples": 40,

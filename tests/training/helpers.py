@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gramscope.training.reporting import Reporter
+from gramscope.training.reporter import Reporter
 from gramscope.training.train import Trained
 
 

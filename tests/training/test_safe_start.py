@@ -15,7 +15,7 @@ from gramscope.errors import GramscopeError, InputError, ResultWarning
 from gramscope.runs.directory import RunDirectory
 from gramscope.training.config import TrainConfig
 from gramscope.training.interrupt import Interrupted
-from gramscope.training.measuring import MeasureTable, measure_runs
+from gramscope.training.layer_measures import MeasureTable, measure_runs
 from gramscope.training.train import resume_run, train
 from training.helpers import StopAfter, weights
 

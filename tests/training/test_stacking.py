@@ -19,7 +19,7 @@ from gramscope.training.config import TrainConfig
 from gramscope.training.execution import choose_execution
 from gramscope.training.interrupt import Interrupted
 from gramscope.training.job import Job, prepare
-from gramscope.training.reporting import Reporter
+from gramscope.training.reporter import Reporter
 from gramscope.training.stacked_rules import orthogonalise
 from gramscope.training.stacking import StackedEngine
 from gramscope.training.train import Trained, train

@@ -53,7 +53,7 @@ def test_one_epoch_of_sgd_is_what_it_should_be(config: Config, blobs: DataSet) -
     """Against a loop written out by hand."""
     from gramscope.data.seeds import generator
     from gramscope.models import build
-    from gramscope.training.seeding import epoch_order
+    from gramscope.training.random_state import epoch_order
 
     trained = train(config({"name": "sgd", "lr": 0.3}, epochs=1), data=blobs)
     model = build("mlp", (8,), 3, generator=generator(0, "weights"), hidden=(6, 5))

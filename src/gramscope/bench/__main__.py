@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 
-from gramscope.bench.registry import BENCHMARKS, run_benchmark
+from gramscope.bench.benchmarks import BENCHMARKS, run_benchmark
 
 
 def main() -> None:

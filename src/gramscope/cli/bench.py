@@ -6,7 +6,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from gramscope.bench.registry import BENCHMARKS, run_benchmark
+from gramscope.bench.benchmarks import BENCHMARKS, run_benchmark
 from gramscope.cli.console import news, print_json, print_table
 
 

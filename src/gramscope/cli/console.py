@@ -14,7 +14,7 @@ from rich.text import Text
 from typing_extensions import override
 
 from gramscope.runs.files import to_json
-from gramscope.training.reporting import Reporter
+from gramscope.training.reporter import Reporter
 
 
 def results() -> Console:

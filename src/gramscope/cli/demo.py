@@ -29,7 +29,7 @@ def command(
 
     Example: gramscope demo
     """
-    from gramscope.training.demo import demo_configs, run_demo, summarise
+    from gramscope.training.demonstration import demo_configs, run_demo, summarise
 
     began = time.perf_counter()
     out = out or free_path("demo")

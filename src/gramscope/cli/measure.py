@@ -66,13 +66,13 @@ def command(
         given = [flag for flag, value in own.items() if value]
         if given:
             raise InputError(f"{run} is measured as its own configuration says: leave out {', '.join(given)}")
-        from gramscope.training.measuring import measure_runs
+        from gramscope.training.layer_measures import measure_runs
 
         found = list(measure_runs(run, table, part=part, every=every, device=device))
     elif model is not None and data is not None:
         if every:
             raise InputError("--all chooses checkpoints of a run; your own net has the weights of --weights")
-        from gramscope.training.measuring import measure_own
+        from gramscope.training.layer_measures import measure_own
 
         net, source = _own_tables(model, data, data_dir, set_)
         found = [measure_own(net, weights, source, table, loss=loss or "auto", part=part, device=device)]

@@ -21,8 +21,8 @@ from gramscope.experiments.bert_tasks import IGNORED, Encoded, require_transform
 from gramscope.layers.calling import evaluating
 from gramscope.measures.linearity import target_linearity
 from gramscope.training.config import ScheduleTable
+from gramscope.training.random_state import PrivateRandomState, epoch_order
 from gramscope.training.schedule import schedule_factor
-from gramscope.training.seeding import PrivateRandomState, epoch_order
 
 
 @dataclass(frozen=True)

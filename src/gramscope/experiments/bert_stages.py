@@ -41,10 +41,10 @@ from gramscope.experiments.core import Computation, Options, Part, Recorder
 from gramscope.experiments.language import Language
 from gramscope.runs.checkpoints import Checkpoint
 from gramscope.runs.directory import RunDirectory
-from gramscope.training.checkpoint import pack, portable, unpack
 from gramscope.training.job import resolve_device
-from gramscope.training.reporting import Reporter
-from gramscope.training.seeding import PrivateRandomState
+from gramscope.training.packing import pack, portable, unpack
+from gramscope.training.random_state import PrivateRandomState
+from gramscope.training.reporter import Reporter
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from gramscope.runs.directory import RunDirectory
 from gramscope.runs.records import Record
 from gramscope.training.config import TrainConfig
 from gramscope.training.loop import Measure
-from gramscope.training.losses import SampleLoss
-from gramscope.training.reporting import Reporter
+from gramscope.training.reporter import Reporter
+from gramscope.training.sample_losses import SampleLoss
 from gramscope.training.train import ModelFactory, Trained, train
 
 if TYPE_CHECKING:

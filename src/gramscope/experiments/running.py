@@ -18,7 +18,7 @@ from gramscope.runs.directory import RunDirectory
 from gramscope.runs.environment import describe_environment
 from gramscope.training.interrupt import Interrupted
 from gramscope.training.job import resolve_device
-from gramscope.training.reporting import Reporter
+from gramscope.training.reporter import Reporter
 
 #: the member that holds the claims
 CLAIMS = "claims"

@@ -27,7 +27,7 @@ from typing import Any, Self
 
 from gramscope.errors import InputError
 from gramscope.training import options
-from gramscope.training.naming import short_key, value_labels
+from gramscope.training.member_names import short_key, value_labels
 from gramscope.training.options import Option
 
 

@@ -13,10 +13,10 @@ from typing_extensions import override
 
 from gramscope.errors import InputError
 from gramscope.training.job import Job, Plan
-from gramscope.training.losses import evaluate
 from gramscope.training.methods import build_method
-from gramscope.training.seeding import PrivateRandomState, epoch_order
-from gramscope.training.watching import ShiftWatcher
+from gramscope.training.random_state import PrivateRandomState, epoch_order
+from gramscope.training.report_matrices import ShiftWatcher
+from gramscope.training.sample_losses import evaluate
 
 
 class Engine(ABC):

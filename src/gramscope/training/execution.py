@@ -12,10 +12,10 @@ from torch.func import functional_call, vmap
 
 from gramscope.errors import InputError
 from gramscope.training.job import Job
-from gramscope.training.machine import SMALL_STEP, arithmetic
 from gramscope.training.stacked_methods import method_obstacle
 from gramscope.training.stacked_rules import Stack
 from gramscope.training.stacking import stack_weights
+from gramscope.training.torch_settings import SMALL_STEP, operations_per_step
 
 _RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)
 _RUNNING = (nn.modules.batchnorm._NormBase,)
@@ -105,12 +105,14 @@ def _does_not_pay(jobs: Sequence[Job]) -> str:
     On a CPU a step of a small net is mostly overhead, which a stack pays once for all runs; a large one is mostly
     memory traffic, which a stack makes no smaller.
     """
-    if jobs[0].device.type == "cuda" or max(map(arithmetic, jobs)) <= SMALL_STEP:
+    if jobs[0].device.type == "cuda" or max(map(operations_per_step, jobs)) <= SMALL_STEP:
         return ""
-    return f"on a CPU a stacked step of nets this large is slower ({arithmetic(jobs[0]) / 1e6:.0f} Mflop a step)"
+    return (
+        f"on a CPU a stacked step of nets this large is slower ({operations_per_step(jobs[0]) / 1e6:.0f} Mflop a step)"
+    )
 
 
 def _too_short(jobs: Sequence[Job]) -> bool:
     """Whether all runs one after another take less time than starting processes would."""
-    seconds = sum(job.plan.steps * (5e-4 + arithmetic(job) / 1e10) for job in jobs)
+    seconds = sum(job.plan.steps * (5e-4 + operations_per_step(job) / 1e10) for job in jobs)
     return jobs[0].device.type == "cpu" and seconds < 20.0

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from gramscope.data.seeds import generator
 from gramscope.errors import InputError
+from gramscope.training.compatibility import check_fit, fit_inputs, loss_and_data
 from gramscope.training.config import DataTable, ModelTable, ScheduleTable, TrainConfig
-from gramscope.training.fitting import check_fit, fit_inputs, loss_and_data
-from gramscope.training.losses import SampleLoss
+from gramscope.training.random_state import PrivateRandomState
+from gramscope.training.sample_losses import SampleLoss
 from gramscope.training.schedule import schedule_factor
-from gramscope.training.seeding import PrivateRandomState
 
 if TYPE_CHECKING:
     from gramscope.data.dataset import DataSet

@@ -14,13 +14,14 @@ from gramscope.errors import NumericalError
 from gramscope.runs.checkpoints import Checkpoint
 from gramscope.runs.directory import RunDirectory
 from gramscope.runs.layer_snapshots import save_diagonals, save_spectra
-from gramscope.training.checkpoint import pack, portable, unpack
 from gramscope.training.engine import Engine
 from gramscope.training.interrupt import StopRequest, stop_on_signal
 from gramscope.training.job import Job, probe
-from gramscope.training.machine import Stopwatch, machine_settings
-from gramscope.training.reporting import Reporter
-from gramscope.training.watching import layer_matrices
+from gramscope.training.packing import pack, portable, unpack
+from gramscope.training.report_matrices import layer_matrices
+from gramscope.training.reporter import Reporter
+from gramscope.training.stopwatch import Stopwatch
+from gramscope.training.torch_settings import torch_settings
 
 #: ``(net, job, step) -> records`` of one measurement, one a layer or one for the net
 Measure: TypeAlias = Callable[[nn.Module, Job, int], Iterable[Mapping[str, Any]]]
@@ -75,7 +76,7 @@ class Loop:
         plan, progress = self.engine.plan, self._progress
         label = self.engine.jobs[0].name if len(self.engine.jobs) == 1 else f"{len(self.engine.jobs)} runs"
         self._reporter.start(label, plan.steps)
-        with stop_on_signal() as stop, self.engine.active(), machine_settings(self.engine.jobs):
+        with stop_on_signal() as stop, self.engine.active(), torch_settings(self.engine.jobs):
             self._saved = time.perf_counter()
             self._clock = Stopwatch(self.engine.jobs[0].device, progress.seconds)
             if progress.step == 0:

@@ -18,7 +18,7 @@ from typing_extensions import override
 from gramscope.errors import GramscopeError
 from gramscope.training.config import TrainConfig
 from gramscope.training.interrupt import Interrupted, deaf_children, stop_on_signal
-from gramscope.training.reporting import Reporter
+from gramscope.training.reporter import Reporter
 
 #: seconds between a process's messages about its progress
 _NEWS_EVERY = 0.5

@@ -23,8 +23,8 @@ from gramscope.layers.select import Layer
 from gramscope.training.engine import Engine
 from gramscope.training.graphs import GraphedSteps
 from gramscope.training.job import Job
-from gramscope.training.losses import correct
-from gramscope.training.seeding import epoch_order
+from gramscope.training.random_state import epoch_order
+from gramscope.training.sample_losses import correct
 from gramscope.training.stacked_methods import build_rules
 from gramscope.training.stacked_rules import Applications, Stack
 

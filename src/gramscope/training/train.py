@@ -25,11 +25,11 @@ from gramscope.training.execution import choose_execution
 from gramscope.training.fingerprint import check_same_data, fingerprints
 from gramscope.training.interrupt import Interrupted
 from gramscope.training.job import Job, arrange, load_data, prepare, resolve_device
+from gramscope.training.layer_measures import LayerMeasures
 from gramscope.training.loop import Loop, Measure, Outcome
-from gramscope.training.losses import SampleLoss
-from gramscope.training.measuring import LayerMeasures
 from gramscope.training.processes import Errand, run_in_processes
-from gramscope.training.reporting import Reporter
+from gramscope.training.reporter import Reporter
+from gramscope.training.sample_losses import SampleLoss
 from gramscope.training.stacking import StackedEngine
 
 #: makes a member's net in Python instead of from its configuration

@@ -1,10 +1,10 @@
-"""The benchmarks by name, imported only when they run."""
+"""The benchmarks by name; the module of each is imported when it runs."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from gramscope.errors import InputError
@@ -12,12 +12,15 @@ from gramscope.errors import InputError
 if TYPE_CHECKING:
     from gramscope.bench.timing import Row
 
+#: name → what it compares
 BENCHMARKS = {
     "measure": "measuring every layer against plain forward and backward passes",
     "vcl": "VCL's solvers against Algorithm 1 to the letter and SGD",
     "whiten": "Gram-whitened steps against the optimizers they wrap",
     "train": "training epochs against pure arithmetic and a DataLoader; many runs at once",
 }
+#: name → module of this folder, where they differ
+_MODULES = {"measure": "measure_speed", "train": "train_speed"}
 
 
 def run_benchmark(name: str, *, device: str = "cpu", seconds: float | None = None) -> list[Row]:
@@ -25,11 +28,13 @@ def run_benchmark(name: str, *, device: str = "cpu", seconds: float | None = Non
 
     Args:
         name: a key of :data:`BENCHMARKS`.
-        device: where.
+        device: where to run it.
         seconds: time to spend on each comparison; the benchmark's own choice by default.
     """
-    if name not in BENCHMARKS or find_spec(f"gramscope.bench.{name}") is None:
+    if name not in BENCHMARKS:
         raise InputError(f"benchmark {name!r} is not known; there are: {', '.join(BENCHMARKS)}")
-    run: Callable[..., list[Row]] = import_module(f"gramscope.bench.{name}").run
+    if seconds is not None and not 0 <= seconds < math.inf:
+        raise InputError(f"seconds = {seconds:g}: must be a finite number of at least 0")
+    run: Callable[..., list[Row]] = import_module(f"gramscope.bench.{_MODULES.get(name, name)}").run
     arguments: dict[str, Any] = {} if seconds is None else {"seconds": seconds}
     return run(device=device, **arguments)

@@ -14,7 +14,7 @@ from gramscope.layers.tape import Tape, capture
 from gramscope.linalg.factored import FactoredGram
 from gramscope.statistics.collect import collect
 from gramscope.training.config import TrainConfig
-from gramscope.training.losses import measured_output
+from gramscope.training.sample_losses import measured_output
 
 
 class ShiftWatcher:

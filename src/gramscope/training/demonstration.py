@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from gramscope.training.config import TrainConfig
-from gramscope.training.measuring import WHILE_TRAINING
-from gramscope.training.reporting import Reporter
+from gramscope.training.layer_measures import WHILE_TRAINING
+from gramscope.training.reporter import Reporter
 from gramscope.training.train import Trained, train
 
 METHODS: dict[str, dict[str, Any]] = {

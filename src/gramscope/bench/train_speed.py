@@ -22,8 +22,8 @@ from gramscope.training.engine import SingleEngine
 from gramscope.training.execution import stack_obstacle
 from gramscope.training.job import Job, prepare
 from gramscope.training.loop import Loop
-from gramscope.training.losses import cross_entropy
 from gramscope.training.methods import build_method
+from gramscope.training.sample_losses import cross_entropy
 from gramscope.training.stacking import StackedEngine
 
 BATCH = 64

@@ -1,5 +1,3 @@
-"""What the training loop asks of the machine it runs on."""
-
 from __future__ import annotations
 
 from types import SimpleNamespace
@@ -7,13 +5,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gramscope.training import machine
+from gramscope.training import stopwatch
 
 
 def test_what_happens_while_paused_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(machine, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    watch = machine.Stopwatch(torch.device("cpu"), 5.0)
+    monkeypatch.setattr(stopwatch, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    watch = stopwatch.Stopwatch(torch.device("cpu"), 5.0)
     now[0] += 2
     with watch.paused():
         now[0] += 40

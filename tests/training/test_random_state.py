@@ -7,8 +7,8 @@ import torch
 
 from gramscope.data.seeds import derive_seed, generator
 from gramscope.training.config import ScheduleTable
+from gramscope.training.random_state import PrivateRandomState, epoch_order
 from gramscope.training.schedule import schedule_factor
-from gramscope.training.seeding import PrivateRandomState, epoch_order
 
 
 def test_purposes_are_independent() -> None:

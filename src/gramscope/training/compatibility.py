@@ -14,7 +14,7 @@ from gramscope.errors import GramscopeError, InputError, ResultWarning
 from gramscope.layers.calling import evaluating
 from gramscope.models.vae import VAE
 from gramscope.training.config import DataTable
-from gramscope.training.losses import SampleLoss, reconstruction, sample_loss
+from gramscope.training.sample_losses import SampleLoss, reconstruction, sample_loss
 
 
 def loss_and_data(name: str, model: nn.Module, data: DataSet) -> tuple[SampleLoss, DataSet]:

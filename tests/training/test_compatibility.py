@@ -18,8 +18,8 @@ from gramscope.models import VAE
 from gramscope.models.vae import vae_loss
 from gramscope.training.config import DataTable, MeasureTable, ModelTable, TrainConfig
 from gramscope.training.job import arrange, load_data, load_factory, prepare, resolve_device
-from gramscope.training.losses import joined, joined_loss
-from gramscope.training.measuring import measure_own, measure_runs
+from gramscope.training.layer_measures import measure_own, measure_runs
+from gramscope.training.sample_losses import joined, joined_loss
 from gramscope.training.train import train
 
 Config = Callable[..., TrainConfig]

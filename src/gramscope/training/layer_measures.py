@@ -19,10 +19,10 @@ from gramscope.measures.monitor import Monitor
 from gramscope.measures.table import Table
 from gramscope.runs.checkpoints import read_tensors
 from gramscope.runs.directory import RunDirectory
+from gramscope.training.compatibility import check_fit, fit_inputs, loss_and_data
 from gramscope.training.config import DataTable, MeasureTable, ModelTable, TrainConfig
-from gramscope.training.fitting import check_fit, fit_inputs, loss_and_data
 from gramscope.training.job import Job, build_model, load_data, prepare, probe, resolve_device
-from gramscope.training.losses import SampleLoss, joined_loss, measured_output
+from gramscope.training.sample_losses import SampleLoss, joined_loss, measured_output
 
 Batches = list[tuple[Tensor, Tensor]]
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from gramscope.errors import InputError
-from gramscope.training.checkpoint import pack, unpack
+from gramscope.training.packing import pack, unpack
 
 leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=4)
 trees = st.recursive(
