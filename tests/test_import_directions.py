@@ -16,20 +16,20 @@ ALLOWED: dict[str, set[str]] = {
     "linalg": set(),
     "layers": {"linalg"},
     "statistics": {"linalg", "layers"},
-    "measures": {"linalg", "layers", "statistics"},
+    "measures": {"linalg", "statistics"},
+    "instruments": {"linalg", "layers", "statistics", "measures"},
     "optim": {"linalg", "layers"},
     "theory": {"linalg", "layers", "data"},
     "data": set(),
     "models": set(),
     "runs": set(),
-    "training": {"linalg", "layers", "statistics", "measures", "optim", "data", "models", "runs"},
+    "training": {"linalg", "layers", "statistics", "measures", "instruments", "optim", "data", "models", "runs"},
     "experiments": {
-        "linalg", "layers", "statistics", "measures", "optim", "theory", "data", "models", "runs",
+        "linalg", "layers", "statistics", "measures", "instruments", "optim", "theory", "data", "models", "runs",
         "training", "report",
     },
     "report": {"runs"},
-    "integrations": {"linalg", "layers", "statistics", "measures", "optim", "runs"},
-    "bench": {"linalg", "layers", "statistics", "measures", "optim", "theory", "data", "models", "training"},
+    "bench": {"linalg", "layers", "statistics", "measures", "instruments", "optim", "theory", "data", "models", "training"},
 }  # fmt: skip
 
 

@@ -11,33 +11,31 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from gramscope.instruments.agop import agop as agop
+    from gramscope.instruments.agop import dual_tangent_kernel as dual_tangent_kernel
+    from gramscope.instruments.agop import tangent_kernel as tangent_kernel
+    from gramscope.instruments.egop import egop as egop
+    from gramscope.instruments.interpolation import interpolation_error as interpolation_error
+    from gramscope.instruments.measure import measure as measure
+    from gramscope.instruments.monitor import Monitor as Monitor
+    from gramscope.instruments.readout import neural_collapse as neural_collapse
+    from gramscope.instruments.regions import region_crossings as region_crossings
     from gramscope.layers.tape import Tape as Tape
     from gramscope.layers.tape import capture as capture
     from gramscope.linalg.polar import polar as polar
-    from gramscope.measures.actual import lipschitz_constant as lipschitz_constant
-    from gramscope.measures.actual import virtual_against_actual as virtual_against_actual
-    from gramscope.measures.agop import agop as agop
-    from gramscope.measures.agop import dual_tangent_kernel as dual_tangent_kernel
-    from gramscope.measures.agop import tangent_kernel as tangent_kernel
     from gramscope.measures.alignment import corrupted as corrupted
     from gramscope.measures.alignment import cosine as cosine
     from gramscope.measures.alignment import double_centered_ratio as double_centered_ratio
-    from gramscope.measures.alignment import egop as egop
     from gramscope.measures.alignment import nfa as nfa
-    from gramscope.measures.collapse import neural_collapse as neural_collapse
     from gramscope.measures.fit import fit_linear as fit_linear
     from gramscope.measures.fit import held_out_target_linearity as held_out_target_linearity
     from gramscope.measures.gram import fle_residual as fle_residual
     from gramscope.measures.gram import gram_shift as gram_shift
     from gramscope.measures.gram import gram_shift_residual as gram_shift_residual
     from gramscope.measures.gram import weight_gram as weight_gram
-    from gramscope.measures.interpolation import interpolation_error as interpolation_error
     from gramscope.measures.linearity import gram_induced_error as gram_induced_error
     from gramscope.measures.linearity import surrogate as surrogate
     from gramscope.measures.linearity import target_linearity as target_linearity
-    from gramscope.measures.model import measure as measure
-    from gramscope.measures.monitor import Monitor as Monitor
-    from gramscope.measures.regions import region_crossings as region_crossings
     from gramscope.measures.similarity import linear_cka as linear_cka
     from gramscope.measures.similarity import linear_probe_accuracy as linear_probe_accuracy
     from gramscope.measures.spectrum import feature_spectrum as feature_spectrum
@@ -49,6 +47,8 @@ if TYPE_CHECKING:
     from gramscope.measures.virtual import virtual_covariance_shift as virtual_covariance_shift
     from gramscope.measures.virtual import virtual_trajectory as virtual_trajectory
     from gramscope.measures.virtual import virtual_update as virtual_update
+    from gramscope.measures.virtual_against_actual import lipschitz_constant as lipschitz_constant
+    from gramscope.measures.virtual_against_actual import virtual_against_actual as virtual_against_actual
     from gramscope.optim.vcl import VCL as VCL
     from gramscope.optim.whitening import GramFixed as GramFixed
     from gramscope.optim.whitening import GramWhitened as GramWhitened
@@ -59,17 +59,17 @@ _PUBLIC = {
     "AccumulatedShift": "gramscope.measures.virtual",
     "GramFixed": "gramscope.optim.whitening",
     "GramWhitened": "gramscope.optim.whitening",
-    "Monitor": "gramscope.measures.monitor",
+    "Monitor": "gramscope.instruments.monitor",
     "Tape": "gramscope.layers.tape",
     "VCL": "gramscope.optim.vcl",
-    "agop": "gramscope.measures.agop",
+    "agop": "gramscope.instruments.agop",
     "capture": "gramscope.layers.tape",
     "collect": "gramscope.statistics.collect",
     "corrupted": "gramscope.measures.alignment",
     "cosine": "gramscope.measures.alignment",
     "double_centered_ratio": "gramscope.measures.alignment",
-    "dual_tangent_kernel": "gramscope.measures.agop",
-    "egop": "gramscope.measures.alignment",
+    "dual_tangent_kernel": "gramscope.instruments.agop",
+    "egop": "gramscope.instruments.egop",
     "feature_spectrum": "gramscope.measures.spectrum",
     "fit_linear": "gramscope.measures.fit",
     "fle_residual": "gramscope.measures.gram",
@@ -77,22 +77,22 @@ _PUBLIC = {
     "gram_shift": "gramscope.measures.gram",
     "gram_shift_residual": "gramscope.measures.gram",
     "held_out_target_linearity": "gramscope.measures.fit",
-    "interpolation_error": "gramscope.measures.interpolation",
+    "interpolation_error": "gramscope.instruments.interpolation",
     "linear_cka": "gramscope.measures.similarity",
     "linear_probe_accuracy": "gramscope.measures.similarity",
     "linearity_bound": "gramscope.measures.surrogate_theory",
-    "lipschitz_constant": "gramscope.measures.actual",
-    "measure": "gramscope.measures.model",
+    "lipschitz_constant": "gramscope.measures.virtual_against_actual",
+    "measure": "gramscope.instruments.measure",
     "moving_target": "gramscope.measures.surrogate_theory",
-    "neural_collapse": "gramscope.measures.collapse",
+    "neural_collapse": "gramscope.instruments.readout",
     "nfa": "gramscope.measures.alignment",
     "polar": "gramscope.linalg.polar",
-    "region_crossings": "gramscope.measures.regions",
+    "region_crossings": "gramscope.instruments.regions",
     "surrogate": "gramscope.measures.linearity",
     "surrogate_step": "gramscope.measures.surrogate_theory",
-    "tangent_kernel": "gramscope.measures.agop",
+    "tangent_kernel": "gramscope.instruments.agop",
     "target_linearity": "gramscope.measures.linearity",
-    "virtual_against_actual": "gramscope.measures.actual",
+    "virtual_against_actual": "gramscope.measures.virtual_against_actual",
     "virtual_covariance_shift": "gramscope.measures.virtual",
     "virtual_trajectory": "gramscope.measures.virtual",
     "virtual_update": "gramscope.measures.virtual",

@@ -14,7 +14,7 @@ from gramscope.experiments.nfa_descent import (
     outputs_of,
     run_nets,
 )
-from gramscope.measures.agop import tangent_kernel
+from gramscope.instruments.agop import tangent_kernel
 
 CPU = torch.device("cpu")
 SEEDS, SCALES = (3, 4), (0.1, 1.0, 2.0)

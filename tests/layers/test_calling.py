@@ -100,7 +100,7 @@ def test_models_of_several_inputs() -> None:
 
 
 def test_large_inputs_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gramscope.measures.agop.BATCH", 4)
+    monkeypatch.setattr("gramscope.instruments.agop.BATCH", 4)
     seen = []
 
     class Watched(Two):

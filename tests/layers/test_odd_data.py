@@ -13,7 +13,7 @@ from torch.nn.utils import parametrizations
 
 import gramscope as gs
 from gramscope.errors import GramscopeError, InputError
-from gramscope.measures.agop import dual_tangent_kernel
+from gramscope.instruments.agop import dual_tangent_kernel
 
 CE = nn.CrossEntropyLoss()
 X, Y = torch.arange(24.0).reshape(6, 4).double() / 24, torch.arange(6) % 3

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import gramscope as gs
 from gramscope.errors import LayerError
-from gramscope.measures.agop import dual_tangent_kernel
+from gramscope.instruments.agop import dual_tangent_kernel
 
 CE = nn.CrossEntropyLoss()
 Y = torch.arange(6) % 3

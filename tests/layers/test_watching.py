@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import gramscope as gs
-from gramscope.measures.agop import dual_tangent_kernel
+from gramscope.instruments.agop import dual_tangent_kernel
 from gramscope.theory.network import early_alignment
 
 CE = nn.CrossEntropyLoss()

@@ -12,7 +12,7 @@ import gramscope as gs
 import reference
 from gramscope.errors import InputError, ResultWarning
 from gramscope.linalg.factored import FactoredGram
-from gramscope.measures.alignment import corrupted, double_centered_ratio, egop
+from gramscope.measures.alignment import corrupted, double_centered_ratio
 
 
 def randoms(*shapes: tuple[int, ...], seed: int = 0) -> list[Tensor]:
@@ -138,18 +138,6 @@ def test_corruption_keeps_the_spectrum_and_nothing_else(generator: torch.Generat
     assert not torch.allclose(Q, K)
     assert torch.allclose(Q, Q.mT)
     assert torch.equal(Q, corrupted(K, torch.Generator().manual_seed(0)))
-
-
-def test_egop_is_the_mean_outer_product(generator: torch.Generator) -> None:
-    X = torch.randn(40, 3, dtype=torch.float64, generator=generator)
-    gradients = torch.stack([X[:, 1], X[:, 0], torch.zeros(40)], 1)
-    assert torch.allclose(egop(lambda x: x[:, 0] * x[:, 1], X), gradients.T @ gradients / 40)
-    # several outputs add up, an output that does not depend on x adds nothing
-    both = egop(lambda x: torch.stack([x[:, 0] * x[:, 1], x[:, 2], torch.ones(len(x)).to(x)], 1), X)
-    assert torch.allclose(both, gradients.T @ gradients / 40 + torch.diag(torch.tensor([0.0, 0.0, 1.0])))
-    assert torch.equal(egop(lambda x: torch.ones(len(x)), X), torch.zeros(3, 3, dtype=torch.float64))
-    with pytest.raises(InputError, match="must map"):
-        egop(lambda x: x.sum(), X)
 
 
 @pytest.mark.parametrize("scale", [1e-100, 1e-30, 1e30, 1e100])

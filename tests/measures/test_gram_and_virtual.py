@@ -15,7 +15,6 @@ from torch import Tensor
 import gramscope as gs
 import reference
 from gramscope.errors import InputError
-from gramscope.measures.actual import lipschitz_constant, virtual_against_actual
 from gramscope.measures.gram import fle_residual, gram_shift, gram_shift_residual
 from gramscope.measures.virtual import (
     AccumulatedShift,
@@ -23,6 +22,7 @@ from gramscope.measures.virtual import (
     virtual_trajectory,
     virtual_update,
 )
+from gramscope.measures.virtual_against_actual import lipschitz_constant, virtual_against_actual
 
 
 def layer(n: int, k: int, d: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:

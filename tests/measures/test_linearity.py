@@ -17,7 +17,7 @@ from gramscope.errors import InputError, ResultWarning
 from gramscope.linalg.moments import class_moments, moments
 from gramscope.measures.fit import fit_linear, held_out_target_linearity, probe_accuracy
 from gramscope.measures.linearity import gram_induced_error, surrogate_from_moments, target_linearity_from_moments
-from gramscope.measures.targets import as_targets, label_rows
+from gramscope.measures.targets import label_rows, target_rows
 
 
 def data(n: int, d: int, c: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -52,7 +52,7 @@ def test_equals_the_definition(n: int, d: int, c: int, intercept: bool, ridge: f
 def test_labels_equal_their_centred_one_hot(generator: torch.Generator) -> None:
     H = torch.randn(60, 5, dtype=torch.float64, generator=generator) + 1
     labels = torch.randint(4, (60,), generator=generator)
-    expected = gs.target_linearity(H, as_targets(labels))
+    expected = gs.target_linearity(H, target_rows(labels).block(0, len(labels)))
     assert torch.allclose(gs.target_linearity(H, labels), expected)
     assert torch.allclose(gs.target_linearity(H.numpy(), labels.numpy()), expected)
     by_classes = class_moments(H, label_rows(labels)).to_moments().with_centred_targets()

@@ -9,7 +9,12 @@ from torch import Tensor
 
 from gramscope.errors import InputError
 from gramscope.linalg import rows as rows_module
-from gramscope.measures.targets import as_targets, label_rows, target_rows
+from gramscope.measures.targets import label_rows, target_rows
+
+
+def as_targets(Y: object, n: int | None = None, classes: Tensor | int | None = None) -> Tensor:
+    rows = target_rows(Y, n, classes)  # type: ignore[arg-type]
+    return rows.block(0, rows.n)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.int16])

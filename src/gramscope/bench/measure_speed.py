@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 
 from gramscope.bench.timing import Row, compare, peak_extra_bytes
-from gramscope.measures.agop import agop
+from gramscope.instruments.agop import agop
+from gramscope.instruments.monitor import Monitor, geometric
 from gramscope.measures.linearity import surrogate, target_linearity
-from gramscope.measures.monitor import Monitor, geometric
 from gramscope.statistics.collect import collect
 
 MEGABYTE = 2**20

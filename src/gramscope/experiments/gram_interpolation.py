@@ -15,8 +15,8 @@ from gramscope.experiments.comparing import part_name
 from gramscope.experiments.core import Claim, Experiment, Options, Recorder, Results, Training
 from gramscope.experiments.gram_vae import QUICK, SamplingVAE, Settings, blocks, parts
 from gramscope.experiments.plots import matrix, panels
+from gramscope.instruments.interpolation import interpolation_error
 from gramscope.layers.calling import evaluating
-from gramscope.measures.interpolation import interpolation_error
 from gramscope.training.config import TrainConfig
 from gramscope.training.job import load_data
 from gramscope.training.train import Trained

@@ -11,7 +11,7 @@ from torch import Tensor
 from gramscope.data.seeds import generator
 from gramscope.experiments.core import Claim, Experiment, Options, Recorder, Results, Training
 from gramscope.experiments.plots import matrix, mean, panels, spread
-from gramscope.measures.agop import tangent_kernel
+from gramscope.instruments.agop import tangent_kernel
 from gramscope.measures.alignment import corrupted, cosine
 from gramscope.training.config import TrainConfig
 from gramscope.training.job import load_data, resolve_device

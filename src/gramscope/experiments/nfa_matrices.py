@@ -21,7 +21,8 @@ from gramscope.experiments.nfa_descent import (
     run_nets,
 )
 from gramscope.experiments.plots import matrix, mean, panels, spread
-from gramscope.measures.alignment import corrupted, cosine, egop, nfa
+from gramscope.instruments.egop import egop
+from gramscope.measures.alignment import corrupted, cosine, nfa
 from gramscope.training.job import resolve_device
 
 if TYPE_CHECKING:

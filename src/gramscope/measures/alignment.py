@@ -22,7 +22,6 @@ from gramscope.linalg.rows import (
     to_double,
     unit_scale,
 )
-from gramscope.measures.functions import RowFunction, row_gradients
 from gramscope.measures.gram import matrices
 
 Kind = Literal["uncentered", "centered", "double", "ptk"]
@@ -136,26 +135,6 @@ def corrupted(K: Array, generator: torch.Generator) -> Tensor:
     values, _ = eigh((double + double.mT) / 2)
     Q = random_orthogonal(kernel.shape[-1], generator, tuple(kernel.shape[:-2])).to(double.device)
     return ((Q * values.unsqueeze(-2)) @ Q.mT).to(result_dtype(kernel))
-
-
-def egop(function: RowFunction, inputs: Array) -> Tensor:
-    """``E_x[∇f ∇fᵀ]`` of a known target over sampled inputs, ``[d, d]`` in float64; several outputs are summed.
-
-    Args:
-        function: maps rows ``[n, d]`` to ``[n]`` or ``[n, c]``, each row on its own; it is called in float64.
-        inputs: samples ``[n, d]``.
-
-    >>> egop(lambda x: 3 * x[:, 0] - x[:, 1], torch.zeros(4, 2))
-    tensor([[ 9., -3.],
-            [-3.,  1.]], dtype=torch.float64)
-    """
-    samples = as_float_tensor(inputs, "inputs", dim=2)
-    n, d = samples.shape
-    total = torch.zeros(d, d, dtype=torch.float64, device=to_double(samples[:1]).device)
-    for start, stop in spans(n, d):
-        gradients = row_gradients(function, samples[start:stop])[1].flatten(0, 1)
-        total.addmm_(gradients.mT, gradients)
-    return total / n
 
 
 def _sides(W: Array, K: Array, W0: Array | None, K_centered: Array | None, kind: Kind) -> tuple[Tensor, Tensor]:

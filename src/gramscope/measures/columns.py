@@ -18,10 +18,10 @@ from gramscope.errors import RescueWarning
 from gramscope.linalg.factored import FactoredGram
 from gramscope.linalg.moments import Moments
 from gramscope.measures.alignment import Kind, corrupted, cosine, double_centered_ratio, nfa
-from gramscope.measures.collapse import neural_collapse_from_moments
 from gramscope.measures.gram import fle_residual
 from gramscope.measures.held_out import coded_alike, held_out_from_moments
 from gramscope.measures.linearity import surrogate_from_moments, target_linearity_from_moments
+from gramscope.measures.neural_collapse import neural_collapse_from_moments
 from gramscope.measures.spectrum import feature_spectrum_from_moments, weight_spectrum
 from gramscope.measures.virtual import virtual_covariance_factors
 from gramscope.statistics.layer import FeatureStatistics, LayerStatistics
@@ -297,9 +297,9 @@ MEASURES: dict[str, Measure] = {
     "kernel_spread": _measure(_kernel_spread, "jacobians", "standard deviation of K's eigenvalues over their mean"),
     "weight_change": _measure(_weight_change, "reference", "‖W − W₀‖ / ‖W₀‖"),
     "nfa_centered": _measure(_nfa("centered"), "jacobians reference", "ρ(W̄ᵀW̄, W̄ᵀKW̄), W̄ = W − W₀"),
-    "nfa_double": _measure(_nfa("double"), "jacobians reference", "ρ(W̄ᵀW̄, W̄ᵀK̄W̄)"),
-    "nfa_ptk": _measure(_nfa("ptk"), "jacobians reference", "ρ(W₀ᵀW₀, W₀ᵀK̄W₀)"),
-    "double_ratio": _measure(_double_ratio, "jacobians reference", "tr(W̄ᵀW̄ W̄ᵀK̄W̄) / tr(W̄ᵀW̄ W̄ᵀKW̄)"),
+    "nfa_double": _measure(_nfa("double"), "jacobians reference_jacobians reference", "ρ(W̄ᵀW̄, W̄ᵀK̄W̄)"),
+    "nfa_ptk": _measure(_nfa("ptk"), "jacobians reference_jacobians reference", "ρ(W₀ᵀW₀, W₀ᵀK̄W₀)"),
+    "double_ratio": _measure(_double_ratio, "jacobians reference_jacobians reference", "tr(W̄ᵀW̄ W̄ᵀK̄W̄) / tr(W̄ᵀW̄ W̄ᵀKW̄)"),
     "target_linearity": _measure(_target_linearity, "features targets gram", "1 − ‖Y − Hβ‖² / ‖Y − ȳ‖²"),
     "target_linearity_held_out": _measure(_held_out, "features targets gram held_out", "the same on data not fitted"),
     "surrogate": _measure(_surrogate, "features targets", "‖HᵀY‖_F²"),

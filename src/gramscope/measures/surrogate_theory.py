@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from gramscope.errors import InputError
 from gramscope.linalg.ridge import check_ridge, reduce_rows
 from gramscope.linalg.rows import Array, Rows, as_float_tensor, check_pair, spans
 from gramscope.measures.fit import fit_linear
-from gramscope.measures.functions import RowFunction, row_gradients
 from gramscope.measures.gram import matrices
 from gramscope.measures.linearity import target_linearity_of
 from gramscope.measures.targets import target_rows
@@ -88,11 +86,6 @@ class SurrogateStep:
     def ratio(self) -> float:
         """Predicted over true change."""
         return self.predicted / self.change if self.change else float("nan")
-
-    @property
-    def same_sign(self) -> bool:
-        """Whether the prediction has the sign of the true change."""
-        return self.predicted * self.change > 0
 
 
 def surrogate_step(W: Array, D: Array, H: Array, Y: Array, e: Array, yhat: Array, gamma: float) -> SurrogateStep:
@@ -193,38 +186,6 @@ def moving_target(H: Array, Y: Array, yhat: Array, ridge: float = 0.0, intercept
         sums += torch.stack([(y - f).square().sum(), (y - linear).square().sum(), (linear - f).square().sum()])
     error, lacking, chase = sums.sqrt().tolist()
     return MovingTarget(error, lacking, chase)
-
-
-def taylor_errors(function: RowFunction, X: Array) -> Tensor:
-    """``f(x_j) − f(x_i) − ∇f(x_i)ᵀ(x_j − x_i)`` for all pairs, ``[i, j]``.
-
-    003 Proposition 4: for positively homogeneous f, centred inputs and centred values they sum to zero.
-
-    >>> taylor_errors(lambda x: x[:, 0] ** 2, torch.tensor([[0.0], [3.0]]))
-    tensor([[0., 9.],
-            [9., 0.]], dtype=torch.float64)
-    """
-    values, slopes = _pairwise(function, X)
-    return values[None, :] - values[:, None] - slopes + slopes.diagonal()[:, None]
-
-
-def homogeneity_errors(function: RowFunction, X: Array, degree: float) -> Tensor:
-    """``∇f(x_i)ᵀx_j − f(x_j) − (m−1) f(x_i)`` for all pairs ``[i, j]``: what 003 Lemma 3 neglects for degree m.
-
-    >>> homogeneity_errors(lambda x: x @ torch.tensor([[2.0]], dtype=x.dtype), torch.tensor([[1.0], [3.0]]), degree=1)
-    tensor([[0., 0.],
-            [0., 0.]], dtype=torch.float64)
-    """
-    values, slopes = _pairwise(function, X)
-    return slopes - values[None, :] - (degree - 1) * values[:, None]
-
-
-def _pairwise(function: RowFunction, X: Array) -> tuple[Tensor, Tensor]:
-    """``f(x_i) [n]`` and ``∇f(x_i)ᵀx_j [n, n]``."""
-    values, gradients = row_gradients(function, X)
-    if values.shape[1] != 1:
-        raise InputError(f"the function must have one output, got {values.shape[1]}")
-    return values[:, 0], gradients[:, 0] @ Rows(X, "X").block(0, values.shape[0]).mT
 
 
 def _columns(x: Array, name: str) -> Rows:

@@ -9,12 +9,12 @@ from gramscope.errors import InputError
 from gramscope.linalg.rows import Array, OneHotRows, Rows, as_tensor, spans, to_double
 
 
-def as_targets(Y: Array, n: int | None = None, classes: Tensor | int | None = None) -> Tensor:
-    """Targets as a float64 matrix ``[n, c]``.
+def target_rows(Y: Array, n: int | None = None, classes: Tensor | int | None = None) -> Rows:
+    """Targets ``[n, c]``, read in blocks of float64, so that labels of many classes are never expanded at once.
 
     A vector of integers (or booleans) holds labels, any values: they become one-hot columns, one per class in sorted
     order, centred over the samples. A float vector becomes one column. A matrix stays as it is, an integer one (such as
-    the result of ``torch.nn.functional.one_hot``) as numbers; nothing but labels is centred.
+    the result of ``torch.nn.functional.one_hot``) as numbers; only labels are centred.
 
     Args:
         Y: labels ``[n]`` or values ``[n]`` or ``[n, c]``.
@@ -22,17 +22,11 @@ def as_targets(Y: Array, n: int | None = None, classes: Tensor | int | None = No
         classes: all label values, or their number c for labels 0..c−1; default: the values that occur. A class without
             samples (there may be more classes than samples) has a column of zeros, which changes no measure.
 
-    >>> as_targets(torch.tensor([3, 5, 5]))
+    >>> target_rows(torch.tensor([3, 5, 5])).block(0, 3)
     tensor([[ 0.6667, -0.6667],
             [-0.3333,  0.3333],
             [-0.3333,  0.3333]], dtype=torch.float64)
     """
-    rows = target_rows(Y, n, classes)
-    return rows.block(0, rows.n)
-
-
-def target_rows(Y: Array, n: int | None = None, classes: Tensor | int | None = None) -> Rows:
-    """The targets of :func:`as_targets`, to be read in blocks, so that labels of many classes are never expanded."""
     tensor = as_tensor(Y, "Y")
     if tensor.numel() == 0:
         raise InputError(f"Y is empty: shape {tuple(tensor.shape)}")

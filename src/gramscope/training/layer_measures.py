@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from gramscope.data.dataset import DataSet
 from gramscope.errors import InputError
-from gramscope.measures.model import measure
-from gramscope.measures.monitor import DEFAULT as MONITORED
-from gramscope.measures.monitor import Monitor
+from gramscope.instruments.measure import measure
+from gramscope.instruments.monitor import DEFAULT as MONITORED
+from gramscope.instruments.monitor import Monitor
 from gramscope.measures.table import Table
 from gramscope.runs.checkpoints import read_tensors
 from gramscope.runs.directory import RunDirectory

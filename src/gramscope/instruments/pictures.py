@@ -12,11 +12,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from gramscope.instruments.agop import tangent_kernel
 from gramscope.layers.calling import OutputSelector, Unpack, batches, model_device, to_device
 from gramscope.layers.hooks import first_tensor
 from gramscope.layers.kinds import LinearKind
 from gramscope.layers.select import Layer, LayerSelector, select_layers
-from gramscope.measures.agop import tangent_kernel
 from gramscope.measures.spectrum import weight_spectrum
 
 

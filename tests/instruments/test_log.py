@@ -13,8 +13,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 import gramscope as gs
-from gramscope.measures.log import as_picture
-from gramscope.measures.pictures import input_diagonals, layer_spectra
+from gramscope.instruments.log import as_picture
+from gramscope.instruments.pictures import input_diagonals, layer_spectra
 
 
 @pytest.fixture

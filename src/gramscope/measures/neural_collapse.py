@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gramscope.errors import InputError, ResultWarning
-from gramscope.layers.calling import is_array
-from gramscope.layers.select import effective_weight
 from gramscope.linalg.moments import ClassMoments, class_moments
 from gramscope.linalg.psd import EPS, frobenius, svd
 from gramscope.linalg.rows import (
@@ -27,9 +23,6 @@ from gramscope.linalg.rows import (
 )
 from gramscope.measures.linearity import surrogate_from_moments
 from gramscope.measures.targets import label_rows
-
-#: weight [C, d], a pair of weight and bias, or a module with ``weight`` and ``bias``
-Readout: TypeAlias = Array | Sequence[Array | None] | nn.Module
 
 
 @dataclass(frozen=True)
@@ -59,7 +52,9 @@ class NeuralCollapse:
     missing: dict[str, str]
 
 
-def neural_collapse(H: Array, labels: Array, readout: Readout | None = None) -> NeuralCollapse:
+def neural_collapse_from_rows(
+    H: Array, labels: Array, weight: Array | None = None, bias: Array | None = None
+) -> NeuralCollapse:
     """NC1–NC4 of penultimate features.
 
     ``Σ_W`` averages over samples, ``Σ_B`` over classes, both around the mean μ of all samples, as in the original (which
@@ -70,11 +65,11 @@ def neural_collapse(H: Array, labels: Array, readout: Readout | None = None) -> 
     Args:
         H: features ``[n, d]``.
         labels: integers ``[n]``; with a readout its row numbers.
-        readout: weight ``[C, d]``, a pair of weight and bias, or a module with both (its weight may be parametrised);
-            needed for NC3 and NC4.
+        weight: the readout's weight ``[C, d]``, needed for NC3 and NC4.
+        bias: the readout's bias ``[C]``.
 
     >>> H = torch.tensor([[1.0, 0.0], [1.0, 0.0], [-1.0, 0.0], [-1.0, 0.0]])
-    >>> result = neural_collapse(H, torch.tensor([0, 0, 1, 1]), readout=torch.tensor([[1.0, 0.0], [-1.0, 0.0]]))
+    >>> result = neural_collapse_from_rows(H, torch.tensor([0, 0, 1, 1]), torch.tensor([[1.0, 0.0], [-1.0, 0.0]]))
     >>> result.nc1, result.nc3, result.nc4
     (0.0, 0.0, 1.0)
     """
@@ -82,22 +77,44 @@ def neural_collapse(H: Array, labels: Array, readout: Readout | None = None) -> 
     targets = label_rows(labels, name="labels")
     check_pair(features, targets)
     classes = class_moments(features, targets)
-    result = neural_collapse_from_moments(classes, readout, targets.classes)
-    if readout is None:
+    result = neural_collapse_from_moments(classes, weight, targets.classes)
+    if weight is None:
         return result
-    weight, bias = _weight_and_bias(readout, targets.classes, features.width)
-    agreement = _nearest_mean_agreement(features, classes, targets.classes, weight, bias)
-    return replace(result, nc4=agreement, missing={})
+    matrix = _readout_weight(weight, targets.classes, features.width)
+    constant = (
+        matrix.new_zeros(matrix.shape[0]) if bias is None else as_float_tensor(bias, "bias of the readout", dim=1)
+    )
+    if constant.shape[0] != matrix.shape[0]:
+        raise InputError(f"the bias has {constant.shape[0]} entries but the readout has {matrix.shape[0]} rows")
+    agree = 0
+    for start, stop in spans(features.n, features.width + matrix.shape[0]):
+        block = features.block(start, stop)
+        chosen = (block @ matrix.mT + to_double(constant)).argmax(1)
+        agree += int((targets.classes[nearest_class(block, classes)] == chosen).sum())
+    return replace(result, nc4=agree / features.n, missing={})
+
+
+def nearest_class(H: Tensor, m: ClassMoments) -> Tensor:
+    """For each row of ``H [n, d]`` the class of ``m`` whose mean is nearest, among those with samples, ``[n]``.
+
+    >>> from gramscope.linalg.moments import class_moments
+    >>> m = class_moments(torch.tensor([[1.0], [1.0], [-1.0]]), label_rows(torch.tensor([0, 0, 1])))
+    >>> nearest_class(torch.tensor([[-3.0], [2.0]], dtype=torch.float64), m)
+    tensor([1, 0])
+    """
+    present = _occurring(m).nonzero().flatten()
+    means = m.means[present] - m.mean
+    return present[((H - m.mean) @ means.mT - means.square().sum(1) / 2).argmax(1)]
 
 
 def neural_collapse_from_moments(
-    m: ClassMoments, readout: Readout | None = None, labels: Tensor | None = None
+    m: ClassMoments, weight: Array | None = None, labels: Tensor | None = None
 ) -> NeuralCollapse:
-    """:func:`neural_collapse` from collected class moments; NC4 needs the samples and stays None.
+    """:func:`neural_collapse_from_rows` from collected class moments; NC4 needs the samples and stays None.
 
     Args:
         m: moments, with the scatter within classes; classes without samples are left out.
-        readout: as above; row c belongs to class c of ``m``, or to ``labels[c]``.
+        weight: of the readout; row c belongs to class c of ``m``, or to ``labels[c]``.
         labels: label value of each class of ``m``.
 
     >>> from gramscope.linalg.moments import class_moments
@@ -105,9 +122,7 @@ def neural_collapse_from_moments(
     >>> neural_collapse_from_moments(m).missing["nc4"]
     'needs the samples and a readout'
     """
-    present = m.counts > 0
-    if int(present.sum()) < 2:
-        raise InputError(f"neural collapse needs at least two classes with samples, got {int(present.sum())}")
+    present = _occurring(m)
     if m.within is None:
         raise InputError(
             "these class moments were collected without the scatter within classes; collect with gram=True"
@@ -118,13 +133,13 @@ def neural_collapse_from_moments(
     count = means.shape[0]
     missing = {"nc4": "needs the samples and a readout"}
     nc3 = None
-    if readout is None:
+    if weight is None:
         missing["nc3"] = "needs a readout"
     else:
-        weight = _weight_and_bias(readout, names[present], means.shape[1])[0][names[present]]
-        if not bool(weight.any()):
+        readout = _readout_weight(weight, names[present], means.shape[1])[names[present]]
+        if not bool(readout.any()):
             warnings.warn("the readout is zero: NC3 is undefined (NaN)", ResultWarning, stacklevel=2)
-        nc3 = float((weight / frobenius(weight) - means / frobenius(means)).square().sum())
+        nc3 = float((readout / frobenius(readout) - means / frobenius(means)).square().sum())
     _, s, Vt = svd(means)
     scale = math.hypot(float(s[0]), math.sqrt(count) * float(kept.mean.square().sum().sqrt()))
     if float(s[0]) <= max(means.shape) * EPS * scale:
@@ -161,32 +176,16 @@ def neural_collapse_from_moments(
     )
 
 
-def _nearest_mean_agreement(H: Rows, m: ClassMoments, labels: Tensor, weight: Tensor, bias: Tensor) -> float:
-    agree = 0
-    means = m.means - m.mean
-    offsets = means.square().sum(1) / 2
-    for start, stop in spans(H.n, H.width + weight.shape[0]):
-        block = H.block(start, stop)
-        nearest = labels[((block - m.mean) @ means.mT - offsets).argmax(1)]
-        agree += int((nearest == (block @ weight.mT + bias).argmax(1)).sum())
-    return agree / H.n
+def _occurring(m: ClassMoments) -> Tensor:
+    """Which classes have samples; an error unless there are two."""
+    present = m.counts > 0
+    if int(present.sum()) < 2:
+        raise InputError(f"neural collapse needs at least two classes with samples, got {int(present.sum())}")
+    return present
 
 
-def _parts(readout: Any) -> tuple[Any, Any]:
-    if isinstance(readout, nn.Module):
-        if not isinstance(getattr(readout, "weight", None), Tensor):
-            raise InputError(f"readout is a {type(readout).__name__}, which has no weight; give its last linear layer")
-        return effective_weight(readout, "weight"), getattr(readout, "bias", None)
-    if isinstance(readout, tuple) or (isinstance(readout, list) and is_array(readout[0])):
-        if len(readout) != 2:
-            raise InputError(f"readout has {len(readout)} parts; give the weight [classes, features] and the bias")
-        return readout[0], readout[1]
-    return readout, None
-
-
-def _weight_and_bias(readout: Readout, labels: Tensor, d: int) -> tuple[Tensor, Tensor]:
-    """The readout in float64, checked to have a row for every label."""
-    weight, bias = _parts(readout)
+def _readout_weight(weight: Array, labels: Tensor, d: int) -> Tensor:
+    """The readout's weight in float64, checked to have a row for every label."""
     matrix = as_float_tensor(weight, "readout", dim=2)
     check_same_device(readout=matrix, labels=labels)
     if matrix.shape[1] != d:
@@ -196,9 +195,4 @@ def _weight_and_bias(readout: Readout, labels: Tensor, d: int) -> tuple[Tensor, 
             f"labels run from {int(labels.min())} to {int(labels.max())} but the readout has rows 0 to "
             f"{matrix.shape[0] - 1}"
         )
-    constant = (
-        matrix.new_zeros(matrix.shape[0]) if bias is None else as_float_tensor(bias, "bias of the readout", dim=1)
-    )
-    if constant.shape[0] != matrix.shape[0]:
-        raise InputError(f"the bias has {constant.shape[0]} entries but the readout has {matrix.shape[0]} rows")
-    return to_double(matrix), to_double(constant)
+    return to_double(matrix)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from gramscope.errors import InputError, LayerError
+from gramscope.instruments.interpolation import pair_blocks
 from gramscope.linalg.rows import Array, as_float_tensor
-from gramscope.measures.interpolation import pair_blocks
 
 #: where the slope of a module changes; the two numbers of Hardtanh are read from the module
 _BREAKS: dict[type[nn.Module], tuple[float, ...]] = {

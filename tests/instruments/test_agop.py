@@ -10,7 +10,7 @@ from torch.func import jacrev, vmap
 import gramscope as gs
 from cases import BY_NAME, CASES, Case
 from gramscope.errors import InputError, ResultWarning
-from gramscope.measures.agop import dual_tangent_kernel
+from gramscope.instruments.agop import dual_tangent_kernel
 from reference import output_jacobian
 
 PLAIN = [BY_NAME[name] for name in ("mlp", "tokens", "conv2d", "conv2d-grouped", "residual", "gpt")]

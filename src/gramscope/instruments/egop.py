@@ -1,4 +1,4 @@
-"""Values and gradients of plain functions that act on each row of their input on its own."""
+"""Expected gradient outer product of a known function, which acts on each row of its input on its own."""
 
 from __future__ import annotations
 
@@ -8,9 +8,29 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError
-from gramscope.linalg.rows import Array, as_float_tensor, to_double
+from gramscope.linalg.rows import Array, as_float_tensor, spans, to_double
 
 RowFunction = Callable[[Tensor], Tensor]
+
+
+def egop(function: RowFunction, inputs: Array) -> Tensor:
+    """``E_x[∇f ∇fᵀ]`` of a known target over sampled inputs, ``[d, d]`` in float64; several outputs are summed.
+
+    Args:
+        function: maps rows ``[n, d]`` to ``[n]`` or ``[n, c]``, each row on its own; it is called in float64.
+        inputs: samples ``[n, d]``.
+
+    >>> egop(lambda x: 3 * x[:, 0] - x[:, 1], torch.zeros(4, 2))
+    tensor([[ 9., -3.],
+            [-3.,  1.]], dtype=torch.float64)
+    """
+    samples = as_float_tensor(inputs, "inputs", dim=2)
+    n, d = samples.shape
+    total = torch.zeros(d, d, dtype=torch.float64, device=to_double(samples[:1]).device)
+    for start, stop in spans(n, d):
+        gradients = row_gradients(function, samples[start:stop])[1].flatten(0, 1)
+        total.addmm_(gradients.mT, gradients)
+    return total / n
 
 
 def row_gradients(function: RowFunction, X: Array) -> tuple[Tensor, Tensor]:

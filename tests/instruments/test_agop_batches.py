@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import gramscope as gs
 from gramscope.errors import InputError
+from gramscope.instruments.agop import dual_tangent_kernel
 from gramscope.layers.calling import batches
-from gramscope.measures.agop import dual_tangent_kernel
 from reference import output_jacobian
 
 
@@ -39,7 +39,7 @@ class SequenceFirst(nn.Module):
 @pytest.mark.parametrize("pooled", [False, True])
 @pytest.mark.parametrize("batch", [5, 7])
 def test_sequence_first_models_take_batch_dim(pooled: bool, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gramscope.measures.agop.BATCH", 3)
+    monkeypatch.setattr("gramscope.instruments.agop.BATCH", 3)
     model, x = SequenceFirst(pooled).double().eval(), normal(7, batch, 6)
     G, K = gs.agop(model, x, batch_dim=1), gs.tangent_kernel(model, {"x": x.numpy()}, batch_dim=1)
     dual = dual_tangent_kernel(model, x, batch_dim=1)

@@ -17,14 +17,14 @@ import torch
 from torch import nn
 
 from gramscope.errors import InputError, NumericalError
+from gramscope.instruments.log import Log, PictureWriter, check_log, write_pictures, write_record
+from gramscope.instruments.measure import measure
+from gramscope.instruments.pictures import input_diagonals, layer_spectra
 from gramscope.layers.calling import Unpack, batches, head, model_device, model_dtype, to_device
 from gramscope.layers.hooks import first_tensor
 from gramscope.layers.losses import Loss
 from gramscope.layers.select import LayerSelector, unwrap
 from gramscope.measures.columns import MEASURES
-from gramscope.measures.log import Log, PictureWriter, check_log, write_pictures, write_record
-from gramscope.measures.model import measure
-from gramscope.measures.pictures import input_diagonals, layer_spectra
 from gramscope.measures.table import Table
 
 #: what is recorded unless measures are named: nothing that needs a backward pass, so that a record is cheap

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from gramscope.errors import GramscopeWarning, InputError, NumericalError
+from gramscope.instruments.readout import nearest_mean_agreement
 from gramscope.layers.checks import check_reference
 from gramscope.layers.losses import Loss
 from gramscope.layers.select import LayerSelector, select_layers
 from gramscope.measures.columns import DEFAULT, MEASURES, OF_FEATURES, Context, Missing
-from gramscope.measures.nearest_mean import nearest_mean_agreement
 from gramscope.measures.table import Table
 from gramscope.statistics.collect import collect
 from gramscope.statistics.layer import LayerStatistics, NotCollected
@@ -66,11 +66,10 @@ def measure(
     >>> list(table), table.columns
     (['0', '2'], ['nfa', 'target_linearity'])
     """
-    given = {"features", "gram"}
+    given = {"features", "gram", "jacobians", "reference_jacobians", "targets", "labels"}
     given |= {"loss", "covariance", "autograd", "residuals"} if loss is not None else set()
     given |= {"reference"} if reference is not None else set()
     given |= {"held_out"} if held_out is not None else set()
-    given |= {"jacobians", "targets", "labels"}
     names = _names(measures, given)
     needs = set().union(*(MEASURES[name].needs for name in names))
     explicit = measures is not None and measures != "all"
@@ -83,12 +82,11 @@ def measure(
     collecting.setdefault("covariance", "covariance" in needs)
     collecting.setdefault("jacobians", "jacobians" in needs and (explicit or "auto"))
     options = dict(layers=layers, **collecting)
-    wants_centered = any(name in ("nfa_double", "nfa_ptk", "double_ratio") for name in names)
     statistics = collect(
         model,
         loader,
         loss,
-        reference=reference if wants_centered else None,
+        reference=reference if "reference_jacobians" in needs else None,
         **options,
     )
     others = None

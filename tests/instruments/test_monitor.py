@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import gramscope as gs
 from cases import BY_NAME
 from gramscope.errors import InputError, NumericalError
-from gramscope.measures.monitor import geometric
+from gramscope.instruments.monitor import geometric
 
 
 def train(model: nn.Module, x: torch.Tensor, y: torch.Tensor, steps: int, monitor: gs.Monitor | None = None) -> None:

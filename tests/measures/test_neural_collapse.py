@@ -12,8 +12,8 @@ import gramscope as gs
 import reference
 from gramscope.errors import InputError, ResultWarning
 from gramscope.linalg.moments import ClassMoments, class_moments, merge
-from gramscope.measures.collapse import neural_collapse_from_moments
-from gramscope.measures.targets import as_targets, label_rows
+from gramscope.measures.neural_collapse import neural_collapse_from_moments
+from gramscope.measures.targets import label_rows, target_rows
 
 
 def data(n: int, d: int, c: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -43,7 +43,7 @@ def test_equals_the_definitions(c: int, d: int, seed: int) -> None:
     means = M + H.mean(0)
     nearest = torch.tensor([int((h - means).norm(dim=1).argmin()) for h in H])
     assert result.nc4 == pytest.approx(float((nearest == (H @ W.T + b).argmax(1)).double().mean()))
-    h, Y = H - H.mean(0), as_targets(labels)
+    h, Y = H - H.mean(0), target_rows(labels).block(0, len(labels))
     G, T = h @ h.T, Y @ Y.T
     assert result.normalized_surrogate == pytest.approx(float((G * T).sum() / (G.norm() * T.norm())), rel=1e-9)
     assert result.missing == {}

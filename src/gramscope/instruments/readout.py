@@ -1,0 +1,102 @@
+"""Neural collapse at a network's readout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from gramscope.errors import InputError
+from gramscope.layers.calling import (
+    Unpack,
+    batches,
+    call_model,
+    evaluating,
+    is_array,
+    model_device,
+    model_dtype,
+    to_device,
+)
+from gramscope.layers.select import effective_weight, unwrap
+from gramscope.layers.tape import capture
+from gramscope.linalg.rows import Array, to_double
+from gramscope.measures.neural_collapse import NeuralCollapse, nearest_class, neural_collapse_from_rows
+from gramscope.statistics.features import IGNORED
+from gramscope.statistics.layer import LayerStatistics
+
+#: weight [C, d], a pair of weight and bias, or a module with ``weight`` and ``bias``
+Readout: TypeAlias = Array | Sequence[Array | None] | nn.Module
+
+
+def neural_collapse(H: Array, labels: Array, readout: Readout | None = None) -> NeuralCollapse:
+    """NC1–NC4 of penultimate features; see :func:`~gramscope.measures.neural_collapse.neural_collapse_from_rows`.
+
+    Args:
+        H: features ``[n, d]``.
+        labels: integers ``[n]``; with a readout its row numbers.
+        readout: weight ``[C, d]``, a pair of weight and bias, or a module with both (its weight may be parametrised);
+            needed for NC3 and NC4.
+
+    >>> H = torch.tensor([[1.0, 0.0], [1.0, 0.0], [-1.0, 0.0], [-1.0, 0.0]])
+    >>> neural_collapse(H, torch.tensor([0, 0, 1, 1]), nn.Linear(2, 2)).nc1
+    0.0
+    """
+    return neural_collapse_from_rows(H, labels, *_weight_and_bias(readout))
+
+
+def _weight_and_bias(readout: Any) -> tuple[Any, Any]:
+    if isinstance(readout, nn.Module):
+        if not isinstance(getattr(readout, "weight", None), Tensor):
+            raise InputError(f"readout is a {type(readout).__name__}, which has no weight; give its last linear layer")
+        return effective_weight(readout, "weight"), getattr(readout, "bias", None)
+    if isinstance(readout, tuple) or (isinstance(readout, list) and is_array(readout[0])):
+        if len(readout) != 2:
+            raise InputError(f"readout has {len(readout)} parts; give the weight [classes, features] and the bias")
+        return readout[0], readout[1]
+    return readout, None
+
+
+@torch.no_grad()
+def nearest_mean_agreement(
+    layer: LayerStatistics,
+    model: nn.Module,
+    loader: Any,
+    unpack: Unpack | None = None,
+    eval_mode: bool = True,
+    batch_dim: int = 0,
+    targets: Callable[[Any, Any], Tensor] | None = None,
+    ignore_index: int = IGNORED,
+) -> float:
+    """Share of samples whose nearest class mean (at the inputs of ``layer``) is the class with the largest score.
+
+    Args:
+        layer: statistics of the readout, with class moments of its inputs.
+        model, loader, unpack, eval_mode, batch_dim, targets, ignore_index: what the statistics were collected with.
+    """
+    classes = None if layer.features is None else layer.features.classes
+    if classes is None:
+        raise InputError("NC4 needs class labels")
+    if isinstance(loader, Iterator):
+        raise InputError(
+            "NC4 reads the data twice, and this loader can be read once; give a DataLoader or a list of batches"
+        )
+    agree = count = 0
+    device, root = model_device(model), unwrap(model)
+    with (
+        evaluating(root, eval_mode),
+        capture(model, [layer.name], outputs=[layer.name], gradients=False, batch_dim=batch_dim) as tape,
+    ):
+        for inputs, target in batches(loader, unpack, model_dtype(root)):
+            inputs, target = to_device(inputs, device), to_device(target, device)
+            call_model(model, inputs)
+            kept = (target if targets is None else targets(inputs, target)).flatten() != ignore_index
+            h, scores = tape[layer.name].h, tape.outputs[layer.name]
+            if h.dim() != 3 or h.shape[1] != 1:
+                raise InputError(f"NC4 needs one row per sample; layer {layer.name!r} has {h.shape[-2]} sites")
+            nearest = nearest_class(to_double(h[kept, 0]), classes)
+            agree += int((nearest == scores.reshape(h.shape[0], -1)[kept].argmax(1).to(nearest.device)).sum())
+            count += nearest.shape[0]
+            tape.clear()
+    return agree / count

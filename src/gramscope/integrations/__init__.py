@@ -1,1 +1,0 @@
-"""Optional bridges to other tools."""
