@@ -13,7 +13,7 @@ from typing import Any
 from PIL import Image
 
 from gramscope.experiments.catalogue import catalogue, find
-from gramscope.experiments.core import settings_table
+from gramscope.experiments.settings import settings_table
 from gramscope.runs.directory import RunDirectory
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -11,7 +11,8 @@ import tomli_w
 
 from gramscope.errors import InputError
 from gramscope.experiments.catalogue import PAPERS, Entry, catalogue, find
-from gramscope.experiments.core import Options, settings_table, with_values
+from gramscope.experiments.experiment import Options
+from gramscope.experiments.settings import settings_table, with_values
 
 
 def test_names_are_unique_and_cited() -> None:

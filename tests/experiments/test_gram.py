@@ -14,8 +14,9 @@ import torch
 import gramscope as gs
 from gramscope.data import load
 from gramscope.errors import InputError
-from gramscope.experiments.core import Options, Results, with_values
+from gramscope.experiments.experiment import Options, Results
 from gramscope.experiments.running import Reproduction, reproduce
+from gramscope.experiments.settings import with_values
 from gramscope.runs.directory import RunDirectory
 
 DIGITS = {"data": ("digits",), "seeds": (0, 1), "epochs": 1.0}

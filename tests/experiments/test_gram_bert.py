@@ -18,8 +18,8 @@ from gramscope.errors import InputError, MissingExtraError
 from gramscope.experiments import bert_stages
 from gramscope.experiments.bert import layer_features, linearity_by_layer, principal_components, small_encoder
 from gramscope.experiments.bert_tasks import IGNORED, TASKS, Examples, encode, generated, generated_tokenizer, published
-from gramscope.experiments.core import Options
-from gramscope.experiments.language import ENTITIES, POS, Language
+from gramscope.experiments.experiment import Options
+from gramscope.experiments.generated_language import ENTITIES, POS, Language
 from gramscope.experiments.running import reproduce
 from gramscope.runs.directory import RunDirectory
 from gramscope.training.reporter import Reporter

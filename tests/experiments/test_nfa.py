@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from gramscope.errors import InputError
-from gramscope.experiments.core import Options, Results, with_values
+from gramscope.experiments.experiment import Options, Results
 from gramscope.experiments.nfa_faces import FIG9
 from gramscope.experiments.running import Reproduction, reproduce
+from gramscope.experiments.settings import with_values
 from gramscope.runs.directory import RunDirectory
 
 CURVES = {"seeds": (0, 1), "scales": (0.01, 1.0), "n": 32, "d": 8, "width": 12, "steps": 20, "every": 10}

@@ -16,7 +16,8 @@ import torch
 from gramscope.errors import InputError
 from gramscope.experiments import running
 from gramscope.experiments.catalogue import Entry
-from gramscope.experiments.core import Claim, Computation, Experiment, Options, Part, Recorder, Results, Training
+from gramscope.experiments.experiment import Claim, Experiment, Options, Results
+from gramscope.experiments.parts import Computation, Part, Recorder, Training
 from gramscope.experiments.plots import band, panels
 from gramscope.experiments.running import Reproduction, reproduce
 from gramscope.runs.directory import RunDirectory
@@ -83,7 +84,7 @@ class MadeEntry(Entry):
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Made:
     made = Made()
-    monkeypatch.setattr(running, "find", lambda name: MadeEntry("made", "004 Fig. 0", "made up", "", made.experiment))
+    monkeypatch.setattr(running, "find", lambda name: MadeEntry("made", "[NFA] Fig. 0", "made up", "", made.experiment))
     return made
 
 
@@ -266,7 +267,7 @@ def test_the_documented_experiment_runs(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "documented.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     experiment = importlib.import_module("documented").EXPERIMENT
-    entry = MadeEntry("documented", "000", "of the page", "", lambda: experiment)
+    entry = MadeEntry("documented", "[VCL]", "of the page", "", lambda: experiment)
     monkeypatch.setattr(running, "find", lambda name: entry)
     found = reproduce("documented", Options(device="cpu"), values={"seeds": (0, 1)}, out=tmp_path / "x")
     (claim,) = found.claims

@@ -12,7 +12,7 @@ from torch import nn
 from gramscope.errors import InputError
 from gramscope.layers.select import select_layers
 from gramscope.models import CNN, MLP, MODELS, VAE, Logistic, ResNet, Transformer, build, vae_loss
-from gramscope.models.parts import ACTIVATIONS
+from gramscope.models.seeded_layers import ACTIVATIONS
 
 IMAGES = (3, 8, 8)
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from gramscope.errors import InputError
-from gramscope.theory.early import speeds_from_kernel
-from gramscope.theory.mlp import RandomMLP
+from gramscope.theory.early_time import speeds_from_kernel
 from gramscope.theory.montecarlo import estimate, kernel_moments
+from gramscope.theory.random_mlp import RandomMLP
 
 
 def stacks(nets: int, chunk: int) -> list[torch.Tensor]:

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from gramscope.errors import GramscopeError
-from gramscope.theory.kernels import tangent_kernel_at_infinite_width
 from gramscope.theory.network import (
     early_alignment,
     initialisation_moments,
@@ -15,6 +14,7 @@ from gramscope.theory.network import (
     network_tangents,
     second_differences,
 )
+from gramscope.theory.tangent_kernels import tangent_kernel_at_infinite_width
 
 
 def generator(seed: int = 0) -> torch.Generator:

@@ -4,11 +4,10 @@ import pytest
 import torch
 
 from gramscope.errors import InputError
-from gramscope.theory.early import labelled_inputs, speeds_from_kernel
+from gramscope.theory.early_time import labelled_inputs, speeds_from_kernel
 from gramscope.theory.freeness import MatrixFamily
 from gramscope.theory.gaussian import gaussian_spectral_moments
-from gramscope.theory.kernels import one_hidden_layer_kernel_moments
-from gramscope.theory.printed import FORMULAS, centred_moments, rule_value
+from gramscope.theory.published_formulas import FORMULAS, centred_moments, rule_value
 from gramscope.theory.quadratic import (
     data_matrices,
     free_traces,
@@ -18,6 +17,7 @@ from gramscope.theory.quadratic import (
     spectral_moments,
     weight_matrix,
 )
+from gramscope.theory.tangent_kernels import one_hidden_layer_kernel_moments
 
 WRONG = {"(19)", "(28)", "(28), last term tr[A]²tr[B²]tr[R²]²"}
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gramscope.errors import InputError
-from gramscope.theory.checks import check_formulas
+from gramscope.theory.sampled_checks import check_formulas
 from gramscope.theory.sweeps import compare_cnfa, decay_sweep, polynomial_task, reversal_sweep
 
 

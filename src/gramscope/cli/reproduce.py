@@ -13,7 +13,7 @@ from gramscope.errors import GramscopeError, InputError
 from gramscope.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
-    from gramscope.experiments.core import Options
+    from gramscope.experiments.experiment import Options
     from gramscope.experiments.running import Reproduction
 
 _Path = Optional[Path]  # noqa: UP045 - typer reads it at run time
@@ -82,7 +82,7 @@ def command(
         if value is not None and value not in choice:
             raise InputError(f"{option} {value}: use {' or '.join(choice)}")
     from gramscope.experiments.catalogue import catalogue, find
-    from gramscope.experiments.core import Options
+    from gramscope.experiments.experiment import Options
 
     chosen = [entry.name for entry in catalogue()] if names == ["all"] else [find(name).name for name in names]
     values = _values(data, seeds, set_)

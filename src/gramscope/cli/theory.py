@@ -115,7 +115,7 @@ def formulas(
     as_json: AsJson = False,
 ) -> None:
     """The printed free-probability formulas against the general rule and against Monte Carlo, net by net."""
-    from gramscope.theory.checks import check_formulas
+    from gramscope.theory.sampled_checks import check_formulas
 
     records = [asdict(row) | {"z": row.z} for row in check_formulas(size, nets, seed, alpha)]
     if as_json:
@@ -137,7 +137,7 @@ def widths_command(
     as_json: AsJson = False,
 ) -> None:
     """Distance of sampled tangent kernels from the infinite-width recursion, and a fit of depth^p / width^q."""
-    from gramscope.theory.checks import check_widths, fit_powers
+    from gramscope.theory.sampled_checks import check_widths, fit_powers
 
     rows = check_widths(
         activations.split(","),

@@ -1,60 +1,37 @@
 """Published results, each reproduced by one command: ``gramscope reproduce NAME``.
 
-An experiment is declared, not programmed. One file a family holds
+One file per family of figures declares
 
-* a frozen dataclass of *settings*, with a value for ``quick`` and one for ``paper`` scale. A field ``seeds`` (tuple of
-  ints) is what ``--seeds`` sets, a field ``data`` (tuple of names) what ``--data`` sets; any field can be set by
-  ``--set``;
-* a function from settings and :class:`~gramscope.experiments.core.Options` to its *parts*, the units that are skipped
-  when a run is resumed: a :class:`~gramscope.experiments.core.Training` (a ``TrainConfig``, with all its seeds and sweep
-  values) or a :class:`~gramscope.experiments.core.Computation` (a function that writes records and matrices);
-* *claims*: small functions from :class:`~gramscope.experiments.core.Results` to one or several
-  :class:`~gramscope.experiments.core.Claim` rows;
-* one *figure*: a function from results to a matplotlib figure, with the helpers of ``plots``;
+* *settings*: a frozen dataclass, with one value for the ``quick`` and one for the ``paper`` scale. ``--seeds`` sets the
+  field ``seeds`` (tuple of ints), ``--data`` the field ``data`` (tuple of names), and ``--set`` any field;
+* *parts*: what to run. A part is a :class:`~gramscope.experiments.parts.Training` (a ``TrainConfig``, with all its seeds
+  and sweep values) or a :class:`~gramscope.experiments.parts.Computation` (a function that writes records and matrices).
+  A resumed run skips complete parts;
+* *claims*: functions from :class:`~gramscope.experiments.experiment.Results` to rows of the claims table;
+* one *figure*: a function from results to a matplotlib figure.
 
-and one line in ``catalogue`` gives it its name, source and title, so that listing needs no torch:
+``docs/reproduce.md`` has a complete example. One line in ``catalogue`` gives the experiment its name, source and title, so
+that listing needs no torch.
 
-    @dataclass(frozen=True)
-    class Settings:
-        seeds: tuple[int, ...] = (0, 1, 2)
-        epochs: float = 2.0
+On disk an experiment is a group of run directories: one per part (a training with several members is a group itself) and
+one, ``claims``, for the claims. Claims and figure read these records only, so ``--plot-only`` needs no training.
 
-    def parts(settings: Settings, options: Options) -> list[Part]:
-        config = TrainConfig.from_dict({..., "seeds": settings.seeds, "device": options.device})
-        return [Training("sgd", config), Computation("theory", partial(predict, settings))]
+Experiments that choose hyper-parameters set ``chooses=True`` and follow ``options.select``: with ``"validation"`` they
+choose on a held-out part of the training set, with ``"test"`` on the test set, as the papers did. ``classes=True`` makes
+:func:`~gramscope.experiments.running.reproduce` refuse data sets without classes before anything runs.
 
-    def predict(settings: Settings, recorder: Recorder) -> None:
-        for seed in recorder.track(settings.seeds, len(settings.seeds)):
-            recorder.record("theory", seed=seed, value=1.0)
-
-    def learns(results: Results[Settings]) -> Claim:
-        last = mean(r["test_accuracy"] for r in results.records("evaluation", part="sgd", epoch=results.settings.epochs))
-        return Claim("test accuracy", published="46 %", measured=f"{last:.0%}", holds=last > 0.45)
-
-    def figure(results: Results[Settings]) -> Figure:
-        page, axes = panels(1, 1)
-        band(axes[0, 0], results.records("evaluation"), "epoch", "test_accuracy", label="SGD")
-        return page
-
-    EXPERIMENT = Experiment(Settings(), Settings(seeds=(0, 1, 2, 3, 4), epochs=20.0), parts, (learns,), figure)
-
-On disk an experiment is a group of run directories, one a part (a training with several members is a group itself) and
-one, ``claims``, for the claims; the figures are the group's. ``records`` of the group gives all of them, each with its
-``run``. Everything below ``parts`` works from these records alone, so ``--plot-only`` needs no training.
-
-Experiments that choose hyper-parameters say so by ``chooses=True`` and follow ``options.select``: with ``"validation"``
-they hold out part of the training set and choose on it, with ``"test"`` they choose on test data as the papers did.
-Those whose data sets must have classes say ``classes=True``, and others are refused before anything is run.
-
-=============  =====================================================================================================
-``catalogue``  names, sources and titles
-``core``       Experiment, Training, Computation, Claim, Results
-``running``    :func:`~gramscope.experiments.running.reproduce`: run, resume, draw, judge
-``plots``      figures: palette, panels, bands, matrices
-``comparing``  methods compared on data sets: sweeps, the chosen setting, accuracy curves
-``vcl…``       "Feature Learning as a Virtual Covariance Learning", vcl-fig1, vcl-fig2, vcl-poster
-``gram…``      "The Weight Gram Matrix Captures Sequential Feature Linearization", gram-fig1 … gram-fig14
-``bert…``      for gram-fig11: BERT, its tasks and stages; ``language`` generates its small language
-``nfa…``       "Gradient descent induces alignment between weights and the pre-activation tangents", nfa-fig1 … nfa-fig9
-=============  =====================================================================================================
+======================  ============================================================================================
+``catalogue``           names, sources and titles
+``experiment``          Experiment, Options, Results, Claim
+``parts``               Training, Computation, Recorder
+``settings``            settings as plain values; settings changed by the user
+``running``             :func:`~gramscope.experiments.running.reproduce`: run, resume, draw, judge
+``plots``               figures: palette, panels, bands, matrices
+``accuracy_curves``     methods compared on data sets: sweeps, the chosen setting, accuracy over epochs
+``vcl…``                [VCL] and [poster]: vcl-fig1, vcl-fig2, vcl-poster
+``gram…``               [Gram]: gram-fig1 to gram-fig14
+``bert…``               BERT, its tasks and its stages, for gram-fig11
+``generated_language``  the small artificial language of gram-fig11 at quick scale
+``nfa…``                [NFA]: nfa-fig1 to nfa-fig9
+======================  ============================================================================================
 """

@@ -234,7 +234,7 @@ def principal_components(features: Tensor, count: int) -> Tensor:
 def linearity_by_layer(encoder: nn.Module, data: Encoded, device: torch.device, components: int = 256) -> list[float]:
     """Target linearity, with intercept, of the embedding and of every layer.
 
-    With more than ``components`` features a layer they are reduced to that many principal components first, as in 003
+    With more than ``components`` features a layer they are reduced to that many principal components first, as in [Gram]
     B.7; that lowers the value.
     """
     layers, labels = layer_features(encoder, data, device)

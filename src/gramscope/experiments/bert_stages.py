@@ -37,8 +37,9 @@ from gramscope.experiments.bert_tasks import (
     published,
     require_transformers,
 )
-from gramscope.experiments.core import Computation, Options, Part, Recorder
-from gramscope.experiments.language import Language
+from gramscope.experiments.experiment import Options
+from gramscope.experiments.generated_language import Language
+from gramscope.experiments.parts import Computation, Part, Recorder
 from gramscope.runs.checkpoints import Checkpoint
 from gramscope.runs.directory import RunDirectory
 from gramscope.training.job import resolve_device
@@ -49,7 +50,7 @@ from gramscope.training.reporter import Reporter
 
 @dataclass(frozen=True)
 class Settings:
-    """003 B.7. What comes after ``epochs`` is for the small BERT, used when ``model`` is empty."""
+    """[Gram] B.7. What comes after ``epochs`` is for the small BERT, used when ``model`` is empty."""
 
     seeds: tuple[int, ...] = (0,)
     data: tuple[str, ...] = ("sst2", "mnli", "pos", "ner")

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError, MissingExtraError
-from gramscope.experiments import language
-from gramscope.experiments.language import Language
+from gramscope.experiments import generated_language
+from gramscope.experiments.generated_language import Language
 
 #: task -> ``sequence`` (one label a text, read off the [CLS] state) or ``token`` (one a word, off its first sub-word)
 TASKS: dict[str, Literal["sequence", "token"]] = {
@@ -107,12 +107,14 @@ def generated(task: str, spoken: Language, n: int, seed: int) -> Examples:
     if task == "mnli":
         pairs = [spoken.pair(draw) for _ in range(n)]
         texts = [(premise.text, hypothesis.text) for premise, hypothesis, _ in pairs]
-        return Examples(task, texts, [language.RELATIONS.index(r) for *_, r in pairs], language.RELATIONS)
+        return Examples(
+            task, texts, [generated_language.RELATIONS.index(r) for *_, r in pairs], generated_language.RELATIONS
+        )
     sentences = [spoken.sentence(draw) for _ in range(n)]
     if task == "sst2":
-        labels = [language.POLARITIES.index(s.polarity) for s in sentences]
-        return Examples(task, [s.text for s in sentences], labels, language.POLARITIES)
-    classes, tags = (language.POS, "pos") if task == "pos" else (language.ENTITIES, "entities")
+        labels = [generated_language.POLARITIES.index(s.polarity) for s in sentences]
+        return Examples(task, [s.text for s in sentences], labels, generated_language.POLARITIES)
+    classes, tags = (generated_language.POS, "pos") if task == "pos" else (generated_language.ENTITIES, "entities")
     tagged = [[classes.index(tag) for tag in getattr(s, tags)] for s in sentences]
     return Examples(task, [list(s.words) for s in sentences], tagged, classes)
 

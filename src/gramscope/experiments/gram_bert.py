@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gramscope.experiments.bert_stages import Settings, parts
 from gramscope.experiments.bert_tasks import TASKS
-from gramscope.experiments.core import Claim, Experiment, Results
+from gramscope.experiments.experiment import Claim, Experiment, Results
 from gramscope.experiments.plots import band, curve, legend_below, mean, panels
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def _gaps(results: Results[Settings]) -> dict[str, float]:
 
 
 def above_random(results: Results[Settings]) -> list[Claim]:
-    """003 B.7: the pre-trained net is above the random one at every layer."""
+    """[Gram] B.7: the pre-trained net is above the random one at every layer."""
     rows = []
     for task in results.settings.data:
         pre, random = (_profile(results, task, stage)[1:] for stage in ("pre-trained", "random"))
@@ -62,7 +62,7 @@ def above_random(results: Results[Settings]) -> list[Claim]:
 
 
 def order(results: Results[Settings]) -> Claim:
-    """003 B.7: the gap is largest for POS and NER, then sentiment, smallest for NLI."""
+    """[Gram] B.7: the gap is largest for POS and NER, then sentiment, smallest for NLI."""
     gaps = _gaps(results)
     measured = ", ".join(f"{NAMES[task]} {value:+.2f}" for task, value in gaps.items())
     text = "the gap of pre-trained over random is largest for POS and NER, then SST-2, smallest for MNLI"
@@ -77,7 +77,7 @@ def order(results: Results[Settings]) -> Claim:
 
 
 def peaks_early(results: Results[Settings]) -> list[Claim]:
-    """003 B.7: before fine-tuning, syntactic tasks peak in early-to-middle layers."""
+    """[Gram] B.7: before fine-tuning, syntactic tasks peak in early-to-middle layers."""
     rows = []
     for task in results.settings.data:
         if TASKS[task] != "token":
@@ -99,7 +99,7 @@ def peaks_early(results: Results[Settings]) -> list[Claim]:
 
 
 def monotone(results: Results[Settings]) -> list[Claim]:
-    """003 B.7: after one epoch of fine-tuning TL increases nearly monotonically with depth; later epochs add little."""
+    """[Gram] B.7: after one epoch of fine-tuning TL increases nearly monotonically with depth; later epochs add little."""
     rows = []
     last = results.settings.epochs
     for task in results.settings.data:

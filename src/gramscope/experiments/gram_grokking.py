@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from gramscope.experiments.core import Claim, Experiment, Options, Results, Training
+from gramscope.experiments.experiment import Claim, Experiment, Options, Results
 from gramscope.experiments.gram_layers import draw_layers, measure_table, over_training
+from gramscope.experiments.parts import Training
 from gramscope.experiments.plots import PALETTE, band, legend_below, panels
 from gramscope.runs.records import Record
 from gramscope.training.config import TrainConfig
@@ -23,7 +24,7 @@ MEMORISED, GROKKED = 0.99, 0.8
 
 @dataclass(frozen=True)
 class Settings:
-    """003 B.8. "Adam" there is AdamW with betas (0.9, 0.98) in the authors' code."""
+    """[Gram] B.8. "Adam" there is AdamW with betas (0.9, 0.98) in the authors' code."""
 
     seeds: tuple[int, ...] = (0,)
     weight_decays: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -110,7 +111,7 @@ def _epoch(value: float) -> str:
 
 # -- claims -------------------------------------------------------------------------------------------------------
 def groks(results: Results[Settings]) -> list[Claim]:
-    """003 Fig. 13: with weight decay the net generalises long after it has memorised."""
+    """[Gram] Fig. 13: with weight decay the net generalises long after it has memorised."""
     rows = []
     for run in _runs(results):
         test = run.accuracy("test")[1][-1]
@@ -142,7 +143,7 @@ def _why(run: _Run) -> str:
 
 
 def rises_after_memorisation(results: Results[Settings]) -> list[Claim]:
-    """003 B.8: with decay TL goes on rising after memorisation until grokking; layer 2 jumps with it."""
+    """[Gram] B.8: with decay TL goes on rising after memorisation until grokking; layer 2 jumps with it."""
     rows = []
     for run in _runs(results):
         if run.decay == 0:
@@ -167,7 +168,7 @@ def _smoothed(values: list[float]) -> list[float]:
 
 
 def gap_narrows(results: Results[Settings]) -> list[Claim]:
-    """003 Fig. 14: the gap between the last two layers narrows at grokking and widens again for large decay.
+    """[Gram] Fig. 14: the gap between the last two layers narrows at grokking and widens again for large decay.
 
     Running medians over five measurements are compared.
     """

@@ -1,4 +1,4 @@
-"""gram-fig5: decoded interpolations of a VAE's codes against interpolated pixels, with the bound of 003 Proposition 3."""
+"""gram-fig5: decoded interpolations of a VAE's codes against interpolated pixels, with the bound of [Gram] Proposition 3."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from torch import Tensor
 from gramscope.data.dataset import DataSet
 from gramscope.data.seeds import generator
 from gramscope.errors import InputError
-from gramscope.experiments.comparing import part_name
-from gramscope.experiments.core import Claim, Experiment, Options, Recorder, Results, Training
+from gramscope.experiments.accuracy_curves import part_name
+from gramscope.experiments.experiment import Claim, Experiment, Options, Results
 from gramscope.experiments.gram_vae import QUICK, SamplingVAE, Settings, blocks, parts
+from gramscope.experiments.parts import Recorder, Training
 from gramscope.experiments.plots import matrix, panels
 from gramscope.instruments.interpolation import interpolation_error
 from gramscope.layers.calling import evaluating
@@ -35,7 +36,7 @@ def _parts(settings: Settings, options: Options) -> list[Training]:
 # -- after training --------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class _Interpolate:
-    """Strips from one class to another, and the bound of 003 Proposition 3, for every β."""
+    """Strips from one class to another, and the bound of [Gram] Proposition 3, for every β."""
 
     settings: Settings
     config: TrainConfig
@@ -98,7 +99,7 @@ def _interpolations(results: Results[Settings], data: str) -> list[dict[str, Any
 
 
 def bound_holds(results: Results[Settings]) -> list[Claim]:
-    """003 Proposition 3 and its form for a given decoder."""
+    """[Gram] Proposition 3 and its form for a given decoder."""
     rows = []
     for data in results.settings.data:
         found = _interpolations(results, data)
@@ -126,7 +127,7 @@ def bound_holds(results: Results[Settings]) -> list[Claim]:
 
 
 def follows(results: Results[Settings]) -> list[Claim]:
-    """003 Fig. 5: the decoder follows linear interpolation where TL is high."""
+    """[Gram] Fig. 5: the decoder follows linear interpolation where TL is high."""
     rows = []
     for data in results.settings.data:
         found = sorted(_interpolations(results, data), key=lambda r: r["target_linearity"])

@@ -11,9 +11,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from gramscope.data.dataset import DataSet
-from gramscope.experiments.comparing import part_name
-from gramscope.experiments.core import Claim, Experiment, Options, Results, Training
+from gramscope.experiments.accuracy_curves import part_name
+from gramscope.experiments.experiment import Claim, Experiment, Options, Results
 from gramscope.experiments.gram_layers import by_depth, draw_layers, measure_table, over_training
+from gramscope.experiments.parts import Training
 from gramscope.experiments.plots import PALETTE, band, curve, legend_below, panels
 from gramscope.training.config import DataTable, TrainConfig
 from gramscope.training.job import load_data
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Settings:
-    """003 B.8: three hidden layers of 256, labels of a fraction p drawn at random."""
+    """[Gram] B.8: three hidden layers of 256, labels of a fraction p drawn at random."""
 
     seeds: tuple[int, ...] = (0,)
     data: tuple[str, ...] = ("cifar10",)
@@ -91,7 +92,7 @@ def _final(results: Results[Settings], data: str, fraction: float) -> tuple[floa
 
 
 def falls(results: Results[Settings]) -> list[Claim]:
-    """003 Fig. 12: with p the last layer's TL falls and the generalisation gap grows."""
+    """[Gram] Fig. 12: with p the last layer's TL falls and the generalisation gap grows."""
     fractions = results.settings.fractions
     rows = []
     for data in results.settings.data:
@@ -116,7 +117,7 @@ def falls(results: Results[Settings]) -> list[Claim]:
 
 
 def late(results: Results[Settings]) -> list[Claim]:
-    """003 B.8: at high p the middle layers' TL rises late, at low p early."""
+    """[Gram] B.8: at high p the middle layers' TL rises late, at low p early."""
     rows = []
     depth = len(results.settings.hidden)
     for data in results.settings.data:

@@ -13,9 +13,10 @@ from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any
 
 from gramscope.data import load
-from gramscope.experiments.comparing import part_name, percent
-from gramscope.experiments.core import Claim, Computation, Experiment, Options, Part, Recorder, Results, Training
+from gramscope.experiments.accuracy_curves import part_name, percent
+from gramscope.experiments.experiment import Claim, Experiment, Options, Results
 from gramscope.experiments.gram_layers import by_depth, determination, draw_layers, measure_table, over_training
+from gramscope.experiments.parts import Computation, Part, Recorder, Training
 from gramscope.experiments.plots import PALETTE, band, legend_below, mean, panels
 from gramscope.measures.linearity import target_linearity
 from gramscope.runs.records import Record
@@ -32,7 +33,7 @@ SCALES = {"cifar100": "signed"}
 
 @dataclass(frozen=True)
 class Settings:
-    """003 §4.3: four hidden layers of 256. Every rate of ``lrs`` with every one of ``momenta`` (SGD) is a setting."""
+    """[Gram] §4.3: four hidden layers of 256. Every rate of ``lrs`` with every one of ``momenta`` (SGD) is a setting."""
 
     seeds: tuple[int, ...] = (0, 1, 2)
     data: tuple[str, ...] = ("cifar10", "cifar100")
@@ -141,7 +142,7 @@ def _judged(results: Results[Settings]) -> list[_Run]:
 
 
 def grow(results: Results[Settings]) -> list[Claim]:
-    """003 Fig. 4: TL and surrogate grow with training and with depth."""
+    """[Gram] Fig. 4: TL and surrogate grow with training and with depth."""
     rows = []
     depth = len(results.settings.hidden)
     for run in _judged(results):
@@ -169,7 +170,7 @@ def grow(results: Results[Settings]) -> list[Claim]:
 
 
 def shapes(results: Results[Settings]) -> list[Claim]:
-    """003 §4.3: the surrogate grows roughly exponentially, TL roughly logarithmically."""
+    """[Gram] §4.3: the surrogate grows roughly exponentially, TL roughly logarithmically."""
     rows = []
     depth = len(results.settings.hidden)
     for run in _judged(results):
@@ -201,7 +202,7 @@ def _shape(name: str, epochs: list[float], values: list[float]) -> str:
 
 
 def accuracies(results: Results[Settings]) -> list[Claim]:
-    """003 §4.3: training and test accuracy, last-layer TL, of every setting."""
+    """[Gram] §4.3: training and test accuracy, last-layer TL, of every setting."""
     rows = []
     depth = len(results.settings.hidden)
     for run in _runs(results):

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from gramscope.experiments.core import Claim, Experiment, Options, Results, Training
+from gramscope.experiments.experiment import Claim, Experiment, Options, Results
+from gramscope.experiments.parts import Training
 from gramscope.experiments.plots import band, deviation, legend_below, mean, panels, spread
 from gramscope.layers.calling import evaluating
 from gramscope.measures.surrogate_theory import moving_target
@@ -36,7 +37,7 @@ PUBLISHED = {32: 1.74, 128: 1.83, 512: 1.89, 1024: 1.94}
 
 @dataclass(frozen=True)
 class Settings:
-    """003 B.4. The target is heavy-tailed, so errors depend on the draw: every seed draws its own data and weights."""
+    """[Gram] B.4. The target is heavy-tailed, so errors depend on the draw: every seed draws its own data and weights."""
 
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     widths: tuple[int, ...] = (32, 128, 512, 1024)
@@ -86,7 +87,7 @@ def _config(settings: Settings, options: Options, width: int, seed: int) -> Trai
 
 @dataclass(frozen=True)
 class _Split:
-    """The three norms of 003 B.4 on the training set."""
+    """The three norms of [Gram] B.4 on the training set."""
 
     width: int
     ridge: float
@@ -125,7 +126,7 @@ def _drop(results: Results[Settings], width: int, key: str) -> float:
 
 
 def narrow_falls(results: Results[Settings]) -> list[Claim]:
-    """003 B.4: in the rich regime both terms decrease."""
+    """[Gram] B.4: in the rich regime both terms decrease."""
     width = results.settings.widths[0]
     wide = results.settings.widths[-1]
     rows = []
@@ -143,7 +144,7 @@ def narrow_falls(results: Results[Settings]) -> list[Claim]:
 
 
 def wide_stays(results: Results[Settings]) -> Claim:
-    """003 B.4: the wider the net, the less y_ols moves."""
+    """[Gram] B.4: the wider the net, the less y_ols moves."""
     widths = results.settings.widths
     moved = [_drop(results, width, "features") for width in widths]
     return Claim(
@@ -155,7 +156,7 @@ def wide_stays(results: Results[Settings]) -> Claim:
 
 
 def errors(results: Results[Settings]) -> list[Claim]:
-    """003 Fig. 8: the final training errors, in order and size."""
+    """[Gram] Fig. 8: the final training errors, in order and size."""
     settings = results.settings
     found = {width: _final(results, width, "mse") for width in settings.widths}
     means = [mean(values) for values in found.values()]

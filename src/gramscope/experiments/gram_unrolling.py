@@ -11,7 +11,8 @@ from torch import Tensor
 from gramscope.data import load
 from gramscope.data.seeds import generator
 from gramscope.errors import InputError
-from gramscope.experiments.core import Claim, Computation, Experiment, Options, Recorder, Results
+from gramscope.experiments.experiment import Claim, Experiment, Options, Results
+from gramscope.experiments.parts import Computation, Recorder
 from gramscope.experiments.plots import PALETTE, mean, panels, spread
 from gramscope.measures.alignment import cosine
 from gramscope.measures.linearity import target_linearity
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Settings:
-    """003 Fig. 1: full-batch descent on the mean squared error; the target is scaled to [0, 1] like the points."""
+    """[Gram] Fig. 1: full-batch descent on the mean squared error; the target is scaled to [0, 1] like the points."""
 
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     n: int = 1000
@@ -108,7 +109,7 @@ def _linearity(results: Results[Settings], epoch: int) -> list[float]:
 
 
 def unrolls(results: Results[Settings]) -> Claim:
-    """003 Fig. 1: the roll unrolls into a linear form."""
+    """[Gram] Fig. 1: the roll unrolls into a linear form."""
     last = results.settings.every * (results.settings.frames - 1)
     before, after = _linearity(results, 0), _linearity(results, last)
     return Claim(
@@ -120,7 +121,7 @@ def unrolls(results: Results[Settings]) -> Claim:
 
 
 def follows(results: Results[Settings]) -> Claim:
-    """003 Theorem 1: the Gram's shift over training is the accumulated virtual covariance shift."""
+    """[Gram] Theorem 1: the Gram's shift over training is the accumulated virtual covariance shift."""
     values = [r["gram_cosine"] for r in results.records("frame", epoch=results.settings.epochs)]
     return Claim(
         "the Gram of layer 1 follows the virtual covariance: cosine of W_tᵀW_t − W₀ᵀW₀ and Σ v above 0.98",

@@ -19,8 +19,9 @@ from typing_extensions import override
 from gramscope.data.dataset import DataSet
 from gramscope.data.seeds import generator
 from gramscope.errors import InputError
-from gramscope.experiments.comparing import part_name
-from gramscope.experiments.core import Claim, Experiment, Options, Results, Training
+from gramscope.experiments.accuracy_curves import part_name
+from gramscope.experiments.experiment import Claim, Experiment, Options, Results
+from gramscope.experiments.parts import Training
 from gramscope.experiments.plots import band, curve, legend_below, panels
 from gramscope.layers.calling import evaluating
 from gramscope.measures.linearity import target_linearity
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Settings:
-    """003 B.6. ``epochs`` are one value a data set, in the order of ``data``."""
+    """[Gram] B.6. ``epochs`` are one value a data set, in the order of ``data``."""
 
     seeds: tuple[int, ...] = (0,)
     data: tuple[str, ...] = ("mnist", "cifar10")
@@ -181,7 +182,7 @@ CODES = {"of_mean": "latent means μ", "of_codes": "codes z drawn from the poste
 
 
 def trade_off(results: Results[Settings]) -> list[Claim]:
-    """003 B.6: low β has low error and high TL, high β the reverse."""
+    """[Gram] B.6: low β has low error and high TL, high β the reverse."""
     betas = results.settings.betas
     rows = []
     for data in results.settings.data:
@@ -205,7 +206,7 @@ def trade_off(results: Results[Settings]) -> list[Claim]:
 
 
 def rises(results: Results[Settings]) -> list[Claim]:
-    """003 B.6: at low β TL rises steadily through training, at high β it stays or rises a little."""
+    """[Gram] B.6: at low β TL rises steadily through training, at high β it stays or rises a little."""
     betas = results.settings.betas
     rows = []
     for data in results.settings.data:

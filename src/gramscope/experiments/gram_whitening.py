@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gramscope.experiments.comparing import (
+from gramscope.experiments.accuracy_curves import (
     Curve,
     accuracy_figure,
     choose,
@@ -21,7 +21,8 @@ from gramscope.experiments.comparing import (
     percent,
     settings_of,
 )
-from gramscope.experiments.core import Claim, Experiment, Options, Results, Training
+from gramscope.experiments.experiment import Claim, Experiment, Options, Results
+from gramscope.experiments.parts import Training
 from gramscope.training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ MATCH = {"cifar100": 3.0}
 
 @dataclass(frozen=True)
 class Settings:
-    """003 §2 and B.2. ``model`` is mlp (``hidden`` layers) or cnn (``channels``, every one of ``kernels``)."""
+    """[Gram] §2 and B.2. ``model`` is mlp (``hidden`` layers) or cnn (``channels``, every one of ``kernels``)."""
 
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     data: tuple[str, ...] = ("mnist", "svhn", "cifar10", "cifar100")
@@ -135,12 +136,12 @@ def _matching(case: _Case, where: str, plain: Curve, whitened: Curve, reason: st
 
 
 def matches(results: Results[Settings]) -> list[Claim]:
-    """003 Fig. 2: the whitened update matches or exceeds plain SGD; a small gap on CIFAR-100."""
+    """[Gram] Fig. 2: the whitened update matches or exceeds plain SGD; a small gap on CIFAR-100."""
     return [_matching(case, "", plain, other, _used(plain, other)) for case, plain, other in _pairs(results)]
 
 
 def same_setting(results: Results[Settings]) -> list[Claim]:
-    """003 Fig. 2 plots learning rate 0.01: the same comparison where both have it, for every momentum."""
+    """[Gram] Fig. 2 plots learning rate 0.01: the same comparison where both have it, for every momentum."""
     rows = []
     for case, best, _ in _pairs(results):
         plain, whitened = (settings_of(results, case.part(method)) for method in METHODS)
@@ -167,7 +168,7 @@ def _unfinished(plain: Curve, chosen: Curve) -> str:
 
 
 def early(results: Results[Settings]) -> list[Claim]:
-    """003 §2: on SVHN and CIFAR-10 SGD's best is reached in four to five epochs."""
+    """[Gram] §2: on SVHN and CIFAR-10 SGD's best is reached in four to five epochs."""
     rows = []
     for case, plain, whitened in _pairs(results):
         best, at = plain.best
@@ -189,7 +190,7 @@ def early(results: Results[Settings]) -> list[Claim]:
 
 
 def variance(results: Results[Settings]) -> list[Claim]:
-    """003 §2: lower variance across runs on SVHN."""
+    """[Gram] §2: lower variance across runs on SVHN."""
     rows = []
     for case, plain, whitened in _pairs(results):
         a, b = 100 * whitened.spread_over_training(), 100 * plain.spread_over_training()
@@ -207,7 +208,7 @@ def variance(results: Results[Settings]) -> list[Claim]:
 
 
 def negligible(results: Results[Settings]) -> list[Claim]:
-    """003 B.2: on a convolutional net the difference is negligible."""
+    """[Gram] B.2: on a convolutional net the difference is negligible."""
     rows = []
     for case, plain, whitened in _pairs(results):
         difference, error = gap(whitened, plain)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gramscope.experiments.core import Claim, Experiment, Results
+from gramscope.experiments.experiment import Claim, Experiment, Results
 from gramscope.experiments.nfa_scales import CENTRED, LAYERS, PTK, RATIO, SPECTRA, VARIED, Settings, parts_measuring
 from gramscope.experiments.plots import band, legend_below, mean, panels
 from gramscope.runs.records import Record
@@ -35,7 +35,7 @@ def _width(values: list[float]) -> float:
 
 
 def early(results: Results[Settings]) -> list[Claim]:
-    """004 §2.3: early in training the C-NFA is high and does not depend on the scale."""
+    """[NFA] §2.3: early in training the C-NFA is high and does not depend on the scale."""
     rows = []
     for varied in results.settings.varied:
         values = [_by_scale(results, "centered", EARLY, varied=varied, layer=layer) for layer in LAYERS]
@@ -74,7 +74,7 @@ def _why(results: Results[Settings], varied: str, values: list[list[float]]) -> 
 
 
 def throughout(results: Results[Settings]) -> list[Claim]:
-    """004 §2.3: the C-NFA remains high through training at every scale."""
+    """[NFA] §2.3: the C-NFA remains high through training at every scale."""
     rows = []
     for varied in results.settings.varied:
         lowest = []
@@ -96,7 +96,7 @@ def throughout(results: Results[Settings]) -> list[Claim]:
 
 
 def final(results: Results[Settings]) -> list[Claim]:
-    """004 §2.3, Appendix G: the final UC-NFA can depend strongly on the scale, e.g. in layer 2; the C-NFA less."""
+    """[NFA] §2.3, Appendix G: the final UC-NFA can depend strongly on the scale, e.g. in layer 2; the C-NFA less."""
     rows = []
     for varied in results.settings.varied:
         for layer in LAYERS:
@@ -126,7 +126,7 @@ def final(results: Results[Settings]) -> list[Claim]:
 
 
 def test_loss(results: Results[Settings]) -> list[Claim]:
-    """004 Appendix G: small initialisation generalises better."""
+    """[NFA] Appendix G: small initialisation generalises better."""
     rows = []
     for varied in results.settings.varied:
         scales = results.settings.scales
@@ -146,7 +146,7 @@ def test_loss(results: Results[Settings]) -> list[Claim]:
 
 
 def ratio_early(results: Results[Settings]) -> list[Claim]:
-    """004 Appendix B: the double-centred part contributes little early."""
+    """[NFA] Appendix B: the double-centred part contributes little early."""
     rows = []
     for layer in LAYERS:
         values = _by_scale(results, "ratio", EARLY, layer=layer)
@@ -156,7 +156,7 @@ def ratio_early(results: Results[Settings]) -> list[Claim]:
 
 
 def ratio_large(results: Results[Settings]) -> list[Claim]:
-    """004 Appendix B: and little at large initialisation, but more over longer training at small initialisation."""
+    """[NFA] Appendix B: and little at large initialisation, but more over longer training at small initialisation."""
     rows = []
     for layer in LAYERS:
         values = _by_scale(results, "ratio", results.settings.steps, layer=layer)
@@ -173,7 +173,7 @@ def ratio_large(results: Results[Settings]) -> list[Claim]:
 
 
 def ptk_falls(results: Results[Settings]) -> list[Claim]:
-    """004 Appendix B: the PTK-centred NFA decreases through training."""
+    """[NFA] Appendix B: the PTK-centred NFA decreases through training."""
     rows = []
     for spectrum in results.settings.spectra:
         for layer in LAYERS:

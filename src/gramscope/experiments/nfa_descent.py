@@ -1,4 +1,4 @@
-"""Full-batch gradient descent on bias-free ReLU nets (004 §2), many nets at once, with what the NFA needs at each step.
+"""Full-batch gradient descent on bias-free ReLU nets ([NFA] §2), many nets at once, with what the NFA needs at each step.
 
 Nets are plain stacks of weights with leading axes, here ``[scales, seeds]``; a seed has its own data and its own draw of
 the initial weights, which the initialisation scales share up to their factor. Training is in float32, measuring in float64.
@@ -103,7 +103,7 @@ def outputs_of(weights: Weights, x: Tensor) -> Tensor:
 def descend(weights: Weights, passed: Pass, y: Tensor, lr: float) -> Weights:
     """One step of gradient descent on ``(1/2n) Σ (f − y)²``: ``D = (1/n) Jᵀ diag(f − y) H``.
 
-    With the ½ the loss derivative is the residual, as in 004 §3.1. Without it the published step size 0.05 is beyond
+    With the ½ the loss derivative is the residual, as in [NFA] §3.1. Without it the published step size 0.05 is beyond
     the stability limit for initialisation scales near 1.
     """
     slope = (passed.outputs - y).unsqueeze(-1) / y.shape[-1]

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from gramscope.data.seeds import generator
-from gramscope.experiments.core import Claim, Experiment, Options, Recorder, Results, Training
+from gramscope.experiments.experiment import Claim, Experiment, Options, Results
+from gramscope.experiments.parts import Recorder, Training
 from gramscope.experiments.plots import matrix, mean, panels, spread
 from gramscope.instruments.agop import tangent_kernel
 from gramscope.measures.alignment import corrupted, cosine
@@ -29,7 +30,7 @@ IMAGES = {
 
 @dataclass(frozen=True)
 class Settings:
-    """004 Appendix H: CelebA glasses, balanced 7,500, 2 hidden × 128, Adam 1e-4, 500 epochs. Batch size not given."""
+    """[NFA] Appendix H: CelebA glasses, balanced 7,500, 2 hidden × 128, Adam 1e-4, 500 epochs. Batch size not given."""
 
     seeds: tuple[int, ...] = (0, 1, 2)
     data: tuple[str, ...] = ("celeba",)
@@ -112,7 +113,7 @@ def _values(results: Results[Settings], key: str, data: str) -> list[float]:
 
 
 def similar(results: Results[Settings]) -> list[Claim]:
-    """004 Fig. 9: Pearson correlation 0.91."""
+    """[NFA] Fig. 9: Pearson correlation 0.91."""
     rows = []
     for data in results.settings.data:
         values = _values(results, "pearson", data)
@@ -123,7 +124,7 @@ def similar(results: Results[Settings]) -> list[Claim]:
 
 
 def destroyed(results: Results[Settings]) -> list[Claim]:
-    """004 Fig. 9: 0.04 with random eigenvectors."""
+    """[NFA] Fig. 9: 0.04 with random eigenvectors."""
     rows = []
     for data in results.settings.data:
         whole, values = _values(results, "pearson", data), _values(results, "corrupted", data)

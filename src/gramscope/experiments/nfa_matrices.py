@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gramscope.data.seeds import generator
 from gramscope.data.synthetic import chain_monomial
-from gramscope.experiments.core import Claim, Computation, Experiment, Options, Recorder, Results
+from gramscope.experiments.experiment import Claim, Experiment, Options, Results
 from gramscope.experiments.nfa_descent import (
     chain_monomials,
     covariance,
@@ -20,6 +20,7 @@ from gramscope.experiments.nfa_descent import (
     outputs_of,
     run_nets,
 )
+from gramscope.experiments.parts import Computation, Recorder
 from gramscope.experiments.plots import matrix, mean, panels, spread
 from gramscope.instruments.egop import egop
 from gramscope.measures.alignment import corrupted, cosine, nfa
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Settings:
-    """004 Appendix H; learning rate and steps, which it does not give for this figure, are those of its other ones."""
+    """[NFA] Appendix H; learning rate and steps, which it does not give for this figure, are those of its other ones."""
 
     seeds: tuple[int, ...] = tuple(range(10))
     n: int = 384
@@ -92,22 +93,22 @@ def _near(results: Results[Settings], key: str, claim: str, published: float, to
 
 
 def aligned(results: Results[Settings]) -> Claim:
-    """004 Fig. 1: ρ(F, Ḡ) = 0.93."""
+    """[NFA] Fig. 1: ρ(F, Ḡ) = 0.93."""
     return _near(results, "nfa", "ρ(F, Ḡ) of the trained first layer", 0.93, 0.05)
 
 
 def corruption(results: Results[Settings]) -> Claim:
-    """004 Fig. 1: 0.53 with random eigenvectors."""
+    """[NFA] Fig. 1: 0.53 with random eigenvectors."""
     return _near(results, "corrupted", "ρ(F, WᵀQW), Q with K's spectrum and random eigenvectors", 0.53, 0.1)
 
 
 def far_from_identity(results: Results[Settings]) -> Claim:
-    """004 §2.2: the deviation of K's eigenvalues is 5.9 times their mean."""
+    """[NFA] §2.2: the deviation of K's eigenvalues is 5.9 times their mean."""
     return _near(results, "eigenvalue_spread", "standard deviation of K's eigenvalues / their mean", 5.9, 0.6)
 
 
 def like_the_target(results: Results[Settings]) -> Claim:
-    """004 Fig. 1: NFM and AGOP resemble the EGOP of the target, the corrupted AGOP does not."""
+    """[NFA] Fig. 1: NFM and AGOP resemble the EGOP of the target, the corrupted AGOP does not."""
     nfm, agop, random = (
         mean(r[f"egop_{name}"] for r in results.records("alignment")) for name in ("NFM", "AGOP", "corrupted")
     )

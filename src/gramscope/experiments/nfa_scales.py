@@ -1,6 +1,6 @@
 """Descent for several initialisation scales with some forms of the neural feature ansatz on the way (nfa-fig2, 4, 5, 7, 8).
 
-The caption of 004 Fig. 2 varies the scale of the first layer alone. Its remark that the second layer's UC-NFA is extremely
+The caption of [NFA] Fig. 2 varies the scale of the first layer alone. Its remark that the second layer's UC-NFA is extremely
 sensitive to the scale shows only when both hidden layers are scaled, so both can be run.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gramscope.errors import InputError
-from gramscope.experiments.core import Computation, Options, Recorder
+from gramscope.experiments.experiment import Options
 from gramscope.experiments.nfa_descent import (
     Pass,
     Weights,
@@ -23,6 +23,7 @@ from gramscope.experiments.nfa_descent import (
     outputs_of,
     run_nets,
 )
+from gramscope.experiments.parts import Computation, Recorder
 from gramscope.measures.alignment import double_centered_ratio, nfa
 from gramscope.training.job import resolve_device
 
@@ -39,7 +40,7 @@ LAYERS = (1, 2)
 
 @dataclass(frozen=True)
 class Settings:
-    """004 Appendix H: 2 hidden ReLU layers of 256, d 32, n 256, step size 0.05, 800 steps. It gives no scales."""
+    """[NFA] Appendix H: 2 hidden ReLU layers of 256, d 32, n 256, step size 0.05, 800 steps. It gives no scales."""
 
     seeds: tuple[int, ...] = (0, 1, 2)
     spectra: tuple[str, ...] = ("isotropic",)

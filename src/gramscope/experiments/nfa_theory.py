@@ -9,7 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from gramscope.errors import InputError
-from gramscope.experiments.core import Claim, Computation, Experiment, Options, Recorder, Results
+from gramscope.experiments.experiment import Claim, Experiment, Options, Results
+from gramscope.experiments.parts import Computation, Recorder
 from gramscope.experiments.plots import PALETTE, band, curve, legend_below, mean, panels
 from gramscope.runs.records import Record
 from gramscope.theory.sweeps import ALPHAS, BALANCES, decay_sweep, reversal_sweep
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 # -- nfa-fig3: alignment-reversing data ---------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Reversing:
-    """004 Appendix F and H: n = k = d = 1024, one quadratic net, traces over 30 nets, 10 data sets. No balances given.
+    """[NFA] Appendix F and H: n = k = d = 1024, one quadratic net, traces over 30 nets, 10 data sets. No balances given.
 
     The paper does not say how a singular X₁ᵀX₁ is inverted, nor that X₁ must be small for the reversal to appear: both
     inverses and both scales of X₁ are run.
@@ -57,7 +58,7 @@ def _rules(results: Results[Reversing]) -> dict[str, list[Record]]:
 
 
 def follows(results: Results[Reversing]) -> list[Claim]:
-    """004 Fig. 3: predicted and observed correlations agree, for single data sets and on average."""
+    """[NFA] Fig. 3: predicted and observed correlations agree, for single data sets and on average."""
     rows = []
     for rule, records in _rules(results).items():
         single = max(abs(r["predicted"] - r["observed"]) for r in records)
@@ -82,7 +83,7 @@ def follows(results: Results[Reversing]) -> list[Claim]:
 
 
 def reverses(results: Results[Reversing]) -> list[Claim]:
-    """004 §3.2: as the balance falls, the data disrupts the alignment."""
+    """[NFA] §3.2: as the balance falls, the data disrupts the alignment."""
     rows = []
     for rule, records in _rules(results).items():
         balances, observed, _ = curve(records, "balance", "observed")
@@ -131,7 +132,7 @@ def reversing_figure(results: Results[Reversing]) -> Figure:
 # -- nfa-fig6: first-order prediction in depth --------------------------------------------------------------------
 @dataclass(frozen=True)
 class Decaying:
-    """004 Appendix C and H: n = d = 128, widths 128 and 1024, two hidden layers. It gives no decay rates."""
+    """[NFA] Appendix C and H: n = d = 128, widths 128 and 1024, two hidden layers. It gives no decay rates."""
 
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     n: int = 128
@@ -181,7 +182,7 @@ def _distance(records: Sequence[Record]) -> float:
 
 
 def dips(results: Results[Decaying]) -> list[Claim]:
-    """004 Appendix C: predicted and observed C-NFA are lower at intermediate α than at both ends."""
+    """[NFA] Appendix C: predicted and observed C-NFA are lower at intermediate α than at both ends."""
     rows = []
     for activation, target in _panels_of(results.settings):
         records = results.records("decay", activation=activation, target=target, width=results.settings.widths[-1])
@@ -202,7 +203,7 @@ def dips(results: Results[Decaying]) -> list[Claim]:
 
 
 def closer(results: Results[Decaying]) -> list[Claim]:
-    """004 Appendix C: the wider net is closer to the prediction."""
+    """[NFA] Appendix C: the wider net is closer to the prediction."""
     narrow, *_, wide = results.settings.widths
     rows = []
     for activation, target in _panels_of(results.settings):

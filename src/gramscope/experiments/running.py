@@ -12,8 +12,10 @@ from gramscope.data.named_sets import catalogue as data_catalogue
 from gramscope.data.named_sets import find_entry, load
 from gramscope.errors import InputError
 from gramscope.experiments.catalogue import Entry, find
-from gramscope.experiments.core import Claim, Experiment, Options, Part, Results, settings_table, with_values
+from gramscope.experiments.experiment import Claim, Experiment, Options, Results
+from gramscope.experiments.parts import Part
 from gramscope.experiments.plots import figure_style, require_matplotlib, save_figure
+from gramscope.experiments.settings import settings_table, with_values
 from gramscope.runs.directory import RunDirectory
 from gramscope.runs.environment import describe_environment
 from gramscope.training.interrupt import Interrupted

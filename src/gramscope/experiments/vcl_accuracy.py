@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gramscope.errors import InputError
-from gramscope.experiments.comparing import Curve, accuracy_figure, choose, data_table, gap, part_name, percent
-from gramscope.experiments.core import Claim, Experiment, Options, Results, Training
+from gramscope.experiments.accuracy_curves import Curve, accuracy_figure, choose, data_table, gap, part_name, percent
+from gramscope.experiments.experiment import Claim, Experiment, Options, Results
+from gramscope.experiments.parts import Training
 from gramscope.training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ NETS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Settings:
-    """000 §3.2 and 001. ``data`` are run with every net."""
+    """[VCL] §3.2 and [poster]. ``data`` are run with every net."""
 
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     data: tuple[str, ...] = ("mnist", "svhn", "cifar10", "cifar100")
@@ -98,7 +99,7 @@ def _epoch(value: float) -> str:
 
 
 def efficient(results: Results[Settings]) -> list[Claim]:
-    """000 §3.2: VC reaches SGD's best accuracy in one or two epochs."""
+    """[VCL] §3.2: VC reaches SGD's best accuracy in one or two epochs."""
     rows = []
     for _, title, sgd, vcl in _cases(results):
         best, at = sgd.best
@@ -128,7 +129,7 @@ def efficient(results: Results[Settings]) -> list[Claim]:
 
 
 def ends_above(results: Results[Settings]) -> list[Claim]:
-    """000 §3.2: on CIFAR-10 VC ends above SGD."""
+    """[VCL] §3.2: on CIFAR-10 VC ends above SGD."""
     rows = []
     for data, title, sgd, vcl in _cases(results):
         difference, error = gap(vcl, sgd)
@@ -146,7 +147,7 @@ def ends_above(results: Results[Settings]) -> list[Claim]:
 
 
 def robust(results: Results[Settings]) -> list[Claim]:
-    """000 §3.2: VC varies little over seeds, and does not overfit."""
+    """[VCL] §3.2: VC varies little over seeds, and does not overfit."""
     rows = []
     for _, title, sgd, vcl in _cases(results):
         a, b = 100 * vcl.spread_over_training(), 100 * sgd.spread_over_training()
@@ -171,7 +172,7 @@ def robust(results: Results[Settings]) -> list[Claim]:
 
 
 def large_rates(results: Results[Settings]) -> Claim:
-    """000 §3.2: a γ of 1 or more is good on some data sets."""
+    """[VCL] §3.2: a γ of 1 or more is good on some data sets."""
     chosen = {title: vcl.setting for _, title, _, vcl in _cases(results)}
     large = [title for title, setting in chosen.items() if float(setting.split()[1].rstrip(",")) >= 1]
     return Claim(
@@ -183,7 +184,7 @@ def large_rates(results: Results[Settings]) -> Claim:
 
 
 def also_works(results: Results[Settings]) -> list[Claim]:
-    """001: also works with CNN, deep nets and a linear logistic regressor."""
+    """[poster]: also works with CNN, deep nets and a linear logistic regressor."""
     rows = []
     for _, title, sgd, vcl in _cases(results):
         difference, error = gap(vcl, sgd)

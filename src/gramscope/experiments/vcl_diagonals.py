@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from gramscope.errors import InputError
-from gramscope.experiments.comparing import part_name, percent
-from gramscope.experiments.core import Claim, Experiment, Options, Results, Training
+from gramscope.experiments.accuracy_curves import part_name, percent
+from gramscope.experiments.experiment import Claim, Experiment, Options, Results
+from gramscope.experiments.parts import Training
 from gramscope.experiments.plots import curve, matrix, mean, panels, spread
 from gramscope.measures.alignment import cosine
 from gramscope.runs.directory import RunDirectory
@@ -25,7 +26,7 @@ QUANTITIES = {"nfm": r"$W^\top W$", "vcs": r"$\sum$ virtual covariance shift", "
 
 @dataclass(frozen=True)
 class Settings:
-    """000 §3.1: one hidden layer of 256 GELU units, SGD at 0.05. Batch size and epochs are not given."""
+    """[VCL] §3.1: one hidden layer of 256 GELU units, SGD at 0.05. Batch size and epochs are not given."""
 
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     data: tuple[str, ...] = ("cifar10",)
@@ -107,7 +108,7 @@ def _published(data: str) -> str:
 
 
 def correlations(results: Results[Settings]) -> list[Claim]:
-    """000 Fig. 1: ρ of the diagonals with that of WᵀW."""
+    """[VCL] Fig. 1: ρ of the diagonals with that of WᵀW."""
     rows = []
     for data in results.settings.data:
         virtual, agop = (_correlations(results, data, quantity) for quantity in ("vcs", "agop"))
@@ -138,7 +139,7 @@ def correlations(results: Results[Settings]) -> list[Claim]:
 
 
 def accuracy(results: Results[Settings]) -> list[Claim]:
-    """000 §3.1: 46 % on the evaluation set."""
+    """[VCL] §3.1: 46 % on the evaluation set."""
     rows = []
     for data in results.settings.data:
         epochs, means, _ = curve(results.records("evaluation", part=part_name("sgd", data)), "epoch", "test_accuracy")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gramscope.models.build import MODELS, build
+from gramscope.models.by_name import MODELS, build
 from gramscope.models.cnn import CNN
 from gramscope.models.mlp import MLP, Logistic
 from gramscope.models.resnet import ResNet

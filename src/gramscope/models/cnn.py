@@ -1,4 +1,4 @@
-"""The convolutional net of Cha & Lee's weight-Gram paper (003 Fig. 6)."""
+"""The convolutional net of [Gram] Fig. 6."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from gramscope.errors import InputError
-from gramscope.models.parts import (
+from gramscope.models.seeded_layers import (
     Init,
     Stack,
     activation_module,

@@ -12,7 +12,16 @@ import torch
 from torch import nn
 
 from gramscope.errors import InputError
-from gramscope.models.parts import Init, Scale, Stack, activation_module, default_generator, linear, per_layer, shape_of
+from gramscope.models.seeded_layers import (
+    Init,
+    Scale,
+    Stack,
+    activation_module,
+    default_generator,
+    linear,
+    per_layer,
+    shape_of,
+)
 
 
 class MLP(Stack):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from gramscope.errors import InputError
-from gramscope.models.parts import Stack, activation_module, conv, default_generator, image_shape, linear
+from gramscope.models.seeded_layers import Stack, activation_module, conv, default_generator, image_shape, linear
 
 Norm: TypeAlias = Literal["group", "batch", "none"]
 

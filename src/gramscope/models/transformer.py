@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from gramscope.errors import InputError
-from gramscope.models.parts import activation_module, conv, default_generator, embedding, linear, shape_of
+from gramscope.models.seeded_layers import activation_module, conv, default_generator, embedding, linear, shape_of
 
 
 class Attention(nn.Module):

@@ -1,4 +1,4 @@
-"""A fully connected variational autoencoder (003 Fig. 10) and its loss."""
+"""A fully connected variational autoencoder ([Gram] Fig. 10) and its loss."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from gramscope.errors import InputError
 from gramscope.models.mlp import MLP
-from gramscope.models.parts import activation_module, default_generator, linear, shape_of
+from gramscope.models.seeded_layers import activation_module, default_generator, linear, shape_of
 
 
 class VAEOutput(NamedTuple):

@@ -6,7 +6,7 @@ and b₁ … bₙ in the other
     φ(a₁ b₁ a₂ b₂ … aₙ bₙ) = Σ_{π ∈ NC(n)} κ_π[a₁ … aₙ] · φ_{K(π)}[b₁ … bₙ],
 
 κ_π and φ_K(π) being products over blocks of free cumulants and of moments, K(π) the Kreweras complement (Nica and
-Speicher, *Lectures on the Combinatorics of Free Probability*, Theorem 14.4). All of 004 Appendix E is a special case.
+Speicher, *Lectures on the Combinatorics of Free Probability*, Theorem 14.4). All of [NFA] Appendix E is a special case.
 
 A *family* answers one question: the moment of a word in its letters. Values are float64 tensors, so that a family may
 stand for a whole stack of random matrices at once (one moment per net).

@@ -2,7 +2,7 @@
 
 ``R = Wᵀ diag(a²) W`` with ``W [k, d]`` of entries N(0, σ²) and ``a`` of entries N(0, τ²), all independent. A moment of
 a word in R and fixed symmetric matrices is a finite sum over pairings of the W's: a pairing closes the data matrices
-into traces and ties the k-indices into groups. Nothing is asymptotic here; 004's free-probability formulas are the
+into traces and ties the k-indices into groups. Nothing is asymptotic here; [NFA]'s free-probability formulas are the
 limit d, k → ∞, and its Proposition 10 (with the s₁ ≠ s₂ terms it drops) the word ``ARBR``.
 """
 
@@ -41,7 +41,7 @@ def gaussian_moment(
     Args:
         word: letters of ``data`` and ``letter``, e.g. ``"ARARBR"`` or ``"RRRR"``, with at most six ``letter``.
         data: the fixed symmetric matrices, such as :class:`~gramscope.theory.freeness.MatrixFamily`.
-        weight_variance: σ², ``1/width`` unless given (004 Proposition 10).
+        weight_variance: σ², ``1/width`` unless given ([NFA] Proposition 10).
         readout_variance: τ².
     """
     if set(word) - data.letters - {letter} or letter in data.letters:

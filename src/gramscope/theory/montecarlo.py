@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError
-from gramscope.theory.early import speeds_from_kernel
+from gramscope.theory.early_time import speeds_from_kernel
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Early-time objects of any module and loss, and the check that a real run starts where they say.
 
 A thin adaptor: the layers' Jacobians and gradients come from :mod:`gramscope.layers`, the formulas from
-:mod:`gramscope.theory.early`. The model is only read; runs work on a float64 copy.
+:mod:`gramscope.theory.early_time`. The model is only read; runs work on a float64 copy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gramscope.layers.jacobians import check_samples_are_independent, jacobian_c
 from gramscope.layers.losses import Loss, sample_losses
 from gramscope.layers.select import LayerSelector, select_layers
 from gramscope.layers.tape import capture
-from gramscope.theory.early import Speeds, speeds_from_gradient
+from gramscope.theory.early_time import Speeds, speeds_from_gradient
 from gramscope.theory.montecarlo import KernelMoments, kernel_moments
 
 
@@ -72,7 +72,7 @@ def early_alignment(
     *,
     reduction: str | float | None = None,
 ) -> dict[str, Speeds]:
-    """``ẆᵀẆ`` and ``ẆᵀKẆ`` of each layer at the model's present weights, and their correlation (004 Proposition 4).
+    """``ẆᵀẆ`` and ``ẆᵀKẆ`` of each layer at the model's present weights, and their correlation ([NFA] Proposition 4).
 
     Args:
         model: any module with linear-like layers; samples must not depend on each other.

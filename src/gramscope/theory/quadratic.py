@@ -1,10 +1,10 @@
 """The one-hidden-layer quadratic net ``f = ½ aᵀ(Wx)²``: exact traces, free-probability and exact Gaussian predictions.
 
-With ``R = Wᵀ diag(a²) W``, ``A = (XᵀYX)²`` and ``B = XᵀX`` (004 eq. 16), 𝒦 = X R Xᵀ and
+With ``R = Wᵀ diag(a²) W``, ``A = (XᵀYX)²`` and ``B = XᵀX`` ([NFA] eq. 16), 𝒦 = X R Xᵀ and
 
     tr(F G) = tr(A R A R B R),   tr(F²) = tr(A R A R),   tr(G²) = tr(A R B R A R B R)
 
-for F = ẆᵀẆ and G = n ẆᵀKẆ at f = 0: d×d products only, no n×n kernel. 004 writes the net without the ½, which makes 𝒦
+for F = ẆᵀẆ and G = n ẆᵀKẆ at f = 0: d×d products only, no n×n kernel. [NFA] writes the net without the ½, which makes 𝒦
 four times as large and leaves ρ as it is. Traces are normalised, tr(I) = 1.
 """
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError
-from gramscope.theory.early import Traces, check_data
+from gramscope.theory.early_time import Traces, check_data
 from gramscope.theory.freeness import MatrixFamily, PowerFamily, free_moment
 from gramscope.theory.gaussian import gaussian_moment
 
@@ -73,7 +73,7 @@ def observed_traces(matrices: dict[str, Tensor], r: Tensor) -> Traces:
 
 
 def free_traces(data: MatrixFamily, r_moments: Tensor) -> Traces:
-    """The three traces if R is free of {A, B} (004 Assumption 8), from four moments ``r_moments[…, 4]`` of R."""
+    """The three traces if R is free of {A, B} ([NFA] Assumption 8), from four moments ``r_moments[…, 4]`` of R."""
     r = PowerFamily("R", r_moments)
     return Traces(*(free_moment(word, data, r) for word in (CROSS, GRAM, AGOP)))
 
@@ -84,7 +84,7 @@ def gaussian_traces(data: MatrixFamily, width: int) -> Traces:
 
 
 def isotropic_traces(a_moments: Tensor, r_moments: Tensor) -> Traces:
-    """:func:`free_traces` for XᵀX = I, from ``tr(A), tr(A²)`` and four moments of R (004 eq. 6 for the numerator)."""
+    """:func:`free_traces` for XᵀX = I, from ``tr(A), tr(A²)`` and four moments of R ([NFA] eq. 6 for the numerator)."""
     a1, a2 = a_moments[..., 0], a_moments[..., 1]
     r1, r2, r3, r4 = r_moments[..., :4].unbind(-1)
     centred = a2 - a1**2

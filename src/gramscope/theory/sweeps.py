@@ -25,11 +25,9 @@ from gramscope.data.synthetic import (
     unit_std,
 )
 from gramscope.errors import InputError
-from gramscope.theory.early import Traces, labelled_inputs, speeds_from_kernel, speeds_from_tangents
+from gramscope.theory.early_time import Traces, labelled_inputs, speeds_from_kernel, speeds_from_tangents
 from gramscope.theory.freeness import MatrixFamily
 from gramscope.theory.gaussian import gaussian_spectral_moments
-from gramscope.theory.kernels import one_hidden_layer_kernel_moments, tangent_kernel_at_infinite_width
-from gramscope.theory.mlp import RandomMLP
 from gramscope.theory.montecarlo import estimate, kernel_moments
 from gramscope.theory.quadratic import (
     data_matrices,
@@ -39,13 +37,15 @@ from gramscope.theory.quadratic import (
     spectral_moments,
     weight_matrix,
 )
+from gramscope.theory.random_mlp import RandomMLP
+from gramscope.theory.tangent_kernels import one_hidden_layer_kernel_moments, tangent_kernel_at_infinite_width
 
 
 @dataclass(frozen=True)
 class Comparison:
     """One prediction of the centred NFA's starting value at one width, beside what sampled nets do.
 
-    ``observed`` is the mean of ρ over nets, ``ratio_of_means`` the correlation of their mean traces. 004 takes them for
+    ``observed`` is the mean of ρ over nets, ``ratio_of_means`` the correlation of their mean traces. [NFA] takes them for
     equal (eq. 11, Assumption 9); ``free`` and ``gaussian`` predict the second.
     """
 
@@ -74,7 +74,7 @@ def compare_cnfa(
     nets: int = 20,
     generator: torch.Generator,
 ) -> list[Comparison]:
-    """ρ(ẆᵀẆ, ẆᵀKẆ) of the first layer for f = 0 on the data (004 eq. 4): every prediction that applies, per width.
+    """ρ(ẆᵀẆ, ẆᵀKẆ) of the first layer for f = 0 on the data ([NFA] eq. 4): every prediction that applies, per width.
 
     ``infinite width`` is the first-order prediction with 𝒦's limit; ``mean kernels`` uses E[𝒦] and E[𝒦²] of this width
     (exact for one hidden layer, else averaged over the sampled nets, with its error bar); ``free`` and ``gaussian`` are the
@@ -113,7 +113,7 @@ def compare_cnfa(
 class Reversal:
     """One data set of the balance sweep (nfa-fig3): the one net's observation beside four predictions.
 
-    ``free_…`` are free-probability predictions with the moments of R averaged over nets (as 004 does), with their exact
+    ``free_…`` are free-probability predictions with the moments of R averaged over nets (as [NFA] does), with their exact
     Gaussian values, and of the observed net itself; ``gaussian`` is the ratio of exact mean traces.
     """
 
@@ -129,11 +129,11 @@ class Reversal:
 
     @property
     def difference(self) -> float:
-        """004's prediction (moments of R averaged over nets) − observed."""
+        """[NFA]'s prediction (moments of R averaged over nets) − observed."""
         return self.free_sampled_moments - self.observed
 
 
-#: the sweep of nfa-fig3; 004 gives no values
+#: the sweep of nfa-fig3; [NFA] gives no values
 BALANCES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 
 
@@ -147,7 +147,7 @@ def reversal_sweep(
     scales: Sequence[float] | None = None,
     seed: int = 0,
 ) -> Iterator[Reversal]:
-    """004 Fig. 3 with n = k = d = ``size``: one quadratic net for all data, predictions from moments over ``nets`` others.
+    """[NFA] Fig. 3 with n = k = d = ``size``: one quadratic net for all data, predictions from moments over ``nets`` others.
 
     Works with d×d products only: per data set four products for the moments of A and B and three for the observed
     traces. ``scales`` multiplies X₁, see :func:`~gramscope.data.synthetic.alignment_reversing`; 1 (the text) and
@@ -190,7 +190,7 @@ class Decay:
     observed_error: float
 
 
-#: the sweep of nfa-fig6; 004 gives no values
+#: the sweep of nfa-fig6; [NFA] gives no values
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
@@ -229,7 +229,7 @@ def decay_sweep(
     data_seeds: int = 2,
     seed: int = 0,
 ) -> Iterator[Decay]:
-    """004 Fig. 6: first-order prediction (𝒦 at infinite width) against observed ρ of the first layer, f = 0 on the data."""
+    """[NFA] Fig. 6: first-order prediction (𝒦 at infinite width) against observed ρ of the first layer, f = 0 on the data."""
     for target in targets:
         for alpha in alphas:
             generator = torch.Generator().manual_seed(seed)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from gramscope.errors import InputError
-from gramscope.experiments.comparing import Curve, choose, data_table, gap, part_name, settings_of
-from gramscope.experiments.core import Options, Results
+from gramscope.experiments.accuracy_curves import Curve, choose, data_table, gap, part_name, settings_of
+from gramscope.experiments.experiment import Options, Results
 from gramscope.runs.directory import RunDirectory
 
 

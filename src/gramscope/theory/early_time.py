@@ -1,6 +1,6 @@
 """Early time: the first non-zero derivatives of the centred weight Gram and the centred AGOP, and their correlation.
 
-At initialisation under gradient flow on Σ_i L_i, with W̄ = W − W₀ (004 Propositions 3 and 4),
+At initialisation under gradient flow on Σ_i L_i, with W̄ = W − W₀ ([NFA] Propositions 3 and 4),
 
     d²/dt² (W̄ᵀW̄) = 2 ẆᵀẆ,   d²/dt² (W̄ᵀKW̄) = 2 ẆᵀKẆ,   Ẇ = −D,   D = Σ_i δ_i h_iᵀ = Jᵀ P,
 
@@ -54,7 +54,7 @@ class Traces:
 
     @property
     def correlation(self) -> Tensor:
-        """``ρ = tr(FG) / √(tr(F²) tr(G²))`` (004 eq. 4; the exponents −1/2 below the line in eq. 10 are a misprint)."""
+        """``ρ = tr(FG) / √(tr(F²) tr(G²))`` ([NFA] eq. 4; the exponents −1/2 below the line in eq. 10 are a misprint)."""
         if not bool(torch.isfinite(self.cross).all()):
             raise InputError("the early-time traces are not finite: the data or weights hold NaN, infinity or overflow")
         if not bool(((self.gram > 0) & (self.agop > 0)).all()):
@@ -83,7 +83,7 @@ def speeds_from_kernel(
     """``Pᵀ 𝒦 P`` and ``Pᵀ 𝒦² P / n`` from the tangent kernel ``[N, N]``, or its mean: the first-order prediction.
 
     Give ``kernel_squared = E[𝒦²]`` to keep the spread of 𝒦 over initialisations; without it (E𝒦)² takes its place:
-    004's first-order prediction, exact at infinite width.
+    [NFA]'s first-order prediction, exact at infinite width.
     """
     kp = kernel @ p
     agop = kp.mT @ kp if kernel_squared is None else p.mT @ (kernel_squared @ p)

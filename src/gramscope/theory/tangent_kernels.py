@@ -1,7 +1,7 @@
 """The pre-activation tangent kernel's mean: infinite width at any depth, and one hidden layer at any width.
 
 Bias-free MLPs ``z_ℓ = W_ℓ x_ℓ, x_{ℓ+1} = φ(z_ℓ)`` with L hidden layers, one output ``f = W_L x_L`` and
-``W_ℓ ~ N(0, s_ℓ / fan-in)`` (004 §2.1). 𝒦_ij = ⟨∂f(x_i)/∂z_ℓ, ∂f(x_j)/∂z_ℓ⟩: the tangents at one layer's
+``W_ℓ ~ N(0, s_ℓ / fan-in)`` ([NFA] §2.1). 𝒦_ij = ⟨∂f(x_i)/∂z_ℓ, ∂f(x_j)/∂z_ℓ⟩: the tangents at one layer's
 pre-activations, not the tangent kernel of all parameters.
 """
 
@@ -52,7 +52,7 @@ def one_hidden_layer_kernel_moments(
 
         E[𝒦] = kτ² Ċ,     E[𝒦²] = k(k−1) τ⁴ Ċ² + 3k τ⁴ Q,     Q_ij = Σ_m E[v_m² v_i v_j].
 
-    The variances are 1/d and 1/k unless given. For the quadratic net with σ² = 1/k, τ = 1 this is 004's Proposition 10
+    The variances are 1/d and 1/k unless given. For the quadratic net with σ² = 1/k, τ = 1 this is [NFA]'s Proposition 10
     with what it drops, the first term and 1/k: E[𝒦²] = (1 − 1/k)(XXᵀ)² + (3/k)(tr(XᵀX) XXᵀ + 2(XXᵀ)²).
     """
     if width < 1:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gramscope.errors import InputError
-from gramscope.theory.early import (
+from gramscope.theory.early_time import (
     Speeds,
     labelled_inputs,
     speeds_from_gradient,

@@ -8,10 +8,10 @@ from scipy.stats import multivariate_normal, norm
 
 from gramscope.errors import InputError
 from gramscope.theory.activations import ACTIVATIONS
-from gramscope.theory.checks import WidthCheck, check_widths, fit_powers
-from gramscope.theory.kernels import one_hidden_layer_kernel_moments, tangent_kernel_at_infinite_width
-from gramscope.theory.mlp import RandomMLP
 from gramscope.theory.montecarlo import kernel_moments
+from gramscope.theory.random_mlp import RandomMLP
+from gramscope.theory.sampled_checks import WidthCheck, check_widths, fit_powers
+from gramscope.theory.tangent_kernels import one_hidden_layer_kernel_moments, tangent_kernel_at_infinite_width
 from reference import gaussian_average, mlp_tangents
 
 NAMES = tuple(ACTIVATIONS)

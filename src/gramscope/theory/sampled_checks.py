@@ -9,10 +9,8 @@ import torch
 
 from gramscope.errors import InputError
 from gramscope.theory.freeness import MatrixFamily
-from gramscope.theory.kernels import tangent_kernel_at_infinite_width
-from gramscope.theory.mlp import RandomMLP
 from gramscope.theory.montecarlo import estimate
-from gramscope.theory.printed import FORMULAS, centred_moments, rule_value
+from gramscope.theory.published_formulas import FORMULAS, centred_moments, rule_value
 from gramscope.theory.quadratic import (
     AGOP,
     CROSS,
@@ -22,7 +20,9 @@ from gramscope.theory.quadratic import (
     spectral_moments,
     weight_matrix,
 )
+from gramscope.theory.random_mlp import RandomMLP
 from gramscope.theory.sweeps import polynomial_task
+from gramscope.theory.tangent_kernels import tangent_kernel_at_infinite_width
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from gramscope.errors import InputError
 from gramscope.theory.activations import activation
-from gramscope.theory.kernels import check_layer, per_layer
+from gramscope.theory.tangent_kernels import check_layer, per_layer
 
 
 @dataclass(frozen=True)
 class RandomMLP:
-    """The distribution of nets in 004 §2.1: ``W_ℓ ~ N(0, s_ℓ/fan-in)``, no biases, one output.
+    """The distribution of nets in [NFA] §2.1: ``W_ℓ ~ N(0, s_ℓ/fan-in)``, no biases, one output.
 
     Args:
         inputs: d.

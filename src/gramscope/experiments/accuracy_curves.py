@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gramscope.errors import InputError
-from gramscope.experiments.core import Options, Results
+from gramscope.experiments.experiment import Options, Results
 from gramscope.experiments.plots import band, curve, deviation, legend_below, mean, panels
 from gramscope.runs.records import Record
 

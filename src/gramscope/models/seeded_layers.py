@@ -40,7 +40,7 @@ class Erf(nn.Module):
 
 
 class Quadratic(nn.Module):
-    """``½ z²``, the quadratic net of Beaglehole et al. with the ½ that makes φ′(z) = z."""
+    """``½ z²``, the quadratic activation of [NFA] with the ½ that makes φ′(z) = z."""
 
     @override
     def forward(self, z: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ def _fill(module: nn.Linear | nn.Conv2d, init: Init, scale: float, generator: to
     """Draw weight and bias.
 
     ``torch``: both from U(−1/√d, 1/√d) (torch's own default, variance 1/3d), the weight then times √scale.
-    ``normal``: W_ij ~ N(0, scale/d) (Beaglehole et al., eq. for s_ℓ), bias 0. d is the fan-in.
+    ``normal``: W_ij ~ N(0, scale/d) ([NFA] §2.1), bias 0. d is the fan-in.
     """
     if scale < 0 or not math.isfinite(scale):
         raise InputError(f"init_scale={scale} must be a finite variance factor ≥ 0")

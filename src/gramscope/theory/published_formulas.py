@@ -1,4 +1,4 @@
-"""004 Appendix E as printed, beside what is right: which of its formulas the general rule confirms.
+"""[NFA] Appendix E as printed, beside what is right: which of its formulas the general rule confirms.
 
 Each entry gives the printed right-hand side and the value of the rule of :mod:`gramscope.theory.freeness`; the verdict
 is computed, not noted down. See docs/theory.md for the list.
@@ -18,7 +18,7 @@ from gramscope.theory.quadratic import AGOP, CROSS, GRAM
 
 @dataclass(frozen=True)
 class Moments:
-    """The moments 004's formulas are written in; a trailing ``c`` marks centred matrices, Ā = A − tr(A)."""
+    """The moments [NFA]'s formulas are written in; a trailing ``c`` marks centred matrices, Ā = A − tr(A)."""
 
     a: Tensor
     b: Tensor
