@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import gramscope as gs
 from gramscope.errors import InputError
 from gramscope.instruments.agop import dual_tangent_kernel
-from gramscope.layers.calling import batches
+from gramscope.layers.batches import batches
 from reference import output_jacobian
 
 

@@ -12,7 +12,7 @@ import gramscope as gs
 from gramscope.errors import InputError, ResultWarning
 from gramscope.instruments.interpolation import interpolation_error, pair_blocks
 from gramscope.instruments.regions import region_crossings
-from gramscope.linalg import rows as rows_module
+from gramscope.linalg import row_blocks as rows_module
 
 
 def codes(n: int = 12, d: int = 3, p: int = 4, seed: int = 0, noise: float = 0.3) -> tuple[Tensor, Tensor]:

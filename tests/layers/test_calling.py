@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 import gramscope as gs
 from gramscope.errors import InputError, LayerError
-from gramscope.layers.calling import batches, head
+from gramscope.layers.batches import batches, head
 
 X, Y = torch.arange(12.0).reshape(6, 2), torch.arange(6) % 3
 

@@ -22,7 +22,7 @@ from gramscope.linalg.moments import (
     merge,
     moments,
 )
-from gramscope.linalg.rows import OneHotRows
+from gramscope.linalg.row_blocks import OneHotRows
 
 
 def same(a: Moments | ClassMoments, b: Moments | ClassMoments, scale: float = 1.0) -> bool:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sklearn.linear_model import LinearRegression, Ridge
 
 from gramscope.errors import InputError, RescueWarning
-from gramscope.linalg import rows as rows_module
+from gramscope.linalg import row_blocks as rows_module
 from gramscope.linalg.moments import moments
 from gramscope.linalg.ridge import (
     check_ridge,
@@ -19,7 +19,7 @@ from gramscope.linalg.ridge import (
     reduce_rows,
     triangular_factor,
 )
-from gramscope.linalg.rows import MappedRows, Rows
+from gramscope.linalg.row_blocks import MappedRows, Rows
 
 
 def problem(n: int, d: int, c: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError
-from gramscope.linalg import rows as rows_module
+from gramscope.linalg import row_blocks as rows_module
 from gramscope.measures.targets import label_rows, target_rows
 
 

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from gramscope.errors import InputError
 from gramscope.experiments.bert_tasks import IGNORED, Encoded, require_transformers
-from gramscope.layers.calling import evaluating
+from gramscope.layers.model_call import evaluating
 from gramscope.measures.linearity import target_linearity
 from gramscope.training.config import ScheduleTable
 from gramscope.training.random_state import PrivateRandomState, epoch_order

@@ -17,7 +17,7 @@ from gramscope.experiments.gram_vae import QUICK, SamplingVAE, Settings, blocks,
 from gramscope.experiments.parts import Recorder, Training
 from gramscope.experiments.plots import matrix, panels
 from gramscope.instruments.interpolation import interpolation_error
-from gramscope.layers.calling import evaluating
+from gramscope.layers.model_call import evaluating
 from gramscope.training.config import TrainConfig
 from gramscope.training.job import load_data
 from gramscope.training.train import Trained

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from gramscope.experiments.experiment import Claim, Experiment, Options, Results
 from gramscope.experiments.parts import Training
 from gramscope.experiments.plots import band, deviation, legend_below, mean, panels, spread
-from gramscope.layers.calling import evaluating
+from gramscope.layers.model_call import evaluating
 from gramscope.measures.surrogate_theory import moving_target
 from gramscope.training.config import TrainConfig
 from gramscope.training.job import Job

@@ -23,7 +23,7 @@ from gramscope.experiments.accuracy_curves import part_name
 from gramscope.experiments.experiment import Claim, Experiment, Options, Results
 from gramscope.experiments.parts import Training
 from gramscope.experiments.plots import band, curve, legend_below, panels
-from gramscope.layers.calling import evaluating
+from gramscope.layers.model_call import evaluating
 from gramscope.measures.linearity import target_linearity
 from gramscope.models.vae import VAE, VAEOutput, vae_loss
 from gramscope.training.config import TrainConfig

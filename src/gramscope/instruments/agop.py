@@ -16,22 +16,18 @@ import torch
 from torch import Tensor, nn
 
 from gramscope.errors import InputError, ResultWarning
-from gramscope.layers.calling import (
+from gramscope.layers.batches import batches, is_array, is_floating, reading, split_batch, to_device
+from gramscope.layers.jacobians import MEMORY, check_samples_are_independent, jacobian_chunks
+from gramscope.layers.model_call import (
     OutputSelector,
-    batches,
     call_model,
     evaluating,
-    is_array,
-    is_floating,
     model_device,
     model_dtype,
-    reading,
     select_output,
-    split_batch,
-    to_device,
 )
-from gramscope.layers.jacobians import MEMORY, check_samples_are_independent, jacobian_chunks
-from gramscope.layers.select import LayerSelector, unwrap
+from gramscope.layers.modules import unwrap
+from gramscope.layers.select import LayerSelector
 from gramscope.layers.tape import capture
 from gramscope.linalg.psd import psd_power, symmetric_product
 from gramscope.statistics.collect import collect

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError
-from gramscope.linalg.rows import Array, as_float_tensor, spans, to_double
+from gramscope.linalg.arrays import Array, as_float_tensor, to_double
+from gramscope.linalg.row_blocks import spans
 
 RowFunction = Callable[[Tensor], Tensor]
 

@@ -13,9 +13,9 @@ from torch import nn
 
 from gramscope.errors import GramscopeWarning, InputError, NumericalError
 from gramscope.instruments.readout import nearest_mean_agreement
-from gramscope.layers.checks import check_reference
 from gramscope.layers.losses import Loss
 from gramscope.layers.select import LayerSelector, select_layers
+from gramscope.layers.validity import check_reference
 from gramscope.measures.columns import DEFAULT, MEASURES, OF_FEATURES, Context, Missing
 from gramscope.measures.table import Table
 from gramscope.statistics.collect import collect

@@ -20,10 +20,12 @@ from gramscope.errors import InputError, NumericalError
 from gramscope.instruments.log import Log, PictureWriter, check_log, write_pictures, write_record
 from gramscope.instruments.measure import measure
 from gramscope.instruments.pictures import input_diagonals, layer_spectra
-from gramscope.layers.calling import Unpack, batches, head, model_device, model_dtype, to_device
+from gramscope.layers.batches import Unpack, batches, head, to_device
 from gramscope.layers.hooks import first_tensor
 from gramscope.layers.losses import Loss
-from gramscope.layers.select import LayerSelector, unwrap
+from gramscope.layers.model_call import model_device, model_dtype
+from gramscope.layers.modules import unwrap
+from gramscope.layers.select import LayerSelector
 from gramscope.measures.columns import MEASURES
 from gramscope.measures.table import Table
 

@@ -13,10 +13,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from gramscope.instruments.agop import tangent_kernel
-from gramscope.layers.calling import OutputSelector, Unpack, batches, model_device, to_device
+from gramscope.layers.batches import Unpack, batches, to_device
 from gramscope.layers.hooks import first_tensor
 from gramscope.layers.kinds import LinearKind
-from gramscope.layers.select import Layer, LayerSelector, select_layers
+from gramscope.layers.linear_layer import Layer
+from gramscope.layers.model_call import OutputSelector, model_device
+from gramscope.layers.select import LayerSelector, select_layers
 from gramscope.measures.spectrum import weight_spectrum
 
 

@@ -9,19 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from gramscope.errors import InputError
-from gramscope.layers.calling import (
-    Unpack,
-    batches,
-    call_model,
-    evaluating,
-    is_array,
-    model_device,
-    model_dtype,
-    to_device,
-)
-from gramscope.layers.select import effective_weight, unwrap
+from gramscope.layers.batches import Unpack, batches, is_array, to_device
+from gramscope.layers.linear_layer import effective_weight
+from gramscope.layers.model_call import call_model, evaluating, model_device, model_dtype
+from gramscope.layers.modules import unwrap
 from gramscope.layers.tape import capture
-from gramscope.linalg.rows import Array, to_double
+from gramscope.linalg.arrays import Array, to_double
 from gramscope.measures.neural_collapse import NeuralCollapse, nearest_class, neural_collapse_from_rows
 from gramscope.statistics.features import IGNORED
 from gramscope.statistics.layer import LayerStatistics

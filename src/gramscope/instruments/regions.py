@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from gramscope.errors import InputError, LayerError
 from gramscope.instruments.interpolation import pair_blocks
-from gramscope.linalg.rows import Array, as_float_tensor
+from gramscope.layers.modules import in_eval_mode
+from gramscope.linalg.arrays import Array, as_float_tensor
 
 #: where the slope of a module changes; the two numbers of Hardtanh are read from the module
 _BREAKS: dict[type[nn.Module], tuple[float, ...]] = {
@@ -95,7 +96,6 @@ def _state_reader(network: nn.Module | Preactivations) -> Iterator[Callable[[Ten
         breaks = (module.min_val, module.max_val) if type(module) is nn.Hardtanh else _BREAKS[type(module)]
         states.append(_state(arguments[0], breaks))
 
-    modes = {module: module.training for module in network.modules()}
     handles = [m.register_forward_pre_hook(record) for m in network.modules() if type(m) in _BREAKS]
     if not handles:
         names = sorted({type(m).__name__ for m in network.modules()})
@@ -110,13 +110,11 @@ def _state_reader(network: nn.Module | Preactivations) -> Iterator[Callable[[Ten
         return list(states)
 
     try:
-        network.eval()
-        yield read
+        with in_eval_mode(network):
+            yield read
     finally:
         for handle in handles:
             handle.remove()
-        for module, mode in modes.items():
-            module.training = mode
 
 
 def _state(z: Tensor, breaks: tuple[float, ...]) -> Tensor:

@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gramscope.errors import LayerError
 from gramscope.layers.kinds import AttentionProjectionKind
-from gramscope.layers.select import Layer
+from gramscope.layers.linear_layer import Layer
 
 #: ``(layer, native input, native output) -> replacement of the output or None``
 Sink: TypeAlias = Callable[[Layer, Tensor, Tensor], Tensor | None]

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from gramscope.errors import InputError, LayerError
-from gramscope.layers.checks import batch_dependence
 from gramscope.layers.record import Application
 from gramscope.layers.tape import Tape
+from gramscope.layers.validity import batch_dependence
 
 #: bytes one chunk of Jacobians may take by default, with everything on the way to it
 MEMORY = 256 * 2**20

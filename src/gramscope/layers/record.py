@@ -11,7 +11,7 @@ from torch.autograd.graph import GradientEdge
 
 from gramscope.errors import LayerError
 from gramscope.layers.kinds import sum_outer
-from gramscope.layers.select import Layer
+from gramscope.layers.linear_layer import Layer
 
 
 @dataclass(eq=False)

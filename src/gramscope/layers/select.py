@@ -3,74 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
-import torch
-from torch import Tensor, nn
-from torch.nn.utils import parametrize
+from torch import nn
 
 from gramscope.errors import LayerError
 from gramscope.layers.kinds import AttentionProjectionKind, ConvKind, LayerKind, LinearKind, TransposedLinearKind
+from gramscope.layers.linear_layer import Layer
+from gramscope.layers.modules import public_name, unwrap
 
 #: every kind of layer that can be captured, asked in this order
 KINDS: tuple[LayerKind, ...] = (LinearKind(), ConvKind(), TransposedLinearKind())
+
+
 ATTENTION_KINDS = tuple(AttentionProjectionKind(part) for part in AttentionProjectionKind.PARTS)
+
 
 #: names, globs (``"blocks.*.fc1"``), module types, or a sequence of them; ``None`` means every linear-like layer
 LayerSelector: TypeAlias = str | type[nn.Module] | Sequence[str | type[nn.Module]] | None
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One linear-like layer: its name, the module that owns the weight and the kind that maps it to normal form."""
-
-    name: str
-    module: nn.Module = field(repr=False)
-    kind: LayerKind = field(repr=False)
-
-    @property
-    def _owner(self) -> tuple[nn.Module, str]:
-        """The module and attribute name under which the weight is found."""
-        if isinstance(self.kind, AttentionProjectionKind):
-            path = self.kind.weight_attribute(self.module)
-            if path == "out_proj.weight":
-                return self.module.get_submodule("out_proj"), "weight"
-            return self.module, path
-        return self.module, self.kind.weight_name
-
-    @property
-    def parameter(self) -> nn.Parameter | None:
-        """The leaf parameter that is the weight, or ``None`` when the weight is computed (a parametrisation)."""
-        module, name = self._owner
-        return module._parameters.get(name)
-
-    @property
-    def groups(self) -> int:
-        """Number of stacked matrices: the groups of a grouped convolution, 1 otherwise."""
-        return int(getattr(self.module, "groups", 1)) if isinstance(self.kind, ConvKind) else 1
-
-    def weight(self) -> Tensor:
-        """The weight in use, detached, as ``[k, d]`` or ``[groups, k, d]``; a view of the parameter if there is one."""
-        module, name = self._owner
-        return self.kind.to_matrix(self.module, effective_weight(module, name))
-
-    def matrix(self, tensor: Tensor) -> Tensor:
-        """A tensor of the parameter's shape (a gradient, an optimizer's proposal) in matrix form."""
-        return self.kind.to_matrix(self.module, tensor)
-
-    @torch.no_grad()
-    def assign(self, matrix: Tensor) -> None:
-        """Write a matrix of the shape of :meth:`weight` into the parameter, in place."""
-        parameter = self.parameter
-        if parameter is None:
-            raise LayerError(f"layer {self.name!r} has a computed weight (a parametrisation); it cannot be assigned")
-        if isinstance(self.kind, AttentionProjectionKind):
-            self.kind.to_matrix(self.module, parameter).copy_(matrix)
-        else:
-            parameter.copy_(self.kind.from_matrix(self.module, matrix, parameter.shape))
 
 
 @dataclass(frozen=True)
@@ -90,54 +42,6 @@ class Selection:
     def names(self) -> tuple[str, ...]:
         """Names of the chosen layers."""
         return tuple(layer.name for layer in self.layers)
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """The user's own module inside ``torch.compile`` and (Distributed)DataParallel wrappers."""
-    if not isinstance(model, nn.Module):
-        raise LayerError(f"model is a {type(model).__name__}; give a torch.nn.Module")
-    while True:
-        if isinstance(getattr(model, "_orig_mod", None), nn.Module):
-            model = model._orig_mod  # type: ignore[assignment]
-        elif isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
-            model = model.module
-        else:
-            return model
-
-
-def is_compiled(model: nn.Module) -> bool:
-    """Whether the model or a part of it runs through ``torch.compile``."""
-    return any(
-        isinstance(getattr(m, "_orig_mod", None), nn.Module) or getattr(m, "_compiled_call_impl", None) is not None
-        for m in model.modules()
-    )
-
-
-def public_name(name: str) -> str:
-    """A module path without the parts that compiled sub-modules add."""
-    return ".".join(part for part in name.split(".") if part != "_orig_mod")
-
-
-@contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    """Put a module's tree in eval mode and give every flag back."""
-    flags = [(child, child.training) for child in module.modules()]
-    try:
-        for child, _ in flags:
-            child.training = False
-        yield
-    finally:
-        for child, training in flags:
-            child.training = training
-
-
-@torch.no_grad()
-def effective_weight(module: nn.Module, name: str) -> Tensor:
-    """The weight in use, detached. Reading it changes no buffer (spectral norm iterates only in train mode)."""
-    if parametrize.is_parametrized(module, name):
-        with _evaluating(module.get_submodule(f"parametrizations.{name}")):
-            return getattr(module, name).detach()  # type: ignore[no-any-return]
-    return getattr(module, name).detach()  # type: ignore[no-any-return]
 
 
 _REASONS: tuple[tuple[type[nn.Module] | tuple[type[nn.Module], ...], str], ...] = (

@@ -13,13 +13,15 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from gramscope.errors import LayerError, ResultWarning
-from gramscope.layers.call import Call
-from gramscope.layers.checks import batch_dependence, check_seen, is_linear_map
 from gramscope.layers.hooks import Observer, first_tensor, in_backward, own_node
+from gramscope.layers.linear_layer import Layer
 from gramscope.layers.losses import check_reduction
+from gramscope.layers.modules import is_compiled, unwrap
 from gramscope.layers.record import Application, LayerRecord
-from gramscope.layers.select import Layer, LayerSelector, Selection, is_compiled, select_layers, select_modules, unwrap
-from gramscope.layers.watching import Watcher
+from gramscope.layers.sample_count import Call
+from gramscope.layers.select import LayerSelector, Selection, select_layers, select_modules
+from gramscope.layers.validity import batch_dependence, check_seen, is_linear_map
+from gramscope.layers.watchers import Watcher
 
 #: how the loss was reduced over the batch: ``"sum"``, ``"none"`` (already per sample), ``"mean"``, or the factor itself
 Reduction: TypeAlias = str | float
@@ -81,7 +83,7 @@ class Tape(Watcher):
 
     @property
     def batch_sizes(self) -> list[int]:
-        """How many samples each forward had, as far as it can be told (:class:`~gramscope.layers.call.Call`)."""
+        """How many samples each forward had, as far as it can be told (:class:`~gramscope.layers.sample_count.Call`)."""
         return [call.samples for call in self.calls]
 
     def factor(self, call: int = 0) -> float:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError
-from gramscope.linalg.rows import Array, OneHotRows, Rows, check_pair, spans
+from gramscope.linalg.arrays import Array
+from gramscope.linalg.row_blocks import OneHotRows, Rows, check_pair, spans
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from torch import Tensor
 from gramscope.errors import InputError, RescueWarning
 from gramscope.linalg.moments import Moments
 from gramscope.linalg.psd import EPS, eigh, svd
-from gramscope.linalg.rows import Rows, check_pair, spans
+from gramscope.linalg.row_blocks import Rows, check_pair, spans
 
 
 @dataclass(frozen=True)

@@ -9,19 +9,19 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError, ResultWarning
-from gramscope.linalg.factored import FactoredGram
-from gramscope.linalg.psd import eigh, nonzero_power, psd_eigen, psd_power, random_orthogonal
-from gramscope.linalg.rows import (
+from gramscope.linalg.arrays import (
     Array,
     as_float_tensor,
     as_matrices,
     binary_exponent,
     check_same_device,
     result_dtype,
-    spans,
     to_double,
     unit_scale,
 )
+from gramscope.linalg.factored import FactoredGram
+from gramscope.linalg.psd import eigh, nonzero_power, psd_eigen, psd_power, random_orthogonal
+from gramscope.linalg.row_blocks import spans
 from gramscope.measures.gram import matrices
 
 Kind = Literal["uncentered", "centered", "double", "ptk"]

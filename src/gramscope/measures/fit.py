@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError
+from gramscope.linalg.arrays import Array
 from gramscope.linalg.ridge import check_ridge, reduce_rows
-from gramscope.linalg.rows import Array, OneHotRows, Rows, check_pair, spans
+from gramscope.linalg.row_blocks import OneHotRows, Rows, check_pair, spans
 from gramscope.measures.targets import as_labels, label_rows, target_rows
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError
+from gramscope.linalg.arrays import Array, as_matrices, as_weight, check_same_device, result_dtype, to_double
 from gramscope.linalg.psd import frobenius
-from gramscope.linalg.rows import Array, as_matrices, as_weight, check_same_device, result_dtype, to_double
 
 
 def weight_gram(W: Array) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from gramscope.errors import InputError
 from gramscope.linalg.moments import Moments
 from gramscope.linalg.ridge import check_ridge, reduce_moments
-from gramscope.linalg.rows import Rows
+from gramscope.linalg.row_blocks import Rows
 from gramscope.statistics.layer import FeatureStatistics, widen
 
 

@@ -8,20 +8,11 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError, ResultWarning
+from gramscope.linalg.arrays import Array, as_float_tensor, check_same_device, to_double
 from gramscope.linalg.moments import Moments, class_moments, is_constant
 from gramscope.linalg.psd import frobenius
 from gramscope.linalg.ridge import Reduced, check_ridge, least_squares_from_moments, reduce_moments, reduce_rows
-from gramscope.linalg.rows import (
-    Array,
-    MappedRows,
-    OneHotRows,
-    Rows,
-    as_float_tensor,
-    check_pair,
-    check_same_device,
-    spans,
-    to_double,
-)
+from gramscope.linalg.row_blocks import MappedRows, OneHotRows, Rows, check_pair, spans
 from gramscope.measures.targets import target_rows
 
 

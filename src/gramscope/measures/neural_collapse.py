@@ -10,17 +10,10 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError, ResultWarning
+from gramscope.linalg.arrays import Array, as_float_tensor, check_same_device, to_double
 from gramscope.linalg.moments import ClassMoments, class_moments
 from gramscope.linalg.psd import EPS, frobenius, svd
-from gramscope.linalg.rows import (
-    Array,
-    Rows,
-    as_float_tensor,
-    check_pair,
-    check_same_device,
-    spans,
-    to_double,
-)
+from gramscope.linalg.row_blocks import Rows, check_pair, spans
 from gramscope.measures.linearity import surrogate_from_moments
 from gramscope.measures.targets import label_rows
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from gramscope.errors import InputError
+from gramscope.linalg.arrays import Array
 from gramscope.linalg.moments import Moments, is_constant, moments
 from gramscope.linalg.psd import frobenius
-from gramscope.linalg.rows import Array, Rows, check_pair
+from gramscope.linalg.row_blocks import Rows, check_pair
 from gramscope.measures.fit import fit_linear, probe_accuracy
 
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gramscope.linalg.arrays import Array, as_weight, to_double
 from gramscope.linalg.moments import Moments
 from gramscope.linalg.psd import EPS, eigh, svd
 from gramscope.linalg.ridge import triangular_factor
-from gramscope.linalg.rows import Array, MappedRows, Rows, as_weight, to_double
+from gramscope.linalg.row_blocks import MappedRows, Rows
 
 
 @dataclass(frozen=True)

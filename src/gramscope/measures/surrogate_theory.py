@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from gramscope.errors import InputError
+from gramscope.linalg.arrays import Array, as_float_tensor
 from gramscope.linalg.ridge import check_ridge, reduce_rows
-from gramscope.linalg.rows import Array, Rows, as_float_tensor, check_pair, spans
+from gramscope.linalg.row_blocks import Rows, check_pair, spans
 from gramscope.measures.fit import fit_linear
 from gramscope.measures.gram import matrices
 from gramscope.measures.linearity import target_linearity_of

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError
-from gramscope.linalg.rows import Array, OneHotRows, Rows, as_tensor, spans, to_double
+from gramscope.linalg.arrays import Array, as_tensor, to_double
+from gramscope.linalg.row_blocks import OneHotRows, Rows, spans
 
 
 def target_rows(Y: Array, n: int | None = None, classes: Tensor | int | None = None) -> Rows:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError
+from gramscope.linalg.arrays import Array, as_float_tensor, check_same_device, result_dtype, to_double
 from gramscope.linalg.factored import FactoredGram
 from gramscope.linalg.psd import eigh
-from gramscope.linalg.rows import Array, as_float_tensor, check_same_device, result_dtype, to_double
 from gramscope.measures.gram import matrices
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gramscope.errors import InputError
-from gramscope.linalg.rows import Array, as_float_tensor, check_same_device, to_double
+from gramscope.linalg.arrays import Array, as_float_tensor, check_same_device, to_double
 
 Activation = Callable[[Tensor], Tensor]
 

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from gramscope.errors import InputError, LayerError, ResultWarning
 from gramscope.layers.kinds import AttentionProjectionKind
-from gramscope.layers.select import Layer, all_layers, public_name, select_layers, unwrap
+from gramscope.layers.linear_layer import Layer
+from gramscope.layers.modules import public_name, unwrap
+from gramscope.layers.select import all_layers, select_layers
 
 #: tensors, ``(name, tensor)`` pairs as of ``named_parameters()``, or, with a model, names of layers or of their weights
 Parameters: TypeAlias = Iterable[Tensor | tuple[str, Tensor] | str]

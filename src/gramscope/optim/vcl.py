@@ -14,8 +14,10 @@ from torch.optim import SGD, AdamW, Optimizer
 from typing_extensions import override
 
 from gramscope.errors import InputError
-from gramscope.layers.select import Layer, LayerSelector, unwrap
-from gramscope.layers.watching import unseen
+from gramscope.layers.linear_layer import Layer
+from gramscope.layers.modules import unwrap
+from gramscope.layers.select import LayerSelector
+from gramscope.layers.watchers import unseen
 from gramscope.linalg.autocast import without_autocast
 from gramscope.optim.vcl_bookkeeping import (
     ReadoutFactory,

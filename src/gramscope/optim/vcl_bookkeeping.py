@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from gramscope.errors import InputError, NumericalError
-from gramscope.layers.select import Layer, public_name, unwrap
+from gramscope.layers.linear_layer import Layer
+from gramscope.layers.modules import public_name, unwrap
 from gramscope.optim.vcl_rules import Anchor
 from gramscope.optim.vcl_targets import Target
 from gramscope.optim.vcl_unit import Solver, Unit

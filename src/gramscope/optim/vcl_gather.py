@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import LayerError
-from gramscope.layers.select import Layer
+from gramscope.layers.linear_layer import Layer
 from gramscope.optim.vcl_rules import Batch
 from gramscope.optim.vcl_targets import Target
 

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from gramscope.errors import LayerError
 from gramscope.layers.kinds import AttentionProjectionKind
-from gramscope.layers.select import Layer, LayerSelector, select_layers, unwrap
+from gramscope.layers.linear_layer import Layer
+from gramscope.layers.modules import unwrap
+from gramscope.layers.select import LayerSelector, select_layers
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from gramscope.errors import InputError
-from gramscope.layers.calling import batches, call_model, model_device, select_output, to_device
-from gramscope.layers.select import unwrap
+from gramscope.layers.batches import batches, to_device
+from gramscope.layers.model_call import call_model, model_device, select_output
+from gramscope.layers.modules import unwrap
 
 if TYPE_CHECKING:
     from gramscope.optim.vcl import VCL

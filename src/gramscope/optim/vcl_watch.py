@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from gramscope.errors import InputError, LayerError
-from gramscope.layers.call import Call
 from gramscope.layers.hooks import Observer
-from gramscope.layers.select import Layer, unwrap
-from gramscope.layers.watching import Watcher
+from gramscope.layers.linear_layer import Layer
+from gramscope.layers.modules import unwrap
+from gramscope.layers.sample_count import Call
+from gramscope.layers.watchers import Watcher
 from gramscope.optim.vcl_gather import Gatherer
 from gramscope.optim.vcl_targets import Target
 

@@ -11,18 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from gramscope.errors import InputError, LayerError, NumericalError
-from gramscope.layers.checks import shares_parameter
 from gramscope.layers.jacobians import jacobian_chunks
 from gramscope.layers.kinds import LinearKind
 from gramscope.layers.record import Application, LayerRecord
 from gramscope.layers.tape import Tape
-from gramscope.linalg.rows import gram_of_rows
+from gramscope.layers.validity import shares_parameter
+from gramscope.linalg.arrays import gram_of_rows
+from gramscope.statistics.feature_moments import FeatureAccumulator
 from gramscope.statistics.features import NoSuchSites, Tokens, Unpaired, inputs_of, rows_and_targets
 from gramscope.statistics.layer import SUMS, LayerStatistics, NetworkStatistics, merge_networks
 from gramscope.statistics.layouts import SampleAxes, output_rows
+from gramscope.statistics.one_batch import Options, Step
 from gramscope.statistics.result import EVERY, Statistics, output_of, true_notes, woven
-from gramscope.statistics.rows import FeatureAccumulator
-from gramscope.statistics.step import Options, Step
 
 #: outputs of a sample up to which jacobians="auto" takes all of them
 OUTPUT_LIMIT = 256

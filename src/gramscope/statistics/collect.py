@@ -12,27 +12,26 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gramscope.errors import InputError
-from gramscope.layers.calling import (
+from gramscope.layers.batches import Unpack, batches, to_device
+from gramscope.layers.jacobians import MEMORY, check_samples_are_independent
+from gramscope.layers.losses import Loss
+from gramscope.layers.model_call import (
     OutputSelector,
-    Unpack,
-    batches,
     call_model,
     evaluating,
     model_device,
     model_dtype,
     select_output,
-    to_device,
 )
-from gramscope.layers.checks import check_reference
-from gramscope.layers.jacobians import MEMORY, check_samples_are_independent
-from gramscope.layers.losses import Loss
-from gramscope.layers.select import LayerSelector, select_modules, unwrap
+from gramscope.layers.modules import unwrap
+from gramscope.layers.select import LayerSelector, select_modules
 from gramscope.layers.tape import capture
+from gramscope.layers.validity import check_reference
 from gramscope.statistics.accumulate import Accumulator
 from gramscope.statistics.features import IGNORED, Tokens
 from gramscope.statistics.layouts import check_channels, layout, sample_axes
+from gramscope.statistics.one_batch import Options, backward, forward
 from gramscope.statistics.result import Statistics
-from gramscope.statistics.step import Options, backward, forward
 
 #: losses whose targets are numbers, also where they are stored as integers
 REGRESSION = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
@@ -73,7 +72,7 @@ def collect(
     Args:
         model: any module; it leaves as it came.
         loader: a DataLoader, any iterable of batches, a data set, or one batch such as tensors or NumPy arrays ``(x, y)``
-            (:func:`gramscope.layers.calling.batches`).
+            (:func:`gramscope.layers.batches.batches`).
         loss: criterion or function of ``(output, target)``, freed of its batch reduction (:mod:`gramscope.layers.losses`);
             ``None`` collects features and Jacobians only.
         layers: names, globs or types of linear-like layers; ``None`` for all.

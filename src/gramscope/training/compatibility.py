@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gramscope.data.dataset import DataSet
 from gramscope.errors import GramscopeError, InputError, ResultWarning
-from gramscope.layers.calling import evaluating
+from gramscope.layers.model_call import evaluating
 from gramscope.models.vae import VAE
 from gramscope.training.config import DataTable
 from gramscope.training.sample_losses import SampleLoss, reconstruction, sample_loss

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gramscope.errors import InputError
-from gramscope.layers.calling import evaluating
+from gramscope.layers.model_call import evaluating
 from gramscope.models.vae import VAE, VAEOutput, vae_loss
 
 #: ``(what the model returned, targets) -> losses [batch]``, unreduced

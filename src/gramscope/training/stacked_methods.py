@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gramscope.layers.hooks import Observer
-from gramscope.layers.select import Layer
+from gramscope.layers.linear_layer import Layer
 from gramscope.optim.vcl_unit import Unit
 from gramscope.training.job import Job
 from gramscope.training.methods import make_vcl, muon_split, readout_options, split_wrapper, warm_up_steps

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from gramscope.layers.select import Layer
+from gramscope.layers.linear_layer import Layer
 
 Stack: TypeAlias = dict[str, Tensor]
 #: layer → its native input and the gradient at its native output, both ``[runs, batch, …]``

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn, vmap
 from typing_extensions import override
 
-from gramscope.layers.select import Layer
+from gramscope.layers.linear_layer import Layer
 from gramscope.optim import vcl_exact
 from gramscope.optim.vcl_exact import Dense
 from gramscope.optim.vcl_recursion import advance

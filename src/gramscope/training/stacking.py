@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from gramscope.errors import InputError
 from gramscope.layers.hooks import Observer
-from gramscope.layers.select import Layer
+from gramscope.layers.linear_layer import Layer
 from gramscope.training.engine import Engine
 from gramscope.training.graphs import GraphedSteps
 from gramscope.training.job import Job

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gramscope.layers.hooks import tensors_in
 from gramscope.layers.kinds import AttentionProjectionKind
-from gramscope.layers.select import Layer
+from gramscope.layers.linear_layer import Layer
 
 
 class Call:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError, NumericalError
+from gramscope.linalg.arrays import to_double
 from gramscope.linalg.moments import block_class_moments, block_moments
-from gramscope.linalg.rows import to_double
 from gramscope.statistics.features import IGNORED, Unpaired
 from gramscope.statistics.layer import FeatureStatistics, merge_features
 

@@ -1,101 +1,31 @@
-"""Calling a model on whatever a loader yields, and finding its output and its targets."""
+"""Batches of inputs and targets from whatever holds the data: a loader, a data set, tensors or arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from gramscope.errors import InputError
-from gramscope.layers.hooks import first_tensor, tensors_in
-from gramscope.layers.select import all_layers, unwrap
-from gramscope.layers.watching import unseen
-from gramscope.linalg.rows import as_tensor
+from gramscope.layers.hooks import first_tensor
+from gramscope.linalg.arrays import as_tensor
 
-#: where the output tensor is: a key, an index, or a function of what the model returns
-OutputSelector: TypeAlias = str | int | Callable[[Any], Tensor] | None
 #: ``batch -> (inputs, targets)``
 Unpack: TypeAlias = Callable[[Any], tuple[Any, Any]]
+
+
 Array: TypeAlias = Tensor | np.ndarray[Any, Any]
 
+
 _TARGET_KEYS = ("labels", "label", "targets", "target", "y")
-_OUTPUT_KEYS = ("logits", "output", "prediction", "predictions", "out")
+
+
 #: samples of a batch when a data set is given in place of a loader
 BATCH = 256
-
-
-def call_model(model: nn.Module, inputs: Any) -> Any:
-    """``model(x)`` for a tensor, ``model(*xs)`` for a tuple, ``model(**xs)`` for a mapping."""
-    try:
-        if isinstance(inputs, Mapping):
-            return model(**inputs)
-        if isinstance(inputs, tuple | list):
-            return model(*inputs)
-        return model(inputs)
-    except (RuntimeError, TypeError, ValueError) as error:
-        remedy = _remedy(model, inputs, str(error))
-        if remedy is None:
-            raise
-        raise InputError(f"{type(model).__name__} cannot run on these inputs: {error}; {remedy}") from error
-
-
-def _remedy(model: nn.Module, inputs: Any, problem: str) -> str | None:
-    """What to do about an error of the model's forward, where its cause can be told."""
-    if "argument" in problem and "forward()" in problem:
-        return "say what the model takes with unpack=lambda batch: (inputs, target)"
-    if "Inference tensors" in problem:
-        return "the model was made under torch.inference_mode; copy.deepcopy(model) outside it can be differentiated"
-    if any(word in problem for word in ("cannot be multiplied", "size mismatch", "channels, but got")):
-        layers = all_layers(model).layers
-        takes = (
-            f"; its first layer {layers[0].name!r} has a weight of {tuple(layers[0].weight().shape)}" if layers else ""
-        )
-        shapes = ", ".join(str(tuple(t.shape)) for t in tensors_in(inputs))
-        return f"the inputs have shape {shapes}{takes}"
-    if not any(word in problem for word in ("type", "not implemented for")):
-        return None
-    first, dtype = first_tensor(inputs), model_dtype(model)
-    if first is None or dtype is None:
-        return None
-    if "indices" in problem:
-        return f"the inputs are {first.dtype} where an embedding wants indices: pass x.long()"
-    if not first.is_floating_point():
-        return f"the inputs are {first.dtype} where a layer wants numbers of {dtype}: pass x.to({dtype})"
-    if first.dtype != dtype:
-        return f"the inputs are {first.dtype} and the weights {dtype}: pass x.to({dtype}) or model.to({first.dtype})"
-    return None
-
-
-def select_output(value: Any, output: OutputSelector = None) -> Tensor:
-    """The output tensor of a model that may return a tensor, a tuple, a dict or a Hugging Face ``ModelOutput``."""
-    if callable(output):
-        value = output(value)
-    elif isinstance(output, str) and not isinstance(value, Mapping) and hasattr(value, output):
-        value = getattr(value, output)  # a named tuple or a dataclass
-    elif output is not None:
-        try:
-            value = value[output]
-        except (KeyError, IndexError, TypeError) as error:
-            keys = list(value.keys()) if isinstance(value, Mapping) else f"a {type(value).__name__}"
-            raise InputError(f"output={output!r} is not in what the model returned: {keys}") from error
-    elif isinstance(value, Mapping):
-        found = [key for key in _OUTPUT_KEYS if key in value]
-        if not found:
-            raise InputError(f"the model returned a mapping with keys {list(value.keys())}; name one with output=")
-        value = value[found[0]]
-    if not isinstance(value, Tensor):
-        raise InputError(
-            f"the model returned a {type(value).__name__}, not a tensor; say which part with output= (an index, a name, or "
-            "a function of what it returned)"
-        )
-    if not value.is_floating_point():
-        raise InputError(f"the model's output has dtype {value.dtype}; a real floating-point output is needed")
-    return value
 
 
 def split_batch(batch: Any, unpack: Unpack | None = None) -> tuple[Any, Any]:
@@ -247,36 +177,3 @@ def head(value: Any, count: int, n: int) -> Any:
     if isinstance(value, Tensor):
         return value[:count].clone() if value.dim() and value.shape[0] == n and n > count else value.clone()
     return _nested(value, lambda item: head(item, count, n))
-
-
-def model_device(model: nn.Module) -> torch.device:
-    """Device of the model's first parameter or buffer (CPU when it has none)."""
-    root = unwrap(model)
-    for tensor in (*root.parameters(), *root.buffers()):
-        return tensor.device
-    return torch.device("cpu")
-
-
-def model_dtype(model: nn.Module) -> torch.dtype | None:
-    """Type of the model's first floating-point parameter or buffer (``None`` when it has none)."""
-    return next((t.dtype for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()), None)
-
-
-@contextmanager
-def evaluating(model: nn.Module, eval_mode: bool = True) -> Iterator[None]:
-    """Run in eval mode (unless told otherwise), unseen by captures and optimizers of the user's.
-
-    Every module gets its own mode back and the random generators their state.
-    """
-    flags = [(module, module.training) for module in model.modules()]
-    device = model_device(model)
-    cuda = [device] if device.type == "cuda" else []
-    with unseen(model), torch.random.fork_rng(devices=cuda):
-        try:
-            if eval_mode:
-                for module, _ in flags:
-                    module.training = False
-            yield
-        finally:
-            for module, training in flags:
-                module.training = training

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from gramscope.errors import InputError, NumericalError
-from gramscope.layers.calling import OutputSelector, call_model, select_output
 from gramscope.layers.hooks import first_tensor
 from gramscope.layers.losses import Loss, sample_losses
+from gramscope.layers.model_call import OutputSelector, call_model, select_output
 from gramscope.layers.tape import Tape
 from gramscope.statistics.features import Tokens
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from gramscope.errors import InputError, LayerError, ResultWarning
-from gramscope.layers.select import Layer, unwrap
+from gramscope.layers.linear_layer import Layer
+from gramscope.layers.modules import unwrap
 
 if TYPE_CHECKING:
     from gramscope.layers.tape import Tape

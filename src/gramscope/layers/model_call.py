@@ -1,0 +1,116 @@
+"""Calling a model and finding its output, and the model's device, type and mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from gramscope.errors import InputError
+from gramscope.layers.hooks import first_tensor, tensors_in
+from gramscope.layers.modules import in_eval_mode, unwrap
+from gramscope.layers.select import all_layers
+from gramscope.layers.watchers import unseen
+
+#: where the output tensor is: a key, an index, or a function of what the model returns
+OutputSelector: TypeAlias = str | int | Callable[[Any], Tensor] | None
+
+
+_OUTPUT_KEYS = ("logits", "output", "prediction", "predictions", "out")
+
+
+def call_model(model: nn.Module, inputs: Any) -> Any:
+    """``model(x)`` for a tensor, ``model(*xs)`` for a tuple, ``model(**xs)`` for a mapping."""
+    try:
+        if isinstance(inputs, Mapping):
+            return model(**inputs)
+        if isinstance(inputs, tuple | list):
+            return model(*inputs)
+        return model(inputs)
+    except (RuntimeError, TypeError, ValueError) as error:
+        remedy = _remedy(model, inputs, str(error))
+        if remedy is None:
+            raise
+        raise InputError(f"{type(model).__name__} cannot run on these inputs: {error}; {remedy}") from error
+
+
+def _remedy(model: nn.Module, inputs: Any, problem: str) -> str | None:
+    """What to do about an error of the model's forward, where its cause can be told."""
+    if "argument" in problem and "forward()" in problem:
+        return "say what the model takes with unpack=lambda batch: (inputs, target)"
+    if "Inference tensors" in problem:
+        return "the model was made under torch.inference_mode; copy.deepcopy(model) outside it can be differentiated"
+    if any(word in problem for word in ("cannot be multiplied", "size mismatch", "channels, but got")):
+        layers = all_layers(model).layers
+        takes = (
+            f"; its first layer {layers[0].name!r} has a weight of {tuple(layers[0].weight().shape)}" if layers else ""
+        )
+        shapes = ", ".join(str(tuple(t.shape)) for t in tensors_in(inputs))
+        return f"the inputs have shape {shapes}{takes}"
+    if not any(word in problem for word in ("type", "not implemented for")):
+        return None
+    first, dtype = first_tensor(inputs), model_dtype(model)
+    if first is None or dtype is None:
+        return None
+    if "indices" in problem:
+        return f"the inputs are {first.dtype} where an embedding wants indices: pass x.long()"
+    if not first.is_floating_point():
+        return f"the inputs are {first.dtype} where a layer wants numbers of {dtype}: pass x.to({dtype})"
+    if first.dtype != dtype:
+        return f"the inputs are {first.dtype} and the weights {dtype}: pass x.to({dtype}) or model.to({first.dtype})"
+    return None
+
+
+def select_output(value: Any, output: OutputSelector = None) -> Tensor:
+    """The output tensor of a model that may return a tensor, a tuple, a dict or a Hugging Face ``ModelOutput``."""
+    if callable(output):
+        value = output(value)
+    elif isinstance(output, str) and not isinstance(value, Mapping) and hasattr(value, output):
+        value = getattr(value, output)  # a named tuple or a dataclass
+    elif output is not None:
+        try:
+            value = value[output]
+        except (KeyError, IndexError, TypeError) as error:
+            keys = list(value.keys()) if isinstance(value, Mapping) else f"a {type(value).__name__}"
+            raise InputError(f"output={output!r} is not in what the model returned: {keys}") from error
+    elif isinstance(value, Mapping):
+        found = [key for key in _OUTPUT_KEYS if key in value]
+        if not found:
+            raise InputError(f"the model returned a mapping with keys {list(value.keys())}; name one with output=")
+        value = value[found[0]]
+    if not isinstance(value, Tensor):
+        raise InputError(
+            f"the model returned a {type(value).__name__}, not a tensor; say which part with output= (an index, a name, or "
+            "a function of what it returned)"
+        )
+    if not value.is_floating_point():
+        raise InputError(f"the model's output has dtype {value.dtype}; a real floating-point output is needed")
+    return value
+
+
+def model_device(model: nn.Module) -> torch.device:
+    """Device of the model's first parameter or buffer (CPU when it has none)."""
+    root = unwrap(model)
+    for tensor in (*root.parameters(), *root.buffers()):
+        return tensor.device
+    return torch.device("cpu")
+
+
+def model_dtype(model: nn.Module) -> torch.dtype | None:
+    """Type of the model's first floating-point parameter or buffer (``None`` when it has none)."""
+    return next((t.dtype for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()), None)
+
+
+@contextmanager
+def evaluating(model: nn.Module, eval_mode: bool = True) -> Iterator[None]:
+    """Run in eval mode (unless told otherwise), unseen by the user's captures and optimizers.
+
+    Afterwards every module has its own mode again and the random generators their state.
+    """
+    device = model_device(model)
+    cuda = [device] if device.type == "cuda" else []
+    with unseen(model), torch.random.fork_rng(devices=cuda), in_eval_mode(model) if eval_mode else nullcontext():
+        yield
