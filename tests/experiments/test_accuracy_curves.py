@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gramscope.errors import InputError
-from gramscope.experiments.accuracy_curves import Curve, choose, data_table, gap, part_name, settings_of
+from gramscope.experiments.accuracy_curves import Curve, choose, compare_finals, data_table, part_name, settings_of
 from gramscope.experiments.experiment import Options, Results
 from gramscope.runs.directory import RunDirectory
 
@@ -27,9 +27,9 @@ def test_curve_reads_means_over_seeds() -> None:
     assert math.isinf(found.reaches(0.9))
     assert found.at(2.0) == pytest.approx(0.6)
     assert found.spread_over_training() == pytest.approx(0.2 / math.sqrt(2))
-    difference, error = gap(found, curve([0.0, 0.0, 0.4], [0.0, 0.0, 0.4]))
+    difference, text = compare_finals(found, curve([0.0, 0.0, 0.4], [0.0, 0.0, 0.4]))
     assert difference == pytest.approx(20.0)
-    assert error == pytest.approx(100 * 0.2 / math.sqrt(2) / math.sqrt(2))
+    assert text == "60.0 % and 40.0 % (+20.0 ± 10.0)"
 
 
 def written(path: Path, runs: dict[str, list[dict[str, Any]]]) -> RunDirectory:

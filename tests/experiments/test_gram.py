@@ -1,9 +1,8 @@
-"""Each gram and vcl experiment end to end, as small as it goes."""
+"""What the gram and vcl experiments record, at small settings."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,63 +15,14 @@ from gramscope.data import load
 from gramscope.errors import InputError
 from gramscope.experiments.experiment import Options, Results
 from gramscope.experiments.running import Reproduction, reproduce
-from gramscope.experiments.settings import with_values
 from gramscope.runs.directory import RunDirectory
 
-DIGITS = {"data": ("digits",), "seeds": (0, 1), "epochs": 1.0}
-VAE = {"data": ("digits",), "epochs": (2.0,), "betas": (0.1, 5.0), "hidden": (16,), "latent": 4, "every": 1.0}
-GROKKING = {"weight_decays": (0.0, 1.0), "p": 7, "width": 8, "batch_size": 16, "epochs": 4.0, "every": 2.0}
-SMALL: dict[str, dict[str, Any]] = {
-    "gram-fig1": {"seeds": (0, 1), "n": 60, "width": 8, "epochs": 20, "every": 5, "frames": 3},
-    "gram-fig2": {**DIGITS, "hidden": (8, 8), "lrs": (0.1, 0.01), "momenta": (0.9,)},
-    "gram-fig4": {**DIGITS, "hidden": (8, 8), "lrs": (0.1, 0.01), "momenta": (0.9,), "epochs": 3.0, "samples": 300},
-    "gram-fig9": {**DIGITS, "hidden": (4, 4), "lrs": (0.01,), "samples": 300, "seeds": (0,)},
-    "gram-fig5": {**VAE, "pairs": 50},
-    "gram-fig6": {**DIGITS, "channels": (4, 4, 4), "seeds": (0,)},
-    "gram-fig8": {"seeds": (0,), "widths": (4, 16), "n": 40, "d": 5, "epochs": 20, "every": 10},
-    "gram-fig10": VAE,
-    "gram-fig12": {**DIGITS, "fractions": (0.0, 1.0), "hidden": (8, 8), "every": 1.0, "samples": 300, "seeds": (0,)},
-    "gram-fig13": GROKKING,
-    "gram-fig14": GROKKING,
-    "vcl-fig1": {**DIGITS, "hidden": 8, "samples": 100, "every": 1.0},
-    "vcl-fig2": {**DIGITS, "width": 8, "gammas": (1.0, 0.1), "lrs": (0.1,), "readout_lrs": (0.1,)},
-    "vcl-poster": {
-        **DIGITS, "nets": ("cnn", "deep", "linear"), "width": 8, "gammas": (0.1,), "lrs": (0.1,), "readout_lrs": (0.1,)
-    },
-}  # fmt: skip
+Read = Callable[[str], Results[Any]]
+Run = Callable[[str], Reproduction]
 
 
-@pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Reproduction]:
-    """Runs an experiment once for all tests."""
-    return cache(
-        lambda name: reproduce(
-            name, Options(device="cpu"), values=SMALL[name], out=tmp_path_factory.mktemp("runs") / name
-        )
-    )
-
-
-def results(made: Reproduction) -> Results[Any]:
-    settings = with_values(made.entry.name, made.entry.load().quick, SMALL[made.entry.name])
-    return Results(made.entry.name, settings, made.options, RunDirectory(made.path))
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_runs_draws_and_judges(name: str, done: Callable[[str], Reproduction]) -> None:
-    made = done(name)
-    assert all(path.stat().st_size > 1000 for path in made.figures)
-    assert made.claims
-    assert all("nan" not in claim.measured for claim in made.claims)
-
-
-def test_the_records_are_enough_to_judge(done: Callable[[str], Reproduction]) -> None:
-    made = done("vcl-fig2")
-    assert reproduce("vcl-fig2", made.options, out=made.path, plot_only=True).claims == made.claims
-
-
-# -- what is recorded ---------------------------------------------------------------------------------------------
-def test_the_gram_of_the_unrolling_net_follows_the_virtual_covariance(done: Callable[[str], Reproduction]) -> None:
-    found = results(done("gram-fig1"))
+def test_the_gram_of_the_unrolling_net_follows_the_virtual_covariance(results: Read) -> None:
+    found = results("gram-fig1")
     first = found.records("frame", seed=1, epoch=0)[0]
     data = load("swiss-roll", seed=1, n_train=60)
     plain = gs.target_linearity(data.x_train, data.y_train, intercept=True)
@@ -83,8 +33,8 @@ def test_the_gram_of_the_unrolling_net_follows_the_virtual_covariance(done: Call
     torch.testing.assert_close(frames["points"][0], data.x_train)
 
 
-def test_the_error_splits_into_features_and_chase(done: Callable[[str], Reproduction]) -> None:
-    records = results(done("gram-fig8")).records("measurement")
+def test_the_error_splits_into_features_and_chase(results: Read) -> None:
+    records = results("gram-fig8").records("measurement")
     assert len(records) == 2 * 3
     for record in records:
         assert record["error"] <= record["features"] + record["chase"] + 1e-4
@@ -92,10 +42,10 @@ def test_the_error_splits_into_features_and_chase(done: Callable[[str], Reproduc
     assert records[-1]["error"] < records[-3]["error"]
 
 
-def test_every_hidden_layer_is_measured_at_its_output(done: Callable[[str], Reproduction]) -> None:
+def test_every_hidden_layer_is_measured_at_its_output(results: Read) -> None:
     from gramscope.experiments.gram_layers import by_depth, features_of
 
-    found = results(done("gram-fig4"))
+    found = results("gram-fig4")
     measured = found.records("measurement")
     assert {r["layer"] for r in measured} == {"hidden2", "readout"}
     assert {r["layer"] for r in features_of(measured, 1, 2)} == {"hidden2"}
@@ -106,19 +56,19 @@ def test_every_hidden_layer_is_measured_at_its_output(done: Callable[[str], Repr
     assert inputs["target_linearity"] == pytest.approx(float(expected))
 
 
-def test_settings_are_told_apart_and_the_fitting_one_is_judged(done: Callable[[str], Reproduction]) -> None:
+def test_settings_are_told_apart_and_the_fitting_one_is_judged(results: Read, done: Run) -> None:
     from gramscope.experiments.gram_linearity import _judged, _runs
 
     made = done("gram-fig4")
-    fast, slow = _runs(results(made))
+    fast, slow = _runs(results("gram-fig4"))
     assert (fast.text, slow.text) == ("lr 0.1, momentum 0.9", "lr 0.01, momentum 0.9")
     assert len(fast.evaluated) == len(slow.evaluated) == 2 * 4
     assert fast.last("train_accuracy") > slow.last("train_accuracy") + 0.2
-    assert [run.text for run in _judged(results(made))] == [fast.text]
+    assert [run.text for run in _judged(results("gram-fig4"))] == [fast.text]
     assert sum("accuracies" in claim.claim for claim in made.claims) == 2
 
 
-def test_both_kernels_are_run(done: Callable[[str], Reproduction]) -> None:
+def test_both_kernels_are_run(done: Run) -> None:
     made = done("gram-fig6")
     assert [claim.claim.split(":")[0] for claim in made.claims] == ["digits, 3×3 kernels", "digits, 2×2 kernels"]
     shapes = [
@@ -128,11 +78,11 @@ def test_both_kernels_are_run(done: Callable[[str], Reproduction]) -> None:
     assert shapes == [3, 2]
 
 
-def test_random_labels_lower_linearity_and_can_reach_the_test_set(done: Callable[[str], Reproduction]) -> None:
+def test_random_labels_lower_linearity_and_can_reach_the_test_set(results: Read) -> None:
     from gramscope.experiments.gram_labels import Settings, parts
     from gramscope.training.job import arrange
 
-    found = results(done("gram-fig12"))
+    found = results("gram-fig12")
     last = {
         part: [r["target_linearity"] for r in found.records("measurement", part=part, layer="readout")][-1]
         for part in ("p-0-digits", "p-1-digits")
@@ -146,8 +96,8 @@ def test_random_labels_lower_linearity_and_can_reach_the_test_set(done: Callable
     assert (noisy.y_train != clean.y_train).float().mean() > 0.7
 
 
-def test_the_vae_learns_and_its_interpolation_is_bounded(done: Callable[[str], Reproduction]) -> None:
-    found = results(done("gram-fig5"))
+def test_the_vae_learns_and_its_interpolation_is_bounded(results: Read) -> None:
+    found = results("gram-fig5")
     for beta in (0.1, 5.0):
         curve = [r["reconstruction"] for r in found.records("measurement", beta=beta)]
         assert len(curve) == 3
@@ -173,10 +123,10 @@ def test_data_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         reproduce("vcl-fig1", Options(device="cpu"), values=values, out=tmp_path / "vcl")
 
 
-def test_grokking_runs_are_told_apart_by_their_decay(done: Callable[[str], Reproduction]) -> None:
+def test_grokking_runs_are_told_apart_by_their_decay(results: Read) -> None:
     from gramscope.experiments.gram_grokking import _runs
 
-    runs = _runs(results(done("gram-fig13")))
+    runs = _runs(results("gram-fig13"))
     assert [run.decay for run in runs] == [0.0, 1.0]
     assert len(runs[0].evaluated) == len(runs[1].evaluated) == 3
     assert runs[0].evaluated != runs[1].evaluated
@@ -189,7 +139,7 @@ def test_single_jumps_do_not_count_as_a_change_of_the_gap() -> None:
     assert _smoothed([0.0, 0.0, 9.0, 0.0, 0.0, 0.0, 1.0, 1.0]) == [0.0] * 6 + [0.5, 1.0]
 
 
-def test_diagonals_are_those_of_the_trained_net(done: Callable[[str], Reproduction]) -> None:
+def test_diagonals_are_those_of_the_trained_net(done: Run) -> None:
     from gramscope.experiments.vcl_diagonals import _diagonals, _pearson
 
     run = RunDirectory(done("vcl-fig1").path / "sgd-digits" / "seed-1")

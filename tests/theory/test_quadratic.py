@@ -6,15 +6,9 @@ import torch
 from gramscope.errors import InputError
 from gramscope.theory.early_time import labelled_inputs, speeds_from_kernel
 from gramscope.theory.freeness import MatrixFamily
-from gramscope.theory.gaussian import gaussian_spectral_moments
-from gramscope.theory.published_formulas import FORMULAS, centred_moments, rule_value
 from gramscope.theory.quadratic import (
     data_matrices,
-    free_traces,
-    gaussian_traces,
-    isotropic_traces,
     observed_traces,
-    spectral_moments,
     weight_matrix,
 )
 from gramscope.theory.tangent_kernels import one_hidden_layer_kernel_moments
@@ -36,30 +30,6 @@ def test_observed_traces_are_those_of_the_kernel() -> None:
     assert float(observed_traces(data_matrices(1e60 * x, 1e-40 * y), r).correlation) == pytest.approx(float(expected))
 
 
-def test_printed_formulas_against_the_rule() -> None:
-    family = MatrixFamily(data_matrices(*task()))
-    moments = spectral_moments(weight_matrix(7, 6, torch.Generator().manual_seed(2)))
-    for formula in FORMULAS:
-        printed, rule = (
-            float(formula.value(centred_moments(family, moments))),
-            float(rule_value(formula, family, moments)),
-        )
-        agrees = printed == pytest.approx(rule, rel=1e-10)
-        assert agrees == (formula.equation not in WRONG), formula.equation
-
-
-def test_isotropic_case_is_equation_6() -> None:
-    x = torch.linalg.qr(task(12, 6)[0])[0]
-    family = MatrixFamily(data_matrices(x, task(12, 6)[1]))
-    matrices = {"A": family._products["A"], "B": torch.eye(6, dtype=torch.float64)}
-    moments = gaussian_spectral_moments(8, 6)
-    general = free_traces(MatrixFamily(matrices), moments)
-    special = isotropic_traces(spectral_moments(matrices["A"], 2), moments)
-    for name in ("cross", "gram", "agop"):
-        assert float(getattr(special, name)) == pytest.approx(float(getattr(general, name)))
-    assert float(free_traces(family, moments).correlation) == pytest.approx(float(special.correlation))
-
-
 def test_exact_means_contain_proposition_10() -> None:
     """The mean of the net's AGOP speed, tr(E[ARBR]), two ways: by Wick's rule and from E[𝒦²]."""
     x, y = task()
@@ -71,18 +41,6 @@ def test_exact_means_contain_proposition_10() -> None:
     m = x.mT @ (y[:, None] * x)
     family = MatrixFamily({"A": m @ m, "B": x.mT @ x})
     assert 6 * float(gaussian_moment("ARBR", family, k, size=6)) == pytest.approx(float(agop.trace()))
-
-
-def test_predictions_approach_each_other_with_size() -> None:
-    gaps = []
-    for d in (16, 64):
-        generator = torch.Generator().manual_seed(0)
-        x = torch.randn(d, d, generator=generator, dtype=torch.float64)
-        y = torch.randn(d, generator=generator, dtype=torch.float64)
-        family = MatrixFamily(data_matrices(x, y))
-        free = free_traces(family, gaussian_spectral_moments(d, d)).correlation
-        gaps.append(abs(float(free - gaussian_traces(family, d).correlation)))
-    assert gaps[1] < gaps[0] / 2
 
 
 def test_degenerate_data_is_named() -> None:

@@ -110,16 +110,22 @@ def choose(results: Results[Any], part: str) -> Curve:
     return Curve(setting, settings[setting])
 
 
-def gap(first: Curve, second: Curve) -> tuple[float, float]:
-    """Difference of the final mean accuracies in points, and its standard error over seeds."""
+def compare_finals(first: Curve, second: Curve) -> tuple[float, str]:
+    """Difference of the final mean accuracies in points; and as text both accuracies, difference and standard error."""
     a, b = first.final_values(), second.final_values()
-    error = math.sqrt(deviation(a) ** 2 / len(a) + deviation(b) ** 2 / len(b))
-    return 100 * (mean(a) - mean(b)), 100 * error
+    difference = 100 * (mean(a) - mean(b))
+    error = 100 * math.sqrt(deviation(a) ** 2 / len(a) + deviation(b) ** 2 / len(b))
+    return difference, f"{percent(first.final)} and {percent(second.final)} ({difference:+.1f} ± {error:.1f})"
 
 
 def percent(accuracy: float) -> str:
     """``46.2 %``."""
     return f"{100 * accuracy:.1f} %"
+
+
+def epoch_text(epoch: float, before: str = "epoch ") -> str:
+    """``epoch 3``; ``never`` for an infinite one."""
+    return "never" if math.isinf(epoch) else f"{before}{epoch:g}"
 
 
 def accuracy_figure(shown: Mapping[str, Mapping[str, Curve]], columns: int = 4) -> Figure:

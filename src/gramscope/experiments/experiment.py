@@ -14,6 +14,7 @@ from gramscope.errors import InputError
 from gramscope.experiments.parts import Part
 from gramscope.runs.directory import RunDirectory
 from gramscope.runs.records import Record
+from gramscope.training.config import TrainConfig
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,6 +39,15 @@ class Options:
     select: Selection = "validation"
     data_dir: str = ""
     device: str = "auto"
+
+
+def training_config(settings: Any, options: Options, **tables: Any) -> TrainConfig:
+    """A training with the seeds, epochs and batch size of the settings, on the device of the options.
+
+    ``tables`` are the other entries of the configuration (``data``, ``model``, ``method``, …), and replace those.
+    """
+    usual = {key: getattr(settings, key) for key in ("seeds", "epochs", "batch_size") if key not in tables}
+    return TrainConfig.from_dict({**usual, "device": options.device, **tables})
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -44,9 +45,8 @@ def _gaps(results: Results[Settings]) -> dict[str, float]:
     }
 
 
-def above_random(results: Results[Settings]) -> list[Claim]:
+def above_random(results: Results[Settings]) -> Iterator[Claim]:
     """[Gram] B.7: the pre-trained net is above the random one at every layer."""
-    rows = []
     for task in results.settings.data:
         pre, random = (_profile(results, task, stage)[1:] for stage in ("pre-trained", "random"))
         holds = all(a > b for a, b in zip(pre, random, strict=True))
@@ -57,8 +57,7 @@ def above_random(results: Results[Settings]) -> list[Claim]:
                 "uniform, so [CLS] averages all words"
             )
         text = f"{NAMES[task]}: pre-trained above random at every layer"
-        rows.append(Claim(text, "well above", f"{_text(pre)} against {_text(random)}", holds, reason))
-    return rows
+        yield Claim(text, "well above", f"{_text(pre)} against {_text(random)}", holds, reason)
 
 
 def order(results: Results[Settings]) -> Claim:
@@ -76,9 +75,8 @@ def order(results: Results[Settings]) -> Claim:
     return Claim(text, "in that order", measured, holds, reason)
 
 
-def peaks_early(results: Results[Settings]) -> list[Claim]:
+def peaks_early(results: Results[Settings]) -> Iterator[Claim]:
     """[Gram] B.7: before fine-tuning, syntactic tasks peak in early-to-middle layers."""
-    rows = []
     for task in results.settings.data:
         if TASKS[task] != "token":
             continue
@@ -86,46 +84,37 @@ def peaks_early(results: Results[Settings]) -> list[Claim]:
         best = values.index(max(values))
         holds = best <= 2 * (len(values) - 1) / 3
         small = f"nearly flat in this small BERT: TL varies by {max(values) - min(values):.2f} over its layers"
-        rows.append(
-            Claim(
-                f"{NAMES[task]}: before fine-tuning TL is highest in the first two thirds of the layers",
-                "layer 3 of 12 for POS",
-                f"layer {best} of {len(values) - 1} ({_text(values)})",
-                holds,
-                small if not holds and not results.settings.model else "",
-            )
+        yield Claim(
+            f"{NAMES[task]}: before fine-tuning TL is highest in the first two thirds of the layers",
+            "layer 3 of 12 for POS",
+            f"layer {best} of {len(values) - 1} ({_text(values)})",
+            holds,
+            small if not holds and not results.settings.model else "",
         )
-    return rows
 
 
-def monotone(results: Results[Settings]) -> list[Claim]:
+def monotone(results: Results[Settings]) -> Iterator[Claim]:
     """[Gram] B.7: after one epoch of fine-tuning TL increases nearly monotonically with depth; later epochs add little."""
-    rows = []
     last = results.settings.epochs
     for task in results.settings.data:
         first, final, pre = (_profile(results, task, stage) for stage in ("epoch 1", f"epoch {last}", "pre-trained"))
         drop = max(a - b for a, b in pairwise(first[1:]))
         holds = drop <= 0.02 and first[-1] >= max(first) - 0.02
-        rows.append(
-            Claim(
-                f"{NAMES[task]}: after one epoch TL nowhere falls by more than 0.02 with depth and is highest at the end",
-                "near-monotone after one epoch",
-                _text(first),
-                holds,
-                "" if holds else f"after epoch {last}: {_text(final)}",
-            )
+        yield Claim(
+            f"{NAMES[task]}: after one epoch TL nowhere falls by more than 0.02 with depth and is highest at the end",
+            "near-monotone after one epoch",
+            _text(first),
+            holds,
+            "" if holds else f"after epoch {last}: {_text(final)}",
         )
         early, late = first[-1] - pre[-1], final[-1] - first[-1]
-        rows.append(
-            Claim(
-                f"{NAMES[task]}: the first epoch raises the last layer's TL more than the later ones",
-                "saturates within one epoch",
-                f"{early:+.2f}, then {late:+.2f}",
-                early > late,
-                "" if early > late else _still_learning(results, task),
-            )
+        yield Claim(
+            f"{NAMES[task]}: the first epoch raises the last layer's TL more than the later ones",
+            "saturates within one epoch",
+            f"{early:+.2f}, then {late:+.2f}",
+            early > late,
+            "" if early > late else _still_learning(results, task),
         )
-    return rows
 
 
 def _still_learning(results: Results[Settings], task: str) -> str:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
+from gramscope.experiments.accuracy_curves import epoch_text
 from gramscope.experiments.experiment import Claim, Experiment, Options, Results
-from gramscope.experiments.gram_layers import draw_layers, measure_table, over_training
+from gramscope.experiments.gram_layers import draw_layers, layers_config, over_training
 from gramscope.experiments.parts import Training
-from gramscope.experiments.plots import PALETTE, band, legend_below, panels
+from gramscope.experiments.plots import PALETTE, band, curve, legend_below, panels
 from gramscope.runs.records import Record
-from gramscope.training.config import TrainConfig
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,21 +42,15 @@ class Settings:
 
 def parts(settings: Settings, options: Options) -> list[Training]:
     """One training with all decays and seeds."""
-    config = TrainConfig.from_dict(
-        {
-            "seeds": settings.seeds,
-            "epochs": settings.epochs,
-            "batch_size": settings.batch_size,
-            "dtype": settings.dtype,
-            "evaluate_train": True,
-            "evaluate_every": settings.every,
-            "device": options.device,
-            "data": {"name": "modular-arithmetic", "p": settings.p, "train_fraction": settings.train_fraction},
-            "model": {"name": "mlp", "hidden": (settings.width,) * DEPTH, "activation": "relu"},
-            "method": {"name": "adamw", "lr": settings.lr, "beta2": settings.beta2},
-            "measure": measure_table(settings.every, settings.p**2),
-            "sweep": {"weight_decay": settings.weight_decays},
-        }
+    config = layers_config(
+        settings,
+        options,
+        settings.p**2,
+        dtype=settings.dtype,
+        data={"name": "modular-arithmetic", "p": settings.p, "train_fraction": settings.train_fraction},
+        model={"name": "mlp", "hidden": (settings.width,) * DEPTH, "activation": "relu"},
+        method={"name": "adamw", "lr": settings.lr, "beta2": settings.beta2},
+        sweep={"weight_decay": settings.weight_decays},
     )
     return [Training("adamw", config)]
 
@@ -70,10 +65,8 @@ class _Run:
     measured: list[Record]
 
     def accuracy(self, part: str) -> tuple[list[float], list[float]]:
-        groups: dict[float, list[float]] = {}
-        for record in self.evaluated:
-            groups.setdefault(record["epoch"], []).append(record[f"{part}_accuracy"])
-        return sorted(groups), [sum(groups[e]) / len(groups[e]) for e in sorted(groups)]
+        epochs, means, _ = curve(self.evaluated, "epoch", f"{part}_accuracy")
+        return epochs, means
 
     def first(self, part: str, level: float) -> float:
         """First epoch at which an accuracy reaches a level; infinite if it never does."""
@@ -105,25 +98,19 @@ def _runs(results: Results[Settings]) -> list[_Run]:
     ]
 
 
-def _epoch(value: float) -> str:
-    return "never" if math.isinf(value) else f"epoch {value:g}"
-
-
 # -- claims -------------------------------------------------------------------------------------------------------
-def groks(results: Results[Settings]) -> list[Claim]:
+def groks(results: Results[Settings]) -> Iterator[Claim]:
     """[Gram] Fig. 13: with weight decay the net generalises long after it has memorised."""
-    rows = []
     for run in _runs(results):
         test = run.accuracy("test")[1][-1]
-        text = f"memorised (train {MEMORISED:.0%}): {_epoch(run.memorised)}, grokked (test {GROKKED:.0%}): "
-        measured = f"{text}{_epoch(run.grokked)}, test at the end {test:.0%}"
+        text = f"memorised (train {MEMORISED:.0%}): {epoch_text(run.memorised)}, grokked (test {GROKKED:.0%}): "
+        measured = f"{text}{epoch_text(run.grokked)}, test at the end {test:.0%}"
         if run.decay == 0:
             claim, published, holds = "memorises and does not generalise", "overfits", math.isinf(run.grokked)
         else:
             claim, published = "generalises later than it memorises", "groks"
             holds = run.memorised < run.grokked < math.inf
-        rows.append(Claim(f"decay {run.decay:g}: {claim}", published, measured, holds, _why(run)))
-    return rows
+        yield Claim(f"decay {run.decay:g}: {claim}", published, measured, holds, _why(run))
 
 
 def _why(run: _Run) -> str:
@@ -135,16 +122,15 @@ def _why(run: _Run) -> str:
     if math.isinf(run.grokked):
         return "not generalised in these epochs"
     epochs, train = run.accuracy("train")
-    halves = (_epoch(run.first(part, 0.5)) for part in ("train", "test"))
+    halves = (epoch_text(run.first(part, 0.5)) for part in ("train", "test"))
     return (
         f"test accuracy reaches {GROKKED:.0%} before all is memorised (training {train[epochs.index(run.grokked)]:.0%} then); "
         f"they pass one half in {' and '.join(halves)}"
     )
 
 
-def rises_after_memorisation(results: Results[Settings]) -> list[Claim]:
+def rises_after_memorisation(results: Results[Settings]) -> Iterator[Claim]:
     """[Gram] B.8: with decay TL goes on rising after memorisation until grokking; layer 2 jumps with it."""
-    rows = []
     for run in _runs(results):
         if run.decay == 0:
             continue
@@ -155,11 +141,10 @@ def rises_after_memorisation(results: Results[Settings]) -> list[Claim]:
             published = "continues to increase" if layer == DEPTH else "increases sharply"
             if not shown:
                 absent = "no grokking" if math.isinf(run.grokked) else "no delay"
-                rows.append(Claim(claim, published, absent, None, _why(run)))
+                yield Claim(claim, published, absent, None, _why(run))
                 continue
             a, b = run.linearity(layer, run.memorised), run.linearity(layer, run.grokked)
-            rows.append(Claim(claim, published, f"{a:.2f} → {b:.2f}", b > a))
-    return rows
+            yield Claim(claim, published, f"{a:.2f} → {b:.2f}", b > a)
 
 
 def _smoothed(values: list[float]) -> list[float]:
@@ -167,35 +152,31 @@ def _smoothed(values: list[float]) -> list[float]:
     return [median(values[max(0, i - 2) : i + 3]) for i in range(len(values))]
 
 
-def gap_narrows(results: Results[Settings]) -> list[Claim]:
+def gap_narrows(results: Results[Settings]) -> Iterator[Claim]:
     """[Gram] Fig. 14: the gap between the last two layers narrows at grokking and widens again for large decay.
 
     Running medians over five measurements are compared.
     """
-    rows = []
     for run in _runs(results):
         if run.decay == 0:
             continue
         claim = f"decay {run.decay:g}: TL gap of the last two layers is narrower at grokking than its largest before"
         if not run.grokked < math.inf:
-            rows.append(Claim(claim, "narrows", "no grokking", None, _why(run)))
+            yield Claim(claim, "narrows", "no grokking", None, _why(run))
             continue
         epochs, gaps = run.gap()
         gaps = _smoothed(gaps)
         at = epochs.index(run.grokked)
         before = max(gaps[: at + 1])
-        rows.append(Claim(claim, "narrows", f"{before:.3f} → {gaps[at]:.3f}", gaps[at] < 0.9 * before))
+        yield Claim(claim, "narrows", f"{before:.3f} → {gaps[at]:.3f}", gaps[at] < 0.9 * before)
         if run.decay == max(results.settings.weight_decays):
             least = min(gaps[at:])
-            rows.append(
-                Claim(
-                    f"decay {run.decay:g}: after grokking the gap widens again",
-                    "re-widens for large decay",
-                    f"{least:.3f} → {gaps[-1]:.3f}",
-                    gaps[-1] > 1.1 * least,
-                )
+            yield Claim(
+                f"decay {run.decay:g}: after grokking the gap widens again",
+                "re-widens for large decay",
+                f"{least:.3f} → {gaps[-1]:.3f}",
+                gaps[-1] > 1.1 * least,
             )
-    return rows
 
 
 # -- figures ------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -98,49 +99,39 @@ def _interpolations(results: Results[Settings], data: str) -> list[dict[str, Any
     return sorted(found, key=lambda r: r["beta"])
 
 
-def bound_holds(results: Results[Settings]) -> list[Claim]:
+def bound_holds(results: Results[Settings]) -> Iterator[Claim]:
     """[Gram] Proposition 3 and its form for a given decoder."""
-    rows = []
     for data in results.settings.data:
         found = _interpolations(results, data)
-        rows += [
-            Claim(
-                f"{data}: residual of the linear map over pairs ≤ over samples ≤ √((1 − TL) mean‖x − x̄‖²)",
-                "Proposition 3",
-                ", ".join(
-                    f"β {r['beta']:g}: {r['pair_residual']:.2f} ≤ {r['ols_residual']:.2f} ≤ {r['bound']:.2f}"
-                    for r in found
-                ),
-                all(r["pair_residual"] <= r["ols_residual"] * 1.01 and r["ols_residual"] <= r["bound"] for r in found),
+        yield Claim(
+            f"{data}: residual of the linear map over pairs ≤ over samples ≤ √((1 − TL) mean‖x − x̄‖²)",
+            "Proposition 3",
+            ", ".join(
+                f"β {r['beta']:g}: {r['pair_residual']:.2f} ≤ {r['ols_residual']:.2f} ≤ {r['bound']:.2f}" for r in found
             ),
-            Claim(
-                f"{data}: error of the decoder ≤ residual of the linear map + distance of the decoder from it",
-                "the form for a given decoder",
-                ", ".join(
-                    f"β {r['beta']:g}: {r['error']:.2f} ≤ {r['pair_residual']:.2f} + {r['decoder_gap']:.2f}"
-                    for r in found
-                ),
-                all(r["error"] <= (r["pair_residual"] + r["decoder_gap"]) * (1 + 1e-6) for r in found),
+            all(r["pair_residual"] <= r["ols_residual"] * 1.01 and r["ols_residual"] <= r["bound"] for r in found),
+        )
+        yield Claim(
+            f"{data}: error of the decoder ≤ residual of the linear map + distance of the decoder from it",
+            "the form for a given decoder",
+            ", ".join(
+                f"β {r['beta']:g}: {r['error']:.2f} ≤ {r['pair_residual']:.2f} + {r['decoder_gap']:.2f}" for r in found
             ),
-        ]
-    return rows
+            all(r["error"] <= (r["pair_residual"] + r["decoder_gap"]) * (1 + 1e-6) for r in found),
+        )
 
 
-def follows(results: Results[Settings]) -> list[Claim]:
+def follows(results: Results[Settings]) -> Iterator[Claim]:
     """[Gram] Fig. 5: the decoder follows linear interpolation where TL is high."""
-    rows = []
     for data in results.settings.data:
         found = sorted(_interpolations(results, data), key=lambda r: r["target_linearity"])
         low, high = found[0], found[-1]
-        rows.append(
-            Claim(
-                f"{data}: the interpolation error is lower where TL is highest (β {high['beta']:g}) than where lowest",
-                "decoder follows linear interpolation where TL is high",
-                ", ".join(f"TL {r['target_linearity']:.2f}: {r['error']:.2f}" for r in reversed(found)),
-                high["error"] < low["error"],
-            )
+        yield Claim(
+            f"{data}: the interpolation error is lower where TL is highest (β {high['beta']:g}) than where lowest",
+            "decoder follows linear interpolation where TL is high",
+            ", ".join(f"TL {r['target_linearity']:.2f}: {r['error']:.2f}" for r in reversed(found)),
+            high["error"] < low["error"],
         )
-    return rows
 
 
 def strip_figure(results: Results[Settings]) -> Figure:

@@ -5,7 +5,7 @@ The authors' code randomises the test labels too. Here only the training labels 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from gramscope.data.dataset import DataSet
 from gramscope.experiments.accuracy_curves import part_name
 from gramscope.experiments.experiment import Claim, Experiment, Options, Results
-from gramscope.experiments.gram_layers import by_depth, draw_layers, measure_table, over_training
+from gramscope.experiments.gram_layers import by_depth, draw_layers, layers_config, over_training
 from gramscope.experiments.parts import Training
 from gramscope.experiments.plots import PALETTE, band, curve, legend_below, panels
 from gramscope.training.config import DataTable, TrainConfig
@@ -56,19 +56,13 @@ def _part(data: str, fraction: float) -> str:
 
 
 def _config(settings: Settings, options: Options, data: str, fraction: float) -> TrainConfig:
-    return TrainConfig.from_dict(
-        {
-            "seeds": settings.seeds,
-            "epochs": settings.epochs,
-            "batch_size": settings.batch_size,
-            "evaluate_train": True,
-            "evaluate_every": settings.every,
-            "device": options.device,
-            "data": {"name": data, "dir": options.data_dir, "label_noise": fraction},
-            "model": {"name": "mlp", "hidden": settings.hidden},
-            "method": {"name": "sgd", "lr": settings.lr, "momentum": settings.momentum},
-            "measure": measure_table(settings.every, settings.samples),
-        }
+    return layers_config(
+        settings,
+        options,
+        settings.samples,
+        data={"name": data, "dir": options.data_dir, "label_noise": fraction},
+        model={"name": "mlp", "hidden": settings.hidden},
+        method={"name": "sgd", "lr": settings.lr, "momentum": settings.momentum},
     )
 
 
@@ -91,34 +85,29 @@ def _final(results: Results[Settings], data: str, fraction: float) -> tuple[floa
     return accuracies[0][1][-1], accuracies[1][1][-1], linearity
 
 
-def falls(results: Results[Settings]) -> list[Claim]:
+def falls(results: Results[Settings]) -> Iterator[Claim]:
     """[Gram] Fig. 12: with p the last layer's TL falls and the generalisation gap grows."""
     fractions = results.settings.fractions
-    rows = []
     for data in results.settings.data:
         found = [_final(results, data, p) for p in fractions]
         last = [linearity[-1] for *_, linearity in found]
         gaps = [train - test for train, test, _ in found]
-        rows += [
-            Claim(
-                f"{data}: TL of the last layer is lower at p {fractions[-1]:g} than at p {fractions[0]:g}, by over 0.05",
-                "falls with p, constant at high p",
-                ", ".join(f"p {p:g}: {value:.2f}" for p, value in zip(fractions, last, strict=True)),
-                last[-1] < last[0] - 0.05,
-            ),
-            Claim(
-                f"{data}: train − test accuracy grows with p (by no less than −0.02 a step, by over 0.1 in all)",
-                "grows",
-                ", ".join(f"p {p:g}: {a:.2f} − {b:.2f}" for p, (a, b, _) in zip(fractions, found, strict=True)),
-                all(b > a - 0.02 for a, b in pairwise(gaps)) and gaps[-1] > gaps[0] + 0.1,
-            ),
-        ]
-    return rows
+        yield Claim(
+            f"{data}: TL of the last layer is lower at p {fractions[-1]:g} than at p {fractions[0]:g}, by over 0.05",
+            "falls with p, constant at high p",
+            ", ".join(f"p {p:g}: {value:.2f}" for p, value in zip(fractions, last, strict=True)),
+            last[-1] < last[0] - 0.05,
+        )
+        yield Claim(
+            f"{data}: train − test accuracy grows with p (by no less than −0.02 a step, by over 0.1 in all)",
+            "grows",
+            ", ".join(f"p {p:g}: {a:.2f} − {b:.2f}" for p, (a, b, _) in zip(fractions, found, strict=True)),
+            all(b > a - 0.02 for a, b in pairwise(gaps)) and gaps[-1] > gaps[0] + 0.1,
+        )
 
 
-def late(results: Results[Settings]) -> list[Claim]:
+def late(results: Results[Settings]) -> Iterator[Claim]:
     """[Gram] B.8: at high p the middle layers' TL rises late, at low p early."""
-    rows = []
     depth = len(results.settings.hidden)
     for data in results.settings.data:
         halves = []
@@ -127,15 +116,12 @@ def late(results: Results[Settings]) -> list[Claim]:
             epochs, values = over_training(measured, "target_linearity", max(1, depth - 1), depth)
             level = values[0] + 0.5 * (max(values) - values[0])
             halves.append(next(e for e, value in zip(epochs, values, strict=True) if value >= level))
-        rows.append(
-            Claim(
-                f"{data}: layer {max(1, depth - 1)} has half its rise in TL later at the highest p than without noise",
-                "sudden late increase at high p",
-                f"epoch {halves[1]:g} and {halves[0]:g}",
-                halves[1] > halves[0],
-            )
+        yield Claim(
+            f"{data}: layer {max(1, depth - 1)} has half its rise in TL later at the highest p than without noise",
+            "sudden late increase at high p",
+            f"epoch {halves[1]:g} and {halves[0]:g}",
+            halves[1] > halves[0],
         )
-    return rows
 
 
 # -- figure -------------------------------------------------------------------------------------------------------

@@ -8,17 +8,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from gramscope.experiments.experiment import Options, training_config
 from gramscope.experiments.plots import band, curve, mean
 from gramscope.runs.records import Record
+from gramscope.training.config import TrainConfig
 
 #: glob of the layers that see hidden features: all but ``hidden1``
 ABOVE_INPUT = "*[!1]"
 
 
-def measure_table(every: float, samples: int) -> dict[str, Any]:
-    """The ``measure`` table of a training."""
+def layers_config(settings: Any, options: Options, samples: int, **tables: Any) -> TrainConfig:
+    """A training that evaluates both sets and measures the hidden layers every ``settings.every`` epochs."""
     names = ("target_linearity", "surrogate")
-    return {"every": every, "samples": samples, "names": names, "layers": ABOVE_INPUT}
+    measure = {"every": settings.every, "samples": samples, "names": names, "layers": ABOVE_INPUT}
+    always = {"evaluate_train": True, "evaluate_every": settings.every, "measure": measure}
+    return training_config(settings, options, **always, **tables)
 
 
 def features_of(records: Sequence[Record], layer: int, depth: int) -> list[Record]:

@@ -8,6 +8,7 @@ judged at the first setting (with SGD the printed one) and at the one with the h
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from gramscope.data import load
 from gramscope.experiments.accuracy_curves import part_name, percent
 from gramscope.experiments.experiment import Claim, Experiment, Options, Results
-from gramscope.experiments.gram_layers import by_depth, determination, draw_layers, measure_table, over_training
+from gramscope.experiments.gram_layers import by_depth, determination, draw_layers, layers_config, over_training
 from gramscope.experiments.parts import Computation, Part, Recorder, Training
 from gramscope.experiments.plots import PALETTE, band, legend_below, mean, panels
 from gramscope.measures.linearity import target_linearity
@@ -88,20 +89,14 @@ def _sweep(settings: Settings) -> dict[str, tuple[float, ...]]:
 
 
 def _config(settings: Settings, options: Options, data: str) -> TrainConfig:
-    return TrainConfig.from_dict(
-        {
-            "seeds": settings.seeds,
-            "epochs": settings.epochs,
-            "batch_size": settings.batch_size,
-            "evaluate_train": True,
-            "evaluate_every": settings.every,
-            "device": options.device,
-            "data": {"name": data, "dir": options.data_dir, **_scale(data)},
-            "model": {"name": "mlp", "hidden": settings.hidden},
-            "method": {"name": settings.method},
-            "measure": measure_table(settings.every, settings.samples),
-            "sweep": _sweep(settings),
-        }
+    return layers_config(
+        settings,
+        options,
+        settings.samples,
+        data={"name": data, "dir": options.data_dir, **_scale(data)},
+        model={"name": "mlp", "hidden": settings.hidden},
+        method={"name": settings.method},
+        sweep=_sweep(settings),
     )
 
 
@@ -141,37 +136,30 @@ def _judged(results: Results[Settings]) -> list[_Run]:
     return found
 
 
-def grow(results: Results[Settings]) -> list[Claim]:
+def grow(results: Results[Settings]) -> Iterator[Claim]:
     """[Gram] Fig. 4: TL and surrogate grow with training and with depth."""
-    rows = []
     depth = len(results.settings.hidden)
     for run in _judged(results):
         for key, name, form in (("target_linearity", "TL", "{:.2f}"), ("surrogate", "surrogate", "{:.1e}")):
             first, last = (by_depth(run.measured, key, depth, epoch) for epoch in (0.0, run.end))
-            rows.append(
-                Claim(
-                    f"{run.data}, {run.text}: {name} grows with training in every layer",
-                    "grows throughout training",
-                    ", ".join(f"{form.format(a)} → {form.format(b)}" for a, b in zip(first, last, strict=True)),
-                    all(a < b for a, b in zip(first, last, strict=True)),
-                    run.untrained,
-                )
+            yield Claim(
+                f"{run.data}, {run.text}: {name} grows with training in every layer",
+                "grows throughout training",
+                ", ".join(f"{form.format(a)} → {form.format(b)}" for a, b in zip(first, last, strict=True)),
+                all(a < b for a, b in zip(first, last, strict=True)),
+                run.untrained,
             )
-            rows.append(
-                Claim(
-                    f"{run.data}, {run.text}: at the end {name} grows with depth",
-                    "increases with the layer",
-                    ", ".join(form.format(value) for value in last),
-                    all(a < b for a, b in pairwise(last)),
-                    run.untrained,
-                )
+            yield Claim(
+                f"{run.data}, {run.text}: at the end {name} grows with depth",
+                "increases with the layer",
+                ", ".join(form.format(value) for value in last),
+                all(a < b for a, b in pairwise(last)),
+                run.untrained,
             )
-    return rows
 
 
-def shapes(results: Results[Settings]) -> list[Claim]:
+def shapes(results: Results[Settings]) -> Iterator[Claim]:
     """[Gram] §4.3: the surrogate grows roughly exponentially, TL roughly logarithmically."""
-    rows = []
     depth = len(results.settings.hidden)
     for run in _judged(results):
         epochs, linearity = over_training(run.measured, "target_linearity", depth, depth)
@@ -189,8 +177,7 @@ def shapes(results: Results[Settings]) -> list[Claim]:
         for claim, published, (name, values), better, worse in fits:
             measure = f"R² {better:.2f} and {worse:.2f}"
             why = run.untrained or ("" if better > worse else _shape(name, epochs, values))
-            rows.append(Claim(f"{run.data}, {run.text}: last layer, {claim}", published, measure, better > worse, why))
-    return rows
+            yield Claim(f"{run.data}, {run.text}: last layer, {claim}", published, measure, better > worse, why)
 
 
 def _shape(name: str, epochs: list[float], values: list[float]) -> str:
@@ -201,9 +188,8 @@ def _shape(name: str, epochs: list[float], values: list[float]) -> str:
     return f"{name} has half its rise by epoch {half:g} of {epochs[-1]:g} and is steepest before epoch {epochs[steepest]:g}"
 
 
-def accuracies(results: Results[Settings]) -> list[Claim]:
+def accuracies(results: Results[Settings]) -> Iterator[Claim]:
     """[Gram] §4.3: training and test accuracy, last-layer TL, of every setting."""
-    rows = []
     depth = len(results.settings.hidden)
     for run in _runs(results):
         train, test = (run.last(f"{part}_accuracy") for part in ("train", "test"))
@@ -212,7 +198,7 @@ def accuracies(results: Results[Settings]) -> list[Claim]:
         claim = f"{run.data}, {run.text}: accuracies and last-layer TL after {run.end:g} epochs"
         known = PUBLISHED.get(run.data)
         if known is None:
-            rows.append(Claim(claim, "of CIFAR-10 and CIFAR-100 alone", measured, None, "nothing published to compare"))
+            yield Claim(claim, "of CIFAR-10 and CIFAR-100 alone", measured, None, "nothing published to compare")
             continue
         found = dict(zip(("train", "test", "TL"), zip((train, test, linearity), known, strict=True), strict=True))
         lacking = {name: wanted - value for name, (value, wanted) in found.items() if value <= wanted}
@@ -220,8 +206,7 @@ def accuracies(results: Results[Settings]) -> list[Claim]:
             f"TL {x:.2f} short" if name == "TL" else f"{name} {100 * x:.1f} points short" for name, x in lacking.items()
         ]
         published = f"train > {known[0]:.0%}, test > {known[1]:.0%}, TL > {known[2]}"
-        rows.append(Claim(claim, published, measured, not short, ", ".join(short)))
-    return rows
+        yield Claim(claim, published, measured, not short, ", ".join(short))
 
 
 # -- figure -------------------------------------------------------------------------------------------------------

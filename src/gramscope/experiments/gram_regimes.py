@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from gramscope.experiments.experiment import Claim, Experiment, Options, Results
+from gramscope.experiments.experiment import Claim, Experiment, Options, Results, training_config
 from gramscope.experiments.parts import Training
 from gramscope.experiments.plots import band, deviation, legend_below, mean, panels, spread
 from gramscope.layers.model_call import evaluating
@@ -63,25 +63,17 @@ def parts(settings: Settings, options: Options) -> list[Training]:
 
 
 def _config(settings: Settings, options: Options, width: int, seed: int) -> TrainConfig:
-    return TrainConfig.from_dict(
-        {
-            "seeds": [seed],
-            "epochs": settings.epochs,
-            "batch_size": 0,
-            "evaluate_every": settings.epochs,
-            "device": options.device,
-            "data": {"name": "merged-staircase", "seed": seed, "n_train": settings.n, "d": settings.d},
-            "model": {
-                "name": "mlp",
-                "hidden": (width, width),
-                "activation": "relu",
-                "bias": False,
-                "init": "normal",
-                "output_scale": width**-0.5,
-            },
-            "method": {"name": "sgd", "lr": settings.lr},
-            "measure": {"every": settings.every},
-        }
+    model = {"name": "mlp", "hidden": (width, width), "activation": "relu", "bias": False, "init": "normal"}
+    return training_config(
+        settings,
+        options,
+        seeds=[seed],
+        batch_size=0,
+        evaluate_every=settings.epochs,
+        data={"name": "merged-staircase", "seed": seed, "n_train": settings.n, "d": settings.d},
+        model={**model, "output_scale": width**-0.5},
+        method={"name": "sgd", "lr": settings.lr},
+        measure={"every": settings.every},
     )
 
 
@@ -125,22 +117,18 @@ def _drop(results: Results[Settings], width: int, key: str) -> float:
     return (first - mean(_final(results, width, key))) / target
 
 
-def narrow_falls(results: Results[Settings]) -> list[Claim]:
+def narrow_falls(results: Results[Settings]) -> Iterator[Claim]:
     """[Gram] B.4: in the rich regime both terms decrease."""
     width = results.settings.widths[0]
     wide = results.settings.widths[-1]
-    rows = []
     for key, text in (("features", "‖y − y_ols‖"), ("chase", "‖ŷ − y_ols‖")):
         gone = _drop(results, width, key)
-        rows.append(
-            Claim(
-                f"width {width}: {text} falls by more than 0.1 ‖y‖",
-                "decreases substantially",
-                f"by {gone:.2f} ‖y‖ (width {wide}: {_drop(results, wide, key):.2f} ‖y‖)",
-                gone > 0.1,
-            )
+        yield Claim(
+            f"width {width}: {text} falls by more than 0.1 ‖y‖",
+            "decreases substantially",
+            f"by {gone:.2f} ‖y‖ (width {wide}: {_drop(results, wide, key):.2f} ‖y‖)",
+            gone > 0.1,
         )
-    return rows
 
 
 def wide_stays(results: Results[Settings]) -> Claim:
@@ -155,36 +143,31 @@ def wide_stays(results: Results[Settings]) -> Claim:
     )
 
 
-def errors(results: Results[Settings]) -> list[Claim]:
+def errors(results: Results[Settings]) -> Iterator[Claim]:
     """[Gram] Fig. 8: the final training errors, in order and size."""
     settings = results.settings
     found = {width: _final(results, width, "mse") for width in settings.widths}
     means = [mean(values) for values in found.values()]
     squares = [value**2 / settings.n for value in _values(results, settings.widths[0], "target", 0.0)]
-    rows = [
-        Claim(
-            "the mean final training error grows with the width",
-            "1.74, 1.83, 1.89, 1.94",
-            ", ".join(f"{value:.2f}" for value in means),
-            all(a < b for a, b in pairwise(means)),
-        )
-    ]
+    yield Claim(
+        "the mean final training error grows with the width",
+        "1.74, 1.83, 1.89, 1.94",
+        ", ".join(f"{value:.2f}" for value in means),
+        all(a < b for a, b in pairwise(means)),
+    )
     published = settings.n == 1000 and settings.epochs == 2000
     for width, values in found.items():
         if width not in PUBLISHED:
             continue
         near = abs(mean(values) - PUBLISHED[width]) <= 2 * deviation(values)
         reason = f"mean squares of the targets, by draw: {', '.join(f'{square:.1f}' for square in squares)}"
-        rows.append(
-            Claim(
-                f"final training error at width {width}: the published one is within two deviations of our draws",
-                f"{PUBLISHED[width]}",
-                spread(values),
-                near if published else None,
-                reason if published else "fewer samples or epochs than published",
-            )
+        yield Claim(
+            f"final training error at width {width}: the published one is within two deviations of our draws",
+            f"{PUBLISHED[width]}",
+            spread(values),
+            near if published else None,
+            reason if published else "fewer samples or epochs than published",
         )
-    return rows
 
 
 def figure(results: Results[Settings]) -> Figure:

@@ -20,7 +20,7 @@ from gramscope.data.dataset import DataSet
 from gramscope.data.seeds import generator
 from gramscope.errors import InputError
 from gramscope.experiments.accuracy_curves import part_name
-from gramscope.experiments.experiment import Claim, Experiment, Options, Results
+from gramscope.experiments.experiment import Claim, Experiment, Options, Results, training_config
 from gramscope.experiments.parts import Training
 from gramscope.experiments.plots import band, curve, legend_below, panels
 from gramscope.layers.model_call import evaluating
@@ -92,19 +92,16 @@ def parts(settings: Settings, options: Options) -> list[Training]:
 
 
 def _config(settings: Settings, options: Options, data: str, epochs: float) -> TrainConfig:
-    return TrainConfig.from_dict(
-        {
-            "seeds": settings.seeds,
-            "epochs": epochs,
-            "batch_size": settings.batch_size,
-            "evaluate_every": epochs,
-            "device": options.device,
-            "data": {"name": data, "dir": options.data_dir},
-            "model": {"name": "vae", "hidden": settings.hidden, "latent": settings.latent},
-            "method": {"name": "adam", "lr": settings.lr},
-            "measure": {"every": settings.every},
-            "sweep": {"model.beta": settings.betas},
-        }
+    return training_config(
+        settings,
+        options,
+        epochs=epochs,
+        evaluate_every=epochs,
+        data={"name": data, "dir": options.data_dir},
+        model={"name": "vae", "hidden": settings.hidden, "latent": settings.latent},
+        method={"name": "adam", "lr": settings.lr},
+        measure={"every": settings.every},
+        sweep={"model.beta": settings.betas},
     )
 
 
@@ -181,49 +178,39 @@ def _by_beta(betas: Sequence[float], values: Sequence[float]) -> str:
 CODES = {"of_mean": "latent means μ", "of_codes": "codes z drawn from the posterior"}
 
 
-def trade_off(results: Results[Settings]) -> list[Claim]:
+def trade_off(results: Results[Settings]) -> Iterator[Claim]:
     """[Gram] B.6: low β has low error and high TL, high β the reverse."""
     betas = results.settings.betas
-    rows = []
     for data in results.settings.data:
         errors = _finals(results, data, "reconstruction")
-        rows.append(
-            Claim(
-                f"{data}: the reconstruction error grows with β",
-                "low β: low error",
-                _by_beta(betas, errors),
-                all(a <= b * 1.02 for a, b in pairwise(errors)) and errors[-1] > errors[0],
-            )
+        yield Claim(
+            f"{data}: the reconstruction error grows with β",
+            "low β: low error",
+            _by_beta(betas, errors),
+            all(a <= b * 1.02 for a, b in pairwise(errors)) and errors[-1] > errors[0],
         )
         for key, what in CODES.items():
             values = _finals(results, data, key)
             holds = all(a >= b - 0.01 for a, b in pairwise(values)) and values[0] > values[-1]
             reason = "" if holds or key == "of_codes" else "a collapsed μ is tiny, but TL does not see its scale"
-            rows.append(
-                Claim(f"{data}: TL of {what} falls with β", "low β: high TL", _by_beta(betas, values), holds, reason)
-            )
-    return rows
+            yield Claim(f"{data}: TL of {what} falls with β", "low β: high TL", _by_beta(betas, values), holds, reason)
 
 
-def rises(results: Results[Settings]) -> list[Claim]:
+def rises(results: Results[Settings]) -> Iterator[Claim]:
     """[Gram] B.6: at low β TL rises steadily through training, at high β it stays or rises a little."""
     betas = results.settings.betas
-    rows = []
     for data in results.settings.data:
         for key, what in CODES.items():
             changes = []
             for beta in betas:
                 values = _curve(results, data, beta, key)[1]
                 changes.append(values[-1] - values[0])
-            rows.append(
-                Claim(
-                    f"{data}: TL of {what} rises over training at β {betas[0]:g}, more than at β {betas[-1]:g}",
-                    "rises at low β, stays at high β",
-                    ", ".join(f"β {beta:g}: {change:+.3f}" for beta, change in zip(betas, changes, strict=True)),
-                    changes[0] > 0 and changes[0] > changes[-1],
-                )
+            yield Claim(
+                f"{data}: TL of {what} rises over training at β {betas[0]:g}, more than at β {betas[-1]:g}",
+                "rises at low β, stays at high β",
+                ", ".join(f"β {beta:g}: {change:+.3f}" for beta, change in zip(betas, changes, strict=True)),
+                changes[0] > 0 and changes[0] > changes[-1],
             )
-    return rows
 
 
 def linearity_figure(results: Results[Settings]) -> Figure:

@@ -7,7 +7,7 @@ the same setting.
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +15,14 @@ from gramscope.experiments.accuracy_curves import (
     Curve,
     accuracy_figure,
     choose,
+    compare_finals,
     data_table,
-    gap,
+    epoch_text,
     part_name,
     percent,
     settings_of,
 )
-from gramscope.experiments.experiment import Claim, Experiment, Options, Results
+from gramscope.experiments.experiment import Claim, Experiment, Options, Results, training_config
 from gramscope.experiments.parts import Training
 from gramscope.training.config import TrainConfig
 
@@ -88,22 +89,15 @@ def parts(settings: Settings, options: Options) -> list[Training]:
 
 
 def _config(settings: Settings, options: Options, method: str, case: _Case) -> TrainConfig:
-    return TrainConfig.from_dict(
-        {
-            "seeds": settings.seeds,
-            "epochs": settings.epochs,
-            "batch_size": settings.batch_size,
-            "device": options.device,
-            "data": data_table(case.data, options, chooses=_chooses(settings)),
-            "model": case.model,
-            "method": {"name": method},
-            "sweep": {"lr": settings.lrs, "momentum": settings.momenta},
-        }
+    chooses = len(settings.lrs) * len(settings.momenta) > 1
+    return training_config(
+        settings,
+        options,
+        data=data_table(case.data, options, chooses=chooses),
+        model=case.model,
+        method={"name": method},
+        sweep={"lr": settings.lrs, "momentum": settings.momenta},
     )
-
-
-def _chooses(settings: Settings) -> bool:
-    return len(settings.lrs) * len(settings.momenta) > 1
 
 
 # -- claims -------------------------------------------------------------------------------------------------------
@@ -125,11 +119,11 @@ def _used(plain: Curve, whitened: Curve) -> str:
 def _matching(case: _Case, where: str, plain: Curve, whitened: Curve, reason: str) -> Claim:
     """Whether the whitened curve ends about where the plain one does, or above."""
     allowed = MATCH.get(case.data, 1.0)
-    difference, error = gap(whitened, plain)
+    difference, measured = compare_finals(whitened, plain)
     return Claim(
         f"{case.title}: {where}whitened ends at most {allowed:g} point{'s' if allowed > 1 else ''} below SGD",
         "tracks with a small gap" if case.data == "cifar100" else "matches or exceeds",
-        f"{percent(whitened.final)} and {percent(plain.final)} ({difference:+.1f} ± {error:.1f})",
+        measured,
         difference >= -allowed,
         reason,
     )
@@ -140,21 +134,15 @@ def matches(results: Results[Settings]) -> list[Claim]:
     return [_matching(case, "", plain, other, _used(plain, other)) for case, plain, other in _pairs(results)]
 
 
-def same_setting(results: Results[Settings]) -> list[Claim]:
+def same_setting(results: Results[Settings]) -> Iterator[Claim]:
     """[Gram] Fig. 2 plots learning rate 0.01: the same comparison where both have it, for every momentum."""
-    rows = []
     for case, best, _ in _pairs(results):
         plain, whitened = (settings_of(results, case.part(method)) for method in METHODS)
         for setting in plain:
             if "lr 0.01" not in setting.split(", ") or len(plain) == 1:
                 continue
             pair = Curve(setting, plain[setting]), Curve(setting, whitened[setting])
-            rows.append(_matching(case, f"at {setting} for both, ", *pair, _unfinished(pair[0], best)))
-    return rows
-
-
-def _after(epoch: float) -> str:
-    return "never" if math.isinf(epoch) else f"after {epoch:g}"
+            yield _matching(case, f"at {setting} for both, ", *pair, _unfinished(pair[0], best))
 
 
 def _unfinished(plain: Curve, chosen: Curve) -> str:
@@ -167,61 +155,49 @@ def _unfinished(plain: Curve, chosen: Curve) -> str:
     return f"SGD is past its best, {percent(top)} after {at:g}"
 
 
-def early(results: Results[Settings]) -> list[Claim]:
+def early(results: Results[Settings]) -> Iterator[Claim]:
     """[Gram] §2: on SVHN and CIFAR-10 SGD's best is reached in four to five epochs."""
-    rows = []
     for case, plain, whitened in _pairs(results):
         best, at = plain.best
         epoch = whitened.reaches(best)
         published = case.data in ("svhn", "cifar10")
-        rows.append(
-            Claim(
-                f"{case.title}: whitened reaches SGD's best mean accuracy "
-                + ("within five epochs" if published else "no later than SGD"),
-                "in four to five epochs" if published else "of SVHN and CIFAR-10: in four to five epochs",
-                f"{_after(epoch)} (SGD: {percent(best)} after {at:g}; "
-                f"whitened: {percent(whitened.best[0])} after {whitened.best[1]:g})",
-                epoch <= (5 if published else at),
-                f"within a point of it {_after(whitened.reaches(best - 0.01))}"
-                + ("" if published else "; not claimed of this data set"),
-            )
+        yield Claim(
+            f"{case.title}: whitened reaches SGD's best mean accuracy "
+            + ("within five epochs" if published else "no later than SGD"),
+            "in four to five epochs" if published else "of SVHN and CIFAR-10: in four to five epochs",
+            f"{epoch_text(epoch, 'after ')} (SGD: {percent(best)} after {at:g}; "
+            f"whitened: {percent(whitened.best[0])} after {whitened.best[1]:g})",
+            epoch <= (5 if published else at),
+            f"within a point of it {epoch_text(whitened.reaches(best - 0.01), 'after ')}"
+            + ("" if published else "; not claimed of this data set"),
         )
-    return rows
 
 
-def variance(results: Results[Settings]) -> list[Claim]:
+def variance(results: Results[Settings]) -> Iterator[Claim]:
     """[Gram] §2: lower variance across runs on SVHN."""
-    rows = []
     for case, plain, whitened in _pairs(results):
         a, b = 100 * whitened.spread_over_training(), 100 * plain.spread_over_training()
         published = case.data == "svhn"
-        rows.append(
-            Claim(
-                f"{case.title}: whitened varies less over seeds (second half of training)",
-                "lower" if published else "of SVHN: lower",
-                f"deviation {a:.2f} and {b:.2f} points",
-                a < b,
-                "" if published else "not claimed of this data set",
-            )
+        yield Claim(
+            f"{case.title}: whitened varies less over seeds (second half of training)",
+            "lower" if published else "of SVHN: lower",
+            f"deviation {a:.2f} and {b:.2f} points",
+            a < b,
+            "" if published else "not claimed of this data set",
         )
-    return rows
 
 
-def negligible(results: Results[Settings]) -> list[Claim]:
+def negligible(results: Results[Settings]) -> Iterator[Claim]:
     """[Gram] B.2: on a convolutional net the difference is negligible."""
-    rows = []
     for case, plain, whitened in _pairs(results):
-        difference, error = gap(whitened, plain)
-        rows.append(
-            Claim(
-                f"{case.title}: final accuracies differ by less than 2 points",
-                "negligible difference",
-                f"{percent(whitened.final)} and {percent(plain.final)} ({difference:+.1f} ± {error:.1f})",
-                abs(difference) < 2,
-                _used(plain, whitened),
-            )
+        difference, measured = compare_finals(whitened, plain)
+        yield Claim(
+            f"{case.title}: final accuracies differ by less than 2 points",
+            "negligible difference",
+            measured,
+            abs(difference) < 2,
+            _used(plain, whitened),
         )
-    return rows
 
 
 def figure(results: Results[Settings]) -> Figure:

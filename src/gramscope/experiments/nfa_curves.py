@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -34,21 +35,17 @@ def _width(values: list[float]) -> float:
     return max(values) - min(values)
 
 
-def early(results: Results[Settings]) -> list[Claim]:
+def early(results: Results[Settings]) -> Iterator[Claim]:
     """[NFA] §2.3: early in training the C-NFA is high and does not depend on the scale."""
-    rows = []
     for varied in results.settings.varied:
         values = [_by_scale(results, "centered", EARLY, varied=varied, layer=layer) for layer in LAYERS]
-        rows.append(
-            Claim(
-                f"C-NFA after {EARLY} steps above 0.7, scales within 0.1 of each other ({VARIED[varied][1]})",
-                "especially high and invariant to scale early",
-                ", ".join(f"layer {layer}: {_range(found)}" for layer, found in zip(LAYERS, values, strict=True)),
-                all(_alike(found) for found in values),
-                _why(results, varied, values),
-            )
+        yield Claim(
+            f"C-NFA after {EARLY} steps above 0.7, scales within 0.1 of each other ({VARIED[varied][1]})",
+            "especially high and invariant to scale early",
+            ", ".join(f"layer {layer}: {_range(found)}" for layer, found in zip(LAYERS, values, strict=True)),
+            all(_alike(found) for found in values),
+            _why(results, varied, values),
         )
-    return rows
 
 
 def _alike(values: list[float]) -> bool:
@@ -73,9 +70,8 @@ def _why(results: Results[Settings], varied: str, values: list[list[float]]) -> 
     return f"at scale {named} the loss rises at first: step size {results.settings.lr:g} is at the stability limit{without}"
 
 
-def throughout(results: Results[Settings]) -> list[Claim]:
+def throughout(results: Results[Settings]) -> Iterator[Claim]:
     """[NFA] §2.3: the C-NFA remains high through training at every scale."""
-    rows = []
     for varied in results.settings.varied:
         lowest = []
         for layer in LAYERS:
@@ -84,20 +80,16 @@ def throughout(results: Results[Settings]) -> list[Claim]:
                 if r["centered"] is not None:
                     groups.setdefault((r["step"], r["scale"]), []).append(r["centered"])
             lowest.append(min(mean(values) for values in groups.values()))
-        rows.append(
-            Claim(
-                f"C-NFA above 0.5 at every step and scale ({VARIED[varied][1]})",
-                "remains high throughout training",
-                f"lowest: layer 1: {lowest[0]:.2f}, layer 2: {lowest[1]:.2f}",
-                min(lowest) > 0.5,
-            )
+        yield Claim(
+            f"C-NFA above 0.5 at every step and scale ({VARIED[varied][1]})",
+            "remains high throughout training",
+            f"lowest: layer 1: {lowest[0]:.2f}, layer 2: {lowest[1]:.2f}",
+            min(lowest) > 0.5,
         )
-    return rows
 
 
-def final(results: Results[Settings]) -> list[Claim]:
+def final(results: Results[Settings]) -> Iterator[Claim]:
     """[NFA] §2.3, Appendix G: the final UC-NFA can depend strongly on the scale, e.g. in layer 2; the C-NFA less."""
-    rows = []
     for varied in results.settings.varied:
         for layer in LAYERS:
             uncentred, centred = (
@@ -112,69 +104,55 @@ def final(results: Results[Settings]) -> list[Claim]:
                 reason = "the UC-NFA depends little on the scale here"
                 if (varied, layer) == ("first", 2):
                     reason += "; layer 2 starts at scale 1 and hardly moves, vary its scale too"
-            rows.append(
-                Claim(
-                    f"final UC-NFA varies by more than 0.2 over scales and more than C-NFA "
-                    f"(layer {layer}, {VARIED[varied][1]})",
-                    "UC-NFA sensitive, extremely in layer 2; C-NFA robust",
-                    f"UC {_range(uncentred)}, C {_range(centred)}",
-                    holds,
-                    reason,
-                )
+            yield Claim(
+                f"final UC-NFA varies by more than 0.2 over scales and more than C-NFA "
+                f"(layer {layer}, {VARIED[varied][1]})",
+                "UC-NFA sensitive, extremely in layer 2; C-NFA robust",
+                f"UC {_range(uncentred)}, C {_range(centred)}",
+                holds,
+                reason,
             )
-    return rows
 
 
-def test_loss(results: Results[Settings]) -> list[Claim]:
+def test_loss(results: Results[Settings]) -> Iterator[Claim]:
     """[NFA] Appendix G: small initialisation generalises better."""
-    rows = []
     for varied in results.settings.varied:
         scales = results.settings.scales
         small, *_, large = _by_scale(results, "test_loss", results.settings.steps, varied=varied, layer=1)
         train = _by_scale(results, "train_loss", results.settings.steps, varied=varied, layer=1)[0]
         reason = f"train loss at scale {scales[0]:g} is still {train:.2f}" if train > 0.1 else ""
-        rows.append(
-            Claim(
-                f"final test loss is lower at scale {scales[0]:g} than at {scales[-1]:g} ({VARIED[varied][1]})",
-                "test loss improves for smaller initialisation",
-                f"{small:.2f}, {large:.2f}",
-                small < large,
-                reason,
-            )
+        yield Claim(
+            f"final test loss is lower at scale {scales[0]:g} than at {scales[-1]:g} ({VARIED[varied][1]})",
+            "test loss improves for smaller initialisation",
+            f"{small:.2f}, {large:.2f}",
+            small < large,
+            reason,
         )
-    return rows
 
 
-def ratio_early(results: Results[Settings]) -> list[Claim]:
+def ratio_early(results: Results[Settings]) -> Iterator[Claim]:
     """[NFA] Appendix B: the double-centred part contributes little early."""
-    rows = []
     for layer in LAYERS:
         values = _by_scale(results, "ratio", EARLY, layer=layer)
         text = f"double-centred share after {EARLY} steps below 0.25 at every scale (layer {layer})"
-        rows.append(Claim(text, "not significant early", _range(values), max(values) < 0.25))
-    return rows
+        yield Claim(text, "not significant early", _range(values), max(values) < 0.25)
 
 
-def ratio_large(results: Results[Settings]) -> list[Claim]:
+def ratio_large(results: Results[Settings]) -> Iterator[Claim]:
     """[NFA] Appendix B: and little at large initialisation, but more over longer training at small initialisation."""
-    rows = []
     for layer in LAYERS:
         values = _by_scale(results, "ratio", results.settings.steps, layer=layer)
         scales = results.settings.scales
-        rows.append(
-            Claim(
-                f"final share smaller at the largest scale than at the smallest (layer {layer})",
-                "small at large initialisation, relevant later",
-                f"{values[-1]:.2f} at {scales[-1]:g}, {values[0]:.2f} at {scales[0]:g}",
-                values[-1] < values[0],
-            )
+        yield Claim(
+            f"final share smaller at the largest scale than at the smallest (layer {layer})",
+            "small at large initialisation, relevant later",
+            f"{values[-1]:.2f} at {scales[-1]:g}, {values[0]:.2f} at {scales[0]:g}",
+            values[-1] < values[0],
         )
-    return rows
 
 
-def ptk_falls(results: Results[Settings]) -> list[Claim]:
+def ptk_falls(results: Results[Settings]) -> Iterator[Claim]:
     """[NFA] Appendix B: the PTK-centred NFA decreases through training."""
-    rows = []
     for spectrum in results.settings.spectra:
         for layer in LAYERS:
             first = _by_scale(results, "ptk", results.settings.every, spectrum=spectrum, layer=layer)
@@ -185,16 +163,13 @@ def ptk_falls(results: Results[Settings]) -> list[Claim]:
                 if b >= a
             ]
             reason = f"it rises at scale {', '.join(risen)}" if risen else ""
-            rows.append(
-                Claim(
-                    f"PTK-centred NFA falls at every scale (layer {layer}, {spectrum})",
-                    "decreases through training",
-                    f"from {_range(first)} to {_range(last)}",
-                    not risen,
-                    reason,
-                )
+            yield Claim(
+                f"PTK-centred NFA falls at every scale (layer {layer}, {spectrum})",
+                "decreases through training",
+                f"from {_range(first)} to {_range(last)}",
+                not risen,
+                reason,
             )
-    return rows
 
 
 # -- figures ------------------------------------------------------------------------------------------------------

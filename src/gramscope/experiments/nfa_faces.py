@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -9,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from gramscope.data.seeds import generator
-from gramscope.experiments.experiment import Claim, Experiment, Options, Results
+from gramscope.experiments.experiment import Claim, Experiment, Options, Results, training_config
 from gramscope.experiments.parts import Recorder, Training
 from gramscope.experiments.plots import matrix, mean, panels, spread
 from gramscope.instruments.agop import tangent_kernel
 from gramscope.measures.alignment import corrupted, cosine
-from gramscope.training.config import TrainConfig
 from gramscope.training.job import load_data, resolve_device
 from gramscope.training.train import Trained
 
@@ -46,39 +46,22 @@ class Settings:
 
 def parts(settings: Settings, options: Options) -> list[Training]:
     """One training a data set, measured at its end."""
-    return [
-        Training(
-            name,
-            TrainConfig.from_dict(
-                {
-                    "data": {
-                        "name": name,
-                        "dir": options.data_dir,
-                        "n_train": settings.samples,
-                        "n_test": min(2000, settings.samples),
-                        "image_size": settings.image_size,
-                    },
-                    "model": {
-                        "name": "mlp",
-                        "hidden": [settings.width, settings.width],
-                        "activation": "relu",
-                        "bias": False,
-                        "init": "normal",
-                        "init_scale": [settings.init_scale, 1.0, 1.0],
-                    },
-                    "method": {"name": "adam", "lr": settings.lr},
-                    "seeds": settings.seeds,
-                    "epochs": settings.epochs,
-                    "batch_size": settings.batch_size,
-                    "evaluate_every": settings.epochs / 10,
-                    "checkpoint_every": settings.epochs / 10,
-                    "device": options.device,
-                }
-            ),
-            after=partial(_measure, settings),
+    sizes = {"n_train": settings.samples, "n_test": min(2000, settings.samples), "image_size": settings.image_size}
+    hidden = [settings.width, settings.width]
+    model = {"name": "mlp", "hidden": hidden, "activation": "relu", "bias": False, "init": "normal"}
+    found = []
+    for name in settings.data:
+        config = training_config(
+            settings,
+            options,
+            data={"name": name, "dir": options.data_dir, **sizes},
+            model={**model, "init_scale": [settings.init_scale, 1.0, 1.0]},
+            method={"name": "adam", "lr": settings.lr},
+            evaluate_every=settings.epochs / 10,
+            checkpoint_every=settings.epochs / 10,
         )
-        for name in settings.data
-    ]
+        found.append(Training(name, config, after=partial(_measure, settings)))
+    return found
 
 
 def _measure(settings: Settings, trained: Trained, recorder: Recorder) -> None:
@@ -112,20 +95,17 @@ def _values(results: Results[Settings], key: str, data: str) -> list[float]:
     return [record[key] for record in results.records("diagonals", data=data)]
 
 
-def similar(results: Results[Settings]) -> list[Claim]:
+def similar(results: Results[Settings]) -> Iterator[Claim]:
     """[NFA] Fig. 9: Pearson correlation 0.91."""
-    rows = []
     for data in results.settings.data:
         values = _values(results, "pearson", data)
         accuracy = mean(_values(results, "test_accuracy", data))
         text = f"Pearson ρ of the diagonals of NFM and AGOP at least 0.85 ({data}, test accuracy {accuracy:.1%})"
-        rows.append(Claim(text, "0.91", spread(values), mean(values) >= 0.85))
-    return rows
+        yield Claim(text, "0.91", spread(values), mean(values) >= 0.85)
 
 
-def destroyed(results: Results[Settings]) -> list[Claim]:
+def destroyed(results: Results[Settings]) -> Iterator[Claim]:
     """[NFA] Fig. 9: 0.04 with random eigenvectors."""
-    rows = []
     for data in results.settings.data:
         whole, values = _values(results, "pearson", data), _values(results, "corrupted", data)
         holds: bool | None = abs(mean(values)) < 0.25
@@ -136,11 +116,8 @@ def destroyed(results: Results[Settings]) -> list[Claim]:
                 f"{data} is not CelebA: only glasses tell the classes apart, so one direction of W rules, whatever Q"
             )
         drop = mean(whole) - mean(values)
-        rows += [
-            Claim(f"random eigenvectors lower it by more than 0.3 ({data})", "by 0.87", f"by {drop:.2f}", drop > 0.3),
-            Claim(f"and leave less than 0.25 ({data})", "0.04", spread(values), holds, reason),
-        ]
-    return rows
+        yield Claim(f"random eigenvectors lower it by more than 0.3 ({data})", "by 0.87", f"by {drop:.2f}", drop > 0.3)
+        yield Claim(f"and leave less than 0.25 ({data})", "0.04", spread(values), holds, reason)
 
 
 def figure(results: Results[Settings]) -> Figure:

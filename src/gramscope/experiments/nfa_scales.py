@@ -14,8 +14,6 @@ from torch import Tensor
 from gramscope.errors import InputError
 from gramscope.experiments.experiment import Options
 from gramscope.experiments.nfa_descent import (
-    Pass,
-    Weights,
     chain_monomials,
     covariance,
     descend,
@@ -101,43 +99,30 @@ class _Descent:
         for step in recorder.track(range(s.steps + 1), s.steps + 1):
             passed = run_nets(weights, task.x)
             if step % s.every == 0 or step == s.steps:
-                train = (passed.outputs - task.y).square().mean(-1)
-                test = (outputs_of(weights, task.x_test) - task.y_test).square().mean(-1)
-                for layer in LAYERS:
-                    self._measure(recorder, step, layer, weights, start, passed, first, train, test)
+                losses = {
+                    "train_loss": (passed.outputs - task.y).square().mean(-1),
+                    "test_loss": (outputs_of(weights, task.x_test) - task.y_test).square().mean(-1),
+                }
+                for layer, w, w0, now, before in zip(
+                    LAYERS, weights, start, passed.tangents, first.tangents, strict=False
+                ):
+                    kernel = covariance(now)
+                    centred = kernel if self.measures is CENTRED else covariance(now, before)
+                    self._record(recorder, {"step": step, "layer": layer}, losses, (w, w0, kernel, centred))
             weights = descend(weights, passed, task.y, s.lr)
 
-    def _measure(
+    def _record(
         self,
         recorder: Recorder,
-        step: int,
-        layer: int,
-        weights: Weights,
-        start: Weights,
-        passed: Pass,
-        first: Pass,
-        train: Tensor,
-        test: Tensor,
+        place: dict[str, int],
+        losses: dict[str, Tensor],
+        matrices: tuple[Tensor, Tensor, Tensor, Tensor],
     ) -> None:
-        w, w0 = weights[layer - 1], start[layer - 1]
-        kernel = covariance(passed.tangents[layer - 1])
-        centred = kernel
-        if self.measures is not CENTRED:
-            centred = covariance(passed.tangents[layer - 1], first.tangents[layer - 1])
+        """One record for each net of the stacks ``[scales, seeds, …]``."""
+        head = {"spectrum": self.spectrum, "varied": self.varied}
         for i, scale in enumerate(self.settings.scales):
             for j, seed in enumerate(self.settings.seeds):
-                recorder.record(
-                    "nfa",
-                    spectrum=self.spectrum,
-                    varied=self.varied,
-                    scale=scale,
-                    seed=seed,
-                    step=step,
-                    layer=layer,
-                    train_loss=float(train[i, j]),
-                    test_loss=float(test[i, j]),
-                    **{
-                        name: float(measure(w[i, j], w0[i, j], kernel[i, j], centred[i, j]))
-                        for name, measure in self.measures.items()
-                    },
-                )
+                found = {name: float(values[i, j]) for name, values in losses.items()}
+                for name, measure in self.measures.items():
+                    found[name] = float(measure(*(matrix[i, j] for matrix in matrices)))
+                recorder.record("nfa", **head, scale=scale, seed=seed, **place, **found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -57,9 +57,8 @@ def _rules(results: Results[Reversing]) -> dict[str, list[Record]]:
     return groups
 
 
-def follows(results: Results[Reversing]) -> list[Claim]:
+def follows(results: Results[Reversing]) -> Iterator[Claim]:
     """[NFA] Fig. 3: predicted and observed correlations agree, for single data sets and on average."""
-    rows = []
     for rule, records in _rules(results).items():
         single = max(abs(r["predicted"] - r["observed"]) for r in records)
         _, predicted, _ = curve(records, "balance", "predicted")
@@ -70,34 +69,27 @@ def follows(results: Results[Reversing]) -> list[Claim]:
             reason = f"n = k = d = {results.settings.size}; the formulas are exact as it grows"
             if rule.startswith("literal"):
                 reason = f"X₂ holds inverted rounding noise under this rule; {reason}"
-        rows.append(
-            Claim(
-                f"prediction within 0.05 of observation at every balance, mean over data sets ({rule})",
-                "closely match",
-                f"largest difference of means {average:.3f}, of single data sets {single:.3f}",
-                average <= 0.05,
-                reason,
-            )
+        yield Claim(
+            f"prediction within 0.05 of observation at every balance, mean over data sets ({rule})",
+            "closely match",
+            f"largest difference of means {average:.3f}, of single data sets {single:.3f}",
+            average <= 0.05,
+            reason,
         )
-    return rows
 
 
-def reverses(results: Results[Reversing]) -> list[Claim]:
+def reverses(results: Results[Reversing]) -> Iterator[Claim]:
     """[NFA] §3.2: as the balance falls, the data disrupts the alignment."""
-    rows = []
     for rule, records in _rules(results).items():
         balances, observed, _ = curve(records, "balance", "observed")
         low = min(observed)
-        rows.append(
-            Claim(
-                f"alignment is disrupted at small balance: ρ falls by more than 0.05 ({rule})",
-                "low correlation at small balance",
-                f"{observed[0]:.2f} at {balances[0]:g}, lowest {low:.2f}, {observed[-1]:.2f} at {balances[-1]:g}",
-                observed[0] < observed[-1] - 0.05,
-                "" if observed[0] < observed[-1] - 0.05 else "XᵀX is ruled by X₁ under this rule",
-            )
+        yield Claim(
+            f"alignment is disrupted at small balance: ρ falls by more than 0.05 ({rule})",
+            "low correlation at small balance",
+            f"{observed[0]:.2f} at {balances[0]:g}, lowest {low:.2f}, {observed[-1]:.2f} at {balances[-1]:g}",
+            observed[0] < observed[-1] - 0.05,
+            "" if observed[0] < observed[-1] - 0.05 else "XᵀX is ruled by X₁ under this rule",
         )
-    return rows
 
 
 def reversing_figure(results: Results[Reversing]) -> Figure:
@@ -181,9 +173,8 @@ def _distance(records: Sequence[Record]) -> float:
     return math.sqrt(mean((p - o) ** 2 for p, o in zip(predicted, observed, strict=True)))
 
 
-def dips(results: Results[Decaying]) -> list[Claim]:
+def dips(results: Results[Decaying]) -> Iterator[Claim]:
     """[NFA] Appendix C: predicted and observed C-NFA are lower at intermediate α than at both ends."""
-    rows = []
     for activation, target in _panels_of(results.settings):
         records = results.records("decay", activation=activation, target=target, width=results.settings.widths[-1])
         found = []
@@ -191,35 +182,28 @@ def dips(results: Results[Decaying]) -> list[Claim]:
             alphas, values, _ = curve(records, "alpha", key)
             place = min(range(len(values)), key=lambda i: values[i])
             found.append((alphas[place], values[place], 0 < place < len(values) - 1))
-        rows.append(
-            Claim(
-                f"predicted and observed C-NFA dip at intermediate α ({activation}, {target}, k = {records[0]['width']})",
-                "both decrease at intermediate α",
-                f"lowest: predicted {found[0][1]:.2f} at α = {found[0][0]:g}, observed {found[1][1]:.2f} at {found[1][0]:g}",
-                found[0][2] and found[1][2],
-            )
+        yield Claim(
+            f"predicted and observed C-NFA dip at intermediate α ({activation}, {target}, k = {records[0]['width']})",
+            "both decrease at intermediate α",
+            f"lowest: predicted {found[0][1]:.2f} at α = {found[0][0]:g}, observed {found[1][1]:.2f} at {found[1][0]:g}",
+            found[0][2] and found[1][2],
         )
-    return rows
 
 
-def closer(results: Results[Decaying]) -> list[Claim]:
+def closer(results: Results[Decaying]) -> Iterator[Claim]:
     """[NFA] Appendix C: the wider net is closer to the prediction."""
     narrow, *_, wide = results.settings.widths
-    rows = []
     for activation, target in _panels_of(results.settings):
         near, far = (
             _distance(results.records("decay", activation=activation, target=target, width=width))
             for width in (wide, narrow)
         )
-        rows.append(
-            Claim(
-                f"prediction closer at k = {wide} than at k = {narrow} ({activation}, {target})",
-                "closer in the NTK regime (quadratic)",
-                f"rms difference {near:.3f}, {far:.3f}",
-                near < far,
-            )
+        yield Claim(
+            f"prediction closer at k = {wide} than at k = {narrow} ({activation}, {target})",
+            "closer in the NTK regime (quadratic)",
+            f"rms difference {near:.3f}, {far:.3f}",
+            near < far,
         )
-    return rows
 
 
 def decaying_figure(results: Results[Decaying]) -> Figure:

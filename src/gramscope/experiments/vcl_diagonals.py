@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from gramscope.errors import InputError
 from gramscope.experiments.accuracy_curves import part_name, percent
-from gramscope.experiments.experiment import Claim, Experiment, Options, Results
+from gramscope.experiments.experiment import Claim, Experiment, Options, Results, training_config
 from gramscope.experiments.parts import Training
 from gramscope.experiments.plots import curve, matrix, mean, panels, spread
 from gramscope.measures.alignment import cosine
@@ -44,23 +45,14 @@ def parts(settings: Settings, options: Options) -> list[Training]:
 
 
 def _config(settings: Settings, options: Options, data: str) -> TrainConfig:
-    return TrainConfig.from_dict(
-        {
-            "seeds": settings.seeds,
-            "epochs": settings.epochs,
-            "batch_size": settings.batch_size,
-            "device": options.device,
-            "data": {"name": data, "dir": options.data_dir},
-            "model": {"name": "mlp", "hidden": settings.hidden, "bias": (False, True)},
-            "method": {"name": "sgd", "lr": settings.lr},
-            "measure": {
-                "every": settings.every,
-                "samples": settings.samples,
-                "names": ("weight_change",),
-                "matrices": True,
-                "layers": "hidden1",
-            },
-        }
+    measure = {"every": settings.every, "samples": settings.samples, "names": ("weight_change",), "matrices": True}
+    return training_config(
+        settings,
+        options,
+        data={"name": data, "dir": options.data_dir},
+        model={"name": "mlp", "hidden": settings.hidden, "bias": (False, True)},
+        method={"name": "sgd", "lr": settings.lr},
+        measure={**measure, "layers": "hidden1"},
     )
 
 
@@ -82,8 +74,7 @@ def _diagonals(run: RunDirectory, snapshot: int = -1) -> dict[str, Tensor]:
 
 def _pearson(a: Tensor, b: Tensor) -> float:
     """Correlation of two diagonals."""
-    a, b = (x.double().flatten()[None] - x.double().mean() for x in (a, b))
-    return float(cosine(a, b))
+    return float(cosine(a.double().flatten(), b.double().flatten(), center=True))
 
 
 def _correlations(results: Results[Settings], data: str, quantity: str) -> list[float]:
@@ -107,56 +98,48 @@ def _published(data: str) -> str:
     return "" if data == "cifar10" else "published of CIFAR-10"
 
 
-def correlations(results: Results[Settings]) -> list[Claim]:
+def correlations(results: Results[Settings]) -> Iterator[Claim]:
     """[VCL] Fig. 1: ρ of the diagonals with that of WᵀW."""
-    rows = []
     for data in results.settings.data:
         virtual, agop = (_correlations(results, data, quantity) for quantity in ("vcs", "agop"))
-        rows += [
-            Claim(
-                f"{data}: ρ of the virtual covariance shift's diagonal with WᵀW's (at least 0.95)",
-                "0.98",
-                spread(virtual, 3),
-                mean(virtual) >= 0.95,
-                _published(data),
-            ),
-            Claim(
-                f"{data}: ρ of the AGOP's diagonal with WᵀW's (within 0.1)",
-                "0.71",
-                spread(agop, 3),
-                abs(mean(agop) - 0.71) <= 0.1 if data == "cifar10" else None,
-                _published(data) or _through_training(results, data, "agop"),
-            ),
-            Claim(
-                f"{data}: the virtual covariance shift is closer to WᵀW than the AGOP is, for every seed",
-                "0.98 against 0.71",
-                f"{mean(virtual):.3f} against {mean(agop):.3f}",
-                all(a > b for a, b in zip(virtual, agop, strict=True)),
-                _published(data),
-            ),
-        ]
-    return rows
+        yield Claim(
+            f"{data}: ρ of the virtual covariance shift's diagonal with WᵀW's (at least 0.95)",
+            "0.98",
+            spread(virtual, 3),
+            mean(virtual) >= 0.95,
+            _published(data),
+        )
+        yield Claim(
+            f"{data}: ρ of the AGOP's diagonal with WᵀW's (within 0.1)",
+            "0.71",
+            spread(agop, 3),
+            abs(mean(agop) - 0.71) <= 0.1 if data == "cifar10" else None,
+            _published(data) or _through_training(results, data, "agop"),
+        )
+        yield Claim(
+            f"{data}: the virtual covariance shift is closer to WᵀW than the AGOP is, for every seed",
+            "0.98 against 0.71",
+            f"{mean(virtual):.3f} against {mean(agop):.3f}",
+            all(a > b for a, b in zip(virtual, agop, strict=True)),
+            _published(data),
+        )
 
 
-def accuracy(results: Results[Settings]) -> list[Claim]:
+def accuracy(results: Results[Settings]) -> Iterator[Claim]:
     """[VCL] §3.1: 46 % on the evaluation set."""
-    rows = []
     for data in results.settings.data:
         epochs, means, _ = curve(results.records("evaluation", part=part_name("sgd", data)), "epoch", "test_accuracy")
         last = [
             r["test_accuracy"] for r in results.records("evaluation", part=part_name("sgd", data), epoch=epochs[-1])
         ]
         late = means[len(means) // 2 :]
-        rows.append(
-            Claim(
-                f"{data}: test accuracy (within 4 points)",
-                "46 %",
-                f"{percent(mean(last))} at the end; {percent(min(late))} to {percent(max(late))} in the second half",
-                abs(mean(last) - 0.46) <= 0.04 if data == "cifar10" else None,
-                _published(data) or "epochs are not given; single epochs jump by points",
-            )
+        yield Claim(
+            f"{data}: test accuracy (within 4 points)",
+            "46 %",
+            f"{percent(mean(last))} at the end; {percent(min(late))} to {percent(max(late))} in the second half",
+            abs(mean(last) - 0.46) <= 0.04 if data == "cifar10" else None,
+            _published(data) or "epochs are not given; single epochs jump by points",
         )
-    return rows
 
 
 def figure(results: Results[Settings]) -> Figure:

@@ -81,15 +81,3 @@ def free_traces(data: MatrixFamily, r_moments: Tensor) -> Traces:
 def gaussian_traces(data: MatrixFamily, width: int) -> Traces:
     """The exact means of the three traces over Gaussian nets of this width, with every finite-size term."""
     return Traces(*(gaussian_moment(word, data, width, size=data.size) for word in (CROSS, GRAM, AGOP)))
-
-
-def isotropic_traces(a_moments: Tensor, r_moments: Tensor) -> Traces:
-    """:func:`free_traces` for XᵀX = I, from ``tr(A), tr(A²)`` and four moments of R ([NFA] eq. 6 for the numerator)."""
-    a1, a2 = a_moments[..., 0], a_moments[..., 1]
-    r1, r2, r3, r4 = r_moments[..., :4].unbind(-1)
-    centred = a2 - a1**2
-    return Traces(
-        cross=a1**2 * r3 + r1 * r2 * centred,
-        gram=a1**2 * r2 + r1**2 * centred,
-        agop=a1**2 * r4 + r2**2 * centred,
-    )
