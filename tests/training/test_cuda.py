@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 Config = Callable[..., TrainConfig]
 
 
-@pytest.mark.parametrize("method", ["sgd", "adam", "adamw", "muon", "whiten-sgd", "vcl"])
+@pytest.mark.parametrize("method", ["sgd", "adam", "adamw", "muon", "whiten-sgd"])
 def test_graphed_stack_equals_one_by_one(config: Config, blobs: DataSet, method: str) -> None:
     settings = config(method, seeds=[0, 1, 2], device="cuda", schedule={"name": "linear"})
     with warnings.catch_warnings():
@@ -37,7 +37,7 @@ def test_capture_leaves_the_state_as_it_was(config: Config, blobs: DataSet) -> N
     settings = config("adamw", seeds=[0, 1], device="cuda")
     jobs = [prepare(member, name, data=blobs) for name, member in settings.members().items()]
     graphed, eager = StackedEngine(jobs), StackedEngine(jobs)
-    eager._graphed = None
+    eager._recorded = eager._step  # type: ignore[assignment]
     for step in range(graphed.plan.steps_per_epoch + 1):
         graphed.advance(step)
         eager.advance(step)

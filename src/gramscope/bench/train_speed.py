@@ -35,7 +35,7 @@ def run(device: str = "cpu", seconds: float = 10.0) -> list[Row]:
     small = torch.device(device).type == "cpu"
     data = _images(2_560 if small else 12_800, device)
     rows = _epoch(data, device, seconds)
-    for method in ("sgd", "adamw", "muon", "whiten-sgd", "vcl"):
+    for method in ("sgd", "adamw", "muon", "whiten-sgd"):
         rows += _many(method, data, device, seconds)
     return rows
 

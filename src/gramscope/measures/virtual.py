@@ -15,6 +15,7 @@ from gramscope.errors import InputError
 from gramscope.linalg.arrays import Array, as_float_tensor, check_same_device, result_dtype, to_double
 from gramscope.linalg.factored import FactoredGram
 from gramscope.linalg.psd import eigh
+from gramscope.linalg.virtual_shift import shift_factor
 from gramscope.measures.gram import matrices
 
 
@@ -188,4 +189,4 @@ class AccumulatedShift:
 
 
 def _factors(weight: Tensor, gradient: Tensor, sigma: Tensor, gamma: float) -> FactoredGram:
-    return FactoredGram(weight, (0.5 * gamma**2) * (sigma @ weight) - gamma * gradient)
+    return FactoredGram(weight, shift_factor(weight, gradient, sigma, gamma))

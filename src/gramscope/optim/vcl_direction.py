@@ -9,11 +9,8 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError
+from gramscope.linalg.quintic import quintic_polar
 from gramscope.optim.vcl_rules import Batch
-
-#: quintic ``aX + b(XXᵀ)X + c(XXᵀ)²X``, applied a few times: singular values in (0, 1] come to lie around 1. The
-#: coefficients are those of Muon (Jordan et al. 2024).
-_QUINTIC = (3.4445, -4.7750, 2.0315)
 
 
 @dataclass(frozen=True)
@@ -51,17 +48,7 @@ class Direction:
         return Batch(D, None, batch.sigma), kept
 
 
-def orthogonalised(D: Tensor, steps: int = 5) -> Tensor:
-    """The polar factor of ``D [..., k, d]`` to within about 30 % a singular value, by a few quintic iterations.
-
-    In bfloat16 where the device computes fast in it, for singular values need not be exact here.
-    """
-    a, b, c = _QUINTIC
-    wide = D.shape[-2] <= D.shape[-1]
-    X = (D if wide else D.mT).to(torch.bfloat16 if D.dtype == torch.float32 else D.dtype)
-    X = X / torch.linalg.matrix_norm(X, keepdim=True).clamp_min(math.sqrt(torch.finfo(X.dtype).tiny))
-    for _ in range(steps):
-        A = X @ X.mT
-        X = a * X + (b * A + c * A @ A) @ X
-    direction: Tensor = (X if wide else X.mT).to(D.dtype)
-    return direction
+def orthogonalised(D: Tensor) -> Tensor:
+    """The polar factor of ``D [..., k, d]``, nearly; float32 is computed in bfloat16, which is precise enough here."""
+    X = D.to(torch.bfloat16 if D.dtype == torch.float32 else D.dtype)
+    return quintic_polar(X, least_norm=math.sqrt(torch.finfo(X.dtype).tiny)).to(D.dtype)

@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from gramscope.linalg.virtual_shift import shift_factor
 from gramscope.optim.vcl_spectrum import SpectralMap
 
 Anchor: TypeAlias = Literal["current", "initial"]
@@ -52,10 +53,7 @@ class Rules:
 
     def half_shift(self, D: Tensor, sigma: Tensor | None, W: Tensor, gamma: float | Tensor) -> Tensor:
         """``M = −γD + ½γ²ΣW``, so that the virtual covariance shift is ``WᵀM + MᵀW`` (any common coordinates)."""
-        M = -gamma * D
-        if self.second_order and sigma is not None:
-            M[..., : W.shape[-1]] += (0.5 * gamma**2) * (sigma @ W)
-        return M
+        return shift_factor(W, D, sigma if self.second_order else None, gamma)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from gramscope.training.methods import build_method
 from gramscope.training.random_state import PrivateRandomState, epoch_order
 from gramscope.training.report_matrices import ShiftWatcher
 from gramscope.training.sample_losses import evaluate
+from gramscope.training.stacked_vcl_checkpoint import load_stacked_vcl
 
 
 class Engine(ABC):
@@ -152,8 +153,11 @@ class SingleEngine(Engine):
             self.job.model.load_state_dict(weights)
         except RuntimeError as error:
             raise InputError(f"the checkpoint does not fit the configured model: {error}") from error
-        self.method.load_state_dict(training["optimizers"])
-        self._random.load(training["random"])
+        if "stacked" in training:
+            load_stacked_vcl(self.method, self.job, training["stacked"])
+        else:
+            self.method.load_state_dict(training["optimizers"])
+            self._random.load(training["random"])
         self._loss_sum = training["loss_sum"].to(self.job.device)
         self._loss_count = training["loss_count"]
         if self._watcher is not None:

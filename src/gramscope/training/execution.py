@@ -35,6 +35,9 @@ def choose_execution(jobs: Sequence[Job], asked: str, *, portable: bool) -> tupl
         if not portable:
             raise InputError("execution = 'processes': parts given as Python objects cannot be sent; use one-by-one")
         return "processes", f"{len(jobs)} runs in processes, as asked"
+    if asked == "vectorised" and any(job.config.method.name == "vcl" for job in jobs):
+        way, how = ("processes", "in processes") if portable else ("one-by-one", "one after another")
+        return way, f"{len(jobs)} runs {how}, because VCL has no vectorised form"
     obstacle = stack_obstacle(jobs)
     if asked == "vectorised":
         if obstacle:

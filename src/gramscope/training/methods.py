@@ -149,7 +149,7 @@ _TO_VCL = (
 )  # fmt: skip
 
 
-def readout_options(options: Mapping[str, Any]) -> dict[str, Any]:
+def _readout_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of the optimizer beside VCL, under the names it has them by itself."""
     chosen = {"lr": options["readout_lr"], "weight_decay": options["readout_weight_decay"]}
     if options["readout"] == "sgd":
@@ -157,56 +157,53 @@ def readout_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return {**chosen, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
 
 
-def make_vcl(model: nn.Module, options: Mapping[str, Any], reduction: str) -> VCL:
+def _make_vcl(model: nn.Module, options: Mapping[str, Any], reduction: str) -> VCL:
     """The VCL optimizer of a method's options."""
     from gramscope.optim.vcl import VCL
 
     def readout(parameters: list[nn.Parameter]) -> optim.Optimizer:
-        return _torch_optimizer(options["readout"], parameters, readout_options(options))
+        return _torch_optimizer(options["readout"], parameters, _readout_options(options))
 
     chosen = {key: options[key] for key in _TO_VCL}
     return VCL(model, reduction=reduction, layers=options["layers"] or None, readout=readout, **chosen)
 
 
 class VCLMethod(Method):
-    """VCL after a warm-up in which the readout's optimizer trains the last layer alone (000 §3)."""
+    """VCL after a warm-up in which the readout's optimizer trains the last layer alone ([VCL] §3)."""
 
     def __init__(self, vcl: VCL, warm_up_steps: int) -> None:
         notes = [] if vcl.readout is None else [f"VCL trains {', '.join(unit.target.name for unit in vcl.units)}"]
         if vcl.readout is not None:
             notes[0] += f"; {type(vcl.readout).__name__} trains the other parameters"
         super().__init__([vcl], notes)
-        self._vcl = vcl
+        self.vcl = vcl
+        #: steps taken, those of the warm-up included
+        self.done = 0
         self._warm_up_steps = warm_up_steps
-        self._done = 0
 
     @override
     def step(self) -> None:
-        if self._done < self._warm_up_steps and self._vcl.readout is not None:
-            trained = {id(p) for p in self._vcl.warm_up_parameters()}
-            for group in self._vcl.readout.param_groups:
+        if self.done < self._warm_up_steps and self.vcl.readout is not None:
+            trained = {id(p) for p in self.vcl.warm_up_parameters()}
+            for group in self.vcl.readout.param_groups:
                 for parameter in group["params"]:
                     if id(parameter) not in trained:
                         parameter.grad = None
-            self._vcl.readout.step()
+            self.vcl.readout.step()
         else:
-            self._vcl.step()
-        self._done += 1
+            self.vcl.step()
+        self.done += 1
 
     @override
     def state_dict(self) -> list[dict[str, Any]]:
-        return [*super().state_dict(), {"done": self._done}]
+        return [*super().state_dict(), {"done": self.done}]
 
     @override
     def load_state_dict(self, states: Sequence[dict[str, Any]]) -> None:
         super().load_state_dict(states[:-1])
-        self._done = states[-1]["done"]
-
-
-def warm_up_steps(options: Mapping[str, Any], steps_per_epoch: int) -> int:
-    """How many steps the warm-up of VCL takes."""
-    return round(float(options["warm_up_epochs"]) * steps_per_epoch)
+        self.done = states[-1]["done"]
 
 
 def _vcl(model: nn.Module, options: dict[str, Any], reduction: str, steps_per_epoch: int) -> Method:
-    return VCLMethod(make_vcl(model, options, reduction), warm_up_steps(options, steps_per_epoch))
+    warm_up_steps = round(float(options["warm_up_epochs"]) * steps_per_epoch)
+    return VCLMethod(_make_vcl(model, options, reduction), warm_up_steps)

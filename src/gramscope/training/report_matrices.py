@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from gramscope.layers.tape import Tape, capture
 from gramscope.linalg.factored import FactoredGram
+from gramscope.linalg.virtual_shift import shift_factor
 from gramscope.statistics.collect import collect
 from gramscope.training.config import TrainConfig
 from gramscope.training.sample_losses import measured_output
@@ -42,9 +43,9 @@ class ShiftWatcher:
     @torch.no_grad()
     def _add(self, tape: Tape, gamma: float) -> None:
         for record in tape:
-            W, D = record.weight, record.D
-            M = -gamma * D + 0.5 * gamma**2 * record.Sigma @ W.to(D.dtype)
-            shift = FactoredGram(W.to(D.dtype), M).diagonal().double()
+            D = record.D
+            W = record.weight.to(D.dtype)
+            shift = FactoredGram(W, shift_factor(W, D, record.Sigma, gamma)).diagonal().double()
             self.diagonals[record.name] = self.diagonals.get(record.name, 0.0) + shift
 
     def load(self, diagonals: Mapping[str, Tensor], device: torch.device) -> None:

@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from gramscope.linalg.procrustes import nearest_with_gram
 from gramscope.optim.matrices import WeightMatrix, choose_matrices
-from gramscope.training.stacked_rules import Applications, Rule, Stack
+from gramscope.training.stacked_rules import Rule, Stack
 
 
 class GramRule(Rule):
@@ -35,9 +35,9 @@ class GramRule(Rule):
         self._matrices: list[tuple[str, WeightMatrix]] = [(names[id(m.parameter)], m) for m in choice.matrices]
 
     @override
-    def update(self, grads: Stack, factor: Tensor, layers: Applications) -> None:
+    def update(self, grads: Stack, factor: Tensor) -> None:
         before = {name: self.params[name].clone() for name, _ in self._matrices}
-        self._inner.update(grads, factor, layers)
+        self._inner.update(grads, factor)
         for name, matrix in self._matrices:
             old, new = vmap(matrix.view)(before[name]), vmap(matrix.view)(self.params[name])
             new.copy_(self._corrected(old, new))  # a view: this writes the parameter

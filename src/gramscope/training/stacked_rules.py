@@ -15,14 +15,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from gramscope.layers.linear_layer import Layer
+from gramscope.linalg.quintic import quintic_polar
 
 Stack: TypeAlias = dict[str, Tensor]
-#: layer → its native input and the gradient at its native output, both ``[runs, batch, …]``
-Applications: TypeAlias = Mapping[str, tuple[Tensor, Tensor]]
-
-# coefficients of the quintic iteration, as in torch.optim.Muon
-_A, _B, _C = 3.4445, -4.7750, 2.0315
 
 
 def per_run(values: Tensor, like: Tensor) -> Tensor:
@@ -37,19 +32,6 @@ def accumulate_square(total: Tensor, g: Tensor, beta: Tensor | float) -> Tensor:
     return total.mul_(beta).add_((1 - beta) * g * g)
 
 
-def orthogonalise(matrices: Tensor, steps: int, eps: float = 1e-7) -> Tensor:
-    """``torch.optim.Muon``'s Newton–Schulz iteration in bfloat16 on a stack ``[runs, k, d]``."""
-    x = matrices.bfloat16()
-    tall = x.shape[-2] > x.shape[-1]
-    x = x.mT if tall else x
-    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=eps)
-    for _ in range(steps):
-        gram = torch.bmm(x, x.mT)
-        gram = torch.baddbmm(gram, gram, gram, beta=_B, alpha=_C)
-        x = torch.baddbmm(x, gram, x, beta=_A)
-    return x.mT if tall else x
-
-
 class Rule(ABC):
     """One optimizer for some of the stacked parameters.
 
@@ -60,8 +42,6 @@ class Rule(ABC):
 
     #: whether a CUDA graph can hold its update
     capturable = True
-    #: layers whose inputs and output gradients the update needs
-    observed: tuple[Layer, ...] = ()
 
     def __init__(self, params: Stack, options: Sequence[Mapping[str, Any]]) -> None:
         self.params = params
@@ -89,13 +69,12 @@ class Rule(ABC):
         return {name: torch.zeros_like(p) for name, p in self.params.items()}
 
     @abstractmethod
-    def update(self, grads: Stack, factor: Tensor, layers: Applications) -> None:
+    def update(self, grads: Stack, factor: Tensor) -> None:
         """One step in place.
 
         Args:
             grads: gradients of the members' losses.
             factor: the schedule's, a scalar on the device.
-            layers: what went through the layers in :attr:`observed`.
         """
 
     def export(self, run: int) -> Any:
@@ -123,7 +102,7 @@ class SGDRule(Rule):
             self.state["momentum"] = self.zeros()
 
     @override
-    def update(self, grads: Stack, factor: Tensor, layers: Applications) -> None:
+    def update(self, grads: Stack, factor: Tensor) -> None:
         size = -self._numbers["lr"] * factor
         for name, p in self.params.items():
             g = grads[name]
@@ -149,7 +128,7 @@ class AdamRule(Rule):
         }
 
     @override
-    def update(self, grads: Stack, factor: Tensor, layers: Applications) -> None:
+    def update(self, grads: Stack, factor: Tensor) -> None:
         n = self._numbers
         step = self.state["step"][""].add_(1)
         lr = n["lr"] * factor
@@ -177,13 +156,13 @@ class MuonRule(Rule):
         self.state["momentum"] = self.zeros()
 
     @override
-    def update(self, grads: Stack, factor: Tensor, layers: Applications) -> None:
+    def update(self, grads: Stack, factor: Tensor) -> None:
         lr = self._numbers["lr"] * factor
         for name, p in self.params.items():
             momentum = per_run(self._numbers["momentum"], p)
             buffer = self.state["momentum"][name].lerp_(grads[name], 1 - momentum)
             update = grads[name].lerp(buffer, momentum) if self.options[0]["nesterov"] else buffer
-            update = orthogonalise(update, self.options[0]["ns_steps"])
+            update = quintic_polar(update.bfloat16(), self.options[0]["ns_steps"])
             if self.any("weight_decay"):
                 p.mul_(per_run(1 - lr * self._numbers["weight_decay"], p))
             p.addcmul_(update.to(p.dtype), per_run(-lr * self._ratio(p), p))

@@ -18,15 +18,13 @@ from torch.func import functional_call, grad_and_value, vmap
 from typing_extensions import override
 
 from gramscope.errors import InputError
-from gramscope.layers.hooks import Observer
-from gramscope.layers.linear_layer import Layer
+from gramscope.linalg.cuda_graph import Replay, Tensors
 from gramscope.training.engine import Engine
-from gramscope.training.graphs import GraphedSteps
 from gramscope.training.job import Job
 from gramscope.training.random_state import epoch_order
 from gramscope.training.sample_losses import correct
 from gramscope.training.stacked_methods import build_rules
-from gramscope.training.stacked_rules import Applications, Stack
+from gramscope.training.stacked_rules import Stack
 
 
 class StackedEngine(Engine):
@@ -52,15 +50,10 @@ class StackedEngine(Engine):
         self._loss_count = 0
         self._order = torch.empty(0, dtype=torch.int64, device=first.device)
         self._order_epoch = -1
-        self._observed = tuple(layer for rule in self.rules for layer in rule.observed)
         data_axis = 0 if self._batched_inputs else None
-        self._gradients = vmap(
-            grad_and_value(self._batch_loss, argnums=(0, 1), has_aux=True), in_dims=(0, None, 0, data_axis, data_axis)
-        )
-        self._offsets: dict[int, Stack] = {}
+        self._gradients = vmap(grad_and_value(self._batch_loss), in_dims=(0, 0, data_axis, data_axis))
         self._whole = all(rule.capturable for rule in self.rules)
-        captured = self._step if self._whole else self._backward
-        self._graphed = GraphedSteps(captured, self._state_tensors) if first.device.type == "cuda" else None
+        self._recorded = Replay(self._step if self._whole else self._backward, state=self._state_tensors)
 
     # -- the step -------------------------------------------------------------------------------------------------
     @property
@@ -71,34 +64,10 @@ class StackedEngine(Engine):
     def _batched_inputs(self) -> bool:
         return not (self._full_batch and self._shared)
 
-    def _batch_loss(self, params: Stack, offsets: Stack, buffers: Stack, x: Tensor, y: Tensor) -> tuple[Tensor, Stack]:
-        """A member's loss, and the inputs of the observed layers, to whose outputs zeros are added.
-
-        The gradient with respect to these zeros is the one at the layer's output.
-        """
-        inputs: Stack = {}
-
-        def see(layer: Layer, h: Tensor, z: Tensor) -> Tensor:
-            inputs[layer.name] = h
-            return z + offsets[layer.name]
-
-        with Observer(self._observed, see):
-            losses = self._loss(functional_call(self._template, (params, buffers), (x,)), y)
-        return losses.mean() if self._mean else losses.sum(), inputs
-
-    def _zeros(self, x: Tensor) -> Stack:
-        """Zeros of the shape of each observed layer's output for a member's batch."""
-        batch = x[0] if self._batched_inputs else x
-        if len(batch) not in self._offsets:
-            found: Stack = {}
-
-            def see(layer: Layer, h: Tensor, z: Tensor) -> None:
-                found[layer.name] = torch.zeros_like(z)
-
-            with torch.no_grad(), Observer(self._observed, see):
-                self._template(batch)
-            self._offsets[len(batch)] = found
-        return self._offsets[len(batch)]
+    def _batch_loss(self, params: Stack, buffers: Stack, x: Tensor, y: Tensor) -> Tensor:
+        """A member's loss."""
+        losses = self._loss(functional_call(self._template, (params, buffers), (x,)), y)
+        return losses.mean() if self._mean else losses.sum()
 
     def _gather(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """The members' batches ``[runs, batch, …]`` for indices ``[runs, batch]``."""
@@ -110,34 +79,29 @@ class StackedEngine(Engine):
             return x.reshape(*index.shape, *x.shape[1:]), y.reshape(*index.shape, *y.shape[1:])
         return self._x[self._which, index], self._y[self._which, index]
 
-    def _backward(self, index: Tensor) -> tuple[Stack, Applications]:
-        """Gradients of every member, as tensor operations only."""
-        x, y = self._gather(index)
-        zeros = self._zeros(x) if self._observed else {}
-        (grads, deltas), (losses, inputs) = self._gradients(self._params, zeros, self._buffers, x, y)
+    def _backward(self, given: Tensors) -> Stack:
+        """Gradients of every member's loss for the batches ``given["index"]``."""
+        x, y = self._gather(given["index"])
+        grads, losses = self._gradients(self._params, self._buffers, x, y)
         self._loss_sum += losses if self._mean else losses / y.shape[1 if self._batched_inputs else 0]
-        return grads, {name: (inputs[name], deltas[name]) for name in inputs}
-
-    def _update(self, grads: Stack, layers: Applications) -> None:
-        for rule in self.rules:
-            rule.update(grads, self._factor, layers)
-
-    def _step(self, index: Tensor) -> tuple[Stack, Applications]:
-        found = self._backward(index)
-        self._update(*found)
+        found: Stack = grads
         return found
+
+    def _update(self, grads: Stack) -> None:
+        for rule in self.rules:
+            rule.update(grads, self._factor)
+
+    def _step(self, given: Tensors) -> Stack:
+        self._update(self._backward(given))
+        return {}
 
     @override
     def advance(self, step: int) -> None:
         """Take one step with every member."""
-        index = self._index(step)
         self._factor.fill_(self.plan.factor(step))
-        if self._graphed is None:
-            self._step(index)
-        else:
-            found = self._graphed.run(index)
-            if not self._whole:
-                self._update(*found)
+        grads = self._recorded({"index": self._index(step)})
+        if not self._whole:
+            self._update(grads)
         self._loss_count += 1
 
     def _index(self, step: int) -> Tensor:

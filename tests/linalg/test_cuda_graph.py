@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import RescueWarning
-from gramscope.linalg.replay import Replay, Tensors, _first
+from gramscope.linalg.cuda_graph import Replay, Tensors, _first
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -78,13 +78,18 @@ def test_the_error_behind_others_is_told() -> None:
 
 
 @needs_cuda
-def test_inputs_that_last_are_copied_once_and_results_may_be_lent() -> None:
-    replay = Replay(products, lasting=("y",), lent=True)
-    given = inputs(5, "cuda", 0)
-    first = replay(given)
-    for seed in (1, 2):
-        other = {"x": inputs(5, "cuda", seed)["x"], "y": given["y"]}
-        assert torch.equal(replay(other)["product"], products(other)["product"])
-    assert first["product"].data_ptr() == replay(given)["product"].data_ptr()
-    changed = {"x": given["x"], "y": given["y"] + 1}
-    assert torch.equal(replay(changed)["product"], products(changed)["product"])
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_step_that_changes_state_is_taken_once_a_call(waits: bool) -> None:
+    """Warm-up calls are undone, also where recording fails."""
+    total = torch.zeros(4, device="cuda")
+
+    def step(given: Tensors) -> dict[str, Tensor]:
+        total.add_(given["x"])
+        return {"x": given["x"] * float(total.sum())} if waits else {}
+
+    replay = Replay(step, state=lambda: [total])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RescueWarning)
+        for count in range(1, 4):
+            replay({"x": torch.arange(4.0, device="cuda")})
+            assert torch.equal(total, count * torch.arange(4.0, device="cuda"))
