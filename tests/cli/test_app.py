@@ -23,7 +23,7 @@ from torch import nn
 
 from gramscope.cli import app
 from gramscope.errors import InputError
-from gramscope.report import build
+from gramscope.report import write
 from gramscope.training.layer_measures import load_weights
 
 Command = Callable[..., "Done"]
@@ -280,7 +280,7 @@ def test_files_that_would_run_code_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_demo(gramscope: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "write_report", partial(build.write_report, figures=False))  # which take longest
+    monkeypatch.setattr(write, "write_report", partial(write.write_report, figures=False))  # which take longest
     done = gramscope("demo", "--epochs", "2", "--seeds", "2", "--json")
     assert done.code == 0, done.err
     result = json.loads(done.out)

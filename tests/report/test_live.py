@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,11 @@ def run(tmp_path: Path) -> RunDirectory:
 
 
 @pytest.fixture
-def ask(run: RunDirectory) -> Iterator[Ask]:
-    with make_server([run.path], interval=100) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
+def ask(run: RunDirectory, serving: Callable[[Path], AbstractContextManager[int]]) -> Iterator[Ask]:
+    with serving(run.path) as port:
 
         def question(path: str, method: str = "GET", **headers: str) -> tuple[HTTPResponse, bytes]:
-            connection = HTTPConnection("127.0.0.1", server.server_port, timeout=20)
+            connection = HTTPConnection("127.0.0.1", port, timeout=20)
             connection.request(method, path, headers=headers)
             answer = connection.getresponse()
             body = answer.read()
@@ -38,8 +36,6 @@ def ask(run: RunDirectory) -> Iterator[Ask]:
             return answer, body
 
         yield question
-        server.shutdown()
-        thread.join()
 
 
 def test_page_and_updates(ask: Ask, run: RunDirectory) -> None:
@@ -65,21 +61,13 @@ def points(payload: dict[str, Any]) -> int:
     return len(accuracy["views"][0]["facets"][0]["frames"][0][-1]["y"])
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/records.jsonl",
-        "/config.toml",
-        "/../config.toml",
-        "/..%2f..%2fetc/passwd",
-        "//etc/passwd",
-        "/%2e%2e/%2e%2e/etc/passwd",
-        "/data.json/../../etc/passwd",
-        "/figures/report.html",
-        "file:///etc/passwd",
-        "http://example.org/",
-    ],
+PATHS = (
+    "/records.jsonl /config.toml /../config.toml /..%2f..%2fetc/passwd //etc/passwd /%2e%2e/%2e%2e/etc/passwd "
+    "/data.json/../../etc/passwd /figures/report.html file:///etc/passwd http://example.org/"
 )
+
+
+@pytest.mark.parametrize("path", PATHS.split())
 def test_no_file_is_sent(ask: Ask, path: str) -> None:
     answer, body = ask(path)
     assert answer.status in (403, 404)

@@ -11,13 +11,10 @@ from typing import Any
 import plotly.graph_objects as go
 import pytest
 
-import gramscope.report.page as page_module
-from gramscope.errors import InputError, MissingExtraError
-from gramscope.report.build import collect, write_report
-from gramscope.report.page import render_page
-from gramscope.report.reading import read_runs
-from gramscope.report.static import save_panel
-from gramscope.runs.directory import RunDirectory
+from gramscope.report.loaded_runs import read_runs
+from gramscope.report.matplotlib_figures import save_panel
+from gramscope.report.page import Content, render_page
+from gramscope.report.write import report_content
 from made_up_runs import write_run
 
 HOSTILE = (
@@ -54,8 +51,8 @@ class Outline(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def page(group: Path) -> str:
-    return render_page(collect(read_runs([group])))
+def page(content: Content) -> str:
+    return render_page(content)
 
 
 def test_the_page_stands_alone_and_is_small(page: str) -> None:
@@ -107,7 +104,7 @@ def test_hostile_names_are_shown_and_not_obeyed(tmp_path: Path) -> None:
     run.append({**claim, "reason": HOSTILE[1]})
     run.close()
     write_run(tmp_path / "y", method=HOSTILE[1], layers=HOSTILE, epochs=1)
-    content = collect(read_runs([tmp_path / "x", tmp_path / "y"]))
+    content = report_content(read_runs([tmp_path / "x", tmp_path / "y"]))
     outline = Outline(render_page(content))
     assert len(outline.scripts) == 3
     assert [a for t, a in outline.tags if t == "img"] == []
@@ -118,50 +115,5 @@ def test_hostile_names_are_shown_and_not_obeyed(tmp_path: Path) -> None:
     assert all("<" not in tick for tick in ticks)
     assert {row[nfa["table"]["columns"].index("layer")] for row in nfa["table"]["rows"]} == set(HOSTILE)
     for panel in content.panels:
-        if panel.key in (
-            "ends",
-            "target-linearity",
-            "spectra",
-            "diagonals",
-        ):  # matplotlib takes dollars for mathematics
+        if panel.key in ("ends", "target-linearity", "spectra", "diagonals"):  # matplotlib reads dollars as mathematics
             assert all(path.stat().st_size > 1000 for path in save_panel(panel, tmp_path, "panel-"))
-
-
-def test_a_picture_of_an_experiment_is_embedded(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "x", epochs=1)
-    pixel = base64.b64decode(
-        "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
-    )
-    run.figure_path("vcl-fig1.png").write_bytes(pixel)
-    run.figure_path("panel-of-a-report.png").write_bytes(pixel)
-    images = [a for t, a in Outline(render_page(collect(read_runs([run.path])))).tags if t == "img"]
-    assert [a["alt"] for a in images] == ["Figure vcl-fig1"]
-    assert images[0]["src"] == "data:image/png;base64," + base64.b64encode(pixel).decode()
-
-
-def test_files_are_written_where_they_belong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = write_run(tmp_path / "one", epochs=1, layers=(), snapshots=False)
-    run.figure_path("panel-old.png").write_text("")
-    report = write_report([run.path])
-    assert report.page == tmp_path / "one" / "figures" / "report.html"
-    names = {f"panel-{key}.{end}" for key in ("accuracy", "loss", "ends") for end in ("png", "pdf")}
-    assert {path.name for path in report.page.parent.iterdir()} == {"report.html", *names}
-    assert {path.name for path in report.figures} == names
-    for path in report.figures:
-        assert path.read_bytes().startswith(b"\x89PNG" if path.suffix == ".png" else b"%PDF")
-    monkeypatch.chdir(tmp_path)
-    write_run(tmp_path / "two", epochs=1, seed=1)
-    assert write_report(["one", "two"], figures=False).page == Path("report/report.html")
-    assert RunDirectory.open("one").status() == "finished"
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cannot write the report"):
-        write_report(["one"], tmp_path / "file")
-    with pytest.raises(InputError, match="at least one"):
-        write_report([])
-
-
-def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, group: Path) -> None:
-    real = page_module.find_spec
-    monkeypatch.setattr(page_module, "find_spec", lambda name: None if name == "plotly" else real(name))
-    with pytest.raises(MissingExtraError, match=r"needs plotly.*gramscope\[report\]"):
-        write_report([group])

@@ -47,10 +47,10 @@ def command(
 
 def write_report(out: Path, *, figures: bool = True) -> Path | None:
     """The report, with static figures too if asked; none, with a note, where its libraries are missing."""
-    from gramscope.report import build
+    from gramscope.report import write
 
     try:
-        return build.write_report([out], figures=figures).page
+        return write.write_report([out], figures=figures).page
     except MissingExtraError as error:
         news().print(str(error))
         return None

@@ -25,7 +25,7 @@ def command(
     figures: Annotated[bool, typer.Option(help="Also write every figure as PNG and PDF.")] = True,
     live: Annotated[bool, typer.Option("--live", help="Serve the report and refresh it while the runs go on.")] = False,
     host: Annotated[
-        str, typer.Option(help="Address to serve on; others than this machine's own are seen by others.")
+        str, typer.Option(help="Address to serve on; all but 127.0.0.1 and ::1 are reachable from the network.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to serve on (0: any free one).")] = 8787,
     open_: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
@@ -46,7 +46,7 @@ def command(
             raise InputError("--live serves the report and writes nothing; leave out --out and --json")
         _serve(runs, host, port, open_)
         return
-    from gramscope.report.build import write_report
+    from gramscope.report.write import write_report
 
     report = write_report(runs, out, figures=figures)
     if json:

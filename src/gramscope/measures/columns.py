@@ -256,7 +256,7 @@ def _collapse(what: str) -> Callable[[Context, LayerStatistics], float]:
     return compute
 
 
-# --- dynamics of the surrogate (003 Theorem 3) ------------------------------------------------------------------------
+# --- dynamics of the surrogate ([Gram] Theorem 3) ------------------------------------------------------------------------
 
 
 def _surrogate_change(context: Context, layer: LayerStatistics) -> float:
@@ -315,7 +315,7 @@ MEASURES: dict[str, Measure] = {
     "nc4": _measure(_collapse("nc4"), "features labels gram", "share of samples where readout and nearest class mean agree"),
     "surrogate_change": _measure(_surrogate_change, "loss features targets residuals", "S⁺ − S of a GD step, exact"),
     "surrogate_change_predicted": _measure(
-        _surrogate_change_predicted, "loss features targets residuals", "2γ ⟨Yᵀf, YᵀH HᵀE⟩ (003 Theorem 3)"
+        _surrogate_change_predicted, "loss features targets residuals", "2γ ⟨Yᵀf, YᵀH HᵀE⟩ ([Gram] Theorem 3)"
     ),
 }  # fmt: skip
 

@@ -1,20 +1,25 @@
 """The report: records and artefacts of runs in, figures and one self-contained page out. It never trains.
 
-=================  ==================================================================================================
-``reading``        run directories -> :class:`~gramscope.report.reading.Runs`: settings, each with its runs (seeds)
-``over_seeds``     mean and spread over the seeds of a setting
-``panel``          what a panel is: words, views, plots as plain numbers, a table
-``curves``         accuracy and loss over training, and where they ended
-``layers``         layer × time maps of every measure, and the layers compared at the end
-``snapshots``      spectra and diagonals with a slider over training
-``collapse``       neural collapse at the readout
-``summary``        what was run, what came out, which claims hold
-``tables``         tables one can sort
-``words``          names, sentences and formulas of the measures
-``interactive``    a plot with plotly
-``static``         a panel with matplotlib, as PNG and PDF
-``page``           the HTML page
-``build``          :func:`~gramscope.report.build.write_report`
-``live``           :func:`~gramscope.report.live.serve`
-=================  ==================================================================================================
+======================  =============================================================================================
+``write``               :func:`~gramscope.report.write.write_report`, the whole path from run directories to files
+``live``                the server behind ``gramscope report --live``
+``loaded_runs``         run directories -> :class:`~gramscope.report.loaded_runs.Runs`: settings, each with its seeds
+``seed_statistics``     mean and spread over the seeds of a setting
+``panel``               what a panel is: text, views, plots as plain numbers, a table
+``training_panels``     accuracy and loss over training, and their last values
+``layer_panels``        layer × time maps of every measure, and the layers compared at the end
+``snapshot_panels``     spectra and diagonals with a slider over training
+``collapse_panel``      neural collapse at the readout
+``measure_texts``       names, sentences and formulas of the measures
+``overview``            the summary: what was run, the outcome, which claims hold
+``tables``              sortable tables
+``palette``             colours, dashes and markers of the settings
+``plotly_figures``      a plot for the page
+``matplotlib_figures``  a panel as PNG and PDF
+``page``                the HTML page
+======================  =============================================================================================
 """
+
+from gramscope.report.write import Report, write_report
+
+__all__ = ["Report", "write_report"]

@@ -1,7 +1,7 @@
 """The live report: a small server that shows runs while they go on.
 
-It answers two addresses, the page and the data behind it, from the run directories it was given. It has no files to
-serve, so that no address can lead outside them.
+It answers two addresses, the page and its data, both computed from the given run directories. It serves no files, so no
+address can lead outside them.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from urllib.parse import parse_qs, urlsplit
 from typing_extensions import override
 
 from gramscope.errors import GramscopeError, InputError
-from gramscope.report.build import collect
+from gramscope.report.loaded_runs import read_runs
 from gramscope.report.page import Content, render_page, render_update, require_extra
-from gramscope.report.reading import read_runs
+from gramscope.report.write import report_content
 from gramscope.runs.directory import ARTEFACTS, RECORDS, RunDirectory
 from gramscope.runs.files import to_json
 
-#: milliseconds between two questions of the page, at least
+#: least milliseconds between two requests of the page
 INTERVAL = 2000
-#: share of the time that may be spent on rendering, so that training on the same machine hardly notices
+#: largest share of the time spent on rendering, so that training on the same machine is hardly slowed
 SHARE = 0.1
 
 
@@ -43,7 +43,7 @@ class LiveReport:
         self._least, self._interval = interval, interval
         self._lock = threading.Lock()
         self._update: tuple[str, bytes] = ("", b"")
-        read_runs(self._paths)  # wrong paths are an error now, not on the first request
+        read_runs(self._paths)  # raise an error for wrong paths now, not on the first request
 
     def version(self) -> str:
         """A text that changes when a record or an artefact is added, or a run starts or ends."""
@@ -73,7 +73,7 @@ class LiveReport:
 
     def _content(self) -> Content:
         began = time.perf_counter()
-        content = collect(read_runs(self._paths))
+        content = report_content(read_runs(self._paths))
         self._interval = max(self._least, round(1000 * (time.perf_counter() - began) / SHARE))
         return content
 
@@ -85,9 +85,9 @@ def make_server(
 
     Args:
         paths: the run directories to show, and the only ones.
-        host: address to listen on; anything but this machine's own is visible to others.
-        port: where to listen.
-        interval: milliseconds between two questions of the page.
+        host: address to listen on; any but a loopback address is reachable from the network.
+        port: port to listen on.
+        interval: least milliseconds between two requests of the page.
     """
     report = LiveReport(paths, interval)
 
@@ -125,13 +125,13 @@ class _Handler(BaseHTTPRequestHandler):
                 self._send(status, data or b"", "application/json")
             else:
                 self._send(HTTPStatus.NOT_FOUND, b"there is only the report, at /")
-        except (GramscopeError, OSError) as error:  # a run that is being replaced or was removed
+        except (GramscopeError, OSError) as error:  # the run is being replaced or was removed
             self._send(HTTPStatus.SERVICE_UNAVAILABLE, str(error).encode())
 
     do_HEAD = do_GET
 
     def _addressed_to_us(self) -> bool:
-        """Whether the browser asked for this machine by name: a foreign name here means a page that borrows our address."""
+        """Whether the Host header names this machine; a foreign page that rebinds its name to our address does not."""
         if self.own_names is None:
             return True
         return (urlsplit(f"//{self.headers.get('Host', '')}").hostname or "") in self.own_names
@@ -153,11 +153,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     @override
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing: the terminal belongs to the user."""
+        """Print nothing: the terminal belongs to the user."""
 
 
 def _own_names(host: str) -> frozenset[str] | None:
-    """Names under which a server on ``host`` is reached; any where it listens beyond this machine."""
+    """Host names allowed for a server on ``host``; ``None`` (any) if it is reachable from the network."""
     if host == "localhost":
         return frozenset({"localhost", "127.0.0.1", "::1"})
     try:

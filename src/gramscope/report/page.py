@@ -1,4 +1,4 @@
-"""The HTML page: one file with everything inside, and nothing fetched from anywhere."""
+"""The HTML page: one file that contains everything and fetches nothing."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import gramscope
 from gramscope.errors import MissingExtraError
-from gramscope.report.interactive import draw
-from gramscope.report.look import colour, dash
-from gramscope.report.panel import DataTable, Facet, Panel, View
-from gramscope.report.reading import Runs
-from gramscope.report.summary import Overview
+from gramscope.report.loaded_runs import Runs
+from gramscope.report.overview import Overview
+from gramscope.report.palette import colour, dash
+from gramscope.report.panel import Facet, Panel
+from gramscope.report.plotly_figures import draw
 from gramscope.runs.files import plain
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Content:
-    """What a report says, before it is drawn."""
+    """The content of a report, before it is drawn."""
 
     runs: Runs
     overview: Overview
@@ -37,7 +37,7 @@ class Content:
 
 
 def require_extra() -> None:
-    """Raise with the way out when the libraries that draw are not installed."""
+    """Raise an error that says what to install if a drawing library is missing."""
     missing = [name for name in ("jinja2", "matplotlib", "plotly") if find_spec(name) is None]
     if missing:
         raise MissingExtraError(
@@ -50,8 +50,8 @@ def render_page(content: Content, *, version: str = "", interval: int = 0) -> st
 
     Args:
         content: what to show.
-        version: what the live server calls this state of the runs.
-        interval: milliseconds between questions to the live server; 0 for a page that stands alone.
+        version: the live server's name for this state of the runs.
+        interval: milliseconds between requests to the live server; 0 for a page without a server.
     """
     from markupsafe import Markup
     from plotly.offline import get_plotlyjs
@@ -62,7 +62,7 @@ def render_page(content: Content, *, version: str = "", interval: int = 0) -> st
     for panel in content.panels:
         sections.setdefault(panel.section, []).append(panel)
     values = {
-        **_values(content),
+        **_template_values(content),
         "sections": list(sections.items()),
         "payload": payload(content, version=version, interval=interval),
         "policy": policy(plotly, script, live=interval > 0),
@@ -78,17 +78,17 @@ def render_page(content: Content, *, version: str = "", interval: int = 0) -> st
 
 
 def render_update(content: Content, *, version: str, interval: int) -> dict[str, Any]:
-    """What the live server sends when the runs have changed."""
+    """The data that the live server sends when the runs have changed."""
     render = _environment().get_template
     return {
         **payload(content, version=version, interval=interval),
-        "summary_html": render("overview.html").render(_values(content)),
-        "tables_html": render("tables.html").render(_values(content)),
+        "summary_html": render("overview.html").render(_template_values(content)),
+        "tables_html": render("tables.html").render(_template_values(content)),
     }
 
 
-def _values(content: Content) -> dict[str, Any]:
-    """What the templates of the summary and the tables take."""
+def _template_values(content: Content) -> dict[str, Any]:
+    """Values for the templates of the summary and the tables."""
     return {"overview": content.overview, "missing": [panel for panel in content.panels if not panel.views]}
 
 
@@ -112,7 +112,7 @@ def payload(content: Content, *, version: str = "", interval: int = 0) -> dict[s
 
 
 def policy(*scripts: str, live: bool) -> str:
-    """Content security policy: the page's own scripts run, no other; nothing is fetched, but from the live server."""
+    """Content security policy: only the page's own scripts run, and data come from the live server alone."""
     hashes = " ".join(
         f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" for script in scripts
     )
@@ -133,37 +133,24 @@ def formula_html(text: str) -> str:
 
 
 def _panel(panel: Panel) -> dict[str, Any]:
-    return {
-        "key": panel.key,
-        "title": panel.title,
-        "note": panel.note,
-        "views": [_view(view) for view in panel.views],
-        "table": _table(panel.table),
-    }
-
-
-def _view(view: View) -> dict[str, Any]:
-    return {
-        "label": view.label,
-        "formula": formula_html(view.formula),
-        "moments": list(view.moments),
-        "facets": [_facet(facet) for facet in view.facets],
-    }
+    views = [
+        {
+            "label": view.label,
+            "formula": formula_html(view.formula),
+            "moments": view.moments,
+            "facets": [_facet(facet) for facet in view.facets],
+        }
+        for view in panel.views
+    ]
+    rows = [[float(f"{v:.7g}") if isinstance(v, float) else v for v in row] for row in panel.table.rows]
+    table = {"columns": panel.table.columns, "rows": rows}
+    return {"key": panel.key, "title": panel.title, "note": panel.note, "views": views, "table": table}
 
 
 def _facet(facet: Facet) -> dict[str, Any]:
-    frames = [draw(plot) for plot in facet.frames]
-    return {
-        "title": facet.title,
-        "name": facet.name,
-        "layout": frames[-1]["layout"],
-        "frames": [frame["data"] for frame in frames],
-    }
-
-
-def _table(table: DataTable) -> dict[str, Any]:
-    rows = [[float(f"{v:.7g}") if isinstance(v, float) else v for v in row] for row in table.rows]
-    return {"columns": list(table.columns), "rows": rows}
+    plots = [draw(plot) for plot in facet.frames]
+    frames = [traces for traces, _ in plots]
+    return {"title": facet.title, "name": facet.name, "layout": plots[-1][1], "frames": frames}
 
 
 @cache

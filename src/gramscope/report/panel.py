@@ -1,8 +1,8 @@
-"""What a panel is: words, views, plots as plain numbers, and a table. Plotly and matplotlib both draw from this."""
+"""What a panel is: text, views, plots as plain numbers, and a table. Plotly and matplotlib both draw from this."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
@@ -76,7 +76,6 @@ class HeatMap:
     x_ticks: tuple[str, ...] = ()
     y_ticks: tuple[str, ...] = ()
     x_label: str = ""
-    y_label: str = ""
     spread: Sequence[Numbers] | None = None
     log: bool = False
     diverging: bool = False
@@ -169,3 +168,8 @@ def shorten(name: str, limit: int = 24) -> str:
         return name
     head = (limit - 1) // 2
     return f"{name[:head]}…{name[len(name) - (limit - 1 - head) :]}"
+
+
+def rounded(values: Iterable[float | None]) -> list[float | None]:
+    """Values with five significant digits, more than a screen shows, to keep the page small."""
+    return [None if value is None else float(f"{value:.5g}") for value in values]

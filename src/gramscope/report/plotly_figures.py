@@ -1,7 +1,4 @@
-"""Plots with plotly, as the plain values its script takes (a test has plotly's Python side check every one of them).
-
-Colours of text and axes are left to the page, which knows light from dark.
-"""
+"""Plots as plain values for plotly's script. The page sets the colours of text and axes, for light and dark."""
 
 from __future__ import annotations
 
@@ -10,25 +7,24 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from gramscope.report.look import colour, dash, faint, marker
-from gramscope.report.panel import HeatMap, Line, LinePlot, Numbers, Plot
+from gramscope.report.palette import colour, dash, faint, marker
+from gramscope.report.panel import HeatMap, Line, LinePlot, Numbers, Plot, rounded
 
-#: with more points than this a line has no marks
+#: a line with more points than this has no markers
 MARKS = 40
-#: matplotlib's RdBu_r, which plotly's script does not have
+#: matplotlib's RdBu_r, which plotly lacks
 TWO_SIDED = (
     "#053061", "#2166ac", "#4393c3", "#92c5de", "#d1e5f0", "#f7f7f7", "#fddbc7", "#f4a582", "#d6604d", "#b2182b", "#67001f",
 )  # fmt: skip
 
 
-def draw(plot: Plot) -> dict[str, Any]:
-    """A plot as plotly's ``{"data": …, "layout": …}``."""
-    traces, layout = _lines(plot) if isinstance(plot, LinePlot) else _map(plot)
-    return {"data": traces, "layout": layout}
+def draw(plot: Plot) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """A plot as plotly's traces and layout."""
+    return _lines(plot) if isinstance(plot, LinePlot) else _map(plot)
 
 
 def label(text: str) -> str:
-    """Text that plotly shows as it is: it would take ``<b>`` for markup."""
+    """Text escaped for plotly, which reads ``<b>`` as markup."""
     return html.escape(text, quote=False)
 
 
@@ -58,71 +54,53 @@ def log_ends(plot: LinePlot) -> tuple[float, float]:
 
 
 def _line(plot: LinePlot, line: Line) -> list[dict[str, Any]]:
-    """The band first, so that the line lies over it."""
+    """The band first, so that the line is drawn over it."""
     traces = []
     if line.low is not None and line.high is not None:
         around = [*line.x, *reversed(line.x)]
         low = _positive(line.low, line.y) if plot.log_y else line.low
-        band = {"x": _rounded(around), "y": _rounded([*line.high, *reversed(low)]), "fill": "toself", "mode": "lines"}
+        band = {"x": rounded(around), "y": rounded([*line.high, *reversed(low)]), "fill": "toself", "mode": "lines"}
         flat = {"fillcolor": faint(colour(line.index), 0.18), "line": {"width": 0}, "hoverinfo": "skip"}
         traces.append({"type": "scatter", "legendgroup": line.name, **band, **flat})
-    few = len(line.x) <= MARKS
-    traces.append(
-        {
-            "type": "scatter",
-            "name": label(line.name),
-            "legendgroup": line.name,
-            **_x(line.x),
-            "y": _rounded(line.y),
-            "mode": "lines+markers" if few else "lines",
-            "line": {"color": colour(line.index), "dash": dash(line.index), "width": 2},
-            "marker": {"symbol": marker(line.index), "size": 6},
-            **_hover(plot, line),
-        }
-    )
-    return traces
+    look = {
+        "mode": "lines+markers" if len(line.x) <= MARKS else "lines",
+        "line": {"color": colour(line.index), "dash": dash(line.index), "width": 2},
+        "marker": {"symbol": marker(line.index), "size": 6},
+    }
+    return [*traces, {**_values(plot, line), **look}]
 
 
 def _x(x: Sequence[float]) -> dict[str, Any]:
-    """Positions of points; where they are 1, 2, 3 … plotly counts for itself."""
+    """Positions of points; equal steps of 1 are given by the first."""
     if len(x) > 1 and list(x) == [x[0] + i for i in range(len(x))]:
         return {"x0": x[0], "dx": 1}
-    return {"x": _rounded(x)}
+    return {"x": rounded(x)}
 
 
 def _points(plot: LinePlot, line: Line) -> dict[str, Any]:
-    trace: dict[str, Any] = {
-        "type": "scatter",
-        "name": label(line.name),
-        "legendgroup": line.name,
-        "x": _rounded(line.x),
-        "y": _rounded(line.y),
-        "mode": "markers",
-        "marker": {"symbol": marker(line.index), "size": 11, "color": colour(line.index)},
-        **_hover(plot, line),
-    }
+    look = {"mode": "markers", "marker": {"symbol": marker(line.index), "size": 11, "color": colour(line.index)}}
+    trace = {**_values(plot, line), **look}
     if line.high is not None:
-        reach = [None if h is None or y is None else h - y for h, y in zip(line.high, line.y, strict=True)]
-        trace["error_y"] = {"type": "data", "array": _rounded(reach), "thickness": 2, "width": 8}
+        trace["error_y"] = {"type": "data", "array": trace["customdata"], "thickness": 2, "width": 8}
     return trace
 
 
-def _hover(plot: LinePlot, line: Line) -> dict[str, Any]:
+def _values(plot: LinePlot, line: Line) -> dict[str, Any]:
+    """The points of a line and the text shown on hovering."""
     where = "%{text}" if plot.ticks else f"{label(plot.x_label)} %{{x:.4~g}}"
     spread = ""
-    hover: dict[str, Any] = {}
+    trace = {"type": "scatter", "name": label(line.name), "legendgroup": line.name, **_x(line.x), "y": rounded(line.y)}
     if line.high is not None:
         spread = " ± %{customdata:.2~g}"
-        hover["customdata"] = _rounded(
-            [None if h is None or y is None else h - y for h, y in zip(line.high, line.y, strict=True)]
-        )
+        pairs = zip(line.high, line.y, strict=True)
+        trace["customdata"] = rounded(None if high is None or y is None else high - y for high, y in pairs)
     if plot.ticks:
-        hover["text"] = [label(plot.ticks[int(x)]) for x in line.x]
-    return {**hover, "hovertemplate": f"{label(line.name)}<br>{where}<br>%{{y:.4~g}}{spread}<extra></extra>"}
+        trace["text"] = [label(plot.ticks[int(x)]) for x in line.x]
+    return trace | {"hovertemplate": f"{label(line.name)}<br>{where}<br>%{{y:.4~g}}{spread}<extra></extra>"}
 
 
 def _positive(low: Numbers, middle: Numbers) -> list[float | None]:
-    """The lower end of a band on a logarithmic axis: where it reaches zero it stops at a hundredth of the line."""
+    """The lower end of a band on a logarithmic axis: a hundredth of the line where it is not positive."""
     pairs = zip(low, middle, strict=True)
     return [end if end is None or m is None or end > 0 else m / 100 for end, m in pairs]
 
@@ -130,7 +108,7 @@ def _positive(low: Numbers, middle: Numbers) -> list[float | None]:
 # -- maps -----------------------------------------------------------------------------------------------------------
 def _map(plot: HeatMap) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     rows, columns = len(plot.values), len(plot.values[0])
-    z = [_rounded(row) for row in plot.values]
+    z = [rounded(row) for row in plot.values]
     shown = [[_log(value) for value in row] for row in z] if plot.log else z
     low, high = (math.log10(plot.low), math.log10(plot.high)) if plot.log else (plot.low, plot.high)
     trace: dict[str, Any] = {
@@ -151,24 +129,17 @@ def _map(plot: HeatMap) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         y_axis = {**square, "range": [rows - 0.5, -0.5], "scaleanchor": "x"}
         return [trace], {"xaxis": x_axis, "yaxis": y_axis, "height": 300}
     trace |= {"hovertext": _cells(plot), "hovertemplate": "%{hovertext}<extra></extra>"}
-    chosen = _tick_positions(columns)
-    x_axis = {
-        "tickvals": chosen,
-        "ticktext": [label(plot.x_ticks[i]) for i in chosen],
-        "title": {"text": label(plot.x_label)},
-    }
-    y_axis = {
-        "tickvals": list(range(rows)),
-        "ticktext": [label(name) for name in plot.y_ticks],
-        "autorange": "reversed",
-    }
+    chosen = tick_positions(columns)
+    names = [label(plot.x_ticks[i]) for i in chosen]
+    x_axis = {"tickvals": chosen, "ticktext": names, "title": {"text": label(plot.x_label)}}
+    y_axis = {"tickvals": [*range(rows)], "ticktext": [*map(label, plot.y_ticks)], "autorange": "reversed"}
     hidden = {"showgrid": False, "zeroline": False, "automargin": True}
     return [trace], {"xaxis": x_axis | hidden, "yaxis": y_axis | hidden, "height": max(190, 110 + 34 * rows)}
 
 
-def _tick_positions(count: int, most: int = 8) -> list[int]:
-    every = max(1, math.ceil(count / most))
-    return list(range(0, count, every))
+def tick_positions(count: int, most: int = 8) -> list[int]:
+    """Evenly spaced positions out of ``count``, at most ``most``."""
+    return list(range(0, count, max(1, math.ceil(count / most))))
 
 
 def _bar_ticks(plot: HeatMap) -> dict[str, Any]:
@@ -197,7 +168,7 @@ def _log(value: float | None) -> float | None:
 
 
 def _cells(plot: HeatMap) -> list[list[str]]:
-    """What a cell says on hovering."""
+    """The text of each cell on hovering."""
     found = []
     for i, (row, name) in enumerate(zip(plot.values, plot.y_ticks, strict=True)):
         line = []
@@ -207,8 +178,3 @@ def _cells(plot: HeatMap) -> list[list[str]]:
             line.append(f"{label(name)}<br>{label(plot.x_label)} {label(moment)}<br>{number}")
         found.append(line)
     return found
-
-
-def _rounded(values: Sequence[float | None]) -> list[float | None]:
-    """Five digits are more than a screen shows, and keep the page small."""
-    return [None if value is None else float(f"{value:.5g}") for value in values]

@@ -1,13 +1,13 @@
-"""Accuracy and loss over training, and where they ended."""
+"""Accuracy and loss over training, and their last values."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gramscope.report.over_seeds import Curve, Summary, evaluation_curve
+from gramscope.report.loaded_runs import Run, Runs, Setting, is_number
+from gramscope.report.measure_texts import PARTS, readable
 from gramscope.report.panel import DataTable, Facet, Line, LinePlot, Panel, View, shorten, thin, thin_table
-from gramscope.report.reading import Run, Runs, Setting, is_number
-from gramscope.report.words import PARTS
+from gramscope.report.seed_statistics import Curve, Summary, evaluation_curve
 
 #: most points of a drawn line
 POINTS = 300
@@ -23,9 +23,9 @@ _FORMULAS = {
 }
 
 
-def curve_panels(runs: Runs) -> list[Panel]:
+def training_panels(runs: Runs) -> list[Panel]:
     """Accuracy, loss, and both at the end of training."""
-    return [_panel(runs, "accuracy"), _panel(runs, "loss"), _ends(runs)]
+    return [_panel(runs, "accuracy"), _panel(runs, "loss"), _last_values(runs)]
 
 
 def evaluated_parts(runs: Sequence[Run], what: str) -> list[str]:
@@ -39,6 +39,11 @@ def evaluated_parts(runs: Sequence[Run], what: str) -> list[str]:
         if key.endswith(ending) and is_number(value)
     }
     return [part for part in PARTS if part in found] + sorted(found - set(PARTS))
+
+
+def evaluated_keys(runs: Runs) -> list[str]:
+    """Everything that was evaluated, accuracies first: ``test_accuracy``, ``test_loss`` …"""
+    return [f"{part}_{what}" for what in ("accuracy", "loss") for part in evaluated_parts(runs.all, what)]
 
 
 def _panel(runs: Runs, what: str) -> Panel:
@@ -59,91 +64,70 @@ def _panel(runs: Runs, what: str) -> Panel:
             label = "over seconds of training" if clock == "seconds" else f"over {clock}s"
             views.append(View(label, tuple(Facet(t, (plot,)) for t, plot in plots.items()), _FORMULAS[what]))
     table, note = _table(runs, [f"{part}_{what}" for part in parts])
-    return Panel(
-        what,
-        "Training",
-        what.capitalize(),
-        _SENTENCES[what],
-        tuple(views),
-        table,
-        missing="" if views else f"No {what} was recorded: records of kind “evaluation” hold test_{what}.",
-        note=note,
-    )
+    missing = "" if views else f"No {what} was recorded: records of kind “evaluation” hold test_{what}."
+    return Panel(what, "Training", what.capitalize(), _SENTENCES[what], tuple(views), table, missing, note)
 
 
-def as_line(setting: Setting, found: Curve) -> Line | None:
+def as_line(setting: Setting, curve: Curve) -> Line | None:
     """A curve as a line with its band."""
-    if not found:
+    if not curve:
         return None
-    chosen = thin(range(len(found.steps)), POINTS)
-    values = [found.values[i] for i in chosen]
-    low, high = band(values)
-    return Line(setting.name, setting.index, [found.moments[i] for i in chosen], [v.mean for v in values], low, high)
+    chosen = thin(range(len(curve.steps)), POINTS)
+    values = [curve.values[i] for i in chosen]
+    return Line(setting.name, setting.index, [curve.times[i] for i in chosen], [v.mean for v in values], *band(values))
 
 
 def band(values: Sequence[Summary]) -> tuple[list[float] | None, list[float] | None]:
-    """Ends of the band, or nothing when no value has a spread."""
+    """Lower and upper ends of the band, or ``(None, None)`` if no value has a spread."""
     if not any(value.deviation for value in values):
         return None, None
     return [value.low for value in values], [value.high for value in values]
 
 
 def common_range(lines: Sequence[Line], ceiling: float | None = None) -> tuple[float, float]:
-    """One range for all facets; bands do not stretch it below zero or above the ceiling, which values cannot cross."""
+    """One vertical range for all facets.
+
+    Bands extend it, but not below zero if all means are at least 0, nor above ``ceiling`` if no mean exceeds it.
+    """
     means = [y for line in lines for y in line.y if y is not None]
-    reach = [
-        *means,
-        *(y for line in lines for band in (line.low or (), line.high or ()) for y in band if y is not None),
-    ]
-    low, high = min(reach), max(reach)
+    bands = [y for line in lines for ends in (line.low or (), line.high or ()) for y in ends if y is not None]
+    low, high = min(means + bands), max(means + bands)
     if min(means) >= 0:
         low = max(low, 0.0)
     if ceiling is not None and max(means) <= ceiling:
         high = min(high, ceiling)
-    air = 0.04 * (high - low) or 0.1
-    return low - air, high + air
+    margin = 0.04 * (high - low) or 0.1
+    return low - margin, high + margin
 
 
-def _ends(runs: Runs) -> Panel:
+def _last_values(runs: Runs) -> Panel:
     """The last value of each setting, side by side."""
-    views = []
+    views, rows = [], []
     names = tuple(shorten(setting.name) for setting in runs.settings)
-    for what in ("accuracy", "loss"):
-        for part in evaluated_parts(runs.all, what):
-            lines = []
-            for setting in runs.settings:
-                found = evaluation_curve(setting, f"{part}_{what}", runs.clock)
-                if found:
-                    last = found.values[-1]
-                    low, high = band([last])
-                    lines.append(Line(setting.name, setting.index, [float(setting.index)], [last.mean], low, high))
-            if lines:
-                label = f"{PARTS.get(part, part)} {what}"
-                plot = LinePlot(tuple(lines), "", what, ticks=names, joined=False)
-                views.append(View(label, (Facet("", (plot,)),), _FORMULAS[what]))
-    columns = ("setting", "measure", "mean", "sigma", "seeds", runs.clock)
-    rows = []
-    for what in ("accuracy", "loss"):
-        for part in evaluated_parts(runs.all, what):
-            for setting in runs.settings:
-                found = evaluation_curve(setting, f"{part}_{what}", runs.clock)
-                if found:
-                    last = found.values[-1]
-                    name = f"{part}_{what}"
-                    rows.append((setting.name, name, last.mean, last.deviation, last.count, found.moments[-1]))
+    for key in evaluated_keys(runs):
+        lines = []
+        what = key.rpartition("_")[2]
+        for setting in runs.settings:
+            curve = evaluation_curve(setting, key, runs.clock)
+            if curve:
+                last = curve.values[-1]
+                lines.append(Line(setting.name, setting.index, [float(setting.index)], [last.mean], *band([last])))
+                rows.append((setting.name, key, last.mean, last.deviation, last.count, curve.times[-1]))
+        plot = LinePlot(tuple(lines), "", what, ticks=names, joined=False)
+        views.append(View(readable(key).capitalize(), (Facet("", (plot,)),), _FORMULAS[what]))
     return Panel(
         "ends",
         "Training",
-        "Where they ended",
+        "Last values",
         "The last value of each setting: the point is the mean over seeds, the bar reaches ± 2σ.",
         tuple(views),
-        DataTable(columns, rows),
+        DataTable(("setting", "measure", "mean", "sigma", "seeds", runs.clock), rows),
         missing="" if views else "Nothing was evaluated.",
     )
 
 
 def _table(runs: Runs, keys: Sequence[str]) -> tuple[DataTable, str]:
-    """Every recorded value of ``keys``, one row a run and step."""
+    """Every recorded value of ``keys``, one row for each run and step."""
     with_seconds = any("seconds" in record for run in runs.all for record in run.evaluations)
     columns = ("setting", "seed", "step", *(["epoch"] if runs.clock == "epoch" else []), *(["seconds"] * with_seconds))
     records = [

@@ -1,13 +1,13 @@
-"""Colours and dashes, the same in every figure: Okabe and Ito's palette, which colour-blind readers can tell apart."""
+"""Colours, dashes and markers of the settings: Okabe and Ito's palette, which colour-blind readers can tell apart."""
 
 from __future__ import annotations
 
-#: legible on white and on black; yellow and black are not
+#: the colours legible on white and on black, so without yellow and black
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C")
 DASHES = ("solid", "dash", "dot")
 MARKERS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "star")
 
-#: the same to matplotlib
+#: their names in matplotlib
 MATPLOTLIB_DASHES = {"solid": "-", "dash": "--", "dot": ":"}
 MATPLOTLIB_MARKERS = {
     "circle": "o", "square": "s", "diamond": "D", "triangle-up": "^", "x": "X", "cross": "P", "star": "*",
@@ -18,17 +18,17 @@ DIVERGING = "RdBu_r"
 
 
 def colour(index: int) -> str:
-    """Colour of setting number ``index``."""
+    """Colour of setting ``index``."""
     return PALETTE[index % len(PALETTE)]
 
 
 def dash(index: int) -> str:
-    """Dashes of setting number ``index``: they change when the colours are used up."""
+    """Dashes of setting ``index``; they change when all colours are used."""
     return DASHES[index // len(PALETTE) % len(DASHES)]
 
 
 def marker(index: int) -> str:
-    """Shape of its points."""
+    """Marker of setting ``index``."""
     return MARKERS[index % len(MARKERS)]
 
 

@@ -1,4 +1,4 @@
-"""From run directories to a report on disk."""
+"""Write a report about run directories."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gramscope.errors import InputError
-from gramscope.report.collapse import collapse_panel
-from gramscope.report.curves import curve_panels
-from gramscope.report.layers import layer_panels
+from gramscope.report.collapse_panel import collapse_panel
+from gramscope.report.layer_panels import layer_panels
+from gramscope.report.loaded_runs import Runs, read_runs
+from gramscope.report.matplotlib_figures import save_panel
+from gramscope.report.overview import OWN_FIGURE, overview
 from gramscope.report.page import Content, render_page, require_extra
-from gramscope.report.reading import Runs, read_runs
-from gramscope.report.snapshots import diagonals_panel, spectra_panel
-from gramscope.report.static import save_panel
-from gramscope.report.summary import OWN_FIGURE, overview
+from gramscope.report.snapshot_panels import diagonals_panel, spectra_panel
+from gramscope.report.training_panels import training_panels
 from gramscope.runs.directory import RunDirectory
 from gramscope.runs.files import write_file
 
@@ -23,7 +23,7 @@ PAGE = "report.html"
 
 @dataclass(frozen=True)
 class Report:
-    """What was written."""
+    """The files that were written."""
 
     page: Path
     figures: tuple[Path, ...]
@@ -35,7 +35,7 @@ def write_report(paths: Sequence[Path | str], out: Path | str | None = None, *, 
     Args:
         paths: run directories or groups of them; several are compared.
         out: folder to write to; the run's own ``figures`` if there is one run, ``report`` in the working directory if
-            there are several. What an earlier report left there is replaced.
+            there are several. An earlier report there is replaced.
         figures: also write PNG and PDF files.
 
     Raises:
@@ -45,7 +45,7 @@ def write_report(paths: Sequence[Path | str], out: Path | str | None = None, *, 
     require_extra()
     if not paths:
         raise InputError("name at least one run directory")
-    content = collect(read_runs(paths))
+    content = report_content(read_runs(paths))
     folder = _folder(paths, out)
     page = folder / PAGE
     write_file(page, render_page(content).encode())
@@ -56,10 +56,10 @@ def write_report(paths: Sequence[Path | str], out: Path | str | None = None, *, 
     return Report(page, tuple(path for panel in content.panels for path in save_panel(panel, folder, OWN_FIGURE)))
 
 
-def collect(runs: Runs) -> Content:
-    """Everything a report of these runs says."""
+def report_content(runs: Runs) -> Content:
+    """The content of a report about these runs."""
     panels = [
-        *curve_panels(runs),
+        *training_panels(runs),
         *layer_panels(runs),
         spectra_panel(runs),
         diagonals_panel(runs),

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import shutil
-import subprocess
-import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gramscope.report.build import write_report
-from gramscope.report.live import make_server
+from gramscope.report import write_report
 from gramscope.runs.directory import RunDirectory
 from made_up_runs import append_epoch, write_run
 
@@ -23,10 +18,8 @@ playwright = pytest.importorskip("playwright.sync_api", reason="playwright is no
 CHROMIUM = next((path for name in ("chromium", "chromium-browser") if (path := shutil.which(name))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed: apt-get install chromium")
 
-FLAGS = (
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-)  # fmt: skip
+Serving = Callable[[Path], AbstractContextManager[int]]
+FLAGS = "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update"
 DESKTOP = {"viewport": {"width": 1280, "height": 900}}
 PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
 #: every number a plot shows, by panel
@@ -38,7 +31,7 @@ NUMBERS = """() => Object.fromEntries([...document.querySelectorAll(".panel")].m
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS.split())
         yield chromium
         chromium.close()
 
@@ -77,7 +70,7 @@ def desk(browser: Any, report: str) -> Iterator[Any]:
 
 
 def until(page: Any, condition: str, seconds: float = 30) -> None:
-    """Wait for a condition (the page's policy forbids Playwright's own way, which evaluates text)."""
+    """Wait for a condition; the page's policy forbids Playwright's own function, which evaluates text."""
     for _ in range(int(seconds * 20)):
         if page.evaluate(condition):
             return
@@ -93,23 +86,15 @@ def draw_all(page: Any) -> dict[str, list[int]]:
     return dict(page.evaluate(NUMBERS))
 
 
-def check_drawn(page: Any, numbers: dict[str, list[int]], *, width: int, dark: bool) -> None:
-    assert len(numbers) == 13
-    for key, plots in numbers.items():
-        assert plots, key
-        assert all(count > 0 for count in plots), key
-    assert page.evaluate("document.documentElement.scrollWidth") == width
-    text = page.evaluate("getComputedStyle(document.querySelector('.xtitle')).fill")
-    assert (min(map(int, text[4:-1].split(","))) > 128) == dark
-
-
-def test_every_panel_is_drawn_with_data(desk: Any) -> None:
-    check_drawn(desk, dict(desk.evaluate(NUMBERS)), width=1280, dark=False)
-
-
-def test_a_phone_in_the_dark(browser: Any, report: str) -> None:
-    with opened(browser, report, color_scheme="dark", **PHONE) as page:
-        check_drawn(page, draw_all(page), width=390, dark=True)
+@pytest.mark.parametrize(("screen", "scheme"), [(DESKTOP, "light"), (PHONE, "dark")])
+def test_every_panel_is_drawn_with_data(browser: Any, report: str, screen: dict[str, Any], scheme: str) -> None:
+    with opened(browser, report, color_scheme=scheme, **screen) as page:
+        numbers = draw_all(page)
+        assert len(numbers) == 13
+        assert all(plots and all(plots) for plots in numbers.values()), numbers
+        assert page.evaluate("document.documentElement.scrollWidth") == screen["viewport"]["width"]
+        text = page.evaluate("getComputedStyle(document.querySelector('.xtitle')).fill")
+        assert (min(map(int, text[4:-1].split(","))) > 128) == (scheme == "dark")
 
 
 def test_slider_views_and_settings_with_the_keyboard(desk: Any) -> None:
@@ -148,30 +133,24 @@ def test_slider_views_and_settings_with_the_keyboard(desk: Any) -> None:
 def test_tables_sort_and_data_can_be_taken_away(desk: Any, tmp_path: Path) -> None:
     page = desk
     table = page.locator("table[data-table=results]")
-    heading = table.locator("th", has_text="test accuracy, last")
-
-    def first() -> str:
-        return str(table.locator("tbody tr").first.locator("td").first.inner_text())
-
+    heading, first = table.locator("th", has_text="test accuracy, last"), table.locator("tbody td").first
     heading.get_by_role("button").click()
-    assert (heading.get_attribute("aria-sort"), first()) == ("ascending", "sgd")
+    assert (heading.get_attribute("aria-sort"), first.inner_text()) == ("ascending", "sgd")
     heading.get_by_role("button").press("Enter")
-    assert (heading.get_attribute("aria-sort"), first()) == ("descending", "vcl")
+    assert (heading.get_attribute("aria-sort"), first.inner_text()) == ("descending", "vcl")
 
-    with page.expect_download() as download:
-        page.locator("#panel-nfa .csv").click()
-    download.value.save_as(tmp_path / "nfa.csv")
-    with (tmp_path / "nfa.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    assert download.value.suggested_filename == "nfa.csv"
-    assert len(rows) == 40
-    assert set(rows[0]) == {"setting", "seed", "step", "epoch", "layer", "nfa"}
+    def download(button: str) -> list[str]:
+        with page.expect_download() as found:
+            page.locator(button).click()
+        found.value.save_as(tmp_path / found.value.suggested_filename)
+        return (tmp_path / found.value.suggested_filename).read_text(encoding="utf-8").splitlines()
+
+    lines = download("#panel-nfa .csv")
+    assert (lines[0], len(lines)) == ("setting,seed,step,epoch,layer,nfa", 41)
+    assert (tmp_path / "nfa.csv").exists()
     page.locator("#panel-nfa summary").click()
     assert page.locator("#panel-nfa details tbody tr").count() == 40
-    with page.expect_download() as download:
-        page.locator("[data-csv=results]").click()
-    download.value.save_as(tmp_path / "results.csv")
-    assert (tmp_path / "results.csv").read_text(encoding="utf-8").splitlines()[2].startswith("vcl,0.88")
+    assert download("[data-csv=results]")[2].startswith("vcl,0.88")
 
 
 def test_hovering_shows_values(desk: Any) -> None:
@@ -188,9 +167,8 @@ def test_hovering_shows_values(desk: Any) -> None:
 
 def test_hostile_names_run_nothing(browser: Any, tmp_path: Path) -> None:
     hostile = "<img src=x onerror=\"window.hurt='yes'\">"
-    run = write_run(
-        tmp_path / "x", method=hostile, layers=(hostile, "</script><script>window.hurt=1</script>"), epochs=2
-    )
+    layers = (hostile, "</script><script>window.hurt=1</script>")
+    run = write_run(tmp_path / "x", method=hostile, layers=layers, epochs=2)
     write_run(tmp_path / "y", method="=1+1", layers=(hostile, "b"), epochs=2)
     written = write_report([run.path, tmp_path / "y"], tmp_path / "out", figures=False).page
     with opened(browser, written.as_uri()) as page:
@@ -209,31 +187,21 @@ def test_printing_draws_everything(browser: Any, report: str) -> None:
         assert page.evaluate("document.documentElement.className") == ""
 
 
-@contextmanager
-def serving(path: Path) -> Iterator[str]:
-    with make_server([path], interval=200) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/"
-        finally:
-            server.shutdown()
-            thread.join()
-
-
 POINTS = "document.querySelector('#panel-accuracy .plot').data.at(-1).y.length"
 
 
-def test_the_live_page_keeps_up_and_keeps_choices(browser: Any, tmp_path: Path) -> None:
+def test_the_live_page_keeps_up_and_keeps_choices(browser: Any, tmp_path: Path, serving: Serving) -> None:
     run = write_run(tmp_path / "going", epochs=2, finished=False)
-    with serving(run.path) as address, opened(browser, address) as page:
+    with serving(run.path) as port, opened(browser, f"http://127.0.0.1:{port}/") as page:
         draw_all(page)
         assert page.evaluate(POINTS) == 3
         page.locator("#panel-surrogate").get_by_role("combobox").select_option(label="Surrogate, normalised")
         for _ in range(2):
             page.locator("table[data-table=layers] th", has_text="layer").get_by_role("button").click()
         append_epoch(run, 3)
-        until(page, f"{POINTS} === 4")
+        with RunDirectory(run.path).lock:
+            until(page, f"{POINTS} === 4")
+            until(page, "document.querySelectorAll('.state-running').length === 1")
         assert page.locator("#panel-surrogate select option:checked").text_content() == "Surrogate, normalised"
         assert page.evaluate("document.querySelector('#panel-surrogate .plot').data[0].z[0].length") == 4
         assert "epoch 3" in page.locator("#summary").inner_text()
@@ -241,40 +209,3 @@ def test_the_live_page_keeps_up_and_keeps_choices(browser: Any, tmp_path: Path) 
         run.append({"kind": "end", "step": 30, "finished": True, "reason": ""})
         run.close()
         until(page, "document.querySelector('#live').textContent === 'live, finished'")
-
-
-def test_the_live_page_follows_a_real_run(browser: Any, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    code = "from gramscope.cli.app import main; main()"
-    options = [
-        "--data",
-        "digits",
-        "--hidden",
-        "8",
-        "--epochs",
-        "1000",
-        "--measure-every",
-        "20",
-        "--checkpoint-every",
-        "0",
-    ]
-    with subprocess.Popen(
-        [sys.executable, "-c", code, "train", *options, "--out", str(out)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    ) as process:
-        try:
-            started = threading.Event()
-            while (
-                not (RunDirectory(out).exists() and RunDirectory(out).records("evaluation")) and process.poll() is None
-            ):
-                started.wait(0.2)
-            with serving(out) as address, opened(browser, address) as page:
-                page.locator("#panel-accuracy").scroll_into_view_if_needed()
-                page.locator("#panel-accuracy .main-svg").first.wait_for()
-                for _ in range(2):
-                    before = page.evaluate(POINTS)
-                    until(page, f"{POINTS} > {before}")
-                assert page.locator(".state-running").count() == 1
-        finally:
-            process.kill()

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from gramscope.report.panel import DataTable, Facet, HeatMap, Line, LinePlot, Panel, View, shorten, thin
-from gramscope.report.reading import Run, Runs, Setting
+from gramscope.report.loaded_runs import Run, Runs, Setting
+from gramscope.report.panel import DataTable, Facet, HeatMap, Line, LinePlot, Panel, View, rounded, shorten, thin
 from gramscope.runs.layer_snapshots import DIAGONALS, SPECTRA, load_diagonals, load_spectra, snapshot_steps
 
 if TYPE_CHECKING:
@@ -29,22 +29,21 @@ QUANTITIES = {
 
 @dataclass(frozen=True)
 class _Stored(Generic[T]):
-    """What the first run of a setting that stored anything has, by step."""
+    """The artefacts of the first run of a setting that has any, by step."""
 
     setting: Setting
     run: Run
     found: Mapping[int, Mapping[str, T]]
 
     def at(self, step: int) -> Mapping[str, T]:
-        """The newest that is not later than ``step``, or the first."""
+        """The newest artefact not later than ``step``, or else the first."""
         return self.found[max((s for s in self.found if s <= step), default=min(self.found))]
 
     @cached_property
     def layers(self) -> list[str]:
         """Layers in the order of measurement, then of storage."""
-        measured = dict.fromkeys(record["layer"] for record in self.run.measurements)
         stored = dict.fromkeys(layer for found in self.found.values() for layer in found)
-        return [layer for layer in measured if layer in stored] + [layer for layer in stored if layer not in measured]
+        return list(dict.fromkeys([*(layer for layer in self.run.by_layer if layer in stored), *stored]))
 
 
 def _stored(runs: Runs, kind: str, load: Any, moments: int) -> list[_Stored[Any]]:
@@ -59,12 +58,12 @@ def _stored(runs: Runs, kind: str, load: Any, moments: int) -> list[_Stored[Any]
 
 # -- spectra --------------------------------------------------------------------------------------------------------
 def spectra_panel(runs: Runs) -> Panel:
-    """Singular values of every layer's weight, one line a setting."""
+    """Singular values of every layer's weight, one line for each setting."""
     words = (
         "spectra",
         "Inside the net",
         "Spectra of the weights",
-        "Singular values of each layer's weight, the largest first, at the moment the slider shows: learning features "
+        "Singular values of each layer's weight, the largest first, at the moment the slider shows. Feature learning "
         "pulls a few of them out of the bulk.",
     )
     stored: list[_Stored[Tensor]] = _stored(runs, SPECTRA, load_spectra, MOMENTS)
@@ -78,10 +77,10 @@ def spectra_panel(runs: Runs) -> Panel:
         "",
         tuple(_spectrum_facet(layer, stored, steps) for layer in shown),
         "W = U diag(s) Vᵀ, s₁ ≥ s₂ ≥ …",
-        tuple(_moment(stored[0].run, runs, step) for step in steps),
+        tuple(_time(stored[0].run, runs, step) for step in steps),
     )
     rows = [
-        [item.setting.name, step, layer, *_rounded(thin(item.at(step)[layer].tolist(), VALUES))]
+        [item.setting.name, step, layer, *rounded(thin(item.at(step)[layer].tolist(), VALUES))]
         for item in stored
         for step in steps
         for layer in item.layers
@@ -116,7 +115,7 @@ def _spectrum(setting: Setting, values: Tensor) -> Line:
 
 # -- diagonals ------------------------------------------------------------------------------------------------------
 def diagonals_panel(runs: Runs) -> Panel:
-    """Diagonals of WᵀW, AGOP and accumulated shift as images, one view a setting and layer."""
+    """Diagonals of WᵀW, AGOP and accumulated shift as images, one view for each setting and layer."""
     words = (
         "diagonals",
         "Inside the net",
@@ -142,10 +141,10 @@ def diagonals_panel(runs: Runs) -> Panel:
             facets = [_picture_facet(name, moments) for name in names if any(name in found for found in moments)]
             label = item.setting.name if len(item.layers) == 1 else f"{item.setting.name}, {layer}"
             formula = "; ".join(QUANTITIES[name][1] for name in QUANTITIES if any(name in m for m in moments))
-            views.append(View(label, tuple(facets), formula, tuple(_moment(item.run, runs, step) for step in steps)))
+            views.append(View(label, tuple(facets), formula, tuple(_time(item.run, runs, step) for step in steps)))
             for name, image in moments[-1].items():
                 lines = _picture(image).tolist()
-                rows += [[item.setting.name, steps[-1], layer, name, i, *_rounded(row)] for i, row in enumerate(lines)]
+                rows += [[item.setting.name, steps[-1], layer, name, i, *rounded(row)] for i, row in enumerate(lines)]
     width = max(map(len, rows)) - 5
     columns = ("setting", "step", "layer", "quantity", "row", *(f"column {i}" for i in range(width)))
     note = f"{_first_seeds(stored)} Colour channels are summed. The table has the last moment."
@@ -166,7 +165,7 @@ def _picture_facet(name: str, moments: Sequence[Mapping[str, Tensor]]) -> Facet:
     frames, image = [], known[0]
     for found in moments:
         image = _picture(found[name]) if name in found else image
-        rows = [_rounded(row) for row in image.tolist()]
+        rows = [rounded(row) for row in image.tolist()]
         frames.append(HeatMap(rows, low, high, diverging=diverging, picture=True))
     title = QUANTITIES[name][0] if name in QUANTITIES else name
     rho = _pearson(moments[-1].get(name), moments[-1].get("nfm")) if name != "nfm" else None
@@ -178,17 +177,16 @@ def _picture(image: Tensor) -> Tensor:
     from torch.nn.functional import adaptive_avg_pool2d
 
     image = image.double().sum(0) if image.dim() == 3 else image.double()
-    size = tuple(min(side, PIXELS) for side in image.shape)
-    return image if tuple(image.shape) == size else adaptive_avg_pool2d(image[None], size)[0]  # type: ignore[arg-type]
+    height, width = (min(side, PIXELS) for side in image.shape)
+    return image if image.shape == (height, width) else adaptive_avg_pool2d(image[None], (height, width))[0]
 
 
 def _pearson(a: Tensor | None, b: Tensor | None) -> float | None:
     if a is None or b is None or a.shape != b.shape:
         return None
-    a, b = a.double().flatten(), b.double().flatten()
-    a, b = a - a.mean(), b - b.mean()
+    a, b = a.double() - a.double().mean(), b.double() - b.double().mean()
     size = float(a.norm() * b.norm())
-    return float(a @ b) / size if size > 0 else None
+    return float((a * b).sum()) / size if size > 0 else None
 
 
 # -- both -----------------------------------------------------------------------------------------------------------
@@ -198,16 +196,12 @@ def _first_seeds(stored: Sequence[_Stored[Any]]) -> str:
     return f"Of each setting one seed ({', '.join(seeds)})." if several else ""
 
 
-def _moment(run: Run, runs: Runs, step: int) -> str:
-    return f"epoch {run.moment(step):.4g}" if runs.clock == "epoch" else f"step {step}"
-
-
-def _rounded(values: Sequence[float]) -> list[float]:
-    return [float(f"{value:.5g}") for value in values]
+def _time(run: Run, runs: Runs, step: int) -> str:
+    return f"epoch {run.time(step):.4g}" if runs.clock == "epoch" else f"step {step}"
 
 
 def _log_range(values: Sequence[float]) -> tuple[float, float] | None:
-    """Ends for a logarithmic axis with a little air; what lies below a millionth of the largest does not count."""
+    """Ends of a logarithmic axis with a small margin; values below a millionth of the largest are ignored."""
     if not values:
         return None
     high = max(values)

@@ -1,4 +1,4 @@
-"""What was run, what came out, and which claims hold."""
+"""The summary: what was run, the outcome, and which claims hold."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gramscope.report.over_seeds import Curve, evaluation_curve
-from gramscope.report.reading import Runs, Setting
+from gramscope.report.loaded_runs import Runs, Setting, value_text
+from gramscope.report.measure_texts import readable
+from gramscope.report.seed_statistics import Curve, evaluation_curve
 from gramscope.report.tables import (
     Table,
     layer_table,
     main_score,
     other_records,
     plural,
-    readable,
     results_table,
     runs_table,
     with_spread,
@@ -30,7 +30,7 @@ PICTURE_BYTES = 1_500_000
 
 @dataclass(frozen=True)
 class Card:
-    """One number to see first."""
+    """One of the large numbers at the top of the page."""
 
     label: str
     value: str
@@ -38,16 +38,8 @@ class Card:
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A figure found in a run's folder, as a data address."""
-
-    name: str
-    source: str
-
-
-@dataclass(frozen=True)
 class Overview:
-    """Everything above and below the panels."""
+    """Everything above and below the panels. ``pictures`` are the PNG files of the runs' folders, name -> data address."""
 
     title: str
     headline: str
@@ -56,7 +48,7 @@ class Overview:
     claims: Sequence[Mapping[str, Any]]
     facts: list[tuple[str, list[tuple[str, list[str]]]]]
     results: Table | None
-    pictures: list[Picture]
+    pictures: dict[str, str]
     tables: list[Table]
 
     @property
@@ -69,15 +61,17 @@ def overview(runs: Runs) -> Overview:
     """Summarise runs."""
     claims = runs.records("claim")
     cards = [Card("runs", str(len(runs.all)), plural(len(runs.settings), "setting"))] if runs.all else []
-    cards += _best_card(runs)
+    best = _best(runs)
+    if best is not None:
+        setting, curve, key = best
+        cards.append(Card(f"best {readable(key)}", with_spread(curve.values[-1], key), setting.name))
     if claims:
-        held = sum(claim.get("holds") is True for claim in claims)
         undecided = sum(claim.get("holds") is None for claim in claims)
-        cards.append(Card("claims that hold", f"{held} of {len(claims)}", f"{undecided} open" if undecided else ""))
+        cards.append(Card("claims that hold", _held(claims), f"{undecided} open" if undecided else ""))
     cards.append(Card("state", runs.status, _progress(runs)))
     return Overview(
         ", ".join(root.name for root in runs.roots),
-        _headline(runs),
+        _headline(runs, best),
         runs.status,
         cards,
         claims,
@@ -88,8 +82,13 @@ def overview(runs: Runs) -> Overview:
     )
 
 
-# -- what came out --------------------------------------------------------------------------------------------------
+# -- the outcome ----------------------------------------------------------------------------------------------------
+def _held(claims: Sequence[Mapping[str, Any]]) -> str:
+    return f"{sum(claim.get('holds') is True for claim in claims)} of {len(claims)}"
+
+
 def _best(runs: Runs) -> tuple[Setting, Curve, str] | None:
+    """The setting with the best last value, its curve and the key that was compared."""
     score = main_score(runs)
     if score is None:
         return None
@@ -100,25 +99,15 @@ def _best(runs: Runs) -> tuple[Setting, Curve, str] | None:
     return setting, curve, score[0]
 
 
-def _best_card(runs: Runs) -> list[Card]:
-    best = _best(runs)
-    if best is None:
-        return []
-    setting, curve, key = best
-    return [Card(f"best {readable(key)}", with_spread(curve.values[-1], key), setting.name)]
-
-
-def _headline(runs: Runs) -> str:
-    best = _best(runs)
+def _headline(runs: Runs, best: tuple[Setting, Curve, str] | None) -> str:
     if best is None:
         claims = runs.records("claim")
-        held = sum(claim.get("holds") is True for claim in claims)
         if claims:
-            return f"{held} of {plural(len(claims), 'claim')} {'holds' if held == 1 else 'hold'} here."
+            return f"Claims that hold: {_held(claims)}."
         return f"{plural(len(runs.all) + len(runs.others), 'run')} without evaluations of a net."
     setting, curve, key = best
     seeds = plural(curve.values[-1].count, "seed")
-    outcome = f"{readable(key)} {with_spread(curve.values[-1], key)} at {runs.clock} {curve.moments[-1]:g} ({seeds})"
+    outcome = f"{readable(key)} {with_spread(curve.values[-1], key)} at {runs.clock} {curve.times[-1]:g} ({seeds})"
     if len(runs.settings) == 1:
         return f"{setting.name} has {outcome}."
     return f"Of {len(runs.settings)} settings {setting.name} ends best: {outcome}{_rivals(runs, setting, curve, key)}."
@@ -139,7 +128,7 @@ def _rivals(runs: Runs, best: Setting, curve: Curve, key: str) -> str:
 
 # -- what was run ---------------------------------------------------------------------------------------------------
 def _facts(runs: Runs, number: int) -> list[tuple[str, list[str]]]:
-    """What a directory says about itself: names, each with one or several values."""
+    """Facts about a directory: names, each with one or several values."""
     root = runs.roots[number]
     mine = [run for run in runs.all if run.root is root]
     config, environment = root.config, _environment(root)
@@ -152,7 +141,8 @@ def _facts(runs: Runs, number: int) -> list[tuple[str, list[str]]]:
         facts.append((key, list(dict.fromkeys(map(_describe, tables)))))
     facts.append(("seeds", [", ".join(map(str, sorted({run.seed for run in mine if run.seed is not None})))]))
     for key in ("epochs", "batch_size", "dtype"):
-        facts.append((key.replace("_", " "), list(dict.fromkeys(_value(one[key]) for one in trained if key in one))))
+        values = dict.fromkeys(value_text(key, one[key]) for one in trained if key in one)
+        facts.append((key.replace("_", " "), list(values)))
     if isinstance(config.get("settings"), Mapping):
         facts.append(("settings", [_describe(config["settings"])]))
     facts += [(key, [str(environment[key])]) for key in ("device", "torch", "started") if environment.get(key)]
@@ -163,26 +153,19 @@ def _facts(runs: Runs, number: int) -> list[tuple[str, list[str]]]:
 
 
 def _environment(root: RunDirectory) -> Mapping[str, Any]:
-    """What a run was made with; of a group without a word, the first that was found inside."""
+    """The environment of a run; of a group without one, that of its first member that has one."""
     inside = (root, *root.members(), *root.runs())
     return next((found for run in inside if (found := run.environment)), {})
 
 
 def _describe(table: Mapping[str, Any]) -> str:
-    """A table of the configuration in a line, without what is off."""
+    """A table of the configuration in one line, without options that are off."""
     rest = [
-        f"{key.replace('_', ' ')} {_value(value, '×' if key == 'hidden' else ', ')}"
+        f"{key.replace('_', ' ')} {value_text(key, value)}"
         for key, value in table.items()
         if key not in ("name", "dir") and value not in (0, 0.0, "", False, None, []) and not isinstance(value, Mapping)
     ]
     return ", ".join([*([str(table["name"])] if "name" in table else []), *rest])
-
-
-def _value(value: Any, between: str = ", ") -> str:
-    if isinstance(value, list):
-        text = between.join(_value(item) for item in value)
-        return text if between == "×" else f"[{text}]"
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _basename(part: str) -> str:
@@ -192,21 +175,21 @@ def _basename(part: str) -> str:
 
 def _progress(runs: Runs) -> str:
     """How far the slowest and the fastest run are."""
-    last = [run.moment(run.evaluations[-1]["step"]) for run in runs.all if run.evaluations]
+    last = [run.time(run.evaluations[-1]["step"]) for run in runs.all if run.evaluations]
     if not last:
         return ""
     ends = f"{min(last):g}" if min(last) == max(last) else f"{min(last):g} to {max(last):g}"
     return f"{runs.clock} {ends}"
 
 
-def _pictures(runs: Runs) -> list[Picture]:
-    """Figures that others (an experiment) wrote into the runs' folders."""
-    found, left = [], PICTURE_BYTES
+def _pictures(runs: Runs) -> dict[str, str]:
+    """Figures that an experiment wrote into the runs' folders, name -> data address."""
+    found, left = {}, PICTURE_BYTES
     for root in runs.roots:
         for path in sorted((root.path / FIGURES).glob("*.png")):
             size = path.stat().st_size
             if path.name.startswith(OWN_FIGURE) or size > left:
                 continue
             left -= size
-            found.append(Picture(path.stem, "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()))
+            found[path.stem] = "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
     return found

@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
-from gramscope.report.curves import as_line
-from gramscope.report.layers import measure_table, recorded_layers, recorded_measures
-from gramscope.report.over_seeds import layer_curve
+from gramscope.report.layer_panels import all_positive, measure_table, recorded_layers, recorded_measures
+from gramscope.report.loaded_runs import Runs
+from gramscope.report.measure_texts import COLLAPSE, measure_text
 from gramscope.report.panel import Facet, LinePlot, Panel, View
-from gramscope.report.reading import Runs
-from gramscope.report.words import COLLAPSE, word
+from gramscope.report.seed_statistics import layer_curve
+from gramscope.report.training_panels import as_line
 
 _HOW = 'measure while training with measure.names = ["nc1", "nc2_equinorm", "nc2_equiangular", "nc3", …]'
 
 
 def collapse_panel(runs: Runs) -> Panel:
     """NC1 to NC3 of the features that enter the readout, and the normalised surrogate."""
-    names = [name for name in COLLAPSE if name in recorded_measures(runs)]
+    recorded = recorded_measures(runs)
+    names = [name for name in COLLAPSE if name in recorded]
     facets, formulas = [], []
-    places: dict[str, None] = {}
+    readouts: dict[str, None] = {}
     for name in names:
         lines = []
-        layers: dict[str, None] = {}
         for setting in runs.settings:
-            found = recorded_layers(setting.runs, name)
-            if found:
-                layers[found[-1]] = None
-                values = layer_curve(setting, name, found[-1], runs.clock)
-                lines.append(as_line(setting, values))
+            layers = recorded_layers(setting.runs, name)
+            if layers:
+                readouts[layers[-1]] = None
+                lines.append(as_line(setting, layer_curve(setting, name, layers[-1], runs.clock)))
         drawn = tuple(line for line in lines if line is not None)
-        log = name == "nc1" and all(y is not None and y > 0 for line in drawn for y in line.y)
-        facets.append(Facet(word(name).label, (LinePlot(drawn, runs.clock, "", log_y=log),)))
-        formulas.append(f"{word(name).label}: {word(name).formula}")
-        places |= layers
+        text = measure_text(name)
+        log = name == "nc1" and all_positive(drawn)
+        facets.append(Facet(text.label, (LinePlot(drawn, runs.clock, "", log_y=log),)))
+        formulas.append(f"{text.label}: {text.formula}")
     table, note = measure_table(runs, names)
     return Panel(
         "collapse",
@@ -41,5 +40,5 @@ def collapse_panel(runs: Runs) -> Panel:
         (View("", tuple(facets), "; ".join(formulas)),) if facets else (),
         table,
         missing="" if facets else f"Not recorded; {_HOW}",
-        note=" ".join(part for part in (f"Features that enter {', '.join(places)}." if places else "", note) if part),
+        note=f"Features that enter {', '.join(readouts)}. {note}".strip() if readouts else note,
     )

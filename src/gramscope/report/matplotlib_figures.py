@@ -1,4 +1,4 @@
-"""Panels with matplotlib: the same plots on paper. Figures are objects, without pyplot, so nothing global changes."""
+"""Panels as PNG and PDF, drawn with matplotlib's objects: without pyplot no global state changes."""
 
 from __future__ import annotations
 
@@ -8,17 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gramscope.report.interactive import log_ends, log_ticks
-from gramscope.report.look import (
-    DIVERGING,
-    MATPLOTLIB_DASHES,
-    MATPLOTLIB_MARKERS,
-    SEQUENTIAL,
-    colour,
-    dash,
-    marker,
-)
+from gramscope.report.palette import DIVERGING, MATPLOTLIB_DASHES, MATPLOTLIB_MARKERS, SEQUENTIAL, colour, dash, marker
 from gramscope.report.panel import HeatMap, Line, LinePlot, Panel, Plot, View
+from gramscope.report.plotly_figures import log_ends, log_ticks, tick_positions
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,7 +35,7 @@ COLUMNS = 3
 
 
 def save_panel(panel: Panel, folder: Path, prefix: str) -> list[Path]:
-    """Write all views of a panel as one figure, PNG and PDF; a slider stands at its end."""
+    """Write all views of a panel as one figure, PNG and PDF; of a slider the last moment is drawn."""
     import matplotlib as mpl
 
     if not panel.views:
@@ -54,12 +46,12 @@ def save_panel(panel: Panel, folder: Path, prefix: str) -> list[Path]:
         figure = draw_panel(panel)
         for path in paths:
             figure.savefig(path, dpi=DPI)
-            figure.set_layout_engine("none")  # found once, kept for the next format
+            figure.set_layout_engine("none")  # keep the layout for the next format
     return paths
 
 
 def draw_panel(panel: Panel) -> Figure:
-    """All facets of all views in a grid; a view starts a row unless every view has one facet."""
+    """All facets of all views in a grid; each view starts a new row unless every view has one facet."""
     from matplotlib.figure import Figure
 
     rows = _rows(panel)
@@ -76,7 +68,7 @@ def draw_panel(panel: Panel) -> Figure:
                 _lines(axes, plot)
             else:
                 image = _map(axes, plot)
-                if plot.picture or axes is places[len(row) - 1]:  # a row of maps shares its colours
+                if plot.picture or axes is places[len(row) - 1]:  # a row of maps shares one colour scale
                     _colour_bar(figure, image, axes if plot.picture else list(places[: len(row)]), plot)
     moments = panel.views[0].moments
     figure.suptitle(_plain(f"{panel.title}, {moments[-1]}" if moments else panel.title), fontsize=10)
@@ -133,12 +125,8 @@ def _lines(axes: Axes, plot: LinePlot) -> None:
             axes.errorbar(line.x, y, reach, color=colour(line.index), marker=shape, linestyle="", capsize=4)
     if plot.ticks:
         long = sum(map(len, plot.ticks)) > 40
-        axes.set_xticks(
-            range(len(plot.ticks)),
-            [_plain(name) for name in plot.ticks],
-            rotation=30 * long,
-            ha="right" if long else "center",
-        )
+        names = [_plain(name) for name in plot.ticks]
+        axes.set_xticks(range(len(names)), names, rotation=30 * long, ha="right" if long else "center")
         axes.set_xlim(-0.4, len(plot.ticks) - 0.6)
     if plot.y_range is not None:
         axes.set_ylim(*plot.y_range)
@@ -158,8 +146,7 @@ def _map(axes: Axes, plot: HeatMap) -> AxesImage:
     if plot.picture:
         axes.set_axis_off()
         return image
-    every = max(1, math.ceil(len(plot.x_ticks) / 8))
-    chosen = range(0, len(plot.x_ticks), every)
+    chosen = tick_positions(len(plot.x_ticks))
     axes.set_xticks(chosen, [_plain(plot.x_ticks[i]) for i in chosen])
     axes.set_yticks(range(len(plot.y_ticks)), [_plain(name) for name in plot.y_ticks])
     axes.set_xlabel(_plain(plot.x_label))
@@ -175,5 +162,5 @@ def _colour_bar(figure: Figure, image: AxesImage, axes: Axes | list[Axes], plot:
 
 
 def _plain(text: str) -> str:
-    """Text that matplotlib shows as it is: it would take dollars for mathematics."""
+    """Text escaped for matplotlib, which reads dollars as mathematics."""
     return text.replace("$", r"\$")

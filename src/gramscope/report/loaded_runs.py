@@ -1,4 +1,4 @@
-"""Run directories as the report sees them: settings, each with its runs, which differ by the seed alone."""
+"""Run directories sorted into settings: the runs of a setting differ by the seed alone."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from gramscope.report.panel import shorten
 from gramscope.runs.directory import RunDirectory
 from gramscope.runs.records import Record
 
-#: configuration that says how a run was executed rather than what was run
+if TYPE_CHECKING:
+    from gramscope.report.seed_statistics import Curve
+
+#: configuration keys that say how a run was executed, not what was run
 _INCIDENTAL = frozenset({"seeds", "execution", "device", "keep", "checkpoint_every", "evaluate_every", "data.dir"})
 #: kinds of records that have a place of their own in the report
 KNOWN_KINDS = frozenset({"evaluation", "measurement", "end", "claim"})
-#: keys of a measurement that are no measures
+#: keys of a measurement that are not measures
 _HEAD = frozenset({"kind", "step", "epoch", "method", "seed", "lr", "gamma", "layer", "run", "seconds"})
 
 
@@ -27,7 +30,7 @@ class Run:
 
     Args:
         directory: where it is.
-        root: what was given to the report, a group of which this may be a member.
+        root: the directory given to the report: the run itself, or a group that contains it.
         config: its configuration.
         status: running, finished, stopped or new.
         records: everything it recorded; records of a monitor count as measurements.
@@ -48,7 +51,7 @@ class Run:
 
     @cached_property
     def evaluations(self) -> list[Record]:
-        """Records of the whole net, by step; a monitor's are those of its held sample."""
+        """Records of the whole net, by step; records of a monitor count as those of a held sample."""
         found = [record for record in self.records if record.get("kind") == "evaluation"]
         for record in self.records:
             if isinstance(record.get("network"), Mapping):
@@ -58,7 +61,7 @@ class Run:
 
     @cached_property
     def measurements(self) -> list[Record]:
-        """Records of layers, one a layer and step, by step."""
+        """Records of layers, one for each layer and step, by step."""
         found = [record for record in self.records if record.get("kind") == "measurement" and "layer" in record]
         for record in self.records:
             if isinstance(record.get("layers"), Mapping):
@@ -98,7 +101,7 @@ class Run:
         ends = [record for record in self.records if record.get("kind") == "end"]
         return ends[-1] if ends else {}
 
-    def moment(self, step: int) -> float:
+    def time(self, step: int) -> float:
         """The epoch of a step, or the step itself where epochs are not known."""
         if step in self._epochs or not self._epochs:
             return self._epochs.get(step, float(step))
@@ -111,22 +114,22 @@ class Run:
 
     @property
     def clock(self) -> str:
-        """What time is counted in."""
+        """The unit of time: epoch or step."""
         return "epoch" if self._epochs else "step"
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Runs that differ by the seed alone. ``index`` decides the colour; ``known`` keeps curves that were computed."""
+    """Runs that differ by the seed alone. ``index`` decides the colour; ``curves`` keeps the curves computed so far."""
 
     name: str
     index: int
     runs: tuple[Run, ...]
-    known: dict[tuple[str, ...], Any] = field(default_factory=dict, repr=False, compare=False)
+    curves: dict[tuple[str, str | None, str], Curve] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def clock(self) -> str:
-        """What time is counted in; a run that has not recorded anything yet does not decide."""
+        """The unit of time; runs without records do not decide."""
         return "step" if any(run.clock == "step" and run.records for run in self.runs) else "epoch"
 
 
@@ -136,8 +139,8 @@ class Runs:
 
     Args:
         roots: the directories that were given.
-        settings: the runs in which nets were evaluated, measured or looked at.
-        others: the rest: claims and computations of an experiment.
+        settings: the runs in which nets were trained, evaluated or measured.
+        others: other runs: claims and computations of an experiment.
     """
 
     roots: tuple[RunDirectory, ...]
@@ -151,7 +154,7 @@ class Runs:
 
     @property
     def clock(self) -> str:
-        """What time is counted in."""
+        """The unit of time, epoch if every setting has epochs."""
         return "epoch" if self.settings and all(setting.clock == "epoch" for setting in self.settings) else "step"
 
     @property
@@ -184,7 +187,7 @@ def read_runs(paths: Sequence[Path | str]) -> Runs:
     return Runs(roots, found, tuple(others))
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[int | float]:
     """Whether a recorded value is a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
@@ -195,7 +198,7 @@ def _step(record: Record) -> int:
 
 # -- names of settings ----------------------------------------------------------------------------------------------
 def _decisive(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The configuration as dotted keys, without what does not decide the outcome."""
+    """The configuration as dotted keys, without the incidental ones."""
     found: dict[str, Any] = {}
     for key, value in config.items():
         dotted = f"{prefix}{key}"
@@ -207,7 +210,7 @@ def _decisive(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _names(firsts: Sequence[Run]) -> list[str]:
-    """A name for each setting: its method and what sets it apart from the others, or its directory."""
+    """A name for each setting: its method and the options in which it differs from the others, or its directory."""
     configs = [_decisive(run.config) for run in firsts]
     keys = dict.fromkeys(key for config in configs for key in config)
     names = []
@@ -217,21 +220,27 @@ def _names(firsts: Sequence[Run]) -> list[str]:
             continue
         rivals = [other for other in configs if other.get("method.name") == config["method.name"]]
         apart = [key for key in keys if key in config and len({repr(other.get(key)) for other in rivals}) > 1]
-        parts = [f"{key.rsplit('.', 1)[-1]} {_value(config[key])}" for key in apart if not key.endswith(".name")]
+        short = [(key.rsplit(".", 1)[-1], config[key]) for key in apart if not key.endswith(".name")]
+        parts = [f"{key} {value_text(key, value)}" for key, value in short]
         named = [str(config[key]) for key in apart if key.endswith(".name")]
         label = ", ".join([str(config["method.name"]), *named, *parts])
         names.append(label if len(parts) <= 3 else run.name)
     return _distinct(names, [run.root.name for run in firsts])
 
 
-def _value(value: Any) -> str:
+def value_text(key: str, value: Any) -> str:
+    """A value of the configuration as text.
+
+    >>> value_text("hidden", [64, 64]), value_text("lr", 0.10), value_text("widths", [8, 16])
+    ('64×64', '0.1', '8 / 16')
+    """
     if isinstance(value, list):
-        return "×".join(map(str, value))
+        return ("×" if key == "hidden" else " / ").join(value_text("", item) for item in value)
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _distinct(names: Iterable[str], roots: Sequence[str]) -> list[str]:
-    """Short names that differ: the group is added to equal ones, then a number."""
+    """Short distinct names: equal ones get the name of their group, then a number."""
     plain = [shorten(name, 60) for name in names]
     named = [f"{n} ({root})" if plain.count(n) > 1 else n for n, root in zip(plain, roots, strict=True)]
     return [f"{n} #{named[:i].count(n) + 1}" if named.count(n) > 1 else n for i, n in enumerate(named)]

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gramscope.report.loaded_runs import read_runs
+from gramscope.report.panel import Panel
+from gramscope.report.snapshot_panels import diagonals_panel, spectra_panel
+from gramscope.runs.directory import RunDirectory
+from gramscope.runs.layer_snapshots import load_diagonals, load_spectra, save_diagonals, save_spectra
+from made_up_runs import write_run
+
+
+def test_spectra_and_diagonals_follow_the_slider(panels: dict[str, Panel], group: Path) -> None:
+    run = RunDirectory(group / "vcl" / "seed-0")
+    view = panels["spectra"].views[0]
+    assert view.moments == tuple(f"epoch {e}" for e in range(5))
+    assert view.facets[1].frames[2].lines[1].y == pytest.approx(load_spectra(run, 20)["readout"].tolist())
+    images = panels["diagonals"].views[1]
+    titles = [facet.title.split(",")[0] for facet in images.facets]
+    assert titles == ["Weight Gram WᵀW", "AGOP", "Virtual covariance Σv"]
+    stored = load_diagonals(run, 40)["hidden1"]
+    rho = np.corrcoef(stored["nfm"].flatten(), stored["agop"].flatten())[0, 1]
+    assert images.facets[1].title.endswith(f"ρ = {rho:.2f}")
+    picture = images.facets[2].frames[4]
+    assert picture.diverging
+    np.testing.assert_allclose(np.array(picture.values, dtype=float), stored["vcs"], rtol=1e-4)
+
+
+def test_large_images_and_many_layers_stay_small(tmp_path: Path) -> None:
+    layers = [f"block{i}.fc" for i in range(60)]
+    run = write_run(tmp_path / "deep", layers=layers, epochs=1, snapshots=False)
+    for step in range(0, 300, 10):
+        save_spectra(run, step, {layer: torch.linspace(1, 0, 400) for layer in layers})
+        image = torch.rand(3, 100, 100, generator=torch.Generator().manual_seed(step))
+        save_diagonals(run, step, {layers[0]: {"nfm": image}})
+    runs = read_runs([run.path])
+    spectra = spectra_panel(runs)
+    assert len(spectra.views[0].facets) == 8
+    assert "8 of 60 layers" in spectra.note
+    assert sum(len(row) for row in spectra.table.rows) < 100_000
+    assert np.shape(diagonals_panel(runs).views[0].facets[0].frames[0].values) == (64, 64)
