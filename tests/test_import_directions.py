@@ -20,7 +20,7 @@ ALLOWED: dict[str, set[str]] = {
     "instruments": {"linalg", "layers", "statistics", "measures"},
     "optim": {"linalg", "layers"},
     "theory": {"linalg", "layers", "data"},
-    "data": set(),
+    "data": {"linalg"},
     "models": set(),
     "runs": set(),
     "training": {"linalg", "layers", "statistics", "measures", "instruments", "optim", "data", "models", "runs"},

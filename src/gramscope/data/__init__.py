@@ -15,22 +15,12 @@ if TYPE_CHECKING:
     from gramscope.data.named_sets import catalogue as catalogue
     from gramscope.data.named_sets import load as load
 
-_PUBLIC = {
-    "DataSet": "gramscope.data.dataset",
-    "catalogue": "gramscope.data.named_sets",
-    "from_dataset": "gramscope.data.dataset",
-    "from_tensors": "gramscope.data.dataset",
-    "load": "gramscope.data.named_sets",
-}
-
 __all__ = ["DataSet", "catalogue", "from_dataset", "from_tensors", "load"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
-        raise AttributeError(f"module 'gramscope.data' has no attribute {name!r}; it has {', '.join(_PUBLIC)}")
-    return getattr(import_module(_PUBLIC[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    if name not in __all__:
+        raise AttributeError(f"module 'gramscope.data' has no attribute {name!r}; it has {', '.join(__all__)}")
+    return getattr(
+        import_module(f"gramscope.data.{'named_sets' if name in ('catalogue', 'load') else 'dataset'}"), name
+    )

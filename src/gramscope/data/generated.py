@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -11,6 +12,7 @@ from gramscope.data import synthetic
 from gramscope.data.dataset import DataSet
 from gramscope.data.load_request import LoadRequest
 from gramscope.errors import InputError
+from gramscope.linalg.psd import random_orthogonal
 
 
 def _regression(name: str, x: Tensor, y: Tensor, n_train: int) -> DataSet:
@@ -24,14 +26,13 @@ def _gaussian_inputs(n: int, d: int, alpha: float | None, generator: torch.Gener
     if alpha is None:
         return synthetic.gaussian(n, torch.ones(d, dtype=torch.float64), generator)
     spectrum = synthetic.decaying_spectrum(d, alpha, dtype=torch.float64)
-    return synthetic.gaussian(n, spectrum, generator, basis=synthetic.random_basis(d, generator, dtype=torch.float64))
+    return synthetic.gaussian(n, spectrum, generator, basis=random_orthogonal(d, generator))
 
 
-def _scaled(y: Tensor, n_train: int, unit_target: bool) -> Tensor:
-    """The target divided by the training samples' standard deviation, as [NFA] does for polynomial tasks."""
-    if not unit_target:
-        return y
-    return y * (synthetic.unit_std(y[:n_train])[0] / y[0])
+def _polynomial(name: str, x: Tensor, target: Callable[[Tensor], Tensor], n_train: int, unit_target: bool) -> DataSet:
+    """A polynomial of ``x``; ``unit_target`` gives its training samples standard deviation 1, as [NFA] does."""
+    y = target(x)
+    return _regression(name, x, y * (synthetic.unit_std(y[:n_train])[0] / y[0]) if unit_target else y, n_train)
 
 
 def gaussian(
@@ -57,8 +58,7 @@ def chain_monomial(
 ) -> DataSet:
     """y = Σ x_k x_{k+1} over a ring of ``rank`` coordinates ([NFA] eq. 1); isotropic inputs unless ``alpha`` is given."""
     x = _gaussian_inputs(n_train + n_test, d, alpha, request.generator())
-    y = _scaled(synthetic.chain_monomial(x, rank), n_train, unit_target)
-    return _regression("chain-monomial", x, y, n_train)
+    return _polynomial("chain-monomial", x, lambda x: synthetic.chain_monomial(x, rank), n_train, unit_target)
 
 
 def merged_staircase(
@@ -73,8 +73,7 @@ def merged_staircase(
 ) -> DataSet:
     """y = x₁ + x₁x₂ + x₁x₂x₃ + … up to ``degree`` factors ([Gram] Fig. 8); isotropic inputs unless ``alpha`` is given."""
     x = _gaussian_inputs(n_train + n_test, d, alpha, request.generator())
-    y = _scaled(synthetic.merged_staircase(x, degree), n_train, unit_target)
-    return _regression("merged-staircase", x, y, n_train)
+    return _polynomial("merged-staircase", x, lambda x: synthetic.merged_staircase(x, degree), n_train, unit_target)
 
 
 def high_rank_polynomial(
@@ -90,8 +89,7 @@ def high_rank_polynomial(
     generator = request.generator()
     x = _gaussian_inputs(n_train + n_test, d, alpha, generator)
     q = torch.randn(d, d, generator=generator, dtype=torch.float64)
-    y = _scaled(synthetic.high_rank_polynomial(x, q), n_train, unit_target)
-    return _regression("high-rank-polynomial", x, y, n_train)
+    return _polynomial("high-rank-polynomial", x, lambda x: synthetic.high_rank_polynomial(x, q), n_train, unit_target)
 
 
 def alignment_reversing(

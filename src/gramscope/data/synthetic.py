@@ -27,19 +27,11 @@ def decaying_spectrum(d: int, alpha: float, *, dtype: torch.dtype | None = None)
     return spectrum.to(dtype or torch.get_default_dtype())
 
 
-def random_basis(d: int, generator: torch.Generator, *, dtype: torch.dtype | None = None) -> Tensor:
-    """An orthogonal matrix drawn uniformly (Haar): ``[d, d]``."""
-    _at_least("d", d, 1)
-    q, r = torch.linalg.qr(_normal((d, d), generator, torch.float64))
-    haar: Tensor = q * r.diagonal().sign()
-    return haar.to(dtype or torch.get_default_dtype())
-
-
 def gaussian(n: int, spectrum: Tensor, generator: torch.Generator, *, basis: Tensor | None = None) -> Tensor:
     """``n`` rows of N(0, Q diag(spectrum) Qᵀ): ``[n, d]``, of the dtype of ``spectrum``.
 
-    Draw ``basis`` Q once with :func:`random_basis` and pass it for training and test sets alike; without it the axes
-    are the eigenvectors.
+    Draw ``basis`` Q once (:func:`~gramscope.linalg.psd.random_orthogonal`) and pass it for training and test sets alike;
+    without it the axes are the eigenvectors.
     """
     _at_least("n", n, 1)
     if spectrum.dim() != 1 or not bool((spectrum >= 0).all()) or not bool(torch.isfinite(spectrum).all()):

@@ -65,15 +65,9 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
 
 
 def prune_checkpoints(folder: Path, keep: int) -> None:
-    """Remove all but the newest ``keep`` (0 keeps all)."""
-    if keep > 0:
-        for step in checkpoint_steps(folder)[:-keep]:
-            shutil.rmtree(folder / f"step-{step:09d}")
-
-
-def clear_checkpoints(folder: Path) -> None:
-    """Remove every checkpoint and nothing else."""
-    for step in checkpoint_steps(folder):
+    """Remove all checkpoints but the newest ``keep``; nothing else in the folder is touched."""
+    steps = checkpoint_steps(folder)
+    for step in steps[: len(steps) - keep]:
         shutil.rmtree(folder / f"step-{step:09d}")
 
 

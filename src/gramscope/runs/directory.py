@@ -25,7 +25,6 @@ from gramscope.errors import InputError
 from gramscope.runs.checkpoints import (
     Checkpoint,
     checkpoint_steps,
-    clear_checkpoints,
     is_checkpoint,
     prune_checkpoints,
     read_checkpoint,
@@ -124,7 +123,7 @@ class RunDirectory:
             for member in self.members():
                 member.clear()
                 remove_if_empty(member.path)
-            clear_checkpoints(self.path / CHECKPOINTS)
+            prune_checkpoints(self.path / CHECKPOINTS, 0)
             for file in self._own_files():
                 file.unlink(missing_ok=True)
             for folder in (CHECKPOINTS, ARTEFACTS, FIGURES):
@@ -250,7 +249,8 @@ class RunDirectory:
 
     def prune_checkpoints(self, keep: int) -> None:
         """Remove all checkpoints but the newest ``keep`` (0 keeps all)."""
-        prune_checkpoints(self.path / CHECKPOINTS, keep)
+        if keep > 0:
+            prune_checkpoints(self.path / CHECKPOINTS, keep)
 
     def load_checkpoint(self, step: int | None = None) -> Checkpoint:
         """Read the checkpoint at ``step``, the newest by default."""

@@ -21,10 +21,10 @@ from gramscope.data.synthetic import (
     draw_alignment_reversing,
     gaussian,
     high_rank_polynomial,
-    random_basis,
     unit_std,
 )
 from gramscope.errors import InputError
+from gramscope.linalg.psd import random_orthogonal
 from gramscope.theory.early_time import Traces, labelled_inputs, speeds_from_kernel, speeds_from_tangents
 from gramscope.theory.freeness import MatrixFamily
 from gramscope.theory.gaussian import gaussian_spectral_moments
@@ -205,7 +205,7 @@ def polynomial_task(
     basis = None
     if alpha is not None:
         spectrum = decaying_spectrum(d, alpha, dtype=torch.float64)
-        basis = random_basis(d, generator, dtype=torch.float64)
+        basis = random_orthogonal(d, generator)
     x = gaussian(n, spectrum, generator, basis=basis)
     if target == "low-rank":
         y = chain_monomial(x, rank)

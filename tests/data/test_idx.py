@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gramscope.data.idx import read_idx
+from gramscope.errors import InputError
+from official_files import idx_bytes, random_images
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_idx_round_trip(tmp_path: Path, suffix: str) -> None:
+    array = random_images(5, (3, 4), 2)[0]
+    path = tmp_path / f"a{suffix}"
+    content = idx_bytes(array)
+    path.write_bytes(gzip.compress(content) if suffix else content)
+    assert np.array_equal(read_idx(path, 3), array)
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "message"),
+    [
+        (idx_bytes(np.zeros((2, 3), np.uint8))[:-1], "a", "holds 5 bytes for 2 × 3"),
+        (idx_bytes(np.zeros((2, 3), np.uint8)) + b"x", "a", "holds 7 bytes"),
+        (idx_bytes(np.zeros(3, np.uint8)), "a", "2 dimensions"),
+        (b"<html>", "a", "3c 68 74 6d"),
+        (b"", "a", "not an idx file"),
+        (b"<html>", "a.gz", "not a gzip file"),
+        (gzip.compress(idx_bytes(np.zeros((20, 30), np.uint8)))[:-9], "a.gz", "truncated"),
+    ],
+    ids=["short", "long", "flat", "page", "empty", "page-gz", "truncated-gz"],  # gzip puts the time into its bytes
+)
+def test_damaged_idx_is_explained(tmp_path: Path, content: bytes, name: str, message: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        read_idx(path, 2)

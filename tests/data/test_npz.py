@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gramscope.data import load
+from gramscope.errors import InputError, ResultWarning
+
+
+def save(path: Path, **arrays: Any) -> str:
+    np.savez(path, **arrays)
+    return str(path)
+
+
+def test_npz_of_labels_targets_images_and_tokens(tmp_path: Path) -> None:
+    x, y = np.random.default_rng(0).normal(size=(9, 4)), np.arange(9) % 3
+    data = load(save(tmp_path / "a.npz", x_train=x[:6], y_train=y[:6], x_test=x[6:], y_test=y[6:]))
+    assert (data.name, data.classes, data.x_train.dtype) == ("a", 3, torch.float32)
+    np.testing.assert_allclose(data.x_train.numpy(), x[:6], rtol=1e-6)
+
+    data = load(save(tmp_path / "b.npz", x_train=x[:6], y_train=x[:6, :2], x_test=x[6:], y_test=x[6:, :2]))
+    assert (data.classes, data.outputs, data.y_train.dtype) == (None, 2, torch.float32)
+
+    grey = (np.arange(9 * 16) % 256).astype(np.uint8).reshape(9, 4, 4)
+    data = load(
+        save(tmp_path / "c.npz", x_train=grey[:6], y_train=y[:6], x_test=grey[6:], y_test=y[6:]), scale="signed"
+    )
+    assert data.input_shape == (1, 4, 4)
+    np.testing.assert_allclose(data.x_test.numpy()[:, 0], grey[6:] / 127.5 - 1, atol=1e-6)
+
+    colour = np.random.default_rng(1).integers(0, 256, (9, 5, 6, 3), np.uint8)
+    data = load(
+        save(tmp_path / "d.npz", x_train=colour[:6], y_train=y[:6, None], x_test=colour[6:], y_test=y[6:, None])
+    )
+    assert data.input_shape == (3, 5, 6)
+    assert float(data.x_train[2, 1, 3, 4]) == pytest.approx(colour[2, 3, 4, 1] / 255)
+
+    tokens = np.arange(18).reshape(9, 2)
+    data = load(save(tmp_path / "e.npz", x_train=tokens[:6], y_train=y[:6], x_test=tokens[6:], y_test=y[6:]))
+    assert data.x_train.dtype == torch.int64
+
+
+def test_wrong_npz_is_explained(tmp_path: Path) -> None:
+    x, y = np.zeros((4, 2)), np.zeros(4, int)
+    good: dict[str, Any] = {"x_train": x, "y_train": y, "x_test": x, "y_test": y}
+    with pytest.raises(InputError, match="no file"):
+        load(str(tmp_path / "none.npz"))
+    with pytest.raises(InputError, match=r"no y_train; it has x_train, x_test, y_test"):
+        load(save(tmp_path / "a.npz", **{k: v for k, v in good.items() if k != "y_train"}))
+    with pytest.raises(InputError, match="cannot be read as .npz"):
+        load(save(tmp_path / "b.npz", **(good | {"x_train": np.array([{"a": 1}, None], object)})))
+    with pytest.raises(InputError, match="y_test is <U1"):
+        load(save(tmp_path / "c.npz", **(good | {"y_test": np.array(list("abcd"))})))
+    with pytest.raises(InputError, match="scale='signed' is for images"):
+        load(save(tmp_path / "d.npz", **good), scale="signed")
+    with pytest.raises(InputError, match="has no option top"):
+        load(str(tmp_path / "d.npz"), top=3)
+    cut = tmp_path / "e.npz"
+    cut.write_bytes(Path(save(tmp_path / "f.npz", **good)).read_bytes()[:-40])
+    with pytest.raises(InputError, match="cannot be read"):
+        load(str(cut))
+    with pytest.raises(InputError, match="labels or floats for both"):
+        load(save(tmp_path / "g.npz", **(good | {"y_test": np.zeros(4)})))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x_train": np.zeros((4, 2), np.uint8)}, "x_train is uint8 but x_test float64"),
+        ({"x_test": np.zeros((4, 2), np.int32)}, "x_train is float64 but x_test int32"),
+        (
+            {"x_train": np.zeros((4, 5, 6, 3), np.uint8), "x_test": np.zeros((4, 3, 5, 6), np.uint8)},
+            r"x_train is \(5, 6, 3\), one of x_test \(3, 5, 6\)",
+        ),
+        ({"x_test": np.zeros((0, 2)), "y_test": np.zeros(0, int)}, r"x_test \(0, 2\) is empty"),
+        ({"x_train": np.zeros((0, 2)), "y_train": np.zeros(0, int)}, r"x_train \(0, 2\) is empty"),
+        ({"y_train": np.array([0, 1, 2, 2_000_000_000])}, "4 different labels go up to 2000000000, .* give classes"),
+    ],
+)
+def test_npz_that_would_mislead_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    x, y = np.zeros((4, 2)), np.arange(4) % 2
+    with pytest.raises(InputError, match=message):
+        load(save(tmp_path / "a.npz", **({"x_train": x, "y_train": y, "x_test": x, "y_test": y} | change)))
+
+
+def test_labels_that_may_be_none_are_announced(tmp_path: Path) -> None:
+    x = np.zeros((3000, 2))
+    y = 1000 * (np.arange(3000) % 3)
+    with pytest.warns(ResultWarning, match="3 different labels go up to 2000, which makes 2001 classes"):
+        data = load(save(tmp_path / "a.npz", x_train=x, y_train=y, x_test=x, y_test=y))
+    assert data.classes == 2001
+    data = load(save(tmp_path / "b.npz", x_train=x[:9], y_train=y[:9], x_test=x, y_test=y), classes=3000)
+    assert data.classes == 3000
+    y = np.arange(3000) % 3.0
+    with pytest.warns(ResultWarning, match="3 different whole numbers; floats are a regression target"):
+        data = load(save(tmp_path / "c.npz", x_train=x, y_train=y, x_test=x, y_test=y))
+    assert data.task == "regression"
+
+
+def test_what_is_no_npz_is_said_without_advice_to_unpickle(tmp_path: Path) -> None:
+    np.save(tmp_path / "array.npy", np.zeros((4, 2)))
+    (tmp_path / "array.npy").rename(tmp_path / "array.npz")
+    (tmp_path / "garbage.npz").write_bytes(b"nothing of the kind")
+    with zipfile.ZipFile(tmp_path / "texts.npz", "w") as file:
+        for key in ("x_train", "y_train", "x_test", "y_test"):
+            file.writestr(f"{key}.npy", "no array")
+    save(tmp_path / "objects.npz", **dict.fromkeys(("x_train", "y_train", "x_test", "y_test"), np.array([None, "a"])))
+    for name in ("array", "garbage", "texts", "objects"):
+        with pytest.raises(InputError, match="cannot be read as .npz") as caught:
+            load(str(tmp_path / f"{name}.npz"))
+        assert "pickle" not in str(caught.value)
