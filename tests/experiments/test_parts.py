@@ -13,7 +13,7 @@ from gramscope.experiments.parts import Recorder, Training
 from gramscope.runs.directory import RunDirectory
 from gramscope.training.config import TrainConfig
 from gramscope.training.reporter import Reporter
-from gramscope.training.train import Trained
+from gramscope.training.trained import Trained
 
 
 def test_training_part(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from gramscope.training.reporter import Reporter
-from gramscope.training.train import Trained
+from gramscope.training.trained import Trained
 
 
 def weights(trained: Trained) -> torch.Tensor:

@@ -16,9 +16,11 @@ from gramscope.data import DataSet
 from gramscope.errors import InputError, ResultWarning
 from gramscope.models import VAE
 from gramscope.models.vae import vae_loss
-from gramscope.training.config import DataTable, MeasureTable, ModelTable, TrainConfig
-from gramscope.training.job import arrange, load_data, load_factory, prepare, resolve_device
+from gramscope.training.config import TrainConfig
+from gramscope.training.config_tables import DataTable, MeasureTable, ModelTable
+from gramscope.training.job import arrange, load_data, prepare, resolve_device
 from gramscope.training.layer_measures import measure_own, measure_runs
+from gramscope.training.model_factory import load_factory
 from gramscope.training.sample_losses import joined, joined_loss
 from gramscope.training.train import train
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from gramscope.data.seeds import derive_seed, generator
-from gramscope.training.config import ScheduleTable
+from gramscope.training.config_tables import ScheduleTable
+from gramscope.training.plan import schedule_factor
 from gramscope.training.random_state import PrivateRandomState, epoch_order
-from gramscope.training.schedule import schedule_factor
 
 
 def test_purposes_are_independent() -> None:

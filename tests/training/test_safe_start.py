@@ -14,8 +14,9 @@ from gramscope.data import DataSet
 from gramscope.errors import GramscopeError, InputError, ResultWarning
 from gramscope.runs.directory import RunDirectory
 from gramscope.training.config import TrainConfig
+from gramscope.training.config_tables import MeasureTable
 from gramscope.training.interrupt import Interrupted
-from gramscope.training.layer_measures import MeasureTable, measure_runs
+from gramscope.training.layer_measures import measure_runs
 from gramscope.training.train import resume_run, train
 from training.helpers import StopAfter, weights
 

@@ -20,7 +20,8 @@ from gramscope.training.interrupt import Interrupted
 from gramscope.training.job import Job, prepare
 from gramscope.training.reporter import Reporter
 from gramscope.training.stacking import StackedEngine
-from gramscope.training.train import Trained, train
+from gramscope.training.train import train
+from gramscope.training.trained import Trained
 from training.helpers import StopAfter, without_time
 
 Config = Callable[..., TrainConfig]

@@ -234,6 +234,23 @@ def test_resume_run_reads_its_own_configuration(tmp_path: Path, config: Config) 
     assert torch.equal(weights(resumed), weights(train(settings)))
 
 
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_run_of_the_earlier_refresh_goes_on_with_it(tmp_path: Path, config: Config, stored: bool) -> None:
+    """Earlier versions decomposed every 16 steps by default and stored that; a stored configuration may also lack it."""
+    table = {"name": "digits", "samples": 32, "test_samples": 10}
+    for name in ("command", "python"):
+        with pytest.raises(Interrupted):
+            train(config({"name": "vcl", "refresh": 16}, data=table), tmp_path / name, reporter=StopAfter(2))
+        path = tmp_path / name / "config.toml"
+        text = path.read_text()
+        assert "refresh = 16\n" in text
+        path.write_text(text if stored else text.replace("refresh = 16\n", ""))
+    resumed = train(config("vcl", data=table), tmp_path / "python", resume=True)
+    for trained in (resume_run(tmp_path / "command"), resumed):
+        assert trained.members["seed-0"].config.method.options["refresh"] == 16
+        assert trained.members["seed-0"].last("step") == 6
+
+
 def test_kept_matrices_follow_the_gram(tmp_path: Path, config: Config, blobs: DataSet) -> None:
     """For small full-batch gradient descent the summed virtual shifts are the change of the Gram, to second order."""
     settings = config(

@@ -1,4 +1,4 @@
-"""The command-line form of a training configuration: one table of flags, read in both directions."""
+"""The command-line form of a training configuration: from flags to a configuration, and back."""
 
 from __future__ import annotations
 
@@ -12,59 +12,78 @@ from typing import Annotated, Any, Optional
 import typer
 
 from gramscope.errors import InputError
-from gramscope.training.config import TrainConfig
+from gramscope.training.config import TrainConfig, find_option
+from gramscope.training.options import METHODS, OPTIMIZERS
 
 
 @dataclass(frozen=True)
 class Flag:
-    """One flag and the key of the configuration it sets. ``kind`` list is numbers with commas between."""
+    """One flag and the key of the configuration it sets; type and help text come from the option of that key."""
 
     name: str
     key: str
-    kind: type
-    help: str
     panel: str
+    #: where the key has no option of its own (a name, or an option of the nets)
+    text: str = ""
 
     @property
     def parameter(self) -> str:
         """Its name as a Python argument."""
         return self.name.strip("-").replace("-", "_")
 
+    @property
+    def listed(self) -> bool:
+        """Whether it takes several whole numbers with commas between."""
+        return self.key == "model.hidden"
+
+    @property
+    def kind(self) -> type:
+        """The type of its value on the command line."""
+        option = find_option(self.key)
+        return str if option is None else type(option.default)
+
+    @property
+    def help(self) -> str:
+        """Its line of ``gramscope train --help``."""
+        option = find_option(self.key)
+        text = self.text if option is None else option.help
+        if option is not None and option.choices:
+            text += f": {', '.join(option.choices)}"
+        if self.key.startswith("method.") and option is not None:
+            text += f" ({', '.join(name for name in OPTIMIZERS if self.key[7:] in METHODS[name])})"
+        return f"{text[0].upper()}{text[1:]}."
+
 
 _DATA, _NET, _METHOD, _TRAINING, _COURSE = "Data", "Net", "Method", "Training", "Cadence and execution"
 
 FLAGS: tuple[Flag, ...] = (
-    Flag(
-        "--data", "data.name", str, "Data set: digits, mnist, cifar10 … (gramscope data list), or a .npz file.", _DATA
-    ),
-    Flag("--data-dir", "data.dir", str, "Folder of downloaded sets (default: GRAMSCOPE_DATA, or the cache).", _DATA),
-    Flag("--validation", "data.validation", float, "Fraction of the training set held out for validation.", _DATA),
-    Flag("--samples", "data.samples", int, "Training samples to use (0: all).", _DATA),
-    Flag("--label-noise", "data.label_noise", float, "Fraction of training labels drawn at random.", _DATA),
-    Flag("--model", "model.name", str, "mlp, cnn, resnet, logistic …, or package.module:factory of your own.", _NET),
-    Flag("--hidden", "model.hidden", list, "Widths of the hidden layers, such as 256 or 256,256.", _NET),
-    Flag("--activation", "model.activation", str, "Activation, such as gelu or relu.", _NET),
-    Flag("--method", "method.name", str, "sgd, adam, adamw, muon, vcl, whiten-sgd, whiten-adamw …", _METHOD),
-    Flag("--lr", "method.lr", float, "Learning rate.", _METHOD),
-    Flag("--gamma", "method.gamma", float, "Step γ of the virtual update (vcl).", _METHOD),
-    Flag("--alpha", "method.alpha", float, "Power α of the eigenvalues (vcl).", _METHOD),
-    Flag("--momentum", "method.momentum", float, "Momentum (sgd, muon).", _METHOD),
-    Flag("--weight-decay", "method.weight_decay", float, "Weight decay.", _METHOD),
-    Flag("--epochs", "epochs", float, "Passes over the training set.", _TRAINING),
-    Flag("--batch-size", "batch_size", int, "Samples a step (0: the whole training set).", _TRAINING),
-    Flag("--loss", "loss", str, "auto, cross-entropy, mse or half-squared.", _TRAINING),
-    Flag("--schedule", "schedule.name", str, "constant, linear, cosine or step.", _TRAINING),
-    Flag("--warm-up", "schedule.warm_up", float, "Epochs of linear warm-up.", _TRAINING),
-    Flag("--patience", "patience", int, "Stop after so many evaluations without improvement (0: never).", _TRAINING),
-    Flag("--device", "device", str, "auto, cpu, cuda, cuda:1 …", _COURSE),
-    Flag("--dtype", "dtype", str, "float32 or float64.", _COURSE),
-    Flag("--evaluate-every", "evaluate_every", float, "Epochs between evaluations.", _COURSE),
-    Flag("--measure-every", "measure.every", float, "Epochs between measurements of every layer (0: none).", _COURSE),
-    Flag(
-        "--checkpoint-every", "checkpoint_every", float, "Epochs between checkpoints (0: every half minute).", _COURSE
-    ),
-    Flag("--keep", "keep", int, "Checkpoints to keep (0: all).", _COURSE),
-    Flag("--execution", "execution", str, "Several runs: auto, vectorised, processes or one-by-one.", _COURSE),
+    Flag("--data", "data.name", _DATA, "data set: digits, mnist, cifar10 … (gramscope data list), or a .npz file"),
+    Flag("--data-dir", "data.dir", _DATA),
+    Flag("--validation", "data.validation", _DATA),
+    Flag("--samples", "data.samples", _DATA),
+    Flag("--label-noise", "data.label_noise", _DATA),
+    Flag("--model", "model.name", _NET, "net: mlp, cnn, resnet, logistic …, or package.module:factory of your own"),
+    Flag("--hidden", "model.hidden", _NET, "widths of the hidden layers, such as 256 or 256,256"),
+    Flag("--activation", "model.activation", _NET, "activation, such as gelu or relu"),
+    Flag("--method", "method.name", _METHOD, f"method: {', '.join(METHODS)}"),
+    Flag("--lr", "method.lr", _METHOD),
+    Flag("--gamma", "method.gamma", _METHOD),
+    Flag("--alpha", "method.alpha", _METHOD),
+    Flag("--momentum", "method.momentum", _METHOD),
+    Flag("--weight-decay", "method.weight_decay", _METHOD),
+    Flag("--epochs", "epochs", _TRAINING),
+    Flag("--batch-size", "batch_size", _TRAINING),
+    Flag("--loss", "loss", _TRAINING),
+    Flag("--schedule", "schedule.name", _TRAINING),
+    Flag("--warm-up", "schedule.warm_up", _TRAINING),
+    Flag("--patience", "patience", _TRAINING),
+    Flag("--device", "device", _COURSE),
+    Flag("--dtype", "dtype", _COURSE),
+    Flag("--evaluate-every", "evaluate_every", _COURSE),
+    Flag("--measure-every", "measure.every", _COURSE),
+    Flag("--checkpoint-every", "checkpoint_every", _COURSE),
+    Flag("--keep", "keep", _COURSE),
+    Flag("--execution", "execution", _COURSE),
 )
 
 #: what a command line without them means
@@ -81,7 +100,7 @@ def takes_flags(command: Callable[..., Any]) -> Callable[..., Any]:
             inspect.Parameter.KEYWORD_ONLY,
             default=None,
             annotation=Annotated[
-                Optional[str if flag.kind is list else flag.kind],  # noqa: UP045 - a runtime value
+                Optional[flag.kind],  # noqa: UP045 - a runtime value
                 typer.Option(flag.name, help=flag.help, rich_help_panel=flag.panel, show_default=False),
             ],
         )
@@ -106,7 +125,7 @@ def read_config(
     for flag in FLAGS:
         value = flags.get(flag.parameter)
         if value is not None:
-            _put(tree, flag.key, _numbers(flag.name, value) if flag.kind is list else value)
+            _put(tree, flag.key, whole_numbers(flag.name, value) if flag.listed else value)
     for setting in settings:
         _put(tree, *_assignment("--set", setting))
     for sweep in sweeps:
@@ -142,7 +161,7 @@ def to_arguments(config: TrainConfig) -> list[str]:
     for flag in FLAGS:
         value = wanted.get(flag.key)
         named = flag.key in ("data.name", "model.name", "method.name")
-        if (value != default.get(flag.key) or named) and (flag.kind is not list or _is_numbers(value)):
+        if (value != default.get(flag.key) or named) and (not flag.listed or _is_numbers(value)):
             arguments += [flag.name, _text(wanted.pop(flag.key))]
     for key, value in wanted.items():
         if key != "seeds" and not key.startswith("sweep/") and default.get(key) != value:
@@ -198,7 +217,8 @@ def _toml(value: Any) -> str:
     return tomli_w.dumps({"value": value}).split("=", 1)[1].strip()
 
 
-def _numbers(flag: str, text: str) -> list[int]:
+def whole_numbers(flag: str, text: str) -> list[int]:
+    """Whole numbers with commas between."""
     try:
         return [int(part) for part in text.split(",") if part.strip()]
     except ValueError:

@@ -11,7 +11,7 @@ import typer
 from gramscope.cli.console import news, print_json, print_table
 from gramscope.cli.flags import parse_assignments
 from gramscope.errors import InputError
-from gramscope.training.config import DataTable, MeasureTable, ModelTable
+from gramscope.training.config_tables import DataTable, MeasureTable, ModelTable
 
 _Path = Optional[Path]  # noqa: UP045 - typer reads it at run time
 _Text = Optional[str]  # noqa: UP045

@@ -20,9 +20,9 @@ from gramscope.errors import InputError
 from gramscope.experiments.bert_tasks import IGNORED, Encoded, require_transformers
 from gramscope.layers.model_call import evaluating
 from gramscope.measures.linearity import target_linearity
-from gramscope.training.config import ScheduleTable
+from gramscope.training.config_tables import ScheduleTable
+from gramscope.training.plan import schedule_factor
 from gramscope.training.random_state import PrivateRandomState, epoch_order
-from gramscope.training.schedule import schedule_factor
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from gramscope.instruments.interpolation import interpolation_error
 from gramscope.layers.model_call import evaluating
 from gramscope.training.config import TrainConfig
 from gramscope.training.job import load_data
-from gramscope.training.train import Trained
+from gramscope.training.trained import Trained
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

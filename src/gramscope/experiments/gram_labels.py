@@ -16,7 +16,8 @@ from gramscope.experiments.experiment import Claim, Experiment, Options, Results
 from gramscope.experiments.gram_layers import by_depth, draw_layers, layers_config, over_training
 from gramscope.experiments.parts import Training
 from gramscope.experiments.plots import PALETTE, band, curve, legend_below, panels
-from gramscope.training.config import DataTable, TrainConfig
+from gramscope.training.config import TrainConfig
+from gramscope.training.config_tables import DataTable
 from gramscope.training.job import load_data
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from gramscope.experiments.plots import matrix, mean, panels, spread
 from gramscope.instruments.agop import tangent_kernel
 from gramscope.measures.alignment import corrupted, cosine
 from gramscope.training.job import load_data, resolve_device
-from gramscope.training.train import Trained
+from gramscope.training.trained import Trained
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

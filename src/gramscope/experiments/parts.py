@@ -16,7 +16,9 @@ from gramscope.training.config import TrainConfig
 from gramscope.training.loop import Measure
 from gramscope.training.reporter import Reporter
 from gramscope.training.sample_losses import SampleLoss
-from gramscope.training.train import ModelFactory, Trained, train
+from gramscope.training.start import ModelFactory
+from gramscope.training.train import train
+from gramscope.training.trained import Trained
 
 T = TypeVar("T")
 

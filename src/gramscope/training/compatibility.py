@@ -13,7 +13,7 @@ from gramscope.data.dataset import DataSet
 from gramscope.errors import GramscopeError, InputError, ResultWarning
 from gramscope.layers.model_call import evaluating
 from gramscope.models.vae import VAE
-from gramscope.training.config import DataTable
+from gramscope.training.config_tables import DataTable
 from gramscope.training.sample_losses import SampleLoss, reconstruction, sample_loss
 
 

@@ -11,7 +11,8 @@ from typing import Any
 from gramscope.training.config import TrainConfig
 from gramscope.training.layer_measures import WHILE_TRAINING
 from gramscope.training.reporter import Reporter
-from gramscope.training.train import Trained, train
+from gramscope.training.train import train
+from gramscope.training.trained import Trained
 
 METHODS: dict[str, dict[str, Any]] = {
     "sgd": {"name": "sgd", "lr": 0.1, "momentum": 0.9},

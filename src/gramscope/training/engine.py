@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from gramscope.errors import InputError
-from gramscope.training.job import Job, Plan
+from gramscope.training.job import Job
 from gramscope.training.methods import build_method
+from gramscope.training.plan import Plan
 from gramscope.training.random_state import PrivateRandomState, epoch_order
 from gramscope.training.report_matrices import ShiftWatcher
 from gramscope.training.sample_losses import evaluate

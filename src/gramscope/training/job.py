@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,60 +12,15 @@ from torch import Tensor, nn
 from gramscope.data.seeds import generator
 from gramscope.errors import InputError
 from gramscope.training.compatibility import check_fit, fit_inputs, loss_and_data
-from gramscope.training.config import DataTable, ModelTable, ScheduleTable, TrainConfig
+from gramscope.training.config import TrainConfig
+from gramscope.training.config_tables import DataTable
+from gramscope.training.model_factory import build_model
+from gramscope.training.plan import Plan
 from gramscope.training.random_state import PrivateRandomState
 from gramscope.training.sample_losses import SampleLoss
-from gramscope.training.schedule import schedule_factor
 
 if TYPE_CHECKING:
     from gramscope.data.dataset import DataSet
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How many steps, and at which of them something is due."""
-
-    samples: int
-    batch_size: int
-    steps: int
-    steps_per_epoch: int
-    evaluate_every: int
-    measure_every: int
-    checkpoint_every: int
-    schedule: ScheduleTable
-
-    @classmethod
-    def of(cls, config: TrainConfig, samples: int) -> Plan:
-        """The plan for a training set of ``samples``."""
-        batch_size = min(config.batch_size or samples, samples)
-        per_epoch = -(-samples // batch_size)
-
-        def cadence(epochs: float) -> int:
-            return max(1, round(epochs * per_epoch)) if epochs > 0 else 0
-
-        return cls(
-            samples=samples,
-            batch_size=batch_size,
-            steps=round(config.epochs * per_epoch),
-            steps_per_epoch=per_epoch,
-            evaluate_every=cadence(config.evaluate_every),
-            measure_every=cadence(config.measure.every),
-            checkpoint_every=cadence(config.checkpoint_every),
-            schedule=config.schedule,
-        )
-
-    def due(self, every: int, step: int) -> bool:
-        """Whether something with cadence ``every`` is due after ``step`` steps; the end always is."""
-        return step == self.steps or (every > 0 and step % every == 0)
-
-    def factor(self, step: int) -> float:
-        """Schedule factor of the step from ``step`` to ``step + 1``."""
-        return schedule_factor(self.schedule, step, self.steps, self.steps_per_epoch)
-
-    def slice(self, step: int) -> tuple[int, slice]:
-        """Epoch of the step from ``step`` to ``step + 1``, and its part of the epoch's order."""
-        epoch, position = divmod(step, self.steps_per_epoch)
-        return epoch, slice(position * self.batch_size, min((position + 1) * self.batch_size, self.samples))
 
 
 @dataclass(frozen=True)
@@ -136,58 +87,6 @@ def arrange(data: DataSet, table: DataTable) -> DataSet:
     if table.label_noise:
         data = data.with_label_noise(table.label_noise, table.seed)
     return data
-
-
-def build_model(table: ModelTable, seed: int, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """The net a configuration names, on the CPU, initialised from ``seed`` alone."""
-    with PrivateRandomState(seed, "factory").active():
-        if ":" in table.name:
-            factory = load_factory(table.name)
-            _check_arguments(table, factory)
-            model = factory(**table.options)
-            if not isinstance(model, nn.Module):
-                raise InputError(f"model.name = {table.name!r}: returned {type(model).__name__}, not a torch module")
-            return model
-        from gramscope.models import build
-
-        options = {"sampling": True, **table.options} if table.name == "vae" else table.options
-        return build(table.name, input_shape, outputs, generator=generator(seed, "weights"), **options)
-
-
-def load_factory(path: str) -> Callable[..., Any]:
-    """The function named ``package.module:function``; modules in the working directory are found too."""
-    module_name, _, attribute = path.partition(":")
-    if not attribute or not all(part.isidentifier() for part in module_name.split(".")):
-        raise InputError(f"{path!r}: give package.module:function, such as mynet:build for build() in mynet.py")
-    here = str(Path.cwd())
-    added = here not in sys.path
-    if added:
-        sys.path.insert(0, here)
-    try:
-        found = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise InputError(f"{path!r}: {error}; give package.module:function, importable from here") from error
-    finally:
-        if added:
-            sys.path.remove(here)
-    function = getattr(found, attribute, None)
-    if not callable(function):
-        raise InputError(f"{path!r}: module {module_name} has no function {attribute!r}")
-    return function  # type: ignore[no-any-return]
-
-
-def _check_arguments(table: ModelTable, factory: Callable[..., Any]) -> None:
-    try:
-        signature = inspect.signature(factory)
-    except ValueError:  # written in C
-        return
-    try:
-        signature.bind(**table.options)
-    except TypeError as error:
-        known = ", ".join(map(str, signature.parameters.values())) or "nothing"
-        raise InputError(
-            f"model.name = {table.name!r}: {error}; it takes {known}, given as model.NAME = value"
-        ) from error
 
 
 def prepare(

@@ -20,8 +20,10 @@ from gramscope.measures.table import Table
 from gramscope.runs.checkpoints import read_tensors
 from gramscope.runs.directory import RunDirectory
 from gramscope.training.compatibility import check_fit, fit_inputs, loss_and_data
-from gramscope.training.config import DataTable, MeasureTable, ModelTable, TrainConfig
-from gramscope.training.job import Job, build_model, load_data, prepare, probe, resolve_device
+from gramscope.training.config import TrainConfig
+from gramscope.training.config_tables import DataTable, MeasureTable, ModelTable
+from gramscope.training.job import Job, load_data, prepare, probe, resolve_device
+from gramscope.training.model_factory import build_model
 from gramscope.training.sample_losses import SampleLoss, joined_loss, measured_output
 
 Batches = list[tuple[Tensor, Tensor]]
@@ -103,7 +105,7 @@ def measure_runs(
     """
     root, only = RunDirectory.locate(path)
     for run in root.runs():
-        config = TrainConfig.from_dict({**run.config, "device": device})
+        config = TrainConfig.from_stored({**run.config, "device": device})
         steps = [only] if only is not None else run.checkpoint_steps() if every else run.checkpoint_steps()[-1:]
         if not steps:
             raise InputError(f"{run.path} has no checkpoint yet")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn, optim
@@ -10,7 +10,8 @@ from typing_extensions import override
 
 from gramscope.errors import InputError
 from gramscope.layers.select import select_layers
-from gramscope.training.config import MethodTable
+from gramscope.training.config_tables import MethodTable
+from gramscope.training.options import optimizer_options, split_wrapper
 
 if TYPE_CHECKING:
     from gramscope.optim.vcl import VCL
@@ -62,7 +63,7 @@ def build_method(table: MethodTable, model: nn.Module, *, reduction: str = "mean
         reduction: how the training loss is reduced over the batch (VCL needs to know).
         steps_per_epoch: for options given in epochs.
     """
-    options = dict(table.options)
+    options = table.options
     try:
         if table.name == "vcl":
             return _vcl(model, options, reduction, steps_per_epoch)
@@ -74,19 +75,25 @@ def build_method(table: MethodTable, model: nn.Module, *, reduction: str = "mean
         raise InputError(f"method {table.name!r} with {options}: {error}") from error
 
 
-def _plain(name: str, model: nn.Module, options: dict[str, Any]) -> Method:
-    parameters = [p for p in model.parameters() if p.requires_grad]
+def _plain(name: str, model: nn.Module, options: Mapping[str, Any]) -> Method:
     if name == "muon":
         return _muon(model, options)
-    return Method([_torch_optimizer(name, parameters, options)])
+    return Method([_torch_optimizer(name, [p for p in model.parameters() if p.requires_grad], options)])
 
 
-def _torch_optimizer(name: str, parameters: Iterable[Tensor], options: dict[str, Any]) -> optim.Optimizer:
-    if name == "sgd":
-        return optim.SGD(parameters, **options)
-    options = dict(options)
-    options["betas"] = (options.pop("beta1"), options.pop("beta2"))
-    return optim.Adam(parameters, **options) if name == "adam" else optim.AdamW(parameters, **options)
+def _torch_optimizer(name: str, parameters: Iterable[Tensor], options: Mapping[str, Any]) -> optim.Optimizer:
+    """An optimizer of torch with those of the options that it takes."""
+    arguments = optimizer_options(name, options)
+    if "beta1" in arguments:
+        arguments["betas"] = (arguments.pop("beta1"), arguments.pop("beta2"))
+    if "adjust" in arguments:
+        arguments["adjust_lr_fn"] = arguments.pop("adjust")
+    return _TORCH[name](parameters, **arguments)
+
+
+_TORCH: dict[str, Callable[..., optim.Optimizer]] = {
+    "sgd": optim.SGD, "adam": optim.Adam, "adamw": optim.AdamW, "muon": optim.Muon,
+}  # fmt: skip
 
 
 def muon_split(model: nn.Module, readout: str) -> tuple[dict[str, nn.Parameter], dict[str, nn.Parameter]]:
@@ -106,55 +113,34 @@ def muon_split(model: nn.Module, readout: str) -> tuple[dict[str, nn.Parameter],
     return muon, adamw
 
 
-def _muon(model: nn.Module, options: dict[str, Any]) -> Method:
+def beside_muon(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of AdamW on the parameters that Muon does not train."""
+    return optimizer_options("adamw", {"lr": options["adamw_lr"], "weight_decay": options["weight_decay"]})
+
+
+def _muon(model: nn.Module, options: Mapping[str, Any]) -> Method:
     muon, adamw = muon_split(model, options["readout"])
-    first = optim.Muon(
-        list(muon.values()),
-        lr=options["lr"],
-        momentum=options["momentum"],
-        nesterov=options["nesterov"],
-        weight_decay=options["weight_decay"],
-        ns_steps=options["ns_steps"],
-        adjust_lr_fn=options["adjust"],
-    )
+    first = _torch_optimizer("muon", muon.values(), options)
     if not adamw:
         return Method([first])
-    rest = optim.AdamW(list(adamw.values()), lr=options["adamw_lr"], weight_decay=options["weight_decay"])
+    rest = _torch_optimizer("adamw", adamw.values(), beside_muon(options))
     return Method([first, rest], [f"Muon trains {', '.join(muon)}; AdamW trains {', '.join(adamw)}"])
 
 
-def split_wrapper(name: str) -> tuple[str, str]:
-    """``whiten-sgd`` as ``("whiten", "sgd")``; ``("", name)`` for a method that wraps nothing."""
-    for prefix in ("whiten", "gram-fixed"):
-        if name.startswith(f"{prefix}-"):
-            return prefix, name.removeprefix(f"{prefix}-")
-    return "", name
-
-
-def _wrapped(kind: str, name: str, model: nn.Module, options: dict[str, Any]) -> Method:
+def _wrapped(kind: str, name: str, model: nn.Module, options: Mapping[str, Any]) -> Method:
     from gramscope.optim.whitening import GramFixed, GramWhitened
 
-    layers, readout, polar = (options.pop(key) for key in ("layers", "whiten_readout", "polar"))
     inner = _plain(name, model, options)
     wrapper = GramWhitened if kind == "whiten" else GramFixed
-    params = [layers] if layers else None
-    first = wrapper(inner.optimizers[0], model, params, readout, polar)
+    layers = [options["layers"]] if options["layers"] else None
+    first = wrapper(inner.optimizers[0], model, layers, options["whiten_readout"], options["polar"])
     return Method([first, *inner.optimizers[1:]], inner.notes)
 
 
-#: options of the method that go to :class:`gramscope.VCL` as they are
-_TO_VCL = (
-    "gamma", "alpha", "solver", "rank", "anchor", "second_order", "floor", "refresh", "momentum", "orthogonalise", "aim",
-    "bias",
-)  # fmt: skip
-
-
 def _readout_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of the optimizer beside VCL, under the names it has them by itself."""
-    chosen = {"lr": options["readout_lr"], "weight_decay": options["readout_weight_decay"]}
-    if options["readout"] == "sgd":
-        return {**chosen, "momentum": options["readout_momentum"], "nesterov": False}
-    return {**chosen, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
+    """The options of the optimizer beside VCL, under the names that optimizer uses."""
+    given = {key.removeprefix("readout_"): value for key, value in options.items() if key.startswith("readout_")}
+    return optimizer_options(options["readout"], given)
 
 
 def _make_vcl(model: nn.Module, options: Mapping[str, Any], reduction: str) -> VCL:
@@ -164,17 +150,18 @@ def _make_vcl(model: nn.Module, options: Mapping[str, Any], reduction: str) -> V
     def readout(parameters: list[nn.Parameter]) -> optim.Optimizer:
         return _torch_optimizer(options["readout"], parameters, _readout_options(options))
 
-    chosen = {key: options[key] for key in _TO_VCL}
-    return VCL(model, reduction=reduction, layers=options["layers"] or None, readout=readout, **chosen)
+    own = optimizer_options("vcl", options)
+    return VCL(model, reduction=reduction, layers=options["layers"] or None, readout=readout, **own)
 
 
 class VCLMethod(Method):
     """VCL after a warm-up in which the readout's optimizer trains the last layer alone ([VCL] §3)."""
 
     def __init__(self, vcl: VCL, warm_up_steps: int) -> None:
-        notes = [] if vcl.readout is None else [f"VCL trains {', '.join(unit.target.name for unit in vcl.units)}"]
+        notes = []
         if vcl.readout is not None:
-            notes[0] += f"; {type(vcl.readout).__name__} trains the other parameters"
+            trained = ", ".join(unit.target.name for unit in vcl.units)
+            notes = [f"VCL trains {trained}; {type(vcl.readout).__name__} trains the other parameters"]
         super().__init__([vcl], notes)
         self.vcl = vcl
         #: steps taken, those of the warm-up included
@@ -204,6 +191,6 @@ class VCLMethod(Method):
         self.done = states[-1]["done"]
 
 
-def _vcl(model: nn.Module, options: dict[str, Any], reduction: str, steps_per_epoch: int) -> Method:
+def _vcl(model: nn.Module, options: Mapping[str, Any], reduction: str, steps_per_epoch: int) -> Method:
     warm_up_steps = round(float(options["warm_up_epochs"]) * steps_per_epoch)
     return VCLMethod(_make_vcl(model, options, reduction), warm_up_steps)

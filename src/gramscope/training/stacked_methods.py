@@ -8,12 +8,10 @@ from typing import Any
 from torch import nn
 
 from gramscope.training.job import Job
-from gramscope.training.methods import muon_split, split_wrapper
+from gramscope.training.methods import beside_muon, muon_split
+from gramscope.training.options import METHODS, split_wrapper
 from gramscope.training.stacked_gram import GramRule
 from gramscope.training.stacked_rules import AdamRule, MuonRule, Rule, SGDRule, Stack
-
-#: numeric options that may differ between the members of a stack; all others must agree
-PER_RUN = {"lr", "momentum", "weight_decay", "beta1", "beta2", "eps", "adamw_lr"}
 
 
 def method_obstacle(jobs: Sequence[Job]) -> str:
@@ -26,7 +24,7 @@ def method_obstacle(jobs: Sequence[Job]) -> str:
         return f"{name} has no vectorised form"
     first = jobs[0].config.method.options
     for key, value in first.items():
-        if key not in PER_RUN and any(job.config.method.options[key] != value for job in jobs):
+        if not METHODS[name][key].per_run and any(job.config.method.options[key] != value for job in jobs):
             return f"method.{key} differs between them"
     return ""
 
@@ -62,10 +60,7 @@ def _muon(template: nn.Module, params: Stack, options: list[dict[str, Any]]) -> 
     rules: list[Rule] = [MuonRule({name: params[name] for name in muon}, options)]
     if not adamw:
         return rules, []
-    rest = [
-        {"lr": run["adamw_lr"], "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": run["weight_decay"]}
-        for run in options
-    ]
+    rest = [beside_muon(run) for run in options]
     rules.append(AdamRule({name: params[name] for name in adamw}, rest, decoupled=True))
     return rules, [f"Muon trains {', '.join(muon)}; AdamW trains {', '.join(adamw)}"]
 

@@ -1,0 +1,69 @@
+"""From the model table of a configuration to a net: one of ours, or the user's own function."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from gramscope.data.seeds import generator
+from gramscope.errors import InputError
+from gramscope.training.config_tables import ModelTable
+from gramscope.training.random_state import PrivateRandomState
+
+
+def build_model(table: ModelTable, seed: int, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """The net a configuration names, on the CPU, initialised from ``seed`` alone."""
+    with PrivateRandomState(seed, "factory").active():
+        if ":" in table.name:
+            factory = load_factory(table.name)
+            _check_arguments(table, factory)
+            model = factory(**table.options)
+            if not isinstance(model, nn.Module):
+                raise InputError(f"model.name = {table.name!r}: returned {type(model).__name__}, not a torch module")
+            return model
+        from gramscope.models import build
+
+        options = {"sampling": True, **table.options} if table.name == "vae" else table.options
+        return build(table.name, input_shape, outputs, generator=generator(seed, "weights"), **options)
+
+
+def load_factory(path: str) -> Callable[..., Any]:
+    """The function named ``package.module:function``; modules in the working directory are found too."""
+    module_name, _, attribute = path.partition(":")
+    if not attribute or not all(part.isidentifier() for part in module_name.split(".")):
+        raise InputError(f"{path!r}: give package.module:function, such as mynet:build for build() in mynet.py")
+    here = str(Path.cwd())
+    added = here not in sys.path
+    if added:
+        sys.path.insert(0, here)
+    try:
+        found = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise InputError(f"{path!r}: {error}; give package.module:function, importable from here") from error
+    finally:
+        if added:
+            sys.path.remove(here)
+    function = getattr(found, attribute, None)
+    if not callable(function):
+        raise InputError(f"{path!r}: module {module_name} has no function {attribute!r}")
+    return function  # type: ignore[no-any-return]
+
+
+def _check_arguments(table: ModelTable, factory: Callable[..., Any]) -> None:
+    try:
+        signature = inspect.signature(factory)
+    except ValueError:  # written in C
+        return
+    try:
+        signature.bind(**table.options)
+    except TypeError as error:
+        known = ", ".join(map(str, signature.parameters.values())) or "nothing"
+        raise InputError(
+            f"model.name = {table.name!r}: {error}; it takes {known}, given as model.NAME = value"
+        ) from error
