@@ -51,12 +51,12 @@ def test_collapse_where_it_is_undefined() -> None:
     one = gs.measure(model, (x, torch.zeros_like(y)), measures=names)
     for name in names:
         assert one["2"][name] is None
-        assert "at least two classes with samples, got 1" in one.notes[f"2.{name}"]
+        assert "at least two classes with samples, got 1" in one.notes[f"2.{name}"].text
     own = gs.measure(nn.Linear(5, 200).double(), (x, torch.arange(200)), measures=names)
     for name in names:
-        assert "each of the 200 rows has a class of its own" in own.notes[f"(model).{name}"]
+        assert "each of the 200 rows has a class of its own" in own.notes[f"(model).{name}"].text
     once = gs.measure(model, ((a, b) for a, b in [(x, y)]), measures="nc4")
-    assert "this loader can be read once; give a DataLoader" in once.notes["2.nc4"]
+    assert "this loader can be read once; give a DataLoader" in once.notes["2.nc4"].text
 
 
 def test_held_out_data_that_do_not_reach_a_layer() -> None:
@@ -71,7 +71,7 @@ def test_held_out_data_that_do_not_reach_a_layer() -> None:
     model, x, y = Branch().double(), *task(3)[1:]
     table = gs.measure(model, (x, y), held_out=(x[:40], y[:40]), measures="target_linearity_held_out")
     assert table["a"]["target_linearity_held_out"] is None
-    assert table.notes["a.target_linearity_held_out"] == "the held-out data do not reach it"
+    assert table.notes["a.target_linearity_held_out"].text == "the held-out data do not reach it"
     assert table["r"]["target_linearity_held_out"] is not None
 
 

@@ -148,7 +148,7 @@ def test_held_out_linearity_matches_a_fit_on_arrays() -> None:
     with pytest.raises(InputError, match="needs held_out="):
         gs.measure(model, train, measures="target_linearity_held_out")
     wrong = gs.measure(model, (x[:50], y[:50].clamp(max=1)), held_out=(x[50:], y[50:]))
-    assert "classes [2] that the training data lack" in wrong.notes["0.target_linearity_held_out"]
+    assert "classes [2] that the training data lack" in wrong.notes["0.target_linearity_held_out"].text
 
 
 def test_prediction_of_theorem_3_is_exact_at_the_readout_to_first_order() -> None:
@@ -170,7 +170,7 @@ def test_default_measures_without_loss_or_targets() -> None:
     assert "gradient_norm" not in gs.measure(model, (x, y)).columns
     alone = gs.measure(model, x)
     assert alone["0"]["target_linearity"] is None
-    assert alone.notes["0.target_linearity"] == "the loader gave no targets"
+    assert alone.notes["0.target_linearity"].text == "the loader gave no targets"
     assert alone["2"]["feature_rank"] is not None
 
 
@@ -178,16 +178,16 @@ def test_notes_instead_of_silence() -> None:
     model, x, y = BY_NAME["mlp"].make()
     table = gs.measure(model, (x, y), measures=["target_linearity", "nc3"], gram=False)
     assert table["0"]["target_linearity"] is None
-    assert "HᵀH was not collected: d = 5 is large" in table.notes["0.target_linearity"]
+    assert "HᵀH was not collected: d = 5 is large" in table.notes["0.target_linearity"].text
     few = gs.measure(model, (x, y), measures=["target_linearity"])
-    assert "near 1 for any target: 6 samples" in few.notes["2.target_linearity"]
+    assert "near 1 for any target: 6 samples" in few.notes["2.target_linearity"].text
     same = gs.measure(model, (x, y), measures=["target_linearity"], layers="0", ridge=1.0)
     assert "0.target_linearity" not in same.notes
     one_class = gs.measure(model, (x, torch.zeros(6, dtype=torch.long)), measures=["target_linearity", "nc1"])
     assert one_class["0"] == {"target_linearity": None, "nc1": None}
     embedding = nn.Sequential(nn.Embedding(7, 5), nn.Flatten(), nn.Linear(10, 3))
     table = gs.measure(embedding, (torch.arange(8).reshape(4, 2) % 7, torch.arange(4) % 3), measures="nfa")
-    assert "lookup table" in table.notes["0"]
+    assert "lookup table" in table.notes["0"].text
 
 
 def test_large_outputs_are_sketched_only_when_asked() -> None:
@@ -195,7 +195,7 @@ def test_large_outputs_are_sketched_only_when_asked() -> None:
     x = torch.randn(20, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     table = gs.measure(model, (x, torch.arange(20)), nn.CrossEntropyLoss())
     assert table["0"]["nfa"] is None
-    assert "a sample has 300 outputs, more than 256; pass sketch=64" in table.notes["(output)"]
+    assert "a sample has 300 outputs, more than 256; pass sketch=64" in table.notes["(output)"].text
     exact = gs.measure(model, (x, torch.arange(20)), measures="nfa")["0"]["nfa"]
     generator = torch.Generator().manual_seed(0)
     sketched = gs.measure(model, (x, torch.arange(20)), sketch=64, generator=generator)["0"]["nfa"]
@@ -268,7 +268,7 @@ def test_rescues_are_noted_and_scales_do_not_matter() -> None:
     assert not table.notes
     twins = torch.stack([x[:, 0], x[:, 0] + 1e-9 * x[:, 1]], 1)
     table = gs.measure(model, (twins, y), measures="target_linearity")
-    assert "1 of 2 directions of the features are shorter than" in table.notes["(model).target_linearity"]
+    assert "1 of 2 directions of the features are shorter than" in table.notes["(model).target_linearity"].text
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e30])
@@ -308,12 +308,12 @@ def test_nc4_reads_the_data_again() -> None:
     assert table["4"]["nc4"] == expected.nc4
     assert table["4"]["nc3"] == pytest.approx(expected.nc3)
     assert 0.2 < expected.nc4 < 0.9  # a number that says something
-    assert "only the readout" in table.notes["0.nc4"]
+    assert "only the readout" in table.notes["0.nc4"].text
     once = gs.measure(model, iter(batches), measures="nc4")
     assert once["4"]["nc4"] is None
-    assert "this loader can be read once" in once.notes["4.nc4"]
+    assert "this loader can be read once" in once.notes["4.nc4"].text
     tokens, x, y = BY_NAME["tokens"].make()
-    assert "has 4 sites" in gs.measure(tokens, (x, y), measures="nc4").notes["2.nc4"]
+    assert "has 4 sites" in gs.measure(tokens, (x, y), measures="nc4").notes["2.nc4"].text
 
 
 def test_weights_that_are_shared_have_no_gradient_of_their_own() -> None:
@@ -322,20 +322,20 @@ def test_weights_that_are_shared_have_no_gradient_of_their_own() -> None:
     assert table["head"]["fle_residual"] == pytest.approx(0.0, abs=1e-12)
     for name in ("a", "b"):
         assert table[name]["fle_residual"] is None
-        assert "shared with another module" in table.notes[f"{name}.fle_residual"]
+        assert "shared with another module" in table.notes[f"{name}.fle_residual"].text
 
 
 def test_nothing_is_undefined_without_a_note() -> None:
     model, x, y = BY_NAME["mlp"].make()
     one = gs.measure(model, (x[:1], y[:1]), measures=["feature_rank", "nfa"])
     assert one["0"]["feature_rank"] is None
-    assert "one row of features" in one.notes["0.feature_rank"]
+    assert "one row of features" in one.notes["0.feature_rank"].text
     with torch.no_grad():
         model[2].weight.zero_()
     dead = gs.measure(model, (x, y), measures=["nfa", "effective_rank"])
     assert dead["2"]["nfa"] != dead["2"]["nfa"]
     for key in ("2.nfa", "2.effective_rank"):
-        assert "undefined: a side of the quotient is zero" in dead.notes[key]
+        assert "undefined: a side of the quotient is zero" in dead.notes[key].text
 
 
 def test_the_rounding_of_float32_features_is_no_loss() -> None:
@@ -344,4 +344,4 @@ def test_the_rounding_of_float32_features_is_no_loss() -> None:
     x = torch.randn(60, 40, generator=torch.Generator().manual_seed(0))
     table = gs.measure(model, (x, torch.arange(60) % 3), measures=["target_linearity", "nfa"], jacobians=False)
     assert "2.target_linearity" not in table.notes
-    assert table.notes["2.nfa"] == "this was not collected; collect with jacobians=True"
+    assert table.notes["2.nfa"].text == "this was not collected; collect with jacobians=True"

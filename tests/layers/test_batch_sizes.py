@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import gramscope as gs
 from gramscope.errors import InputError, LayerError
+from gramscope.notes import joined
 
 Forward = Callable[[nn.Module, Tensor], Tensor]
 
@@ -182,7 +183,7 @@ def test_sequence_first_models_without_batch_dim_are_told(batch: int) -> None:
     with pytest.raises(LayerError, match=r"self_attn.*batch_dim=1"):
         _ = tape["r"].D
     statistics = gs.collect(model, [(x, normal(7, batch, 2))], nn.MSELoss(), features=False)
-    assert "batch_dim=1" in statistics.notes["e.layers.0.self_attn.q_proj"]
+    assert "batch_dim=1" in joined(statistics.notes["e.layers.0.self_attn.q_proj"]).text
 
 
 def test_windows_of_attention_are_no_sequences_of_samples() -> None:

@@ -406,7 +406,7 @@ def test_an_unused_layer_is_named() -> None:
     model, x = Unused(), torch.ones(2, 3)
     with gs.capture(model) as tape:
         model(x)
-    assert tape.unsupported == {"unused": "not reached by the forward"}
+    assert tape.unsupported == {"unused": ("not applied", "not reached by the forward")}
     with pytest.raises(LayerError, match="never applied: unused"), gs.capture(model, ["used", "unused"]):
         model(x)
 
@@ -467,12 +467,12 @@ def test_overridden_forwards_are_checked(generator) -> None:
     tape = captured(model, x, y)
     assert tape.order == ["3"]
     assert set(tape.unsupported) == {"0", "5"}
-    assert "SameConv overrides its forward" in tape.unsupported["0"]
+    assert "SameConv overrides its forward" in tape.unsupported["0"].text
     (gradient,) = torch.autograd.grad(sample_losses(model(x), y).sum(), model[3].weight)
     close(tape["3"].D, gradient)
     with pytest.raises(LayerError, match="layer '5' cannot be captured: ScaledLinear overrides"):
         captured(model, x, y, ["5", "3"])
-    assert "SameConv" in gs.measure(model, (x, y)).notes["0"]
+    assert "SameConv" in gs.measure(model, (x, y)).notes["0"].text
 
 
 def test_distributed_data_parallel(tmp_path) -> None:

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gramscope as gs
+from gramscope.notes import joined
 
 transformers = pytest.importorskip("transformers")
 SIZES = {"vocab_size": 30, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
@@ -37,7 +38,7 @@ def test_gpt2_gradients_equal_autograd_and_the_tied_head_is_told_apart(ids: Tens
             torch.testing.assert_close(layer.D, layer.autograd, rtol=1e-9, atol=1e-12)
     # the head shares its parameter with the embedding, whose part of the gradient is not the head's
     assert (stats["lm_head"].D - stats["lm_head"].autograd).norm() > 1e-3
-    assert "lookup table" in stats.notes["transformer.wte"]
+    assert "lookup table" in joined(stats.notes["transformer.wte"]).text
     assert stats["lm_head"].features.n == 6 * 5  # labelled tokens
 
 

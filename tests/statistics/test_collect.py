@@ -17,6 +17,7 @@ from cases import BY_NAME, CASES, Case, sample_losses
 from comparing import assert_same
 from gramscope.errors import InputError, LayerError, NumericalError
 from gramscope.linalg.moments import ClassMoments, Moments
+from gramscope.notes import joined
 from two_processes import answers
 
 USABLE = [case for case in CASES if case.name != "checkpoint-reentrant"]
@@ -256,7 +257,7 @@ def test_a_layer_whose_rows_are_not_samples_is_noted() -> None:
     x = torch.randn(6, 2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     stats = gs.collect(model, (x, torch.arange(6) % 3), F.cross_entropy)
     assert stats["inner"].features is None
-    assert "12 rows for 6 samples" in stats.notes["inner"]
+    assert "12 rows for 6 samples" in joined(stats.notes["inner"]).text
     assert stats["inner"].D.shape == (4, 5)
 
 
@@ -302,7 +303,7 @@ def test_a_loss_that_does_not_reach_a_layer() -> None:
         gs.collect(TwoHeads(), (x, y), F.cross_entropy, output=0, layers=["a", "b"])
     stats = gs.collect(TwoHeads(), (x, y), F.cross_entropy, output=0, jacobians=True)
     assert stats["b"].D is None
-    assert "the loss does not reach it" in stats.notes["b"]
+    assert "the loss does not reach it" in joined(stats.notes["b"]).text
     assert gs.collect(TwoHeads(), (x, y), F.cross_entropy, output=0, layers="a")["a"].D.shape == (3, 5)
 
 
@@ -312,7 +313,7 @@ def test_a_data_loader_and_integer_targets_of_other_shapes() -> None:
     assert_same(gs.collect(model, (x, y), F.cross_entropy), gs.collect(model, data, F.cross_entropy))
     stats = gs.collect(model, (x, torch.ones(6, 2, dtype=torch.long)))
     assert stats["0"].features is None
-    assert "integer targets of shape (6, 2) do not give one label to each of 6 rows" in stats.notes["0"]
+    assert "integer targets of shape (6, 2) do not give one label to each of 6 rows" in joined(stats.notes["0"]).text
     with pytest.raises(InputError, match="loss='mse' is not callable"):
         gs.collect(model, (x, y), "mse")  # type: ignore[arg-type]
 
@@ -355,7 +356,7 @@ def test_execution_order_and_parts_without_a_graph() -> None:
     assert list(stats.layers) == ["frozen", "body", "head"]
     assert kept.grad is None
     assert stats["frozen"].D is None
-    assert "no_grad" in stats.notes["frozen"]
+    assert "no_grad" in joined(stats.notes["frozen"]).text
     table = gs.measure(model, (x, y), F.cross_entropy, measures=["nc3", "nfa", "gradient_norm"])
     assert table["head"]["nc3"] is not None
     assert table["body"]["nc3"] is None

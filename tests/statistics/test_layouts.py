@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import gramscope as gs
 from gramscope.errors import InputError
+from gramscope.notes import joined
 from gramscope.statistics.layouts import layout
 
 
@@ -71,5 +72,5 @@ def test_a_module_that_runs_twice_is_noted() -> None:
 
     model, x = Siamese(), torch.ones(4, 3)
     stats = gs.collect(model, (x, torch.arange(4) % 2), outputs="branch")
-    assert "ran 2 times in a forward; its output is the one of the last time" in stats.notes["branch"]
+    assert "ran 2 times in a forward; its output is the one of the last time" in joined(stats.notes["branch"]).text
     torch.testing.assert_close(stats.outputs["branch"].joint.mean_h, model.branch(2 * x)[0].detach().double())

@@ -48,7 +48,7 @@ def test_labels_of_minus_one_and_one() -> None:
     assert classes["0"].features.classes.counts.tolist() == [3, 3]
     real = gs.measure(model, (x, y.double()), measures=["surrogate", "nc1"])
     assert real["0"]["surrogate"] == pytest.approx(float((x.T @ y.double()).square().sum()))
-    assert "class labels" in real.notes["0.nc1"]
+    assert "class labels" in real.notes["0.nc1"].text
 
 
 class Segmenter(nn.Module):
@@ -73,7 +73,7 @@ def test_one_label_per_pixel() -> None:
     assert table["out"]["gradient_norm"] is not None
     assert table["out"]["nfa"] is not None
     assert table["out"]["target_linearity"] is None
-    assert "the target has one label per position, (8, 4, 6); tokens='each'" in table.notes["out"]
+    assert "the target has one label per position, (8, 4, 6); tokens='each'" in table.notes["out"].text
     assert table.network["accuracy"] == pytest.approx(float((model(x).argmax(1) == y).double().mean()))
     each = gs.collect(model, (x, y), tokens="each")
     with gs.capture(model, gradients=False) as tape:
@@ -81,13 +81,13 @@ def test_one_label_per_pixel() -> None:
     rows, onehot = tape["out"].h.flatten(0, 1), F.one_hot(y.flatten()).double()
     torch.testing.assert_close(each["out"].features.joint.HtY, rows.T @ onehot)
     assert each["down"].features is None
-    assert "do not give one label to each of 48 rows" in each.notes["down"]
+    assert "do not give one label to each of 48 rows" in each.notes["down"][0].text
 
 
 def test_targets_too_wide_to_regress_on_are_noted() -> None:
     model = nn.Linear(4, 2).double()
     table = gs.measure(model, (torch.ones(3, 4, dtype=torch.float64), torch.ones(3, 70, 70)))
-    assert "the target has 4900 columns, more than 4096" in table.notes["(model)"]
+    assert "the target has 4900 columns, more than 4096" in table.notes["(model)"].text
     assert table["(model)"]["weight_norm"] is not None
 
 

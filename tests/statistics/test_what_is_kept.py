@@ -13,6 +13,7 @@ import gramscope as gs
 from cases import BY_NAME
 from gramscope.bench.timing import peak_extra_bytes
 from gramscope.errors import InputError
+from gramscope.notes import joined
 
 MEBIBYTE = 2**20
 
@@ -56,17 +57,17 @@ def test_matrices_beyond_the_budget_are_left_out_with_a_note() -> None:
     assert stats["0"].Sigma.shape == (8, 8)
     assert stats["0"].JtJ.shape == (8, 8)
     message = "3000 × 3000 numbers take 137 MiB, more than the 16 MiB of memory="
-    assert stats.notes == {"2": f"no Σ: {message}; no K: {message}"}
+    assert stats.notes == {"2": (("left out", f"no Σ: {message}"), ("left out", f"no K: {message}"))}
     table = gs.measure(model, (x, y), F.cross_entropy, measures=["vcs_cosine", "gradient_norm"], memory=16 * MEBIBYTE)
     assert table["2"]["vcs_cosine"] is None
-    assert table.notes["2.vcs_cosine"] == f"no Σ: {message}"
+    assert table.notes["2.vcs_cosine"].text == f"no Σ: {message}"
     assert table["0"]["vcs_cosine"] is not None
     # with room for it in one part only, the whole has none
     roomy = gs.collect(model, (x, y), F.cross_entropy, **options | {"memory": 2**30})
     assert roomy["2"].Sigma is not None
     for merged in (roomy.merge(stats), stats.merge(roomy)):
         assert merged["2"].Sigma is None
-        assert "no Σ" in merged.notes["2"]
+        assert "no Σ" in joined(merged.notes["2"]).text
 
 
 def test_square_layers_are_kept_whatever_the_budget() -> None:
@@ -120,11 +121,11 @@ def test_tokens_of_a_sequence_classifier() -> None:
     assert int(counts.sum()) == residual.shape[0]
     assert table["e"]["surrogate"] == pytest.approx(float((x[marked].T @ residual).square().sum()))
     assert table["r"]["surrogate"] is None
-    assert "the token mask has shape (40, 7); layer 'r' has 40 × 1 sites" in table.notes["r"]
+    assert "the token mask has shape (40, 7); layer 'r' has 40 × 1 sites" in table.notes["r"].text
     assert "(output)" not in table.notes
     third = gs.measure(model, (x, y), nn.CrossEntropyLoss(), measures=["surrogate"], tokens=3)
     assert third["e"]["surrogate"] == pytest.approx(float((x[:, 3].T @ Y).square().sum()))
-    assert "tokens=3: layer 'r' has 1 sites" in third.notes["r"]
+    assert "tokens=3: layer 'r' has 1 sites" in third.notes["r"].text
     with pytest.raises(InputError, match=r"tokens= returned a list; give a function"):
         gs.collect(model, (x, y), tokens=lambda i, t: [[True] * 7] * 40)  # type: ignore[arg-type,return-value]
 
@@ -139,7 +140,7 @@ def test_integers_under_a_loss_of_regression_are_numbers(loss: Any, columns: tup
     stats = gs.collect(model, (x, y), loss)
     (layer,) = stats
     torch.testing.assert_close(layer.features.joint.HtY, x.T @ y.double().reshape(40, 1))
-    assert "numbers to regress on" in stats.notes["(targets)"]
+    assert "numbers to regress on" in joined(stats.notes["(targets)"]).text
     assert stats.network.accuracy is None
     held = gs.measure(model, (x[:30], y[:30]), loss, held_out=(x[30:], y[30:]), measures="target_linearity_held_out")
     beta = torch.linalg.lstsq(x[:30], y[:30].double().reshape(-1, 1)).solution

@@ -30,6 +30,7 @@ from gramscope.layers.modules import unwrap
 from gramscope.layers.select import LayerSelector
 from gramscope.layers.tape import capture
 from gramscope.linalg.psd import psd_power, symmetric_product
+from gramscope.notes import Note, joined
 from gramscope.statistics.collect import collect
 from gramscope.statistics.layer import LayerStatistics
 
@@ -201,7 +202,8 @@ def _kernels(
     )
     without = [layer.name for layer in statistics if layer.JtJ is None]
     if without:
-        reasons = "; ".join(f"{name}: {statistics.notes.get(name, 'no Jacobians')}" for name in without)
+        none = (Note("no Jacobians", "no Jacobians"),)
+        reasons = "; ".join(f"{name}: {joined(statistics.notes.get(name, none))}" for name in without)
         warnings.warn(f"left out {reasons}", ResultWarning, stacklevel=3)
     return [layer for layer in statistics if layer.JtJ is not None]
 

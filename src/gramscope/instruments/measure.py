@@ -18,6 +18,7 @@ from gramscope.layers.select import LayerSelector, select_layers
 from gramscope.layers.validity import check_reference
 from gramscope.measures.columns import DEFAULT, MEASURES, OF_FEATURES, Context, Missing
 from gramscope.measures.table import Table
+from gramscope.notes import Note, joined
 from gramscope.statistics.collect import collect
 from gramscope.statistics.layer import LayerStatistics, NotCollected
 from gramscope.statistics.result import Statistics
@@ -108,7 +109,7 @@ def measure(
 
 def table_of(statistics: Statistics, names: Iterable[str], context: Context) -> Table:
     """Evaluate measures on collected statistics; module outputs get a row for the measures of features."""
-    notes = dict(statistics.notes)
+    notes = {name: joined(found) for name, found in statistics.notes.items()}
     rows: dict[str, dict[str, float | None]] = {}
     for layer in statistics:
         rows[layer.name] = {name: _evaluate(name, context, layer, notes) for name in names}
@@ -127,23 +128,22 @@ def table_of(statistics: Statistics, names: Iterable[str], context: Context) -> 
     return Table(rows, summary, notes)
 
 
-def _evaluate(name: str, context: Context, layer: LayerStatistics, notes: dict[str, str]) -> float | None:
+def _evaluate(name: str, context: Context, layer: LayerStatistics, notes: dict[str, Note]) -> float | None:
+    key, prefix = f"{layer.name}.{name}", f"layer {layer.name!r}: "
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", GramscopeWarning)
         try:
             value = MEASURES[name].compute(context, layer)
-        except NotCollected as reason:
-            why = context.statistics.notes.get(layer.name)
-            notes[f"{layer.name}.{name}"] = why or str(reason).removeprefix(f"layer {layer.name!r}: ")
-            return None
         except (Missing, InputError, NumericalError) as reason:
-            notes[f"{layer.name}.{name}"] = str(reason).removeprefix(f"layer {layer.name!r}: ")
+            why = context.statistics.notes.get(layer.name) if isinstance(reason, NotCollected) else None
+            notes[key] = joined(why) if why else Note("undefined", str(reason).removeprefix(prefix))
             return None
     if math.isnan(value) and not caught:
-        notes[f"{layer.name}.{name}"] = "undefined: a side of the quotient is zero, the features are constant, or both"
+        text = "undefined: a side of the quotient is zero, the features are constant, or both"
+        notes[key] = Note("undefined", text)
     for warning in caught:
         if issubclass(warning.category, GramscopeWarning):
-            notes[f"{layer.name}.{name}"] = str(warning.message)
+            notes[key] = Note("doubtful", str(warning.message))
         else:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
     return value

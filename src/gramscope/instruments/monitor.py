@@ -28,6 +28,7 @@ from gramscope.layers.modules import unwrap
 from gramscope.layers.select import LayerSelector
 from gramscope.measures.columns import MEASURES
 from gramscope.measures.table import Table
+from gramscope.notes import Note
 
 #: what is recorded unless measures are named: nothing that needs a backward pass, so that a record is cheap
 DEFAULT = ("weight_norm", "effective_rank", "target_linearity", "surrogate", "surrogate_linearized", "nc1")
@@ -135,7 +136,7 @@ class Monitor:
         except NumericalError as error:
             if not self.records:  # not a run that diverged, but data or a model that cannot be measured
                 raise
-            table = Table({}, notes={"(model)": str(error)})
+            table = Table({}, notes={"(model)": Note("undefined", str(error))})
         record = {"step": self.step_count, **table.to_dict()}
         self.records.append(record)
         if self._log is not None:

@@ -18,6 +18,7 @@ from gramscope.errors import InputError, LayerError
 from gramscope.layers.record import Application
 from gramscope.layers.tape import Tape
 from gramscope.layers.validity import batch_dependence
+from gramscope.notes import Note
 
 #: bytes one chunk of Jacobians may take by default, with everything on the way to it
 MEMORY = 256 * 2**20
@@ -53,7 +54,7 @@ def jacobian_chunks(
     )
     if blind and (tape.explicit or len(blind) == len(tape)):
         raise LayerError(f"no Jacobians at {', '.join(blind)}: {reason}; choose other layers=")
-    tape.unsupported |= dict.fromkeys(blind, f"no Jacobians: {reason}")
+    tape.unsupported |= dict.fromkeys(blind, Note("no Jacobians", f"no Jacobians: {reason}"))
     applications = [a for a in tape.applications() if a.layer.name not in blind]
     if not applications or not output.requires_grad:
         raise LayerError("the output does not depend on any captured layer")
@@ -169,7 +170,7 @@ def _by_layer(
     watched = [a for a in applications if a.edge is not None]
     known = {id(a): g for a, g in zip(watched, gradients, strict=True) if g is not None}
     reached = {a.layer.name for a in watched if id(a) in known}
-    tape.note_reached("Jacobians", reached, "the output does not depend on it")
+    tape.note_reached("no Jacobians", reached, "the output does not depend on it")
     for a in applications:
         if a.layer.name not in reached:
             continue

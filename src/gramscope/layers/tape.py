@@ -22,6 +22,7 @@ from gramscope.layers.sample_count import Call
 from gramscope.layers.select import LayerSelector, Selection, select_layers, select_modules
 from gramscope.layers.validity import batch_dependence, check_seen, is_linear_map
 from gramscope.layers.watchers import Watcher
+from gramscope.notes import Kind, Note
 
 #: how the loss was reduced over the batch: ``"sum"``, ``"none"`` (already per sample), ``"mean"``, or the factor itself
 Reduction: TypeAlias = str | float
@@ -49,7 +50,7 @@ class Tape(Watcher):
         self.selection = selection
         self.reduction = check_reduction(reduction)
         self.batch_dim = batch_dim
-        self.unsupported: dict[str, str] = dict(selection.unsupported)
+        self.unsupported = {name: Note("unsupported", why) for name, why in selection.unsupported.items()}
         self.records = {layer.name: LayerRecord(layer, self.factor, self._reached, batch_dim) for layer in selection}
         self.outputs: dict[str, Tensor] = {}
         self.output_counts: dict[str, int] = {}
@@ -152,13 +153,16 @@ class Tape(Watcher):
         finally:
             self._accepting = before
 
-    def note_reached(self, what: str, reached: set[str], reason: str) -> None:
-        """Note the layers seen that never had ``what`` (gradients, Jacobians) so far, and forget notes of the others."""
-        self._had |= {(what, name) for name in reached}
+    def note_reached(self, missing: Kind, reached: set[str], reason: str) -> None:
+        """Note the layers seen that were never ``reached`` so far, and remove such notes from the others.
+
+        ``missing`` is the kind of the notes, ``"no gradient"`` or ``"no Jacobians"``.
+        """
+        self._had |= {(missing, name) for name in reached}
         for record in self:
-            if (what, record.name) not in self._had:
-                self.unsupported.setdefault(record.name, f"no {what}: {reason}")
-            elif self.unsupported.get(record.name, "").startswith(f"no {what}:"):
+            if (missing, record.name) not in self._had:
+                self.unsupported.setdefault(record.name, Note(missing, f"{missing}: {reason}"))
+            elif record.name in self.unsupported and self.unsupported[record.name].kind == missing:
                 del self.unsupported[record.name]
 
     def _reached(self, call: int) -> bool:
@@ -203,9 +207,10 @@ class Tape(Watcher):
         if not record.applications:
             if not layer.kind.is_standard(layer.module) and not is_linear_map(layer, x, z):
                 self._nonlinear.add(layer.name)
-                self.unsupported[layer.name] = (
+                text = (
                     f"{type(layer.module).__name__} overrides its forward, and its output is not W h + b of its inputs"
                 )
+                self.unsupported[layer.name] = Note("unsupported", text)
                 return None
             self.order.append(layer.name)
             self.applied_layers.add(layer.name)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from gramscope.errors import InputError, LayerError, ResultWarning
 from gramscope.layers.linear_layer import Layer
 from gramscope.layers.modules import unwrap
+from gramscope.notes import Note
 
 if TYPE_CHECKING:
     from gramscope.layers.tape import Tape
@@ -89,9 +90,9 @@ def check_seen(tape: Tape) -> None:
             "or it uses their weights without calling the layers"
         )
     for name in unseen:
-        tape.unsupported.setdefault(name, "not reached by the forward")
-    idle = {name: why for name, why in tape.unsupported.items() if why.startswith("no gradient:")}
-    without = {name: why for name, why in tape.unsupported.items() if why.startswith("no Jacobians:")} | idle
+        tape.unsupported.setdefault(name, Note("not applied", "not reached by the forward"))
+    idle = {name: why for name, why in tape.unsupported.items() if why.kind == "no gradient"}
+    without = {name: why for name, why in tape.unsupported.items() if why.kind == "no Jacobians"} | idle
     if without and (tape.explicit or len(idle) == len(tape.applied_layers)):
         reasons = "; ".join(f"layer {name!r}: {why}" for name, why in without.items())
         raise LayerError(f"{reasons}; leave it out of layers=")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gramscope.errors import InputError, MissingExtraError
+from gramscope.notes import Note
 
 
 @dataclass(frozen=True)
@@ -17,12 +18,12 @@ class Table:
     Args:
         rows: ``{layer: {measure: value}}``; a value is a number or ``None`` where the measure has no answer there.
         network: measures of the whole network (loss, accuracy, samples).
-        notes: why something is missing or was passed over, by layer or ``layer.measure``.
+        notes: why something is missing or may mislead, by layer or ``layer.measure``.
     """
 
     rows: dict[str, dict[str, float | None]]
     network: dict[str, float | None] = field(default_factory=dict)
-    notes: dict[str, str] = field(default_factory=dict)
+    notes: dict[str, Note] = field(default_factory=dict)
 
     def __getitem__(self, layer: str) -> dict[str, float | None]:
         if layer not in self.rows:
@@ -51,14 +52,15 @@ class Table:
         return {
             "layers": {layer: {name: _plain(value) for name, value in row.items()} for layer, row in self.rows.items()},
             "network": {name: _plain(value) for name, value in self.network.items()},
-            "notes": dict(self.notes),
+            "notes": {name: note.text for name, note in self.notes.items()},
         }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Table:
-        """Inverse of :meth:`to_dict`."""
+        """The table of stored values; stored notes have only a text and become remarks."""
         rows = {layer: dict(row) for layer, row in values["layers"].items()}
-        return cls(rows, dict(values.get("network", {})), dict(values.get("notes", {})))
+        notes = {name: Note("remark", text) for name, text in values.get("notes", {}).items()}
+        return cls(rows, dict(values.get("network", {})), notes)
 
     def to_pandas(self) -> Any:
         """A ``pandas.DataFrame`` with layers as index and measures as columns."""
@@ -83,8 +85,8 @@ class Table:
                 "network: " + ", ".join(f"{name} {format_value(value)}" for name, value in self.network.items())
             )
         reasons: dict[str, list[str]] = {}
-        for name, reason in self.notes.items():
-            reasons.setdefault(reason, []).append(name)
+        for name, note in self.notes.items():
+            reasons.setdefault(note.text, []).append(name)
         for reason, names in reasons.items():
             shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
             lines.append(f"note: {shown}: {reason}")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gramscope.errors import InputError
@@ -17,25 +16,20 @@ from gramscope.layers.jacobians import MEMORY, check_samples_are_independent
 from gramscope.layers.losses import Loss
 from gramscope.layers.model_call import (
     OutputSelector,
-    call_model,
     evaluating,
     model_device,
     model_dtype,
-    select_output,
 )
 from gramscope.layers.modules import unwrap
 from gramscope.layers.select import LayerSelector, select_modules
-from gramscope.layers.tape import capture
+from gramscope.layers.tape import Tape, capture
 from gramscope.layers.validity import check_reference
 from gramscope.statistics.accumulate import Accumulator
 from gramscope.statistics.features import IGNORED, Tokens
 from gramscope.statistics.layouts import check_channels, layout, sample_axes
-from gramscope.statistics.one_batch import Options, backward, forward
+from gramscope.statistics.one_batch import BatchRunner
+from gramscope.statistics.options import Options
 from gramscope.statistics.result import Statistics
-
-#: losses whose targets are numbers, also where they are stored as integers
-REGRESSION = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
-REGRESSION_FUNCTIONS = (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss)
 
 
 def collect(
@@ -94,7 +88,7 @@ def collect(
         gram: keep ``HᵀH``: ``"auto"`` where d ≤ 512, ``True`` or ``False`` for all.
         gradients: keep ``D`` (where there is a loss); ``False`` evaluates the loss alone.
         covariance: keep ``Σ`` beside ``D``.
-        residuals: keep ``HᵀE`` with ``E = −∂L/∂f``, for the predicted change of the surrogate (003 Theorem 3).
+        residuals: keep ``HᵀE`` with ``E = −∂L/∂f``, for the predicted change of the surrogate ([Gram] Theorem 3).
         autograd: keep the parameters' own gradients too, to check ``D`` against them.
         jacobians: keep ``Σ JᵀJ``, from which K, AGOP and the NFA follow; ``"auto"`` unless a sample has more than
             256 outputs and no ``sketch`` was asked for.
@@ -116,29 +110,16 @@ def collect(
     >>> stats.n, stats["0"].D.shape, stats["2"].features.joint.C_hh.shape
     (10, torch.Size([4, 3]), torch.Size([4, 4]))
     """
-    if dtype not in (torch.float64, torch.float32):
-        raise InputError(f"dtype={dtype}: sums are kept in torch.float64 or torch.float32")
-    if isinstance(memory, bool) or not isinstance(memory, int) or memory <= 0:
-        raise InputError(f"memory={memory!r}: give a positive whole number of bytes")
-    flags = {"features": features, "gradients": gradients, "covariance": covariance, "residuals": residuals}
-    flags |= {"autograd": autograd, "eval_mode": eval_mode}
-    for name, value in flags.items():
-        if not isinstance(value, bool):
-            raise InputError(f"{name}={value!r}: give True or False")
-    for name, choice in (("gram", gram), ("jacobians", jacobians)):
-        if not isinstance(choice, bool) and choice != "auto":
-            raise InputError(f"{name}={choice!r}: give True, False or 'auto'")
     if loss is not None and not callable(loss):
         raise InputError(f"loss={loss!r} is not callable; give a criterion or a function of (output, target)")
-    device, root = model_device(model), unwrap(model)
+    root = unwrap(model)
     if reference is not None:
         check_reference(root, reference)
-    if ignore_index is None:
-        ignore_index = getattr(loss, "ignore_index", IGNORED)
     modules = select_modules(root, outputs) if outputs else {}
     inferred = check_channels(channels) == "auto"
-    options = Options(
-        gradients=gradients and loss is not None,
+    asked = Options(
+        gradients=gradients,
+        covariance=covariance,
         features=features,
         jacobians=True if reference is not None else jacobians,
         sketch=sketch,
@@ -146,59 +127,53 @@ def collect(
         residuals=residuals,
         autograd=autograd,
         tokens=tokens,
-        ignore_index=ignore_index,
+        ignore_index=getattr(loss, "ignore_index", IGNORED) if ignore_index is None else ignore_index,
         layouts={name: layout(module, root) if inferred else channels for name, module in modules.items()},
         memory=memory,
+        batch_dim=batch_dim,
+        eval_mode=eval_mode,
         dtype=dtype,
     )
-    regression = isinstance(loss, REGRESSION) or loss in REGRESSION_FUNCTIONS
-    needs_graph = options.gradients or bool(options.jacobians)
-    with ExitStack() as stack:
-        stack.enter_context(evaluating(root, eval_mode))
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.set_grad_enabled(needs_graph))
-        check_samples_are_independent(root)
-        tape = stack.enter_context(
-            capture(model, layers, outputs=outputs, batch_dim=batch_dim, gradients=needs_graph, copy_weights=False)
-        )
-        twin = None
-        if reference is not None:
-            stack.enter_context(evaluating(unwrap(reference), eval_mode))
-            twin = stack.enter_context(capture(reference, layers, batch_dim=batch_dim, copy_weights=False))
-        accumulator = Accumulator(options, generator, covariance, sample_axes(root, batch_dim), modules)
-        for index, (inputs, target) in enumerate(batches(loader, unpack, model_dtype(root))):
-            inputs, target = to_device(inputs, device), to_device(target, device)
-            given = target
-            if regression and isinstance(target, Tensor) and not target.is_floating_point():
-                target = target.to(model_dtype(root))
-                if targets is None:
-                    tape.unsupported["(targets)"] = (
-                        "integers under a loss of regression are numbers to regress on; targets=lambda x, y: y makes them "
-                        "classes"
-                    )
+    options = replace(asked, gradients=gradients and loss is not None)
+    runner = BatchRunner(model, loss, reduction, output, targets, options)
+    accumulator = Accumulator(options, generator, sample_axes(root, batch_dim), modules)
+    with _captures(model, reference, layers, outputs, options) as (tape, twin):
+        device = model_device(model)
+        for index, batch in enumerate(batches(loader, unpack, model_dtype(root))):
+            inputs, target = (to_device(part, device) for part in batch)
             with nullcontext() if twin is None else twin.looking_away():
-                step = forward(model, tape, inputs, target, index, output)
-            if loss is not None:
-                step = backward(step, tape, loss, reduction, index, options)
-            if targets is not None:
-                step = replace(step, target=targets(inputs, given))
-            twin_output = None
-            if reference is not None and twin is not None:
+                step = runner.run(tape, inputs, target, index)
+            if reference is None or twin is None:
+                accumulator.add(tape, step, None)
+            else:
                 with tape.looking_away():
-                    twin_output = (twin, select_output(call_model(reference, inputs), output))
-            accumulator.add(tape, step, twin_output)
-            tape.clear()
-            if twin is not None:
+                    reference_output = runner.run_reference(reference, inputs, step.output)
+                accumulator.add(tape, step, (twin, reference_output))
                 twin.clear()
-    asked = {
-        "layers": sorted(tape.records),
-        "outputs": sorted(modules),
-        "tokens": "a function" if callable(tokens) else tokens,
-        "covariance": covariance and options.gradients,
-        "reference": reference is not None,
-        "batch_dim": batch_dim,
-        "eval_mode": eval_mode,
-    }
-    asked |= {name: getattr(options, name) for name in ("gradients", "features", "gram", "residuals", "autograd")}
-    asked |= {name: getattr(options, name) for name in ("jacobians", "sketch", "ignore_index")}
-    return accumulator.result(tape.unsupported, asked)
+            tape.clear()
+    return accumulator.result(tape.unsupported, options.to_dict(list(tape.records), reference is not None))
+
+
+@contextmanager
+def _captures(
+    model: nn.Module,
+    reference: nn.Module | None,
+    layers: LayerSelector,
+    outputs: str | Sequence[str],
+    options: Options,
+) -> Iterator[tuple[Tape, Tape | None]]:
+    """Capture the model and, if given, the reference network, in the modes that the options ask for."""
+    root, batch_dim = unwrap(model), options.batch_dim
+    with ExitStack() as stack:
+        stack.enter_context(evaluating(root, options.eval_mode))
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.set_grad_enabled(options.needs_graph))
+        check_samples_are_independent(root)
+        mine = capture(
+            model, layers, outputs=outputs, batch_dim=batch_dim, gradients=options.needs_graph, copy_weights=False
+        )
+        tape, twin = stack.enter_context(mine), None
+        if reference is not None:
+            stack.enter_context(evaluating(unwrap(reference), options.eval_mode))
+            twin = stack.enter_context(capture(reference, layers, batch_dim=batch_dim, copy_weights=False))
+        yield tape, twin

@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gramscope.errors import InputError, NumericalError
 from gramscope.layers.hooks import first_tensor
 from gramscope.layers.losses import Loss, sample_losses
-from gramscope.layers.model_call import OutputSelector, call_model, select_output
+from gramscope.layers.model_call import OutputSelector, call_model, model_dtype, select_output
 from gramscope.layers.tape import Tape
-from gramscope.statistics.features import Tokens
+from gramscope.notes import Note
+from gramscope.statistics.options import Options
 
-
-@dataclass(frozen=True)
-class Options:
-    """What a collection keeps; see :func:`gramscope.statistics.collect.collect`."""
-
-    gradients: bool
-    features: bool
-    jacobians: bool | str
-    sketch: int | None
-    gram: bool | str
-    residuals: bool
-    autograd: bool
-    tokens: Tokens
-    ignore_index: int
-    layouts: dict[str, str]
-    memory: int
-    dtype: torch.dtype
+#: losses whose targets are numbers, also where they are stored as integers
+REGRESSION = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
+REGRESSION_FUNCTIONS = (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss)
+REGRESSED_INTEGERS = Note(
+    "remark", "integers under a loss of regression are numbers to regress on; targets=lambda x, y: y makes them classes"
+)
 
 
 @dataclass(frozen=True)
@@ -57,15 +49,50 @@ class Step:
     autograd: dict[str, Tensor] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class BatchRunner:
+    """Runs a model on the batches of a collection; the fields are arguments of :func:`gramscope.collect`."""
+
+    model: nn.Module
+    loss: Loss | None
+    reduction: str | float | None
+    output: OutputSelector
+    targets: Callable[[Any, Any], Tensor] | None
+    options: Options
+
+    def run(self, tape: Tape, inputs: Any, target: Any, index: int) -> Step:
+        """Forward, backward where there is a loss, and the targets that features are compared with."""
+        given = target
+        regression = isinstance(self.loss, REGRESSION) or self.loss in REGRESSION_FUNCTIONS
+        if regression and isinstance(target, Tensor) and not target.is_floating_point():
+            target = target.to(model_dtype(self.model))
+            if self.targets is None:
+                tape.unsupported["(targets)"] = REGRESSED_INTEGERS
+        step = forward(self.model, tape, inputs, target, index, self.output)
+        if self.loss is not None:
+            step = backward(step, tape, self.loss, self.reduction, index, self.options)
+        return step if self.targets is None else replace(step, target=self.targets(inputs, given))
+
+    def run_reference(self, reference: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        """The output of the reference network, which must have the shape of the model's ``output``."""
+        value = select_output(call_model(reference, inputs), self.output)
+        if value.shape != output.shape:
+            raise InputError(
+                f"the reference network's output has shape {tuple(value.shape)} and the model's {tuple(output.shape)}; give "
+                "a network of the same architecture"
+            )
+        return value
+
+
 def forward(model: nn.Module, tape: Tape, inputs: Any, target: Any, index: int, output: OutputSelector) -> Step:
-    """Run the model on batch number ``index`` and check what can be checked."""
+    """Run the model on batch number ``index``; check the number of targets and that the output is finite."""
     if first_tensor(inputs) is None:
         raise InputError(f"batch {index} holds no tensor to feed the model")
     value = select_output(call_model(model, inputs), output)
     call = tape.calls[-1]
     n = call.samples
     for name, problem in call.across_samples.items():
-        tape.unsupported.setdefault(name, problem)
+        tape.unsupported.setdefault(name, Note("unsupported", problem))
     if isinstance(target, int | float) or (isinstance(target, Tensor) and target.dim() == 0):
         raise InputError(
             f"batch {index} has one number as its target: data are batches, not single samples; give "
@@ -99,7 +126,7 @@ def backward(step: Step, tape: Tape, loss: Loss, reduction: str | float | None, 
     with tape.paused():
         residual, autograd = _extra_gradients(step, tape, total, options)
     tape.backward(total, retain_graph=bool(options.jacobians))
-    tape.note_reached("gradient", {record.name for record in tape if record.reached}, "the loss does not reach it")
+    tape.note_reached("no gradient", {record.name for record in tape if record.reached}, "the loss does not reach it")
     return replace(step, loss=float(total.detach()), residual=residual, autograd=autograd)
 
 

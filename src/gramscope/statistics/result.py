@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError, LayerError
+from gramscope.notes import Note, read_notes
 from gramscope.statistics.layer import (
     FeatureStatistics,
     LayerStatistics,
@@ -22,10 +23,6 @@ from gramscope.statistics.layer import (
 
 #: stands for every layer in ``Statistics.left_out``
 EVERY = "*"
-#: what a batch says of a layer, untrue once another batch has the opposite
-_UNSEEN = "not reached by the forward"
-_NO_GRADIENT = "no gradient: the loss does not reach it"
-_NO_JACOBIANS = "no Jacobians: the output does not depend on it"
 
 Part = TypeVar("Part")
 
@@ -47,9 +44,13 @@ class Statistics:
     layers: dict[str, LayerStatistics]
     outputs: dict[str, FeatureStatistics] = field(default_factory=dict)
     network: NetworkStatistics = field(default_factory=NetworkStatistics)
-    notes: dict[str, str] = field(default_factory=dict)
+    notes: dict[str, tuple[Note, ...]] = field(default_factory=dict)
     left_out: frozenset[tuple[str, str]] = frozenset()
     options: dict[str, Any] = field(default_factory=dict)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Statistics that earlier versions pickled have sentences as notes."""
+        self.__dict__.update(state, notes={name: read_notes(notes) for name, notes in state["notes"].items()})
 
     def __getitem__(self, name: str) -> LayerStatistics:
         if name not in self.layers:
@@ -91,7 +92,7 @@ class Statistics:
         whole = reduce(Statistics.merge, heads)
         layers = _reduce_named(self.layers, merge_layers)
         outputs = _reduce_named(self.outputs, merge_features)
-        notes: dict[str, str] = {}
+        notes: dict[str, tuple[Note, ...]] = {}
         for head in heads:
             notes |= true_notes(head.notes, layers)
         whole = replace(whole, layers=layers, outputs=outputs, notes=notes).settled()
@@ -137,19 +138,17 @@ def woven(known: Sequence[str], seen: Sequence[str]) -> list[str]:
     return result
 
 
-def true_notes(notes: dict[str, str], layers: dict[str, LayerStatistics]) -> dict[str, str]:
-    """The notes without those that ``layers`` refute: what one batch does not reach, another may."""
+def true_notes(notes: dict[str, tuple[Note, ...]], layers: dict[str, LayerStatistics]) -> dict[str, tuple[Note, ...]]:
+    """The notes without those that ``layers`` refute: a layer not reached by one batch may be reached by another."""
     kept = {}
-    for name, note in notes.items():
+    for name, found in notes.items():
         layer, refuted = layers.get(name), set[str]()
         if layer is not None:
-            refuted = {_UNSEEN}
-            refuted |= {_NO_GRADIENT} if layer.D is not None else set()
-            refuted |= {_NO_JACOBIANS} if layer.JtJ is not None else set()
-        reasons = [reason for reason in note.split("; ") if reason not in refuted]
-        if reasons:
-            kept[name] = "; ".join(reasons)
-    return kept
+            refuted = {"not applied"}
+            refuted |= {"no gradient"} if layer.D is not None else set()
+            refuted |= {"no Jacobians"} if layer.JtJ is not None else set()
+        kept[name] = tuple(note for note in found if note.kind not in refuted)
+    return {name: found for name, found in kept.items() if found}
 
 
 def _check_options(a: dict[str, Any], b: dict[str, Any]) -> None:

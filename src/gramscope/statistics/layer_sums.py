@@ -1,0 +1,139 @@
+"""Sums over samples that every layer adds up batch by batch: gradients, their covariance, and Jacobians."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gramscope.errors import LayerError, NumericalError
+from gramscope.layers.jacobians import jacobian_chunks
+from gramscope.layers.record import LayerRecord
+from gramscope.layers.tape import Tape
+from gramscope.linalg.arrays import gram_of_rows
+from gramscope.statistics.options import Options
+
+#: samples whose gradients are summed in the model's precision
+GRADIENT_SAMPLES = 4096
+#: entries of output gradients that are kept until their covariance is added
+DELTA_ENTRIES = 2**17
+#: the sums that are k×k, which may take much more memory than the weight, and their symbols
+SQUARE = {"Sigma": "Σ", "JtJ": "K", "JtJ_centered": "K"}
+
+
+class LayerSums:
+    """The fields ``D, Sigma, autograd, JtJ, JtJ_centered`` of :class:`~gramscope.statistics.layer.LayerStatistics`.
+
+    Args:
+        options: what to keep.
+        generator: source of the signs of sketched Jacobians.
+    """
+
+    def __init__(self, options: Options, generator: torch.Generator | None) -> None:
+        self._options, self._generator = options, generator
+        #: by layer; the one who adds a layer's first batch enters its weight
+        self.weights: dict[str, Tensor] = {}
+        self._sums: dict[tuple[str, str], Tensor] = {}
+        self._gradients: dict[str, Tensor] = {}
+        self._samples: dict[str, int] = {}
+        self._deltas: dict[str, list[Tensor]] = {}
+        #: why a sum of a layer is not kept, by layer and field
+        self.too_large: dict[tuple[str, str], str] = {}
+
+    def get(self, name: str, what: str) -> Tensor | None:
+        """A finished sum of a layer."""
+        return self._sums.get((name, what))
+
+    def add(self, name: str, what: str, value: Tensor) -> None:
+        """Add a tensor to the sum ``what`` of layer ``name``."""
+        key = (name, what)
+        if key in self._sums:
+            self._sums[key].add_(value)
+        else:
+            self._sums[key] = value.to("cpu" if value.device.type == "mps" else value.device, self._options.dtype)
+
+    def add_gradients(self, record: LayerRecord, n: int) -> None:
+        """Add ``D`` and, if asked for, ``Σ`` of one batch of ``n`` samples.
+
+        D is summed in the model's precision over a limited number of samples, then in the precision of the sums. One
+        float32 product over 4,096 samples rounds like several that add up to it, and adding inside the product saves a
+        pass over a matrix as large as the weight for every batch.
+        """
+        name = record.name
+        if name not in self._gradients:
+            weight = self.weights[name]
+            dtype = torch.promote_types(weight.dtype, torch.float32)
+            self._gradients[name] = torch.zeros_like(weight, dtype=dtype)
+        record.add_gradient(self._gradients[name])
+        self._samples[name] = self._samples.get(name, 0) + n
+        if self._samples[name] >= GRADIENT_SAMPLES:
+            self._flush_gradient(name)
+        if self._options.covariance and self._fits(name, "Sigma"):
+            waiting = self._deltas.setdefault(name, [])  # one product of many rows costs less than many of few
+            waiting += [delta.flatten(-3, -2) for delta in record.deltas()]
+            if sum(rows.numel() for rows in waiting) >= DELTA_ENTRIES:
+                self._flush_covariance(name)
+
+    def add_jacobians(self, tape: Tape, output: Tensor, twin: tuple[Tape, Tensor] | None) -> None:
+        """Add ``Σ JᵀJ`` of one batch and, with the tape and output of a reference network, ``Σ (J − J⁰)ᵀ(J − J⁰)``."""
+        sketch, generator = self._options.sketch, self._generator
+        memory = self._options.memory if twin is None else max(self._options.memory // 2, 1)  # J and J⁰
+        copy = None if generator is None else generator.clone_state()  # both networks must see the same random signs
+        mine = jacobian_chunks(tape, output, sketch=sketch, memory=memory, generator=generator)
+        theirs = None if twin is None else jacobian_chunks(*twin, sketch=sketch, memory=memory, generator=copy)
+        for chunk in mine:
+            reference = {} if theirs is None else next(theirs, {})
+            while chunk:  # a layer's Jacobians are dropped as soon as they are summed
+                name, J = chunk.popitem()
+                J0 = reference.pop(name, None)
+                if twin is not None and (J0 is None or J0.shape != J.shape):
+                    raise LayerError(f"the reference network has no layer {name!r} of the same shape")
+                if self._fits(name, "JtJ", "JtJ_centered"):
+                    self.add(name, "JtJ", _sum_of_grams(J))
+                    if J0 is not None:
+                        self.add(name, "JtJ_centered", _sum_of_grams(J - J0))
+                del J, J0
+
+    def finish(self) -> None:
+        """Add what still waits; NaN or infinity in any sum is an error that names the layer."""
+        for name in self._gradients:
+            self._flush_gradient(name)
+        for name in list(self._deltas):
+            self._flush_covariance(name)
+        for (name, what), value in self._sums.items():
+            if not torch.isfinite(value.sum()):
+                raise NumericalError(
+                    f"{what} of layer {name!r} is NaN or infinite; look at the inputs and weights there"
+                )
+
+    def _fits(self, name: str, *fields: str) -> bool:
+        """Whether k×k sums of a layer may be kept: they are no larger than its D, or within the memory budget."""
+        if (name, fields[0]) in self.too_large:
+            return False
+        weight = self.weights[name]
+        k, d = weight.shape[-2:]
+        each = self._options.dtype.itemsize + max(
+            weight.dtype.itemsize, 4
+        )  # of the sum, and of the product added to it
+        size = weight[..., 0].numel() * k * each
+        if k <= d or size <= self._options.memory:
+            return True
+        for what in fields:
+            self.too_large[name, what] = (
+                f"no {SQUARE[what]}: {k} × {k} numbers take {size / 2**20:,.0f} MiB, more than the "
+                f"{self._options.memory / 2**20:,.0f} MiB of memory="
+            )
+        return False
+
+    def _flush_gradient(self, name: str) -> None:
+        self.add(name, "D", self._gradients[name])
+        self._gradients[name] = torch.zeros_like(self._gradients[name])
+        self._samples[name] = 0
+
+    def _flush_covariance(self, name: str) -> None:
+        waiting = self._deltas.pop(name)
+        self.add(name, "Sigma", gram_of_rows(torch.cat(waiting, -2) if len(waiting) > 1 else waiting[0]))
+
+
+def _sum_of_grams(J: Tensor) -> Tensor:
+    """``Σ JᵀJ`` over outputs, samples and sites: ``[m, …, batch, sites, k] → […, k, k]``, at any scale."""
+    return gram_of_rows(J.movedim(0, -2).flatten(-4, -2))
