@@ -20,8 +20,9 @@ DOCS = Path(__file__).parents[1] / "docs"
 HOLDS = {True: "yes", False: "no", None: "open"}
 HEAD = """# Gallery
 
-Figures of `gramscope reproduce` with the claims they decide. Each section names its command; the numbers come from the
-run's records. `gramscope reproduce --list` names the papers.
+Figures drawn by `gramscope reproduce`, each with its claims: what the paper reports, what this run measured, and whether the
+claim holds. All numbers come from the run's records. *open* means that this run cannot decide the claim. The names in
+brackets are explained in the [references](references.md).
 """
 
 
