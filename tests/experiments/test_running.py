@@ -150,7 +150,7 @@ def test_plot_only_takes_the_stored_settings(made: Made, tmp_path: Path) -> None
     assert made.computed == ["seed-0"]
     assert len(found.claims) == 2
     run(tmp_path / "x", plot_only=True, values={"steps": 3, "seeds": 0})  # as it was made
-    with pytest.raises(InputError, match="x holds made with steps = 3, not 2; --plot-only takes it as it is"):
+    with pytest.raises(InputError, match="x holds made with steps = 3, not 2; --plot-only cannot change that"):
         run(tmp_path / "x", plot_only=True, values={"steps": 2})
     with pytest.raises(InputError, match="--force"):
         run(tmp_path / "x", plot_only=True, force=True)

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -99,11 +98,7 @@ def test_mlp_bias_per_layer_output_scale_and_slicing() -> None:
 
 
 def test_logistic_is_one_linear_layer() -> None:
-    model = Logistic((1, 4, 4), 3)
-    x = torch.randn(2, 1, 4, 4, generator=seeded(0))
-    readout = model.readout
-    assert isinstance(readout, nn.Linear)
-    torch.testing.assert_close(model(x), F.linear(x.flatten(1), readout.weight, readout.bias))
+    assert [type(module) for module in Logistic((1, 4, 4), 3)] == [nn.Flatten, nn.Linear]
 
 
 def test_cnn_of_the_paper() -> None:

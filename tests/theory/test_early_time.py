@@ -46,11 +46,6 @@ def test_correlation_is_the_uncentred_cosine_at_any_scale() -> None:
         assert float(Speeds(scale * speeds.gram, scale * speeds.agop).correlation) == pytest.approx(expected)
 
 
-def test_correlation_is_one_for_a_projector() -> None:
-    basis = torch.linalg.qr(normal(6, 3))[0]
-    assert float(speeds_from_kernel(normal(6, 4, seed=1), basis @ basis.mT).correlation) == pytest.approx(1)
-
-
 def test_stacks_of_nets() -> None:
     j, p = normal(3, 8, 5), normal(8, 4, seed=1)
     stacked = speeds_from_tangents(j, p).correlation

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from gramscope.errors import InputError
 from gramscope.theory.freeness import Family, MatrixFamily, PowerFamily, free_cumulant, free_moment
-from gramscope.theory.partitions import noncrossing_partitions
 from reference import free_moment_by_definition
 
 
@@ -42,18 +41,6 @@ def test_matrix_moments_are_traces(word: str, seed: int) -> None:
     for letter in word:
         product = product @ family._products[letter]
     assert float(family.moment(word)) == pytest.approx(float(product.trace()) / 3)
-
-
-def test_cumulants_sum_to_moments() -> None:
-    family = matrices("AB", 3)
-    elements = ("A", "B", "AB", "A", "B")
-    total = 0.0
-    for partition in noncrossing_partitions(5):
-        term = 1.0
-        for block in partition:
-            term *= float(free_cumulant(tuple(elements[i] for i in block), family))
-        total += term
-    assert total == pytest.approx(float(family.moment("".join(elements))))
 
 
 def test_semicircle_and_free_poisson_are_known() -> None:

@@ -61,11 +61,3 @@ def test_one_net_has_no_error_bar() -> None:
         kernel_moments(stacks(1, 1))
     with pytest.raises(InputError, match="at least 2"):
         estimate(torch.ones(1))
-
-
-def test_draws_are_chunked_by_memory() -> None:
-    x = torch.zeros(3, 4, dtype=torch.float64)
-    net = RandomMLP(4, (5,), "relu")
-    sizes = [len(j) for j, _, _ in net.draws(x, 7, torch.Generator(), chunk_bytes=2000)]
-    assert sum(sizes) == 7
-    assert len(sizes) > 1

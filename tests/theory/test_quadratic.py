@@ -5,15 +5,11 @@ import torch
 
 from gramscope.errors import InputError
 from gramscope.theory.early_time import labelled_inputs, speeds_from_kernel
-from gramscope.theory.freeness import MatrixFamily
 from gramscope.theory.quadratic import (
     data_matrices,
     observed_traces,
     weight_matrix,
 )
-from gramscope.theory.tangent_kernels import one_hidden_layer_kernel_moments
-
-WRONG = {"(19)", "(28)", "(28), last term tr[A]²tr[B²]tr[R²]²"}
 
 
 def task(n: int = 9, d: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
@@ -28,19 +24,6 @@ def test_observed_traces_are_those_of_the_kernel() -> None:
     expected = speeds_from_kernel(labelled_inputs(x, y), x @ r @ x.mT).correlation
     assert float(observed_traces(data_matrices(x, y), r).correlation) == pytest.approx(float(expected))
     assert float(observed_traces(data_matrices(1e60 * x, 1e-40 * y), r).correlation) == pytest.approx(float(expected))
-
-
-def test_exact_means_contain_proposition_10() -> None:
-    """The mean of the net's AGOP speed, tr(E[ARBR]), two ways: by Wick's rule and from E[𝒦²]."""
-    x, y = task()
-    k = 4
-    _, square = one_hidden_layer_kernel_moments(x, "quadratic", k, weight_variance=1 / k, readout_variance=1.0)
-    agop = speeds_from_kernel(labelled_inputs(x, y), square, square, samples=1).agop
-    from gramscope.theory.gaussian import gaussian_moment
-
-    m = x.mT @ (y[:, None] * x)
-    family = MatrixFamily({"A": m @ m, "B": x.mT @ x})
-    assert 6 * float(gaussian_moment("ARBR", family, k, size=6)) == pytest.approx(float(agop.trace()))
 
 
 def test_degenerate_data_is_named() -> None:

@@ -6,20 +6,7 @@ import pytest
 import torch
 
 from gramscope.errors import InputError
-from gramscope.theory.sampled_checks import check_formulas
 from gramscope.theory.sweeps import compare_cnfa, decay_sweep, polynomial_task, reversal_sweep
-
-
-def test_monte_carlo_confirms_the_right_formulas_and_refutes_the_misprints() -> None:
-    """n = k = d = 512, 24 nets, each with the moments of its own R, isotropic and correlated data."""
-    rows = check_formulas(size=512, nets=24)
-    assert {row.data for row in rows} == {"isotropic", "decay 0.5"}
-    for row in rows:
-        if row.agrees_with_rule:
-            assert abs(row.z) < 3, row
-        else:
-            assert abs(row.z) > 3, row
-    assert {row.equation for row in rows if row.agrees_with_rule} == {"(20)", "(22)", "(28) corrected"}
 
 
 def test_predictions_of_a_wide_net_come_true() -> None:

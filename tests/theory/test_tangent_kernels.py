@@ -4,82 +4,18 @@ import math
 
 import pytest
 import torch
-from scipy.stats import multivariate_normal, norm
 
 from gramscope.errors import InputError
 from gramscope.theory.activations import ACTIVATIONS
 from gramscope.theory.montecarlo import kernel_moments
 from gramscope.theory.random_mlp import RandomMLP
-from gramscope.theory.sampled_checks import WidthCheck, check_widths, fit_powers
 from gramscope.theory.tangent_kernels import one_hidden_layer_kernel_moments, tangent_kernel_at_infinite_width
-from reference import gaussian_average, mlp_tangents
 
 NAMES = tuple(ACTIVATIONS)
 
 
 def inputs(n: int = 4, d: int = 3, seed: int = 0) -> torch.Tensor:
     return torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def covariance(n: int = 3) -> torch.Tensor:
-    x = inputs(n)
-    return x @ x.mT / 12  # small enough for the quadrature of erf's slope
-
-
-def average(name: str, c: torch.Tensor, powers: tuple[int, ...], slope: bool) -> float:
-    """E[Π φ(u_i)^p_i] or of φ', by quadrature; orthant probabilities for ReLU's slope, one integral for ReLU."""
-    act = ACTIVATIONS[name]
-    if name == "relu" and slope:
-        return float(multivariate_normal(cov=c.numpy(), allow_singular=True).cdf([0.0] * len(powers)))
-    if name == "relu":
-        u = torch.linspace(0, 12, 200_001, dtype=torch.float64) * c[0, 0].sqrt()
-        density = torch.from_numpy(norm.pdf(u.numpy(), scale=float(c[0, 0].sqrt())))
-        mean, spread = c[0, 1] / c[0, 0] * u, (c[1, 1] - c[0, 1] ** 2 / c[0, 0]).sqrt()
-        ratio = (mean / spread).numpy()
-        inner = mean * torch.from_numpy(norm.cdf(ratio)) + spread * torch.from_numpy(norm.pdf(ratio))
-        return float(torch.trapezoid(u * density * inner, u))
-    function = act.slope if slope else act.phi
-    return gaussian_average(lambda u: torch.stack([function(u[:, i]) ** p for i, p in enumerate(powers)]).prod(0), c)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_pair_averages(name: str) -> None:
-    c = covariance()
-    act = ACTIVATIONS[name]
-    for i, j in ((0, 1), (0, 2), (1, 2)):
-        pair = c[[i, j]][:, [i, j]]
-        assert float(act.phi_kernel(c)[i, j]) == pytest.approx(average(name, pair, (1, 1), slope=False), rel=1e-5)
-        assert float(act.slope_kernel(c)[i, j]) == pytest.approx(average(name, pair, (1, 1), slope=True), rel=1e-5)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_fourth_averages(name: str) -> None:
-    c = covariance()
-    act = ACTIVATIONS[name]
-    for i, j in ((0, 1), (1, 2), (1, 1)):
-        expected = 0.0
-        for m in range(3):
-            index = sorted({i, j, m})
-            powers = tuple((i == a) + (j == a) + 2 * (m == a) for a in index)
-            expected += average(name, c[index][:, index], powers, slope=True)
-        assert float(act.slope_fourth(c)[i, j]) == pytest.approx(expected, rel=1e-4)
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("layer", [0, 1, 2])
-def test_tangents_by_autograd(name: str, layer: int) -> None:
-    net = RandomMLP(3, (5, 4, 6), name, scales=(1.0, 2.0, 0.5, 1.5))
-    x = inputs()
-    weights = net.sample(torch.Generator().manual_seed(0), 2)
-    j, h, f = net.tangents(weights, x, layer)
-    for i in range(2):
-        one = [w[i] for w in weights]
-        assert torch.allclose(j[i], mlp_tangents(one, x, ACTIVATIONS[name].phi, layer))
-    z = x
-    for w in weights[:layer]:
-        z = ACTIVATIONS[name].phi(z @ w.mT)
-    assert torch.equal(h.expand_as(z), z)
-    assert f.shape == (2, 4)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -121,21 +57,6 @@ def test_recursion_agrees_with_wide_nets_at_every_layer(name: str) -> None:
         assert ((found.mean - limit).abs() < 4 * found.error + 0.06 * limit.abs().max()).all()
         wrong = tangent_kernel_at_infinite_width(x, name, 3, layer)
         assert not ((found.mean - wrong).abs() < 4 * found.error + 0.06 * wrong.abs().max()).all()
-
-
-def test_distance_from_the_limit_falls_like_depth_over_width() -> None:
-    rows = check_widths(("relu", "linear"), widths=(48, 96, 192), nets=250, n=5, d=4)
-    for fit in fit_powers(rows):
-        assert fit.width_power == pytest.approx(1, abs=0.15), fit
-        assert fit.depth_power == pytest.approx(1, abs=0.25), fit
-
-
-def test_fit_recovers_powers() -> None:
-    rows = [WidthCheck("relu", d, w, 3 * d**1.5 / w**0.7, 0.0) for d in (1, 2, 3) for w in (10, 20, 50)]
-    (fit,) = fit_powers(rows)
-    assert (fit.depth_power, fit.width_power) == pytest.approx((1.5, 0.7))
-    with pytest.raises(InputError, match="two depths"):
-        fit_powers(rows[:3])
 
 
 def test_zero_inputs_are_dead_for_relu() -> None:

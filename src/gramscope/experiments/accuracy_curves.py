@@ -8,15 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gramscope.errors import InputError
 from gramscope.experiments.experiment import Options, Results
-from gramscope.experiments.plots import band, curve, deviation, legend_below, mean, panels
+from gramscope.experiments.plots import Figure, band, curve, deviation, legend_below, mean, panels
 from gramscope.runs.records import Record
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 #: share of the training set held out to choose hyper-parameters on
 VALIDATION = 0.1

@@ -152,7 +152,7 @@ class FineTuning:
         return RunDirectory(root.path / self.name).status() == "finished"
 
     def run(self, root: RunDirectory, reporter: Reporter) -> None:
-        """Fine-tune, measuring after every epoch; a checkpoint an epoch."""
+        """Fine-tune, measuring after every epoch; a checkpoint per epoch."""
         directory = RunDirectory(root.path / self.name)
         if not directory.exists():
             RunDirectory.create(directory.path, {"part": self.name})

@@ -21,7 +21,7 @@ from gramscope.errors import InputError, MissingExtraError
 from gramscope.experiments import generated_language
 from gramscope.experiments.generated_language import Language
 
-#: task -> ``sequence`` (one label a text, read off the [CLS] state) or ``token`` (one a word, off its first sub-word)
+#: task -> ``sequence`` (one label per text, read off the [CLS] state) or ``token`` (one per word, read off its first sub-word)
 TASKS: dict[str, Literal["sequence", "token"]] = {
     "sst2": "sequence",
     "mnli": "sequence",
@@ -60,7 +60,7 @@ class Encoded:
     labels: Tensor
 
     def batch(self, index: Tensor, device: torch.device) -> tuple[dict[str, Tensor], Tensor]:
-        """Some samples on a device, cut to their longest text."""
+        """Some samples on a device, padded only to the longest text among them."""
         length = int(self.inputs["attention_mask"][index].sum(1).max())
         inputs = {name: tensor[index, :length].to(device) for name, tensor in self.inputs.items()}
         labels = self.labels[index] if self.labels.dim() == 1 else self.labels[index, :length]
@@ -249,7 +249,7 @@ def _relations(rows: list[dict[str, Any]]) -> Examples:
 
 
 def require_transformers() -> Any:
-    """The ``transformers`` module, or the way to get it."""
+    """The ``transformers`` module; an error that says how to install it if it is missing."""
     try:
         import transformers
     except ImportError as error:

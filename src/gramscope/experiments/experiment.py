@@ -1,4 +1,4 @@
-"""What an experiment is made of: settings, parts, claims, a figure. See the package's text for an example."""
+"""What an experiment is made of: options, parts, claims and a figure. docs/reproduce.md has an example."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from torch import Tensor
 
 from gramscope.errors import InputError
 from gramscope.experiments.parts import Part
+from gramscope.experiments.plots import Figure
 from gramscope.runs.directory import RunDirectory
 from gramscope.runs.records import Record
 from gramscope.training.config import TrainConfig
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Scale: TypeAlias = Literal["quick", "paper"]
 Selection: TypeAlias = Literal["validation", "test"]
@@ -26,12 +24,12 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class Options:
-    """What the user chooses beside the settings.
+    """Options of a run besides its settings.
 
     Args:
         scale: ``quick`` or ``paper``.
         select: where hyper-parameters are chosen: on a ``validation`` split, or on the ``test`` set as the papers did.
-        data_dir: folder of downloaded data sets; empty for the usual place.
+        data_dir: folder of downloaded data sets; the default folder when empty.
         device: as in a training configuration.
     """
 
@@ -59,7 +57,7 @@ class Claim:
         published: what the paper reports, as text.
         measured: what the records say, as text.
         holds: whether it holds; ``None`` when this scale or data cannot decide it.
-        reason: why it does not hold or cannot be decided, or a setting the reader must know.
+        reason: why it does not hold or cannot be decided, or settings that the reader should know.
     """
 
     claim: str
@@ -70,7 +68,7 @@ class Claim:
 
     def __post_init__(self) -> None:
         if self.holds is None and not self.reason:
-            raise InputError(f"claim {self.claim!r} is left undecided without a reason")
+            raise InputError(f"claim {self.claim!r} is undecided without a reason; give reason=")
         if self.holds is not None:
             object.__setattr__(self, "holds", bool(self.holds))  # also from a tensor or NumPy comparison
 
@@ -81,7 +79,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Results(Generic[S]):
-    """What figures and claims work from: settings, options and everything on disk."""
+    """What figures and claims read: settings, options and everything stored on disk."""
 
     name: str
     settings: S

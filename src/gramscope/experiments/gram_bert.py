@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from gramscope.experiments.bert_stages import Settings, parts
 from gramscope.experiments.bert_tasks import TASKS
 from gramscope.experiments.experiment import Claim, Experiment, Results
-from gramscope.experiments.plots import band, curve, legend_below, mean, panels
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from gramscope.experiments.plots import Figure, band, curve, legend_below, mean, panels
 
 NAMES = {"sst2": "SST-2", "mnli": "MNLI", "pos": "POS", "ner": "NER"}
 
@@ -127,7 +123,7 @@ def _still_learning(results: Results[Settings], task: str) -> str:
 
 
 def figure(results: Results[Settings]) -> Figure:
-    """A panel a task: target linearity by layer, a curve a stage."""
+    """A panel per task: target linearity by layer, a curve per stage."""
     settings = results.settings
     stages = ["random", "pre-trained", *(f"epoch {i + 1}" for i in range(settings.epochs))]
     page, axes = panels(1, len(settings.data), width=2.3, height=2.2, sharex=True)

@@ -6,17 +6,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
 
 from gramscope.experiments.accuracy_curves import epoch_text
 from gramscope.experiments.experiment import Claim, Experiment, Options, Results
 from gramscope.experiments.gram_layers import draw_layers, layers_config, over_training
 from gramscope.experiments.parts import Training
-from gramscope.experiments.plots import PALETTE, band, curve, legend_below, panels
+from gramscope.experiments.plots import PALETTE, Figure, band, curve, legend_below, panels
 from gramscope.runs.records import Record
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 DEPTH = 3
 #: training accuracy that counts as memorised, and test accuracy that counts as grokked
@@ -114,7 +110,7 @@ def groks(results: Results[Settings]) -> Iterator[Claim]:
 
 
 def _why(run: _Run) -> str:
-    """Why a run with decay shows no grokking."""
+    """Why a run with weight decay shows no grokking."""
     if run.decay == 0 or run.memorised < run.grokked < math.inf:
         return ""
     if math.isinf(run.memorised):
@@ -188,7 +184,7 @@ def _mark(place: object, run: _Run) -> None:
 
 
 def curves_figure(results: Results[Settings]) -> Figure:
-    """A column a weight decay: accuracies above, target linearity of the hidden layers below."""
+    """A column per weight decay: accuracies above, target linearity of the hidden layers below."""
     runs = _runs(results)
     page, axes = panels(2, len(runs), width=2.1, height=1.8, sharex=True, sharey="row")
     for column, run in zip(axes.T, runs, strict=True):
@@ -208,7 +204,7 @@ def curves_figure(results: Results[Settings]) -> Figure:
 
 
 def gap_figure(results: Results[Settings]) -> Figure:
-    """A column a weight decay: generalisation error above, gap of the last two layers' TL below."""
+    """A column per weight decay: generalisation error above, gap of the last two layers' TL below."""
     runs = _runs(results)
     page, axes = panels(2, len(runs), width=2.1, height=1.8, sharex=True, sharey="row")
     for column, run in zip(axes.T, runs, strict=True):

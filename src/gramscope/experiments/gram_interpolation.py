@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,15 +16,12 @@ from gramscope.experiments.accuracy_curves import part_name
 from gramscope.experiments.experiment import Claim, Experiment, Options, Results
 from gramscope.experiments.gram_vae import QUICK, SamplingVAE, Settings, blocks, parts
 from gramscope.experiments.parts import Recorder, Training
-from gramscope.experiments.plots import matrix, panels
+from gramscope.experiments.plots import Figure, matrix, panels
 from gramscope.instruments.interpolation import interpolation_error
 from gramscope.layers.model_call import evaluating
 from gramscope.training.config import TrainConfig
 from gramscope.training.job import load_data
 from gramscope.training.trained import Trained
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def _parts(settings: Settings, options: Options) -> list[Training]:
@@ -66,7 +63,7 @@ class _Interpolate:
             "interpolation",
             data=data.name,
             seed=seed,
-            beta=model.beta,
+            beta=model.vae.beta,
             error=found.error,
             decoder_gap=found.decoder_gap,
             pair_residual=found.pair_residual,
@@ -81,7 +78,7 @@ class _Interpolate:
             z = (1 - weights) * model.vae.encode(ends[:1])[0] + weights * model.vae.encode(ends[1:])[0]
             weights = weights.reshape(-1, *[1] * len(data.input_shape))
             recorder.save(
-                f"strip-{model.beta:g}", decoded=decode(z), pixels=(1 - weights) * ends[0] + weights * ends[1]
+                f"strip-{model.vae.beta:g}", decoded=decode(z), pixels=(1 - weights) * ends[0] + weights * ends[1]
             )
 
 
@@ -135,7 +132,7 @@ def follows(results: Results[Settings]) -> Iterator[Claim]:
 
 
 def strip_figure(results: Results[Settings]) -> Figure:
-    """Pixel interpolation above the decoded ones, a row a β; errors and bound below."""
+    """Pixel interpolation above the decoded ones, a row per β; errors and bound below."""
     settings = results.settings
     data = settings.data[0]
     found = _interpolations(results, data)

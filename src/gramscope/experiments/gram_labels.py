@@ -8,20 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from gramscope.data.dataset import DataSet
 from gramscope.experiments.accuracy_curves import part_name
 from gramscope.experiments.experiment import Claim, Experiment, Options, Results
 from gramscope.experiments.gram_layers import by_depth, draw_layers, layers_config, over_training
 from gramscope.experiments.parts import Training
-from gramscope.experiments.plots import PALETTE, band, curve, legend_below, panels
+from gramscope.experiments.plots import PALETTE, Figure, band, curve, legend_below, panels
 from gramscope.training.config import TrainConfig
 from gramscope.training.config_tables import DataTable
 from gramscope.training.job import load_data
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -127,7 +123,7 @@ def late(results: Results[Settings]) -> Iterator[Claim]:
 
 # -- figure -------------------------------------------------------------------------------------------------------
 def figure(results: Results[Settings]) -> Figure:
-    """A column a fraction: target linearity of the hidden layers above, accuracies below."""
+    """A column per fraction: target linearity of the hidden layers above, accuracies below."""
     settings = results.settings
     data = settings.data[0]
     page, axes = panels(2, len(settings.fractions), width=1.9, height=1.8, sharex=True, sharey="row")

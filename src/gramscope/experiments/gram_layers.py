@@ -44,7 +44,7 @@ def by_depth(records: Sequence[Record], key: str, depth: int, epoch: float) -> l
 
 
 def draw_layers(axes: Any, records: Sequence[Record], key: str, depth: int) -> None:
-    """One curve a hidden layer."""
+    """One curve per hidden layer."""
     for layer in range(1, depth + 1):
         band(axes, features_of(records, layer, depth), "epoch", key, index=layer - 1, label=f"layer {layer}")
 

@@ -11,20 +11,17 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise, product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gramscope.data import load
 from gramscope.experiments.accuracy_curves import part_name, percent
 from gramscope.experiments.experiment import Claim, Experiment, Options, Results
 from gramscope.experiments.gram_layers import by_depth, determination, draw_layers, layers_config, over_training
 from gramscope.experiments.parts import Computation, Part, Recorder, Training
-from gramscope.experiments.plots import PALETTE, band, legend_below, mean, panels
+from gramscope.experiments.plots import PALETTE, Figure, band, legend_below, mean, panels
 from gramscope.measures.linearity import target_linearity
 from gramscope.runs.records import Record
 from gramscope.training.config import TrainConfig
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 #: data set -> published training accuracy, test accuracy and last-layer target linearity
 PUBLISHED = {"cifar10": (0.9, 0.5, 0.5), "cifar100": (0.9, 0.2, 0.15)}
@@ -73,7 +70,7 @@ class _Run:
 
 
 def parts(settings: Settings, options: Options) -> list[Part]:
-    """One training a data set, with all seeds and settings, and the target linearity of its inputs."""
+    """One training per data set, with all seeds and settings, and the target linearity of its inputs."""
     found: list[Part] = []
     for data in settings.data:
         inputs = Computation(

@@ -9,21 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gramscope.experiments.experiment import Claim, Experiment, Options, Results, training_config
 from gramscope.experiments.parts import Training
-from gramscope.experiments.plots import band, deviation, legend_below, mean, panels, spread
+from gramscope.experiments.plots import Figure, band, deviation, legend_below, mean, panels, spread
 from gramscope.layers.model_call import evaluating
 from gramscope.measures.surrogate_theory import moving_target
 from gramscope.training.config import TrainConfig
 from gramscope.training.job import Job
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 #: recorded norm -> how it is written
 NORMS = {
@@ -103,7 +100,7 @@ def inputs_of(model: nn.Module, layer: str, x: Tensor) -> Tensor:
 
 # -- claims -------------------------------------------------------------------------------------------------------
 def _values(results: Results[Settings], width: int, key: str, epoch: float) -> list[float]:
-    """One value a seed."""
+    """One value per seed."""
     return [r[key] for r in results.records("measurement", width=width, epoch=epoch)]
 
 
@@ -171,7 +168,7 @@ def errors(results: Results[Settings]) -> Iterator[Claim]:
 
 
 def figure(results: Results[Settings]) -> Figure:
-    """One panel a width, the three norms over training."""
+    """One panel per width, the three norms over training."""
     page, axes = panels(1, len(results.settings.widths), width=2.2, height=2.0, sharey=True)
     for place, width in zip(axes[0], results.settings.widths, strict=True):
         for index, (key, label) in enumerate(NORMS.items()):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,15 +13,12 @@ from gramscope.data.seeds import generator
 from gramscope.errors import InputError
 from gramscope.experiments.experiment import Claim, Experiment, Options, Results
 from gramscope.experiments.parts import Computation, Recorder
-from gramscope.experiments.plots import PALETTE, mean, panels, spread
+from gramscope.experiments.plots import PALETTE, Figure, mean, panels, spread
 from gramscope.measures.alignment import cosine
 from gramscope.measures.linearity import target_linearity
 from gramscope.measures.virtual import virtual_trajectory
 from gramscope.models import build
 from gramscope.training.job import resolve_device
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,7 @@ class Settings:
 
 
 def parts(settings: Settings, options: Options) -> list[Computation]:
-    """One computation a seed."""
+    """One computation per seed."""
     if settings.epochs % settings.every:
         raise InputError(f"every = {settings.every}: must divide epochs = {settings.epochs}")
     most = settings.epochs // settings.every + 1

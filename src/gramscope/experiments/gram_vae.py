@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,20 +22,17 @@ from gramscope.errors import InputError
 from gramscope.experiments.accuracy_curves import part_name
 from gramscope.experiments.experiment import Claim, Experiment, Options, Results, training_config
 from gramscope.experiments.parts import Training
-from gramscope.experiments.plots import band, curve, legend_below, panels
+from gramscope.experiments.plots import Figure, band, curve, legend_below, panels
 from gramscope.layers.model_call import evaluating
 from gramscope.measures.linearity import target_linearity
 from gramscope.models.vae import VAE, VAEOutput, vae_loss
 from gramscope.training.config import TrainConfig
 from gramscope.training.job import Job, load_data
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 @dataclass(frozen=True)
 class Settings:
-    """[Gram] B.6. ``epochs`` are one value a data set, in the order of ``data``."""
+    """[Gram] B.6. ``epochs`` are one value per data set, in the order of ``data``."""
 
     seeds: tuple[int, ...] = (0,)
     data: tuple[str, ...] = ("mnist", "cifar10")
@@ -53,28 +50,24 @@ class Settings:
 
 # -- training -----------------------------------------------------------------------------------------------------
 class SamplingVAE(nn.Module):
-    """A VAE that draws its own noise while training and gives β along with its output, for :func:`elbo`."""
+    """A VAE under the name ``vae``, as stored checkpoints have it."""
 
-    def __init__(self, vae: VAE, beta: float) -> None:
+    def __init__(self, vae: VAE) -> None:
         super().__init__()
         self.vae = vae
-        self.beta = beta
 
     @override
-    def forward(self, x: Tensor) -> tuple[VAEOutput, float]:
-        mean, log_variance = self.vae.encode(x)
-        z = mean + torch.exp(0.5 * log_variance) * torch.randn_like(mean) if self.training else mean
-        return VAEOutput(self.vae.decode(z), mean, log_variance), self.beta
+    def forward(self, x: Tensor) -> VAEOutput:
+        return self.vae(x)  # type: ignore[no-any-return]
 
 
-def elbo(output: tuple[VAEOutput, float], target: Tensor) -> Tensor:
-    """The VAE's loss of each sample, the input as target."""
-    found, beta = output
-    return vae_loss(found, target.reshape(found.logits.shape), beta)
+def elbo(output: VAEOutput, target: Tensor) -> Tensor:
+    """The VAE's loss of each sample, with the input as target."""
+    return vae_loss(output, target.reshape(output.logits.shape))
 
 
 def parts(settings: Settings, options: Options) -> list[Training]:
-    """One training a data set, with all β and seeds."""
+    """One training per data set, with all β and seeds."""
     if len(settings.epochs) not in (1, len(settings.data)):
         raise InputError(f"epochs = {settings.epochs}: give one value, or one for each of {settings.data}")
     lengths = settings.epochs * len(settings.data) if len(settings.epochs) == 1 else settings.epochs
@@ -121,10 +114,9 @@ def _reconstruction(config: TrainConfig) -> Callable[[], DataSet]:
 
 
 def _build(config: TrainConfig, data: DataSet, settings: Settings) -> SamplingVAE:
-    vae = VAE(
-        data.input_shape, None, settings.hidden, latent=settings.latent, generator=generator(config.seed, "weights")
-    )
-    return SamplingVAE(vae, config.model.options["beta"])
+    random, beta = generator(config.seed, "weights"), config.model.options["beta"]
+    sizes = {"hidden": settings.hidden, "latent": settings.latent}
+    return SamplingVAE(VAE(data.input_shape, **sizes, beta=beta, sampling=True, generator=random))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -147,7 +139,7 @@ class _Linearity:
             for part in blocks(job.data.x_test):
                 error += float((model.vae(part).logits.sigmoid() - part).square().sum())
         yield {
-            "beta": model.beta,
+            "beta": model.vae.beta,
             "of_mean": float(of_mean),
             "of_codes": float(of_codes),
             "reconstruction": error / job.data.x_test.numel(),
@@ -214,7 +206,7 @@ def rises(results: Results[Settings]) -> Iterator[Claim]:
 
 
 def linearity_figure(results: Results[Settings]) -> Figure:
-    """A row a data set: target linearity and reconstruction error over training, a curve a β."""
+    """A row per data set: target linearity and reconstruction error over training, a curve per β."""
     settings = results.settings
     page, axes = panels(len(settings.data), 3, width=2.5, height=2.1, sharex="row")
     columns = (("of_mean", r"TL of $\mu$"), ("of_codes", r"TL of $z$"), ("reconstruction", "reconstruction error"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gramscope.experiments.accuracy_curves import (
     Curve,
@@ -24,10 +24,8 @@ from gramscope.experiments.accuracy_curves import (
 )
 from gramscope.experiments.experiment import Claim, Experiment, Options, Results, training_config
 from gramscope.experiments.parts import Training
+from gramscope.experiments.plots import Figure
 from gramscope.training.config import TrainConfig
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 METHODS = {"sgd": "SGD", "whiten-sgd": "Gram-whitened SGD"}
 #: data set -> the largest gap to SGD, in points, that is called a match; the published one on CIFAR-100 is "small"
@@ -146,7 +144,7 @@ def same_setting(results: Results[Settings]) -> Iterator[Claim]:
 
 
 def _unfinished(plain: Curve, chosen: Curve) -> str:
-    """What there is to know of a setting at which SGD is far from its best one."""
+    """A note on settings at which SGD ends far below its chosen one."""
     top, at = plain.best
     if chosen.final - plain.final < 0.03:
         return ""
@@ -201,7 +199,7 @@ def negligible(results: Results[Settings]) -> Iterator[Claim]:
 
 
 def figure(results: Results[Settings]) -> Figure:
-    """Test accuracy over epochs, a panel a data set and net."""
+    """Test accuracy over epochs, a panel per data set and net."""
     return accuracy_figure(
         {case.title: dict(zip(METHODS.values(), pair, strict=True)) for case, *pair in _pairs(results)}
     )

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gramscope.experiments.experiment import Claim, Experiment, Results
 from gramscope.experiments.nfa_scales import CENTRED, LAYERS, PTK, RATIO, SPECTRA, VARIED, Settings, parts_measuring
-from gramscope.experiments.plots import band, legend_below, mean, panels
+from gramscope.experiments.plots import Figure, band, legend_below, mean, panels
 from gramscope.runs.records import Record
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 #: a training step counted as early
 EARLY = 10
@@ -53,7 +50,7 @@ def _alike(values: list[float]) -> bool:
 
 
 def _why(results: Results[Settings], varied: str, values: list[list[float]]) -> str:
-    """What stands against the early claim: a low level, or scales at which the training loss rises at first."""
+    """Why the early claim fails: a low level, or scales at which the training loss rises at first."""
     scales = results.settings.scales
     start = {(r["scale"], r["seed"]): r["train_loss"] for r in results.records("nfa", varied=varied, layer=1, step=0)}
     risen = {

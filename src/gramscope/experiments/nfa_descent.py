@@ -32,7 +32,7 @@ class Task:
 def chain_monomials(
     seeds: Sequence[int], *, n: int, n_test: int, d: int, rank: int, alpha: float | None, device: torch.device
 ) -> Task:
-    """The chain monomial of unit deviation on Gaussian inputs, one draw a seed; ``alpha`` as in λ_k = 1/(1+k^α)."""
+    """The chain monomial of unit deviation on Gaussian inputs, one draw per seed; ``alpha`` as in λ_k = 1/(1+k^α)."""
     options: dict[str, Any] = {"n_train": n, "n_test": n_test, "d": d, "rank": rank, "alpha": alpha}
     sets = [load("chain-monomial", seed=seed, **options) for seed in seeds]
     parts = ("x_train", "y_train", "x_test", "y_test")

@@ -5,21 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from gramscope.data.seeds import generator
 from gramscope.experiments.experiment import Claim, Experiment, Options, Results, training_config
 from gramscope.experiments.parts import Recorder, Training
-from gramscope.experiments.plots import matrix, mean, panels, spread
+from gramscope.experiments.plots import Figure, matrix, mean, panels, picture, spread
 from gramscope.instruments.agop import tangent_kernel
 from gramscope.measures.alignment import corrupted, cosine
 from gramscope.training.job import load_data, resolve_device
 from gramscope.training.trained import Trained
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 IMAGES = {
     "NFM": r"diagonal of $W^\top W$",
@@ -45,7 +41,7 @@ class Settings:
 
 
 def parts(settings: Settings, options: Options) -> list[Training]:
-    """One training a data set, measured at its end."""
+    """One training per data set, measured at its end."""
     sizes = {"n_train": settings.samples, "n_test": min(2000, settings.samples), "image_size": settings.image_size}
     hidden = [settings.width, settings.width]
     model = {"name": "mlp", "hidden": hidden, "activation": "relu", "bias": False, "init": "normal"}
@@ -121,7 +117,7 @@ def destroyed(results: Results[Settings]) -> Iterator[Claim]:
 
 
 def figure(results: Results[Settings]) -> Figure:
-    """The three diagonals of the first seed, a row a data set; beside ρ of the one draw of Q is the mean over all."""
+    """The three diagonals of the first seed, a row per data set; beside ρ of the one draw of Q is the mean over all."""
     page, axes = panels(len(results.settings.data), 3, height=2.4)
     for row, data in zip(axes, results.settings.data, strict=True):
         stored = results.artefact(f"{data}.after", "diagonals")
@@ -133,14 +129,9 @@ def figure(results: Results[Settings]) -> Figure:
                 "AGOP": f"$\\rho$ {rho:.2f}",
                 "corrupted": f"$\\rho$ {rho:.2f}; mean over draws {every:.2f}",
             }
-            _show(place, stored[name], f"{title}\n{notes[name]}")
+            matrix(place, picture(stored[name]), f"{title}\n{notes[name]}")
         row[0].set_ylabel(data)
     return page
-
-
-def _show(place: Any, image: Tensor, title: str) -> None:
-    image = (image - image.min()) / (image.max() - image.min())
-    matrix(place, image.movedim(0, -1) if image.shape[0] == 3 else image[0], title)
 
 
 FIG9 = Experiment(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -21,13 +20,10 @@ from gramscope.experiments.nfa_descent import (
     run_nets,
 )
 from gramscope.experiments.parts import Computation, Recorder
-from gramscope.experiments.plots import matrix, mean, panels, spread
+from gramscope.experiments.plots import Figure, matrix, mean, panels, spread
 from gramscope.instruments.egop import egop
 from gramscope.measures.alignment import corrupted, cosine, nfa
 from gramscope.training.job import resolve_device
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)

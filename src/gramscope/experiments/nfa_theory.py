@@ -6,17 +6,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from gramscope.errors import InputError
 from gramscope.experiments.experiment import Claim, Experiment, Options, Results
 from gramscope.experiments.parts import Computation, Recorder
-from gramscope.experiments.plots import PALETTE, band, curve, legend_below, mean, panels
+from gramscope.experiments.plots import PALETTE, Figure, band, curve, legend_below, mean, panels
 from gramscope.runs.records import Record
 from gramscope.theory.sweeps import ALPHAS, BALANCES, decay_sweep, reversal_sweep
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 # -- nfa-fig3: alignment-reversing data ---------------------------------------------------------------------------
@@ -35,7 +31,7 @@ class Reversing:
 
 
 def reversing_parts(settings: Reversing, options: Options) -> list[Computation]:
-    """One computation a balance."""
+    """One computation per balance."""
     count = len(settings.seeds)
     if settings.seeds != tuple(range(count)):
         raise InputError(f"nfa-fig3 numbers its data sets from 0, not {list(settings.seeds)}; give --seeds {count}")
@@ -114,7 +110,7 @@ def reversing_figure(results: Results[Reversing]) -> Figure:
     axes[0, 0].set_ylabel("ρ of the second derivatives")
     low = min(axes[0, 2].get_xlim()[0], axes[0, 2].get_ylim()[0])
     axes[0, 2].plot([low, 1], [low, 1], color="#888888", linewidth=0.8, zorder=0)
-    axes[0, 2].set_title("one point a balance")
+    axes[0, 2].set_title("one point per balance")
     axes[0, 2].set_xlabel("predicted")
     axes[0, 2].set_ylabel("observed")
     legend_below(page, axes[0, 0], f"n = k = d = {results.settings.size}", columns=2)
@@ -137,7 +133,7 @@ class Decaying:
 
 
 def decaying_parts(settings: Decaying, options: Options) -> list[Computation]:
-    """One computation a target and seed."""
+    """One computation per target and seed."""
 
     def sweep(target: str, seed: int, recorder: Recorder) -> None:
         rows = decay_sweep(

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Recorder:
-    """What a computation writes into its run directory, and its progress."""
+    """Writes the records and matrices of a computation into its run directory, and shows its progress."""
 
     def __init__(self, directory: RunDirectory, reporter: Reporter, label: str) -> None:
         self.directory = directory
@@ -51,7 +51,7 @@ class Recorder:
 
 
 class Part(Protocol):
-    """A unit of an experiment that is either complete or run again."""
+    """A unit of an experiment; a resumed run skips it if it is complete."""
 
     @property
     def name(self) -> str:
@@ -61,14 +61,14 @@ class Part(Protocol):
         """Whether its records are all there."""
 
     def run(self, root: RunDirectory, reporter: Reporter) -> None:
-        """Run it, or finish what was begun."""
+        """Run it, or continue an interrupted run."""
 
 
 @dataclass(frozen=True)
 class Computation:
     """A part that is a function: it writes records and matrices through the :class:`Recorder` it is given.
 
-    A computation that was interrupted starts again, so long ones are better cut into several.
+    An interrupted computation starts again from nothing, so cut long ones into several.
     """
 
     name: str
@@ -95,7 +95,7 @@ class Training:
     Args:
         name: of the part and its directory.
         config: what to train.
-        after: measures the trained nets; what it records goes to a directory of its own, ``NAME.after``.
+        after: measures the trained nets; its records are in a directory of its own, ``NAME.after``.
         data, model, loss, measure: as in :func:`gramscope.training.train.train`; ``data`` is called only when needed.
     """
 
@@ -108,12 +108,12 @@ class Training:
     measure: Measure | None = None
 
     def complete(self, root: RunDirectory) -> bool:
-        """Whether all members have ended and were measured."""
+        """Whether all members are trained and measured."""
         trained = _directory(root, self.name).status() == "finished"
         return trained and (self.after is None or _directory(root, f"{self.name}.after").status() == "finished")
 
     def run(self, root: RunDirectory, reporter: Reporter) -> None:
-        """Train, going on from checkpoints; then measure."""
+        """Train, continuing from checkpoints; then measure."""
         directory = _directory(root, self.name)
         trained = train(
             self.config,

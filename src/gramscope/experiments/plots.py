@@ -1,4 +1,4 @@
-"""Figures of experiments: one look for all of them, readable with colour-blind eyes and in print.
+"""Figures of experiments in one style, readable for colour-blind people and in print.
 
 Figures are made as objects, without pyplot, so nothing global is changed and no window is needed.
 """
@@ -20,11 +20,13 @@ from gramscope.runs.records import Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure as Figure
+else:
+    Figure = Any  # experiments name it in annotations; matplotlib itself is imported only to draw
 
 #: Okabe & Ito's palette, the yellow last
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#F0E442")
-#: marks lines apart without colour
+#: line styles, so that lines differ in black and white too
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)))
 STYLE: dict[str, Any] = {
     "font.size": 8,
@@ -46,7 +48,7 @@ DPI = 160
 
 
 def require_matplotlib() -> None:
-    """Raise with the way out when matplotlib is not installed."""
+    """Raise an error that says how to install matplotlib if it is missing."""
     try:
         import matplotlib as mpl  # noqa: F401
     except ImportError as error:
@@ -55,7 +57,7 @@ def require_matplotlib() -> None:
 
 @contextmanager
 def figure_style() -> Iterator[None]:
-    """The look of all figures, while they are drawn and saved; matplotlib's own settings come back afterwards."""
+    """Use the style of all figures while they are drawn and saved; restore matplotlib's settings afterwards."""
     require_matplotlib()
     import matplotlib as mpl
 
@@ -95,7 +97,7 @@ def curve(records: Iterable[Record], x: str, y: str) -> tuple[list[float], list[
 
 
 def mean(values: Iterable[float]) -> float:
-    """Arithmetic mean; NaN of nothing."""
+    """Arithmetic mean; NaN without values."""
     known = list(values)
     return math.fsum(known) / len(known) if known else math.nan
 
@@ -142,6 +144,12 @@ def legend_below(figure: Figure, axes: Axes, title: str | None = None, *, column
 
 
 # -- matrices -----------------------------------------------------------------------------------------------------
+def picture(values: Tensor) -> Tensor:
+    """A diagonal ``[channels, height, width]`` or ``[height, width]`` as an image in [0, 1], channels last."""
+    image = (values - values.min()) / (values.max() - values.min())
+    return image.movedim(0, -1).squeeze(-1) if image.dim() == 3 else image
+
+
 def matrix(axes: Axes, values: Tensor, title: str, *, symmetric: bool = False, **options: Any) -> Any:
     """Show a matrix or image in its own range, ``symmetric`` around 0 with two colours; returns the image."""
     values = values.detach().to("cpu", torch.float64)

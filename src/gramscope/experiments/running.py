@@ -1,4 +1,4 @@
-"""Run an experiment: parts that are missing, then the figure, then the claims."""
+"""Run the missing parts of an experiment, draw its figure and judge its claims."""
 
 from __future__ import annotations
 
@@ -67,14 +67,14 @@ def reproduce(
         name: of the catalogue.
         options: scale, where hyper-parameters are chosen, data directory, device.
         values: settings that differ from the scale's own, such as ``{"seeds": (0, 1)}``.
-        out: run directory, ``runs/NAME-SCALE`` unless given. What is complete there is kept and the rest is run.
-        force: start again from nothing.
+        out: run directory, ``runs/NAME-SCALE`` unless given. Complete parts there are kept and the others are run.
+        force: delete what is there and start again.
         plot_only: run nothing; draw and judge from the records that are there, with the settings they were made with
             (scale, selection and values, where given, must be those).
         reporter: receives notes and progress.
 
     Raises:
-        Interrupted: the user asked to stop; the same call goes on.
+        Interrupted: the user asked to stop; the same call continues.
     """
     require_matplotlib()
     asked, options = options, options or Options()
@@ -105,7 +105,7 @@ def reproduce(
 
 
 def default_directory(name: str, options: Options) -> Path:
-    """Where an experiment goes unless told otherwise."""
+    """The default run directory of an experiment."""
     chosen = "-select-test" if options.select == "test" else ""
     return Path("runs") / f"{name}-{options.scale}{chosen}"
 
@@ -113,7 +113,7 @@ def default_directory(name: str, options: Options) -> Path:
 def _run_parts(parts: list[Part], root: RunDirectory, reporter: Reporter) -> None:
     missing = [part for part in parts if not part.complete(root)]
     if len(missing) < len(parts):
-        reporter.note(f"{root.path}: {len(parts) - len(missing)} of {len(parts)} parts are complete and kept")
+        reporter.note(f"{root.path}: {len(parts) - len(missing)} of {len(parts)} parts are complete and are kept")
     started = time.perf_counter()
     for number, part in enumerate(missing):
         left = ""
@@ -126,7 +126,7 @@ def _run_parts(parts: list[Part], root: RunDirectory, reporter: Reporter) -> Non
             part.run(root, reporter)
         except (KeyboardInterrupt, Interrupted):
             raise Interrupted(
-                f"stopped in part {part.name} of {root.path}; what is complete is kept and the same command goes on"
+                f"stopped in part {part.name} of {root.path}; complete parts are kept and the same command continues"
             ) from None
 
 
@@ -152,7 +152,7 @@ def _root(entry: Entry, settings: Any, options: Options, path: Path, *, force: b
         stored = root.config
         if stored == config:
             return root
-        if stored.get("experiment") != entry.name or root.members():  # else it failed before anything was run
+        if stored.get("experiment") != entry.name or root.members():  # otherwise it failed before anything was run
             raise InputError(
                 f"{path} holds {_difference(stored, config)}; start again with --force, or choose another --out"
             )
@@ -163,7 +163,7 @@ def _root(entry: Entry, settings: Any, options: Options, path: Path, *, force: b
 
 
 def _config(entry: Entry, settings: Any, options: Options) -> dict[str, Any]:
-    """What a directory says about itself."""
+    """The configuration stored in the run directory."""
     return {
         "experiment": entry.name,
         "scale": options.scale,
@@ -184,7 +184,7 @@ def _difference(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
 def _stored(
     entry: Entry, experiment: Experiment[Any], root: RunDirectory, asked: Options | None, values: Mapping[str, Any]
 ) -> tuple[Any, Options]:
-    """Settings and options a directory was made with; what is asked for beside must be the same."""
+    """Settings and options of a complete run directory; raise if the user asks for others."""
     config = root.config
     if config.get("experiment") != entry.name:
         raise InputError(f"{root.path} holds {config.get('experiment') or 'another run'}, not {entry.name}")
@@ -192,7 +192,7 @@ def _stored(
     settings = with_values(entry.name, getattr(experiment, made.scale), config["settings"])
     wanted = _config(entry, with_values(entry.name, settings, values), asked or made)
     if wanted != config:
-        raise InputError(f"{root.path} holds {_difference(config, wanted)}; --plot-only takes it as it is")
+        raise InputError(f"{root.path} holds {_difference(config, wanted)}; --plot-only cannot change that")
     missing = [part.name for part in experiment.parts(settings, made) if not part.complete(root)]
     if missing:
         raise InputError(f"{root.path} is not complete ({', '.join(missing)}); run it again without --plot-only")

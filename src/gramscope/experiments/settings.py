@@ -18,7 +18,7 @@ def settings_table(settings: Any) -> dict[str, Any]:
 
 
 def with_values(name: str, settings: S, values: Mapping[str, Any]) -> S:
-    """Settings with some fields replaced; a value must be of the kind it replaces."""
+    """Settings with some fields replaced; a value must have the type of the one it replaces."""
     known = {item.name: getattr(settings, item.name) for item in dataclasses.fields(settings)}  # type: ignore[arg-type]
     changed = {}
     for key, value in values.items():
@@ -53,7 +53,7 @@ def _check(where: str, key: str, value: Any) -> None:
 
 def _like(where: str, value: Any, old: Any) -> Any:
     if isinstance(old, tuple):
-        if isinstance(value, str):  # 2,8 of a command line
+        if isinstance(value, str):  # "2,8" from the command line
             value = [_number(item.strip()) for item in value.split(",") if item.strip()]
         items = tuple(value) if isinstance(value, list | tuple) else (value,)
         if not items:
@@ -62,12 +62,12 @@ def _like(where: str, value: Any, old: Any) -> Any:
     if isinstance(old, float) and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if old is not None and type(value) is not type(old):
-        raise InputError(f"{where} = {value!r}: must be of the kind of {old!r}")
+        raise InputError(f"{where} = {value!r}: give a value of the same type as {old!r}")
     return value
 
 
 def _number(text: str) -> int | float | str:
-    """What a word stands for."""
+    """The number that a text stands for, else the text itself."""
     for kind in (int, float):
         try:
             return kind(text)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gramscope.errors import InputError
 from gramscope.experiments.accuracy_curves import (
@@ -23,10 +23,8 @@ from gramscope.experiments.accuracy_curves import (
 )
 from gramscope.experiments.experiment import Claim, Experiment, Options, Results, training_config
 from gramscope.experiments.parts import Training
+from gramscope.experiments.plots import Figure
 from gramscope.training.config import TrainConfig
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 METHODS = {"sgd": "SGD", "vcl": "VC"}
 #: name of a net -> how it is written, and its options; the first layer of the papers' net has no bias
@@ -178,7 +176,7 @@ def also_works(results: Results[Settings]) -> Iterator[Claim]:
 
 
 def figure(results: Results[Settings]) -> Figure:
-    """A panel a data set (and net): VC and SGD."""
+    """A panel per data set (and net): VC and SGD."""
     return accuracy_figure({title: {"SGD": sgd, "VC": vcl} for _, title, sgd, vcl in _cases(results)})
 
 

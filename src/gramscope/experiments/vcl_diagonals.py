@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -12,14 +11,11 @@ from gramscope.errors import InputError
 from gramscope.experiments.accuracy_curves import part_name, percent
 from gramscope.experiments.experiment import Claim, Experiment, Options, Results, training_config
 from gramscope.experiments.parts import Training
-from gramscope.experiments.plots import curve, matrix, mean, panels, spread
+from gramscope.experiments.plots import Figure, curve, matrix, mean, panels, picture, spread
 from gramscope.measures.alignment import cosine
 from gramscope.runs.directory import RunDirectory
 from gramscope.runs.layer_snapshots import DIAGONALS, load_diagonals, snapshot_steps
 from gramscope.training.config import TrainConfig
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 #: diagonal -> how it is written
 QUANTITIES = {"nfm": r"$W^\top W$", "vcs": r"$\sum$ virtual covariance shift", "agop": "AGOP"}
@@ -40,7 +36,7 @@ class Settings:
 
 
 def parts(settings: Settings, options: Options) -> list[Training]:
-    """One training a data set, all seeds in it; the diagonals are kept on the way."""
+    """One training per data set, all seeds in it; the diagonals are kept on the way."""
     return [Training(part_name("sgd", data), _config(settings, options, data)) for data in settings.data]
 
 
@@ -149,10 +145,8 @@ def figure(results: Results[Settings]) -> Figure:
         found = _diagonals(_runs(results, data)[0])
         for place, (quantity, title) in zip(row, QUANTITIES.items(), strict=True):
             values = found[quantity].double()
-            image = (values - values.min()) / (values.max() - values.min())
-            image = image.movedim(0, -1).contiguous() if image.dim() == 3 else image
             note = "" if quantity == "nfm" else f"\n" rf"$\rho$ = {_pearson(found['nfm'], values):.3f}"
-            matrix(place, image, title + note)
+            matrix(place, picture(values), title + note)
         row[0].set_ylabel(data)
     return page
 

@@ -19,6 +19,7 @@ from gramscope.errors import InputError
 
 Init: TypeAlias = Literal["torch", "normal"]
 T = TypeVar("T")
+Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
 
 class Stack(nn.Sequential):
@@ -121,14 +122,15 @@ def per_layer(name: str, value: T | Sequence[T], layers: int) -> tuple[T, ...]:
 
 
 @torch.no_grad()
-def _fill(module: nn.Linear | nn.Conv2d, init: Init, scale: float, generator: torch.Generator) -> None:
-    """Draw weight and bias.
+def _drawn(module: Layer, init: Init, scale: float, generator: torch.Generator) -> Layer:
+    """The module, made without memory, on the generator's device with weight and bias drawn from it.
 
     ``torch``: both from U(−1/√d, 1/√d) (torch's own default, variance 1/3d), the weight then times √scale.
     ``normal``: W_ij ~ N(0, scale/d) ([NFA] §2.1), bias 0. d is the fan-in.
     """
     if scale < 0 or not math.isfinite(scale):
         raise InputError(f"init_scale={scale} must be a finite variance factor ≥ 0")
+    module = module.to_empty(device=generator.device)
     fan_in = math.prod(module.weight.shape[1:])
     if init == "torch":
         bound = 1 / math.sqrt(fan_in)
@@ -141,6 +143,7 @@ def _fill(module: nn.Linear | nn.Conv2d, init: Init, scale: float, generator: to
             module.bias.zero_()
     else:
         raise InputError(f"init={init!r} is not known; there are: torch, normal")
+    return module
 
 
 def linear(
@@ -153,9 +156,7 @@ def linear(
     scale: float = 1.0,
 ) -> nn.Linear:
     """``nn.Linear`` drawn from the generator, on the generator's device."""
-    module = nn.Linear(inputs, outputs, bias=bias, device="meta").to_empty(device=generator.device)
-    _fill(module, init, scale, generator)
-    return module
+    return _drawn(nn.Linear(inputs, outputs, bias=bias, device="meta"), init, scale, generator)
 
 
 def conv(
@@ -172,9 +173,7 @@ def conv(
 ) -> nn.Conv2d:
     """``nn.Conv2d`` drawn from the generator, on the generator's device."""
     module = nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=padding, bias=bias, device="meta")
-    module = module.to_empty(device=generator.device)
-    _fill(module, init, scale, generator)
-    return module
+    return _drawn(module, init, scale, generator)
 
 
 def embedding(entries: int, width: int, generator: torch.Generator, *, std: float = 0.02) -> nn.Embedding:
