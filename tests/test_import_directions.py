@@ -1,8 +1,9 @@
-"""Dependencies point one way; this reads the imports and keeps it so."""
+"""Dependencies point one way: the imports are those of the table in ARCHITECTURE.md, which is in order."""
 
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,31 +11,16 @@ from pathlib import Path
 import gramscope
 
 ROOT = Path(gramscope.__file__).parent
-
-#: folder -> folders it may import from (besides itself, errors and notes)
-ALLOWED: dict[str, set[str]] = {
-    "linalg": set(),
-    "layers": {"linalg"},
-    "statistics": {"linalg", "layers"},
-    "measures": {"linalg", "statistics"},
-    "instruments": {"linalg", "layers", "statistics", "measures"},
-    "optim": {"linalg", "layers"},
-    "theory": {"linalg", "layers", "data"},
-    "data": {"linalg"},
-    "models": set(),
-    "runs": set(),
-    "training": {"linalg", "layers", "statistics", "measures", "instruments", "optim", "data", "models", "runs"},
-    "experiments": {
-        "linalg", "layers", "statistics", "measures", "instruments", "optim", "theory", "data", "models", "runs",
-        "training", "report",
-    },
-    "report": {"runs"},
-    "bench": {"linalg", "layers", "statistics", "measures", "instruments", "optim", "theory", "data", "models", "training"},
-}  # fmt: skip
+ARCHITECTURE = (Path(__file__).parents[1] / "ARCHITECTURE.md").read_text(encoding="utf-8")
+#: folder -> folders it imports from, from top to bottom
+TABLE = {
+    folder: set(re.findall(r"\w+", uses))
+    for folder, uses in re.findall(r"^\| `(\w+)` \|.*\|(.*)\|$", ARCHITECTURE, re.M)
+}
 
 
 def imported(path: Path) -> set[str]:
-    """Top folders of gramscope that a file imports, also inside functions, but not for type checking only."""
+    """Top folders of gramscope that a file imports, also inside functions and for type checking."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         names: list[str] = []
@@ -49,19 +35,21 @@ def imported(path: Path) -> set[str]:
     return found
 
 
-def test_dependencies_point_one_way() -> None:
+def test_folders_import_what_the_table_says() -> None:
+    assert {path.parent.name for path in ROOT.glob("*/__init__.py")} == set(TABLE)
     wrong = []
-    for folder, allowed in ALLOWED.items():
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            extra = imported(path) - allowed - {folder, "errors", "notes"}
-            if extra:
-                wrong.append(f"{path.relative_to(ROOT)} imports {sorted(extra)}")
+    for folder, allowed in TABLE.items():
+        used = {path: imported(path) - {folder, "errors", "notes"} for path in sorted((ROOT / folder).rglob("*.py"))}
+        wrong += [f"{path.relative_to(ROOT)} imports {sorted(u - allowed)}" for path, u in used.items() if u - allowed]
+        unused = allowed.difference(*used.values())
+        wrong += [f"ARCHITECTURE.md: {folder} does not import {sorted(unused)}"] if unused else []
     assert not wrong, wrong
 
 
-def test_every_folder_has_a_rule() -> None:
-    folders = {path.parent.name for path in ROOT.glob("*/__init__.py")}
-    assert folders - {"cli"} == set(ALLOWED) & folders
+def test_folders_stand_above_those_they_import() -> None:
+    order = list(TABLE)
+    wrong = [f"{a} imports {b}" for a in order for b in TABLE[a] if order.index(b) <= order.index(a)]
+    assert not wrong, wrong
 
 
 def test_import_needs_no_torch() -> None:

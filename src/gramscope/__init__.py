@@ -54,53 +54,33 @@ if TYPE_CHECKING:
     from gramscope.optim.whitening import GramWhitened as GramWhitened
     from gramscope.statistics.collect import collect as collect
 
-#: public name -> module that defines it
-_PUBLIC = {
-    "AccumulatedShift": "gramscope.measures.virtual",
-    "GramFixed": "gramscope.optim.whitening",
-    "GramWhitened": "gramscope.optim.whitening",
-    "Monitor": "gramscope.instruments.monitor",
-    "Tape": "gramscope.layers.tape",
-    "VCL": "gramscope.optim.vcl",
-    "agop": "gramscope.instruments.agop",
-    "capture": "gramscope.layers.tape",
-    "collect": "gramscope.statistics.collect",
-    "corrupted": "gramscope.measures.alignment",
-    "cosine": "gramscope.measures.alignment",
-    "double_centered_ratio": "gramscope.measures.alignment",
-    "dual_tangent_kernel": "gramscope.instruments.agop",
-    "egop": "gramscope.instruments.egop",
-    "feature_spectrum": "gramscope.measures.spectrum",
-    "fit_linear": "gramscope.measures.fit",
-    "fle_residual": "gramscope.measures.gram",
-    "gram_induced_error": "gramscope.measures.linearity",
-    "gram_shift": "gramscope.measures.gram",
-    "gram_shift_residual": "gramscope.measures.gram",
-    "held_out_target_linearity": "gramscope.measures.fit",
-    "interpolation_error": "gramscope.instruments.interpolation",
-    "linear_cka": "gramscope.measures.similarity",
-    "linear_probe_accuracy": "gramscope.measures.similarity",
-    "linearity_bound": "gramscope.measures.surrogate_theory",
-    "lipschitz_constant": "gramscope.measures.virtual_against_actual",
-    "measure": "gramscope.instruments.measure",
-    "moving_target": "gramscope.measures.surrogate_theory",
-    "neural_collapse": "gramscope.instruments.readout",
-    "nfa": "gramscope.measures.alignment",
-    "polar": "gramscope.linalg.polar",
-    "region_crossings": "gramscope.instruments.regions",
-    "surrogate": "gramscope.measures.linearity",
-    "surrogate_step": "gramscope.measures.surrogate_theory",
-    "tangent_kernel": "gramscope.instruments.agop",
-    "target_linearity": "gramscope.measures.linearity",
-    "virtual_against_actual": "gramscope.measures.virtual_against_actual",
-    "virtual_covariance_shift": "gramscope.measures.virtual",
-    "virtual_trajectory": "gramscope.measures.virtual",
-    "virtual_update": "gramscope.measures.virtual",
-    "weight_gram": "gramscope.measures.gram",
-    "weight_spectrum": "gramscope.measures.spectrum",
+#: module -> public names that it defines
+_MODULES = {
+    "instruments.agop": "agop dual_tangent_kernel tangent_kernel",
+    "instruments.egop": "egop",
+    "instruments.interpolation": "interpolation_error",
+    "instruments.measure": "measure",
+    "instruments.monitor": "Monitor",
+    "instruments.readout": "neural_collapse",
+    "instruments.regions": "region_crossings",
+    "layers.tape": "Tape capture",
+    "linalg.polar": "polar",
+    "measures.alignment": "corrupted cosine double_centered_ratio nfa",
+    "measures.fit": "fit_linear held_out_target_linearity",
+    "measures.gram": "fle_residual gram_shift gram_shift_residual weight_gram",
+    "measures.linearity": "gram_induced_error surrogate target_linearity",
+    "measures.similarity": "linear_cka linear_probe_accuracy",
+    "measures.spectrum": "feature_spectrum weight_spectrum",
+    "measures.surrogate_theory": "linearity_bound moving_target surrogate_step",
+    "measures.virtual": "AccumulatedShift virtual_covariance_shift virtual_trajectory virtual_update",
+    "measures.virtual_against_actual": "lipschitz_constant virtual_against_actual",
+    "optim.vcl": "VCL",
+    "optim.whitening": "GramFixed GramWhitened",
+    "statistics.collect": "collect",
 }
+_PUBLIC = {name: f"gramscope.{module}" for module, names in _MODULES.items() for name in names.split()}
 
-__all__ = [*_PUBLIC, "__version__"]
+__all__ = [*sorted(_PUBLIC), "__version__"]
 
 
 def __getattr__(name: str) -> Any:

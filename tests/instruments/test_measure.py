@@ -117,7 +117,7 @@ def test_every_column_equals_the_dense_formula(name: str) -> None:
         if K_bar.norm() > 0:
             expected["nfa_double"] = rho(W_bar.T @ W_bar, W_bar.T @ K_bar @ W_bar)
             expected["nfa_ptk"] = rho(W0.T @ W0, W0.T @ K_bar @ W0)
-        if record.sites == 1:
+        if record.h.shape[-2] == 1:
             moved_weight = W - gamma * D
             expected["surrogate_change"] = (moved_weight @ H.T @ Y).square().sum() - (W @ H.T @ Y).square().sum()
         for measure, value in expected.items():

@@ -1,4 +1,4 @@
-"""Average gradient outer product and pre-activation tangent kernel of a network's layers (004).
+"""Average gradient outer product and pre-activation tangent kernel of a network's layers ([NFA]).
 
     K = (1/n) Σ_i J_iᵀ J_i  [k, k],     J_i = ∂f(x_i)/∂z_i          AGOP = Wᵀ K W  [d, d]
 

@@ -1,4 +1,4 @@
-"""Linear interpolation of codes and its bound through target linearity (003 Proposition 3)."""
+"""Linear interpolation of codes and its bound through target linearity ([Gram] Proposition 3)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def interpolation_error(
     generator: torch.Generator | None = None,
     intercept: bool = False,
 ) -> Interpolation:
-    """Compare decoded interpolations of codes with interpolations of the inputs (003 Proposition 3).
+    """Compare decoded interpolations of codes with interpolations of the inputs ([Gram] Proposition 3).
 
     Args:
         decoder: maps codes ``[m, d]`` of Z's dtype to inputs ``[m, ...]``.

@@ -1,4 +1,4 @@
-"""Linear regions of piecewise-linear networks crossed by segments between samples (003 Lemma 4), by sampling."""
+"""Linear regions of piecewise-linear networks crossed by segments between samples ([Gram] Lemma 4), by sampling."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def region_crossings(
     points: int = 65,
     generator: torch.Generator | None = None,
 ) -> RegionCrossings:
-    """Count the linear-region boundaries that segments between samples cross (003 Lemma 4).
+    """Count the linear-region boundaries that segments between samples cross ([Gram] Lemma 4).
 
     Each segment is sampled at ``points`` places and changes in the state of every unit are counted, a unit that changes
     and changes back between two places being missed: the count is a lower bound that rises to the truth with ``points``.

@@ -78,26 +78,6 @@ class LayerRecord:
         return self._joined(self._inputs)
 
     @property
-    def sites(self) -> int:
-        """Sites of a sample, all applications of the first forward together."""
-        first = self._seen()[0].call
-        layer = self.layer
-        return sum(
-            layer.kind.outputs(layer.module, torch.empty(a.z_shape, device="meta"), self._batch_dim).shape[-2]
-            for a in self._seen()
-            if a.call == first
-        )
-
-    @property
-    def mean_h(self) -> Tensor:
-        """Inputs averaged over the sites, ``[batch, d]``, without forming the sites of a convolution."""
-        if len(self._seen()) > 1:
-            return self.h.mean(-2)
-        (a,) = self.applications
-        a.check_unchanged()
-        return self.layer.kind.mean_inputs(self.layer.module, a.x, self._batch_dim)
-
-    @property
     def delta(self) -> Tensor:
         """``δ = ∂L_i/∂z`` per sample, ``[batch, sites, k]``, free of the loss's batch reduction.
 

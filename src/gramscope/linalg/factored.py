@@ -56,10 +56,6 @@ class FactoredGram:
         """Its trace, over all blocks."""
         return 2 * (self.left * self.right).sum()
 
-    def matmul(self, X: Tensor) -> Tensor:
-        """Its product with ``X [..., d, m]``."""
-        return self.left.mT @ (self.right @ X) + self.right.mT @ (self.left @ X)
-
     def total(self) -> Tensor:
         """The sum of all its entries."""
         return 2 * (self.left.sum(-1) * self.right.sum(-1)).sum()

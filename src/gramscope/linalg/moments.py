@@ -8,6 +8,7 @@ number of samples.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import TypeVar
 
 import torch
@@ -147,19 +148,6 @@ class ClassMoments:
 AnyMoments = TypeVar("AnyMoments", Moments, ClassMoments)
 
 
-def empty_moments(d: int, c: int, gram: bool = True, device: torch.device | str = "cpu") -> Moments:
-    """Moments of no samples: the neutral element of :func:`merge`."""
-    mean_h = torch.zeros(d, dtype=torch.float64, device=device)
-    C_hh = mean_h.new_zeros(d, d) if gram else None
-    return Moments(0, mean_h, mean_h.new_zeros(c), C_hh, mean_h.new_zeros(d, c), mean_h.new_zeros(c, c))
-
-
-def empty_class_moments(d: int, c: int, gram: bool = True, device: torch.device | str = "cpu") -> ClassMoments:
-    """Class moments of no samples: the neutral element of :func:`merge`."""
-    counts = torch.zeros(c, dtype=torch.float64, device=device)
-    return ClassMoments(counts, counts.new_zeros(c, d), counts.new_zeros(d, d) if gram else None)
-
-
 def moments(H: Array | Rows, Y: Array | Rows, gram: bool = True) -> Moments:
     """Moments of features ``H [n, d]`` and float targets ``Y [n, c]``, read in blocks.
 
@@ -170,13 +158,8 @@ def moments(H: Array | Rows, Y: Array | Rows, gram: bool = True) -> Moments:
     features = H if isinstance(H, Rows) else Rows(H, "H")
     targets = Y if isinstance(Y, Rows) else Rows(Y, "Y")
     check_pair(features, targets)
-    result = None
-    for start, stop in spans(features.n, features.width + targets.width, features.width):
-        part = block_moments(features.block(start, stop), targets.block(start, stop), gram)
-        result = part if result is None else merge(result, part)
-    if result is None:
-        raise InputError(f"{features.name} has no rows")
-    return result
+    blocks = spans(features.n, features.width + targets.width, features.width)
+    return reduce(merge, (block_moments(features.block(i, j), targets.block(i, j), gram) for i, j in blocks))
 
 
 def block_moments(h: Tensor, y: Tensor, gram: bool = True) -> Moments:
@@ -191,14 +174,12 @@ def class_moments(H: Array | Rows, labels: OneHotRows, gram: bool = True) -> Cla
     """Class moments of features ``H [n, d]`` under labels, read in blocks."""
     features = H if isinstance(H, Rows) else Rows(H, "H")
     check_pair(features, labels)
-    result = None
-    for start, stop in spans(features.n, features.width, features.width):
+
+    def block(start: int, stop: int) -> ClassMoments:
         h = features.block(start, stop)
-        part = block_class_moments(h, labels.index(start, stop).to(h.device), labels.width, gram)
-        result = part if result is None else merge(result, part)
-    if result is None:
-        raise InputError(f"{features.name} has no rows")
-    return result
+        return block_class_moments(h, labels.index(start, stop).to(h.device), labels.width, gram)
+
+    return reduce(merge, (block(i, j) for i, j in spans(features.n, features.width, features.width)))
 
 
 def block_class_moments(h: Tensor, index: Tensor, c: int, gram: bool = True) -> ClassMoments:

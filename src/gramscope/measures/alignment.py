@@ -1,4 +1,4 @@
-"""How alike two feature matrices are: cosines, the neural feature ansatz in its four forms, and its controls (004)."""
+"""How alike two feature matrices are: cosines, the neural feature ansatz in its four forms, and its controls ([NFA])."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Kind = Literal["uncentered", "centered", "double", "ptk"]
 
 
 def cosine(A: Array | FactoredGram, B: Array | FactoredGram, center: bool = False) -> Tensor:
-    """``ρ(A, B) = tr(AᵀB) / (‖A‖_F ‖B‖_F)``, uncentred as in 004; with ``center`` the Pearson correlation of the entries.
+    """``ρ(A, B) = tr(AᵀB) / (‖A‖_F ‖B‖_F)``, uncentred as in [NFA]; with ``center`` the Pearson correlation of the entries.
 
     Args:
         A: a matrix, a stack (counted as the diagonal blocks of one matrix), a diagonal, or thin factors.
@@ -57,7 +57,7 @@ def nfa(
     center: bool = False,
     power: float = 1.0,
 ) -> Tensor:
-    """The neural feature ansatz: ρ between a weight Gram and the average gradient outer product it should follow (004).
+    """The neural feature ansatz: ρ between a weight Gram and the average gradient outer product it should follow ([NFA]).
 
     With ``W̄ = W − W₀``:
 
@@ -102,7 +102,7 @@ def nfa(
 
 
 def double_centered_ratio(W: Array, K: Array, W0: Array, K_centered: Array) -> Tensor:
-    """``tr(W̄ᵀW̄ W̄ᵀK̄W̄) / tr(W̄ᵀW̄ W̄ᵀKW̄)`` (004 Figure 4): the share of the alignment that needs both to have moved.
+    """``tr(W̄ᵀW̄ W̄ᵀK̄W̄) / tr(W̄ᵀW̄ W̄ᵀKW̄)`` ([NFA] Figure 4): the share of the alignment that needs both to have moved.
 
     >>> eye = torch.eye(2)
     >>> double_centered_ratio(2 * eye, 4 * eye, eye, eye).item()
@@ -118,7 +118,7 @@ def double_centered_ratio(W: Array, K: Array, W0: Array, K_centered: Array) -> T
 
 
 def corrupted(K: Array, generator: torch.Generator) -> Tensor:
-    """``Q`` with the spectrum of K and uniformly random eigenvectors: ``WᵀQW`` is the corrupted AGOP of 004 Figure 1.
+    """``Q`` with the spectrum of K and uniformly random eigenvectors: ``WᵀQW`` is the corrupted AGOP of [NFA] Figure 1.
 
     Args:
         K: symmetric ``[..., k, k]``.

@@ -50,7 +50,7 @@ def gram_shift(W: Array, D: Array, gamma: float) -> Tensor:
 
 
 def gram_shift_residual(W: Array, D: Array, Sigma: Array, gamma: float) -> Tensor:
-    """``γ² (DᵀD − WᵀΣW)``: exactly what :func:`gram_shift` has beyond the virtual covariance shift (003 Theorem 1).
+    """``γ² (DᵀD − WᵀΣW)``: exactly what :func:`gram_shift` has beyond the virtual covariance shift ([Gram] Theorem 1).
 
     Args:
         W: weight ``[..., k, d]``.
@@ -67,7 +67,7 @@ def gram_shift_residual(W: Array, D: Array, Sigma: Array, gamma: float) -> Tenso
 
 
 def fle_residual(W: Array, D: Array, G: Array) -> Tensor:
-    """``‖WᵀD − G‖_F / ‖G‖_F``, the relative error of the Feature Learning Equation ``WᵀD = Σ_i g_i h_iᵀ`` (003 (1)).
+    """``‖WᵀD − G‖_F / ‖G‖_F``, the relative error of the Feature Learning Equation ``WᵀD = Σ_i g_i h_iᵀ`` ([Gram] eq. 1).
 
     Args:
         W: weight ``[..., k, d]``.

@@ -19,7 +19,7 @@ from gramscope.measures.targets import target_rows
 def target_linearity(
     H: Array, Y: Array, ridge: float = 0.0, intercept: bool = False, *, rtol: float | None = None
 ) -> Tensor:
-    """``TL = 1 − ‖Y − Hβ‖² / ‖Y − ȳ‖²``, ``β = (HᵀH + λI)⁻¹HᵀY`` (003 Definition 2): the R² of ridge regression.
+    """``TL = 1 − ‖Y − Hβ‖² / ‖Y − ȳ‖²``, ``β = (HᵀH + λI)⁻¹HᵀY`` ([Gram] Definition 2): the R² of ridge regression.
 
     Norms are Frobenius norms over all targets and ȳ is the mean over samples, so it is scikit-learn's variance-weighted
     R². Without an intercept TL may be negative for targets that are not centred. With λ = 0 and dependent features the
@@ -84,7 +84,7 @@ def _explained(n: int, mean_y: Tensor, total: Tensor, residual: Tensor, rank: in
 
 
 def surrogate(H: Array, Y: Array, W: Array | None = None, normalized: bool = False, center: bool = False) -> Tensor:
-    """``S = tr(Yᵀ G Y)``, the surrogate of target linearity (003 §4.1), as ``‖W HᵀY‖_F²``: no n×n matrix is formed.
+    """``S = tr(Yᵀ G Y)``, the surrogate of target linearity ([Gram] §4.1), as ``‖W HᵀY‖_F²``: no n×n matrix is formed.
 
     ``G = HHᵀ``, or with a weight ``G = H WᵀW Hᵀ`` (the linearised Gram of the layer above, H being the weight's input).
     It is the sum over targets; some published code takes the mean, which is c times smaller.
@@ -93,7 +93,7 @@ def surrogate(H: Array, Y: Array, W: Array | None = None, normalized: bool = Fal
         H: features ``[n, d]``.
         Y: labels or float targets, as in :func:`target_linearity`.
         W: weight ``[k, d]``.
-        normalized: ``⟨G, YYᵀ⟩ / (‖G‖_F ‖YYᵀ‖_F)`` of 003 Proposition 2, between 0 and 1, through d×d and c×c matrices.
+        normalized: ``⟨G, YYᵀ⟩ / (‖G‖_F ‖YYᵀ‖_F)`` of [Gram] Proposition 2, between 0 and 1, through d×d and c×c matrices.
         center: subtract the mean of H over samples first, as Proposition 2 assumes.
 
     >>> surrogate(torch.eye(2), torch.tensor([3.0, 4.0])).item()
@@ -136,7 +136,7 @@ def surrogate_from_moments(
 
 
 def gram_induced_error(H: Array, Y: Array, ridge: float, W: Array | None = None) -> Tensor:
-    """``E(G) = λ² tr Yᵀ(G + λI)⁻²Y``, the squared residual of the ridge fit (003 §4.1), without the n×n matrix G.
+    """``E(G) = λ² tr Yᵀ(G + λI)⁻²Y``, the squared residual of the ridge fit ([Gram] §4.1), without the n×n matrix G.
 
     Args:
         H: features ``[n, d]``, ``G = HHᵀ``.

@@ -1,4 +1,4 @@
-"""Neural collapse, NC1 to NC4 as in Papyan, Han and Donoho (2020), and the normalised surrogate of 003 Proposition 2."""
+"""Neural collapse, NC1 to NC4 as in Papyan, Han and Donoho (2020), and the normalised surrogate of [Gram] Proposition 2."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class NeuralCollapse:
         nc2_simplex: mean ``|cos + 1/(C−1)|``: the angles of a simplex equiangular tight frame.
         nc3: ``‖W/‖W‖_F − M/‖M‖_F‖_F²``, readout against centred class means; None without a readout.
         nc4: share of samples where readout and nearest class mean agree, 1 at collapse; None where it was not measured.
-        normalized_surrogate: ``⟨G, YYᵀ⟩/(‖G‖‖YYᵀ‖)`` of centred features and labels, 1 at NC1 and NC2 (003 Prop. 2).
+        normalized_surrogate: ``⟨G, YYᵀ⟩/(‖G‖‖YYᵀ‖)`` of centred features and labels, 1 at NC1 and NC2 ([Gram] Prop. 2).
         classes: classes that occur.
         missing: for each measure that is None, why.
     """

@@ -18,7 +18,7 @@ from gramscope.measures.targets import target_rows
 
 @dataclass(frozen=True)
 class LinearityBound:
-    """003 Theorem 2: a lower bound of target linearity through the surrogate.
+    """[Gram] Theorem 2: a lower bound of target linearity through the surrogate.
 
     Args:
         bound: ``1 − λ²(M+m)²‖Y‖⁴ / (4Mm²(S + λ‖Y‖²)‖Y−ȳ‖²)``; often negative, that is vacuous.
@@ -38,7 +38,7 @@ class LinearityBound:
 
 
 def linearity_bound(H: Array, Y: Array, ridge: float) -> LinearityBound:
-    """The bound of 003 Theorem 2 with ``G = HHᵀ``; for many targets with Frobenius norms, which it allows unchanged.
+    """The bound of [Gram] Theorem 2 with ``G = HHᵀ``; for many targets with Frobenius norms, which it allows unchanged.
 
     Args:
         H: features ``[n, d]``.
@@ -75,7 +75,7 @@ class SurrogateStep:
         before: ``S = ‖W HᵀY‖_F²``.
         change: ``S⁺ − S`` of the step ``W − γD``, exact.
         first_order: its part linear in γ.
-        predicted: 003 Theorem 3's prediction of that part.
+        predicted: [Gram] Theorem 3's prediction of that part.
     """
 
     before: float
@@ -90,7 +90,7 @@ class SurrogateStep:
 
 
 def surrogate_step(W: Array, D: Array, H: Array, Y: Array, e: Array, yhat: Array, gamma: float) -> SurrogateStep:
-    """The exact ``S⁺ − S = −2γ⟨WHᵀY, DHᵀY⟩ + γ²‖DHᵀY‖²`` beside 003 Theorem 3's ``2γ tr(ŶᵀY · YᵀH · HᵀE)``.
+    """The exact ``S⁺ − S = −2γ⟨WHᵀY, DHᵀY⟩ + γ²‖DHᵀY‖²`` beside [Gram] Theorem 3's ``2γ tr(ŶᵀY · YᵀH · HᵀE)``.
 
     For one target the prediction reads ``2γ (ŷᵀy)(eᵀHHᵀy)``. It is exact at a readout without bias; at hidden layers it
     rests on ``h_jᵀ∇f(h_i) ≈ f(h_j)`` and is often far off: that is why both are given.
@@ -140,7 +140,7 @@ def surrogate_step(W: Array, D: Array, H: Array, Y: Array, e: Array, yhat: Array
 
 @dataclass(frozen=True)
 class MovingTarget:
-    """003 B.4: ``‖Y − Ŷ‖ ≤ ‖Y − Y_ols‖ + ‖Y_ols − Ŷ‖``, Y_ols the best linear fit from the penultimate features.
+    """[Gram] B.4: ``‖Y − Ŷ‖ ≤ ‖Y − Y_ols‖ + ‖Y_ols − Ŷ‖``, Y_ols the best linear fit from the penultimate features.
 
     Args:
         error: ``‖Y − Ŷ‖_F`` of the network.
@@ -159,7 +159,7 @@ class MovingTarget:
 
 
 def moving_target(H: Array, Y: Array, yhat: Array, ridge: float = 0.0, intercept: bool = False) -> MovingTarget:
-    """Split a network's error into what its features lack and what its readout has not fitted yet (003 B.4).
+    """Split a network's error into what its features lack and what its readout has not fitted yet ([Gram] B.4).
 
     Args:
         H: penultimate features ``[n, d]``.

@@ -20,7 +20,7 @@ from gramscope.measures.gram import matrices
 
 
 def virtual_update(h: Array, g: Array, gamma: float) -> Tensor:
-    """``h⁺ = h − γ g`` with ``g_i = ∂L_i/∂h_i`` (000 Definition 1): where descent would move the features themselves.
+    """``h⁺ = h − γ g`` with ``g_i = ∂L_i/∂h_i`` ([VCL] Definition 1): where descent would move the features themselves.
 
     >>> virtual_update(torch.tensor([1.0, 2.0]), torch.tensor([1.0, -1.0]), gamma=0.5)
     tensor([0.5000, 2.5000])
@@ -33,7 +33,7 @@ def virtual_update(h: Array, g: Array, gamma: float) -> Tensor:
 
 
 def virtual_covariance_shift(W: Array, D: Array, Sigma: Array, gamma: float) -> Tensor:
-    """``v = Σ_i [h_i⁺h_i⁺ᵀ − h_ih_iᵀ] = WᵀM + MᵀW``, ``M = −γD + ½γ²ΣW`` (000 Theorem 2, 003 Theorem 1).
+    """``v = Σ_i [h_i⁺h_i⁺ᵀ − h_ih_iᵀ] = WᵀM + MᵀW``, ``M = −γD + ½γ²ΣW`` ([VCL] Theorem 2, [Gram] Theorem 1).
 
     Args:
         W: weight ``[..., k, d]``.
@@ -64,7 +64,7 @@ def virtual_covariance_factors(W: Array, D: Array, Sigma: Array, gamma: float) -
 
 
 def virtual_trajectory(x: Array, gradients: Iterable[Array], gamma: float, every: int = 1) -> Tensor:
-    """``x̃_t = x − γ Σ_{τ≤t} ∇_x L_τ`` (003 §1), the gradients taken along the real training run.
+    """``x̃_t = x − γ Σ_{τ≤t} ∇_x L_τ`` ([Gram] §1), the gradients taken along the real training run.
 
     Args:
         x: points ``[n, d]`` (any shape).
@@ -94,7 +94,7 @@ def virtual_trajectory(x: Array, gradients: Iterable[Array], gamma: float, every
 
 
 class AccumulatedShift:
-    """The sum of virtual covariance shifts over training, ``V_t = Σ_{τ≤t} v_τ`` (000 Algorithm 1 and Figure 1).
+    """The sum of virtual covariance shifts over training, ``V_t = Σ_{τ≤t} v_τ`` ([VCL] Algorithm 1 and Figure 1).
 
     Args:
         form: ``"dense"`` keeps ``[..., d, d]``; ``"diagonal"`` only the diagonal, which is what the papers show as an

@@ -1,4 +1,4 @@
-"""Virtual against actual updates: the bound and the sign of 000 Theorem 3 (003 Proposition 1), coordinate by coordinate."""
+"""Virtual against actual updates, by coordinates: the bound and the sign of [VCL] Theorem 3 ([Gram] Proposition 1)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def virtual_against_actual(
         g: gradients of each sample's loss at the layer's output ``h_ℓ = σ(z)``, ``[n, k]``.
         gamma: step size γ > 0.
         activation: σ, a function of a tensor, entry by entry, or its name in ``torch.nn.functional``.
-        lipschitz: L; default :func:`lipschitz_constant` of σ. (With L = 1, as 000 takes for GELU, the bound fails.)
+        lipschitz: L; default :func:`lipschitz_constant` of σ. (With L = 1, as [VCL] takes for GELU, the bound fails.)
 
     >>> h, z, g = torch.ones(1, 1), torch.tensor([[1.0, -1.0]]), torch.tensor([[0.5, 0.5]])
     >>> virtual_against_actual(h, z, g, gamma=0.1, activation="relu").bound
