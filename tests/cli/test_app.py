@@ -7,6 +7,7 @@ import io
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import warnings
@@ -84,6 +85,12 @@ def test_help_and_completion_need_no_torch(tmp_path: Path) -> None:
     assert "torch was imported" not in done.stderr
 
 
+def tables_of(gramscope: Command, measures: str) -> list[dict[str, Any]]:
+    done = gramscope("measure", "runs/x", "--measures", measures, "--samples", "200", "--json")
+    assert done.code == 0, done.err
+    return json.loads(done.out)
+
+
 def test_train_measure_runs_resume(gramscope: Command) -> None:
     arguments = ["train", "--data", "digits", "--hidden", "8", "--epochs", "2", "--seeds", "2", "--out", "runs/x"]
     arguments += ["--checkpoint-every", "1"]
@@ -97,13 +104,18 @@ def test_train_measure_runs_resume(gramscope: Command) -> None:
     assert done.code == 2
     assert done.err == "gramscope: runs/x already holds a run; resume it (--resume) or replace it (--force)\n"
 
-    done = gramscope("measure", "runs/x", "--measures", "nfa,target_linearity", "--samples", "200", "--json")
-    tables = json.loads(done.out)
+    tables = tables_of(gramscope, "nfa,target_linearity")
     assert [table["run"] for table in tables] == ["seed-0", "seed-1"]
     assert set(tables[0]["layers"]) == {"hidden1", "readout"}
     assert 0 < tables[0]["layers"]["readout"]["target_linearity"] <= 1
     shown = gramscope("measure", "runs/x/seed-0", "--measures", "nfa,target_linearity", "--samples", "200").out
     assert "target_linearity" in shown  # as --measures takes it
+    several = gramscope("measure", "runs/x", "--measures", "weight_norm", "--samples", "200").out
+    norms = [table["layers"]["readout"]["weight_norm"] for table in tables_of(gramscope, "weight_norm")]
+    assert "2 seeds, mean ± σ, step 46 (epoch 2)" in several
+    assert f"{statistics.fmean(norms):.4g} ± {statistics.stdev(norms):.2g}" in several
+    assert "seed-1, step 46" in gramscope("measure", "runs/x", "--per-seed", "--samples", "200").out
+    assert "nfa_ptk" in tables_of(gramscope, "all")[0]["layers"]["readout"]
     checkpoint = next(Path("runs/x/seed-1/checkpoints").iterdir())
     (table,) = json.loads(gramscope("measure", str(checkpoint), "--measures", "weight_norm", "--json").out)
     assert table["step"] == int(checkpoint.name.removeprefix("step-"))

@@ -7,7 +7,7 @@ from typing import Annotated, Optional
 import typer
 
 from gramscope.bench.benchmarks import BENCHMARKS, run_benchmark
-from gramscope.cli.console import news, print_json, print_table
+from gramscope.cli.console import news, show
 
 
 def command(
@@ -34,7 +34,7 @@ def command(
     """
     if name is None:
         rows = [{"name": key, "what": what} for key, what in BENCHMARKS.items()]
-        print_json(rows) if json else print_table("", rows)
+        show("", rows, json)
         return
     from gramscope.training.job import resolve_device
 
@@ -42,4 +42,4 @@ def command(
     if not json:
         news().print(f"measuring {name} on {device}: {BENCHMARKS.get(name, '')} …")
     found = [row.to_dict() for row in run_benchmark(name, device=device, seconds=seconds)]
-    print_json(found) if json else print_table("", found)
+    show("", found, json)

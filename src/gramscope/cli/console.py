@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -37,20 +38,48 @@ def print_table(
 ) -> None:
     """Print rows as a table; numbers are right-aligned with four significant digits.
 
-    Headings are words, or with ``verbatim`` the names themselves.
+    Headings are words, never broken inside; with ``verbatim`` they are the names themselves, and no cell is broken either.
     """
     console = Console(highlight=False, markup=False)
-    if not console.is_terminal:  # a pipe has no width: do not cut columns
-        console.width = max(console.width, 200)
     names = list(columns or dict.fromkeys(key for row in rows for key in row))
-    table = Table(title=title or None, title_justify="left")
-    for name in names:
+    headings = [name if verbatim else name.replace("_", " ") for name in names]
+    narrowest = [max(map(len, heading.split()), default=0) for heading in headings]
+    if verbatim:
+        narrowest = [
+            max([width, *(len(cell(row.get(n))) for row in rows)]) for n, width in zip(names, narrowest, strict=True)
+        ]
+    table = Table()
+    for name, heading, width in zip(names, headings, narrowest, strict=True):
         number = all(isinstance(row.get(name), int | float | None) for row in rows)
-        heading = name if verbatim else name.replace("_", " ")
-        table.add_column(Text(heading), justify="right" if number else "left", overflow="fold")
+        table.add_column(Text(heading), justify="right" if number else "left", overflow="fold", min_width=width)
     for row in rows:
         table.add_row(*(Text(cell(row.get(name))) for name in names))
+    # A pipe has no width; on a terminal a line may be longer than the window, but is never cut.
+    console.width = max(console_width(), sum(narrowest) + 3 * len(names) + 1)
+    if title:
+        results().print(title)
     console.print(table)
+
+
+def console_width() -> int:
+    """Characters in a line of results; a pipe takes at least 200."""
+    console = Console()
+    return console.width if console.is_terminal else max(console.width, 200)
+
+
+def show(title: str, rows: Sequence[Mapping[str, Any]], json: bool) -> None:
+    """Print rows as JSON or as a table."""
+    print_json(rows) if json else print_table(title, rows)
+
+
+def spread(values: Sequence[float], mean: str = ".4g", deviation: str = ".2g", sigmas: int = 1) -> str:
+    """Mean ± standard deviations of several values in the given formats; a single value alone.
+
+    >>> spread([1.0, 2.0, 3.0]), spread([0.5])
+    ('2 ± 1', '0.5')
+    """
+    middle = f"{statistics.fmean(values):{mean}}"
+    return middle if len(values) == 1 else f"{middle} ± {sigmas * statistics.stdev(values):{deviation}}"
 
 
 def cell(value: Any) -> str:
@@ -106,7 +135,7 @@ class TerminalReporter(Reporter):
     def advance(self, done: int) -> None:
         if self._progress is not None:
             now = time.perf_counter()
-            if done == self._total or now - self._told > 0.1:  # drawing each of a thousand steps a second costs
+            if done == self._total or now - self._told > 0.1:  # drawing every step would slow training down
                 self._told = now
                 self._progress.update(self._task, completed=done)
         elif self._unit != "step":
@@ -115,8 +144,8 @@ class TerminalReporter(Reporter):
     @override
     def records(self, records: Sequence[dict[str, Any]], label: str = "") -> None:
         keys = ("test_accuracy", "test_loss")
-        shown = {key: _mean([r[key] for r in records if r.get(key) is not None]) for key in keys}
-        text = ", ".join(f"{key.replace('_', ' ')} {value:.4g}" for key, value in shown.items() if value is not None)
+        shown = {key: [r[key] for r in records if r.get(key) is not None] for key in keys}
+        text = ", ".join(f"{key.replace('_', ' ')} {statistics.fmean(v):.4g}" for key, v in shown.items() if v)
         if self._progress is not None:
             self._progress.update(self._task, news=text)
         else:
@@ -127,7 +156,3 @@ class TerminalReporter(Reporter):
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None

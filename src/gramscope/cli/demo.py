@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from gramscope.cli.console import TerminalReporter, news, print_json, print_table, results
+from gramscope.cli.console import TerminalReporter, news, print_json, print_table, results, spread
 from gramscope.errors import MissingExtraError
 from gramscope.runs.directory import free_path
+
+if TYPE_CHECKING:
+    from gramscope.training.trained import Trained
 
 
 def command(
@@ -29,7 +33,7 @@ def command(
 
     Example: gramscope demo
     """
-    from gramscope.training.demonstration import demo_configs, run_demo, summarise
+    from gramscope.training.demonstration import demo_configs, run_demo
 
     began = time.perf_counter()
     out = out or free_path("demo")
@@ -54,3 +58,36 @@ def write_report(out: Path, *, figures: bool = True) -> Path | None:
     except MissingExtraError as error:
         news().print(str(error))
         return None
+
+
+def summarise(trained: Mapping[str, Trained]) -> list[dict[str, Any]]:
+    """One row a method: accuracies and measures of the features as mean ± 2 standard deviations over seeds."""
+    rows = []
+    for method, runs in trained.items():
+        row = {"method": method}
+        for heading, key, epoch, layer in (
+            ("accuracy after 1 epoch", "test_accuracy", 1.0, None),
+            ("at the end", "test_accuracy", None, None),
+            ("target linearity after layer 1", "target_linearity", None, "hidden2"),
+            ("before the readout", "target_linearity", None, "readout"),
+            ("NFA of layer 1", "nfa", None, "hidden1"),
+        ):
+            found = _at(runs.records, key, epoch=epoch, layer=layer)
+            if key == "test_accuracy":
+                row[heading] = f"{spread([100 * value for value in found], '.1f', '.1f', 2)} %" if found else ""
+            else:
+                row[heading] = spread(found, ".3f", ".3f", 2) if found else ""
+        rows.append(row)
+    return rows
+
+
+def _at(
+    records: Sequence[dict[str, Any]], key: str, *, epoch: float | None = None, layer: str | None = None
+) -> list[float]:
+    """Each run's value of ``key`` at an epoch, the last one by default."""
+    found: dict[str, float] = {}
+    for record in records:
+        right_epoch = epoch is None or record["epoch"] == epoch
+        if record.get(key) is not None and right_epoch and (layer is None or record.get("layer") == layer):
+            found[record["run"]] = record[key]
+    return list(found.values())

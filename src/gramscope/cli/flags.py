@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import shlex
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any, Optional, TypeVar
 
 import typer
 
@@ -15,16 +16,46 @@ from gramscope.errors import InputError
 from gramscope.training.config import TrainConfig, find_option
 from gramscope.training.options import METHODS, OPTIMIZERS
 
+N = TypeVar("N", int, float)
+
+#: panel of the help → flag → the key it sets; type and help text come from the option of that key
+_PANELS = {
+    "Data": {
+        "--data": "data.name", "--data-dir": "data.dir", "--validation": "data.validation",
+        "--samples": "data.samples", "--label-noise": "data.label_noise",
+    },
+    "Net": {"--model": "model.name", "--hidden": "model.hidden", "--activation": "model.activation"},
+    "Method": {
+        "--method": "method.name", "--lr": "method.lr", "--gamma": "method.gamma", "--alpha": "method.alpha",
+        "--momentum": "method.momentum", "--weight-decay": "method.weight_decay",
+    },
+    "Training": {
+        "--epochs": "epochs", "--batch-size": "batch_size", "--loss": "loss", "--schedule": "schedule.name",
+        "--warm-up": "schedule.warm_up", "--patience": "patience",
+    },
+    "Cadence and execution": {
+        "--device": "device", "--dtype": "dtype", "--evaluate-every": "evaluate_every",
+        "--measure-every": "measure.every", "--checkpoint-every": "checkpoint_every", "--keep": "keep",
+        "--execution": "execution",
+    },
+}  # fmt: skip
+#: help of keys without an option: names, and options of the nets
+_TEXTS = {
+    "data.name": "data set: digits, mnist, cifar10 … (gramscope data list), or a .npz file",
+    "model.name": "net: mlp, cnn, resnet, logistic …, or package.module:factory of your own",
+    "model.hidden": "widths of the hidden layers, such as 256 or 256,256",
+    "model.activation": "activation, such as gelu or relu",
+    "method.name": f"method: {', '.join(METHODS)}",
+}
+
 
 @dataclass(frozen=True)
 class Flag:
-    """One flag and the key of the configuration it sets; type and help text come from the option of that key."""
+    """One flag, and the key of the configuration that it sets."""
 
     name: str
     key: str
     panel: str
-    #: where the key has no option of its own (a name, or an option of the nets)
-    text: str = ""
 
     @property
     def parameter(self) -> str:
@@ -46,45 +77,15 @@ class Flag:
     def help(self) -> str:
         """Its line of ``gramscope train --help``."""
         option = find_option(self.key)
-        text = self.text if option is None else option.help
+        text = _TEXTS[self.key] if option is None else option.help
         if option is not None and option.choices:
             text += f": {', '.join(option.choices)}"
-        if self.key.startswith("method.") and option is not None:
+        if option is not None and self.key.startswith("method."):
             text += f" ({', '.join(name for name in OPTIMIZERS if self.key[7:] in METHODS[name])})"
         return f"{text[0].upper()}{text[1:]}."
 
 
-_DATA, _NET, _METHOD, _TRAINING, _COURSE = "Data", "Net", "Method", "Training", "Cadence and execution"
-
-FLAGS: tuple[Flag, ...] = (
-    Flag("--data", "data.name", _DATA, "data set: digits, mnist, cifar10 … (gramscope data list), or a .npz file"),
-    Flag("--data-dir", "data.dir", _DATA),
-    Flag("--validation", "data.validation", _DATA),
-    Flag("--samples", "data.samples", _DATA),
-    Flag("--label-noise", "data.label_noise", _DATA),
-    Flag("--model", "model.name", _NET, "net: mlp, cnn, resnet, logistic …, or package.module:factory of your own"),
-    Flag("--hidden", "model.hidden", _NET, "widths of the hidden layers, such as 256 or 256,256"),
-    Flag("--activation", "model.activation", _NET, "activation, such as gelu or relu"),
-    Flag("--method", "method.name", _METHOD, f"method: {', '.join(METHODS)}"),
-    Flag("--lr", "method.lr", _METHOD),
-    Flag("--gamma", "method.gamma", _METHOD),
-    Flag("--alpha", "method.alpha", _METHOD),
-    Flag("--momentum", "method.momentum", _METHOD),
-    Flag("--weight-decay", "method.weight_decay", _METHOD),
-    Flag("--epochs", "epochs", _TRAINING),
-    Flag("--batch-size", "batch_size", _TRAINING),
-    Flag("--loss", "loss", _TRAINING),
-    Flag("--schedule", "schedule.name", _TRAINING),
-    Flag("--warm-up", "schedule.warm_up", _TRAINING),
-    Flag("--patience", "patience", _TRAINING),
-    Flag("--device", "device", _COURSE),
-    Flag("--dtype", "dtype", _COURSE),
-    Flag("--evaluate-every", "evaluate_every", _COURSE),
-    Flag("--measure-every", "measure.every", _COURSE),
-    Flag("--checkpoint-every", "checkpoint_every", _COURSE),
-    Flag("--keep", "keep", _COURSE),
-    Flag("--execution", "execution", _COURSE),
-)
+FLAGS = tuple(Flag(name, key, panel) for panel, flags in _PANELS.items() for name, key in flags.items())
 
 #: what a command line without them means
 DEFAULTS = {"data": {"name": "digits"}, "model": {"name": "mlp"}, "method": {"name": "sgd"}}
@@ -125,9 +126,8 @@ def read_config(
     for flag in FLAGS:
         value = flags.get(flag.parameter)
         if value is not None:
-            _put(tree, flag.key, whole_numbers(flag.name, value) if flag.listed else value)
-    for setting in settings:
-        _put(tree, *_assignment("--set", setting))
+            _put(tree, flag.key, numbers(flag.name, value, int) if flag.listed else value)
+    parse_assignments(settings, tree)
     for sweep in sweeps:
         key, value = _assignment("--sweep", sweep, listed=True)
         tree.setdefault("sweep", {})[key] = value
@@ -173,9 +173,9 @@ def to_arguments(config: TrainConfig) -> list[str]:
     return [*arguments, "--seeds", ",".join(map(str, config.seeds))]
 
 
-def parse_assignments(settings: Iterable[str]) -> dict[str, Any]:
-    """``model.width=64`` and the like as nested tables."""
-    tree: dict[str, Any] = {}
+def parse_assignments(settings: Iterable[str], tree: dict[str, Any] | None = None) -> dict[str, Any]:
+    """``model.width=64`` and the like as nested tables, added to ``tree``."""
+    tree = {} if tree is None else tree
     for setting in settings:
         _put(tree, *_assignment("--set", setting))
     return tree
@@ -217,12 +217,16 @@ def _toml(value: Any) -> str:
     return tomli_w.dumps({"value": value}).split("=", 1)[1].strip()
 
 
-def whole_numbers(flag: str, text: str) -> list[int]:
-    """Whole numbers with commas between."""
+def numbers(flag: str, text: str, kind: type[N], least: float | None = None) -> list[N]:
+    """Numbers with commas between."""
+    words = "whole numbers" if kind is int else "numbers"
     try:
-        return [int(part) for part in text.split(",") if part.strip()]
+        found = [kind(part) for part in text.split(",") if part.strip()]
     except ValueError:
-        raise InputError(f"{flag} {text}: give whole numbers with commas between, such as 256,256") from None
+        raise InputError(f"{flag} {text}: give {words} with commas between, such as 256,512") from None
+    if least is not None and (not found or min(found) < least):
+        raise InputError(f"{flag} {text}: give {words} of at least {least:g}, with commas between")
+    return found
 
 
 def _text(value: Any) -> str:
@@ -248,6 +252,4 @@ def _leaves(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 def format_command(arguments: Sequence[str]) -> str:
     """Arguments as a shell command."""
-    import shlex
-
     return " ".join(["gramscope", "train", *map(shlex.quote, arguments)])

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from gramscope.cli.console import news, print_json, print_table
+from gramscope.cli.console import cell, console_width, news, print_json, print_table, spread
 from gramscope.cli.flags import parse_assignments
 from gramscope.errors import InputError
 from gramscope.training.config_tables import DataTable, MeasureTable, ModelTable
+
+if TYPE_CHECKING:
+    from gramscope.training.layer_measures import Measured
 
 _Path = Optional[Path]  # noqa: UP045 - typer reads it at run time
 _Text = Optional[str]  # noqa: UP045
@@ -40,10 +45,13 @@ def command(
     samples: Annotated[int, typer.Option(help="Samples to measure on.")] = 1000,
     layers: Annotated[str, typer.Option(help="Glob of the layers, such as 'hidden*'.", show_default=False)] = "",
     measures: Annotated[
-        _Text, typer.Option(help="Measures with commas between (default: the usual ones).", show_default=False)
+        _Text, typer.Option(help="Measures with commas between, or all (default: the usual ones).", show_default=False)
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    per_seed: Annotated[
+        bool, typer.Option("--per-seed", help="One table a seed instead of mean ± standard deviation over seeds.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, one table a run.")] = False,
 ) -> None:
     """Measure every layer of trained nets: ours from a run directory, or your own.
 
@@ -81,9 +89,8 @@ def command(
     if json:
         print_json([item.to_dict() for item in found])
         return
-    for item in found:
-        title = item.name if item.step is None else f"{item.name}, step {item.step} (epoch {item.epoch:g})"
-        print_measures(title, item.table.rows)
+    for title, rows in _tables(found, per_seed, every):
+        print_measures(title, rows)
     for note in dict.fromkeys(f"{where}: {reason}" for item in found for where, reason in item.table.notes.items()):
         news().print(f"note: {note}")
 
@@ -97,12 +104,52 @@ def _own_tables(model: str, data: str, data_dir: str | None, settings: list[str]
     return net, DataTable.from_table({"name": data, "dir": data_dir or "", **options.get("data", {})})
 
 
-def print_measures(title: str, rows: Mapping[str, Mapping[str, Any]]) -> None:
-    """A table of layers by measures, lying on its side when there are more measures than layers."""
+_Rows = Mapping[str, Mapping[str, Any]]
+
+
+def _tables(found: Sequence[Measured], per_seed: bool, every: bool) -> Iterator[tuple[str, _Rows]]:
+    """Title and rows of each table to print: of one run, or of all seeds of one setting together."""
+    groups: dict[Any, list[Measured]] = {}
+    for item in found:
+        setting = item.name if per_seed else re.sub(r"[,/]?\bseed-\d+$", "", item.name)
+        groups.setdefault((setting, item.step if every else None), []).append(item)
+    for (setting, _), items in groups.items():
+        name = items[0].name if len(items) == 1 else f"{setting} {len(items)} seeds, mean ± σ".strip()
+        steps = sorted({item.step for item in items if item.step is not None})
+        epochs = sorted({item.epoch for item in items if item.epoch is not None})
+        when = f", step {_range(steps)} (epoch {_range(epochs)})" if steps else ""
+        yield name + when, items[0].table.rows if len(items) == 1 else _over_seeds([item.table.rows for item in items])
+
+
+def _range(values: Sequence[float]) -> str:
+    return f"{values[0]:g}" if len(values) == 1 else f"{values[0]:g} to {values[-1]:g}"
+
+
+def _over_seeds(tables: Sequence[_Rows]) -> _Rows:
+    """Mean ± standard deviation of each entry over the tables that have it."""
+    entries: dict[str, dict[str, list[float]]] = {}
+    for rows in tables:
+        for layer, row in rows.items():
+            for name, value in row.items():
+                entries.setdefault(layer, {}).setdefault(name, []).extend([] if value is None else [value])
+    return {
+        layer: {name: spread(values) if values else None for name, values in row.items()}
+        for layer, row in entries.items()
+    }
+
+
+def print_measures(title: str, rows: _Rows) -> None:
+    """A table of layers by measures, turned round where measures outnumber layers, in parts that fit the window."""
     columns = list(dict.fromkeys(name for row in rows.values() for name in row))
     shown = [name for name in columns if any(row.get(name) is not None for row in rows.values())]
     if len(shown) > max(len(rows), 6):
         table = [{"measure": m} | {layer: row.get(m) for layer, row in rows.items()} for m in shown]
     else:
         table = [{"layer": layer} | {m: row.get(m) for m in shown} for layer, row in rows.items()]
-    print_table(title, table, verbatim=True)
+    first, *others = table[0] if table else ["layer"]
+    widths = {name: max(len(name), *(len(cell(row[name])) for row in table)) + 3 for name in (first, *others)}
+    while others:
+        used = accumulate((widths[name] for name in others), initial=widths[first])
+        count = max(1, sum(width < console_width() for width in used) - 1)
+        print_table(title, table, [first, *others[:count]], verbatim=True)
+        title, others = "", others[count:]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from statistics import fmean
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gramscope.cli.console import print_json, print_table
+from gramscope.cli.console import print_json, print_table, show
+from gramscope.cli.flags import numbers
+from gramscope.errors import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,16 +58,24 @@ def cnfa(
     """
     import torch
 
-    from gramscope.theory.sweeps import compare_cnfa
+    from gramscope.data.synthetic import alignment_reversing
+    from gramscope.theory.sweeps import compare_cnfa, polynomial_task
 
     generator = torch.Generator().manual_seed(seed)
-    x, y = _data(data, n, d, target, alpha, balance, inverse, scale, generator)
+    if Path(data).suffix in (".npz", ".safetensors"):
+        x, y = _load(Path(data))
+    elif data == "alignment-reversing":
+        x, y = alignment_reversing(n, d, balance, generator, inverse=inverse, scale=scale)  # type: ignore[arg-type]
+    elif data in ("isotropic", "decay"):
+        x, y = polynomial_task(n, d, alpha if data == "decay" else None, target, generator)
+    else:
+        raise InputError(f"--data {data}: give isotropic, decay, alignment-reversing, or an .npz or .safetensors file")
     rows = compare_cnfa(
-        x, y, _numbers(widths, "--widths"), activation=activation, depth=depth, nets=nets, generator=generator
+        x, y, numbers("--widths", widths, int, 1), activation=activation, depth=depth, nets=nets, generator=generator
     )
     records = [asdict(row) | {"difference": row.difference} for row in rows]
     title = f"ρ(ẆᵀẆ, ẆᵀKẆ), {data}, {activation}, {depth} hidden, n={x.shape[0]}, d={x.shape[1]}"
-    print_json(records) if as_json else print_table(title, records)
+    show(title, records, as_json)
 
 
 @app.command(name="nfa-fig3")
@@ -80,7 +90,7 @@ def nfa_fig3(
     """Alignment-reversing data: predicted against observed over the balance sweep, both inversion rules and scales."""
     from gramscope.theory.sweeps import BALANCES, reversal_sweep
 
-    chosen = _floats(balances, "--balances") if balances else BALANCES
+    chosen = numbers("--balances", balances, float) if balances else BALANCES
     rows = list(reversal_sweep(size, balances=chosen, data_seeds=data_seeds, nets=nets, seed=seed))
     records = [asdict(row) | {"difference": row.difference} for row in rows]
     if as_json:
@@ -95,10 +105,10 @@ def nfa_fig3(
                 "scale": f"{scale:.3g}",
                 "inverse": inverse,
                 "balance": f"{balance:g}",
-                "observed": _mean(row.observed for row in group),
-                "predicted": _mean(row.free_sampled_moments for row in group),
-                "exact moments": _mean(row.free_exact_moments for row in group),
-                "own moments": _mean(row.free_own_moments for row in group),
+                "observed": fmean(row.observed for row in group),
+                "predicted": fmean(row.free_sampled_moments for row in group),
+                "exact moments": fmean(row.free_exact_moments for row in group),
+                "own moments": fmean(row.free_own_moments for row in group),
                 "largest |difference|": max(abs(row.difference) for row in group),
             }
         )
@@ -129,9 +139,9 @@ def formulas(
 
 @app.command(name="widths")
 def widths_command(
-    activations: Annotated[str, typer.Option(help="Comma separated.")] = "relu,erf,quadratic,linear",
+    activations: Annotated[str, typer.Option(help="Activations, comma separated.")] = "relu,erf,quadratic,linear",
     depths: Annotated[str, typer.Option(help="Hidden layers, comma separated.")] = "1,2,3",
-    widths: Annotated[str, typer.Option(help="Comma separated.")] = "64,128,256,512",
+    widths: Annotated[str, typer.Option(help="Hidden widths, comma separated.")] = "64,128,256,512",
     nets: Annotated[int, typer.Option(help="Nets per point.", min=1)] = 200,
     seed: Seed = 0,
     as_json: AsJson = False,
@@ -141,8 +151,8 @@ def widths_command(
 
     rows = check_widths(
         activations.split(","),
-        depths=_numbers(depths, "--depths"),
-        widths=_numbers(widths, "--widths"),
+        depths=numbers("--depths", depths, int, 1),
+        widths=numbers("--widths", widths, int, 1),
         nets=nets,
         seed=seed,
     )
@@ -155,37 +165,10 @@ def widths_command(
     print_table("distance ≈ e^constant · depth^depth_power / width^width_power", fits)
 
 
-def _data(
-    name: str,
-    n: int,
-    d: int,
-    target: str,
-    alpha: float,
-    balance: float,
-    inverse: str,
-    scale: float,
-    generator: Any,
-) -> tuple[Tensor, Tensor]:
-    """``x`` and ``y`` from a file or a generator."""
-    from gramscope.data.synthetic import alignment_reversing
-    from gramscope.errors import InputError
-    from gramscope.theory.sweeps import polynomial_task
-
-    if Path(name).suffix in (".npz", ".safetensors"):
-        return _load(Path(name))
-    if name == "alignment-reversing":
-        return alignment_reversing(n, d, balance, generator, inverse=inverse, scale=scale)  # type: ignore[arg-type]
-    if name in ("isotropic", "decay"):
-        return polynomial_task(n, d, alpha if name == "decay" else None, target, generator)
-    raise InputError(f"--data {name}: give isotropic, decay, alignment-reversing, or an .npz or .safetensors file")
-
-
 def _load(path: Path) -> tuple[Tensor, Tensor]:
     import numpy as np
     import torch
     from safetensors.torch import load_file
-
-    from gramscope.errors import InputError
 
     if not path.is_file():
         raise InputError(f"--data {path}: no such file")
@@ -197,29 +180,3 @@ def _load(path: Path) -> tuple[Tensor, Tensor]:
     if not {"x", "y"} <= set(arrays):
         raise InputError(f"--data {path} holds {sorted(arrays)}; x [n, d] and y [n] are needed")
     return arrays["x"].double(), arrays["y"].double().squeeze()
-
-
-def _floats(text: str, option: str) -> list[float]:
-    from gramscope.errors import InputError
-
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError as error:
-        raise InputError(f"{option} {text!r}: give numbers separated by commas") from error
-
-
-def _numbers(text: str, option: str) -> list[int]:
-    from gramscope.errors import InputError
-
-    try:
-        values = [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise InputError(f"{option} {text!r}: give whole numbers separated by commas") from error
-    if min(values) < 1:
-        raise InputError(f"{option} {text!r}: every value must be at least 1")
-    return values
-
-
-def _mean(values: Iterable[float]) -> float:
-    known = list(values)
-    return sum(known) / len(known)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -48,43 +47,3 @@ def run_demo(configs: Mapping[str, TrainConfig], out: Path, *, reporter: Reporte
         reporter.note(f"{name}:")
         found[name] = train(config, out / name, reporter=reporter)
     return found
-
-
-def summarise(trained: Mapping[str, Trained]) -> list[dict[str, Any]]:
-    """One row a method: accuracies as mean ± 2 standard deviations over seeds, and what happened to the features."""
-    rows = []
-    for name, runs in trained.items():
-        records = runs.records
-        rows.append(
-            {
-                "method": name,
-                "accuracy after 1 epoch": _spread(_at(records, "test_accuracy", epoch=1.0), percent=True),
-                "at the end": _spread(_at(records, "test_accuracy"), percent=True),
-                "target linearity after layer 1": _spread(_at(records, "target_linearity", layer="hidden2")),
-                "before the readout": _spread(_at(records, "target_linearity", layer="readout")),
-                "NFA of layer 1": _spread(_at(records, "nfa", layer="hidden1")),
-            }
-        )
-    return rows
-
-
-def _at(
-    records: Sequence[dict[str, Any]], key: str, *, epoch: float | None = None, layer: str | None = None
-) -> list[float]:
-    """Each run's value of ``key`` at an epoch, the last one by default."""
-    found: dict[str, float] = {}
-    for record in records:
-        right_epoch = epoch is None or record["epoch"] == epoch
-        if record.get(key) is not None and right_epoch and (layer is None or record.get("layer") == layer):
-            found[record["run"]] = record[key]
-    return list(found.values())
-
-
-def _spread(values: Sequence[float], *, percent: bool = False) -> str:
-    if not values:
-        return ""
-    factor, digits, unit = (100, 1, " %") if percent else (1, 3, "")
-    mean = factor * statistics.fmean(values)
-    if len(values) == 1:
-        return f"{mean:.{digits}f}{unit}"
-    return f"{mean:.{digits}f} ± {2 * factor * statistics.stdev(values):.{digits}f}{unit}"

@@ -40,11 +40,16 @@ def measure_net(
         model,
         batches,
         joined_loss(model, loss),
-        measures=table.names or None,
+        measures=_chosen(table),
         layers=table.layers or None,
         reference=reference,
         output=measured_output(model),
     )
+
+
+def _chosen(table: MeasureTable) -> tuple[str, ...] | str | None:
+    """The measures a configuration names; ``None`` for the usual ones."""
+    return "all" if table.names == ("all",) else table.names or None
 
 
 class LayerMeasures:
@@ -63,7 +68,7 @@ class LayerMeasures:
                 model,
                 probe(job.data.x_train, job.data.y_train, table.samples, table.batch_size),
                 joined_loss(model, job.loss),
-                measures=table.names or WHILE_TRAINING,
+                measures=_chosen(table) or WHILE_TRAINING,
                 layers=table.layers or None,
                 samples=table.samples,
                 reference=self._initial[job.name],
