@@ -5,11 +5,7 @@ import torch
 
 from gramscope.errors import InputError
 from gramscope.theory.early_time import labelled_inputs, speeds_from_kernel
-from gramscope.theory.quadratic import (
-    data_matrices,
-    observed_traces,
-    weight_matrix,
-)
+from gramscope.theory.quadratic import data_matrices, observed_traces, weight_matrix
 
 
 def task(n: int = 9, d: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
