@@ -1,4 +1,4 @@
-"""gram-fig11: the generated language, reading and aligning tasks, and both ways through the experiment."""
+"""gram-fig11: the generated language, reading and aligning tasks, and the experiment at both scales."""
 
 from __future__ import annotations
 

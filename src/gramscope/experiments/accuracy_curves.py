@@ -1,4 +1,4 @@
-"""Methods compared on data sets: a sweep each, the setting chosen from its records, and accuracy over epochs.
+"""Compare methods on data sets: each has a sweep, a setting chosen from its records, and a curve of accuracy over epochs.
 
 The part that trains a method on a data set is called ``METHOD-DATA``; it holds all seeds of all settings of the sweep.
 """
@@ -20,19 +20,19 @@ VALIDATION = 0.1
 
 
 def data_table(name: str, options: Options, *, chooses: bool, **others: Any) -> dict[str, Any]:
-    """The ``data`` table of a training; with a validation part where hyper-parameters are chosen on one."""
+    """The ``data`` table of a training; it holds out a validation part if hyper-parameters are chosen on one."""
     held = VALIDATION if chooses and options.select == "validation" else 0.0
     return {"name": name, "dir": options.data_dir, "validation": held, **others}
 
 
 def part_name(method: str, data: str) -> str:
-    """Name of the part; an ``.npz`` file goes by its own name."""
+    """Name of the part; of an ``.npz`` file the path and the ending are left out."""
     return f"{method}-{data.replace(chr(92), '/').rsplit('/', 1)[-1].removesuffix('.npz')}"
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Accuracy over epochs of one setting: ``accuracy[i]`` is the mean over seeds after ``epochs[i]``."""
+    """Accuracy over epochs of one setting, the mean over its seeds."""
 
     setting: str
     records: list[Record] = field(repr=False)
@@ -56,7 +56,7 @@ class Curve:
         return top, epochs[means.index(top)]
 
     def at(self, epoch: float) -> float:
-        """Mean accuracy after an epoch; of the first one recorded from there on."""
+        """Mean accuracy at the first recorded epoch from ``epoch`` on, or at the last one recorded."""
         epochs, means, _ = self.points
         return next((value for e, value in zip(epochs, means, strict=True) if e >= epoch), means[-1])
 
@@ -77,7 +77,7 @@ class Curve:
 
 
 def settings_of(results: Results[Any], part: str) -> dict[str, list[Record]]:
-    """Evaluations of a part by setting, all its seeds together; the setting as text, such as ``lr 0.01``."""
+    """Evaluations of a part with all its seeds, by setting; a setting is a text such as ``lr 0.01``."""
     found: dict[str, list[Record]] = {}
     for record in results.records("evaluation", part=part):
         found.setdefault(_setting(record), []).append(record)
@@ -96,7 +96,7 @@ def _setting(record: Record) -> str:
 
 
 def choose(results: Results[Any], part: str) -> Curve:
-    """A part's setting with the highest mean accuracy at any epoch, on the validation part or as published on test data."""
+    """The setting with the highest mean accuracy at any epoch, on the validation part or, as published, on test data."""
     key = "validation_accuracy" if results.options.select == "validation" else "test_accuracy"
     settings = settings_of(results, part)
     if len(settings) > 1:

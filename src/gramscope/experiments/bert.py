@@ -130,7 +130,7 @@ class Trainer:
         return self._per_epoch * self.recipe.epochs
 
     def epoch(self, number: int, advance: Callable[[int], None]) -> float:
-        """Train one epoch (from 0); its mean loss."""
+        """Train epoch ``number`` (from 0) and return its mean loss."""
         table = ScheduleTable("linear", warm_up=self.recipe.warm_up * self.recipe.epochs)
         order = epoch_order(self.seed, number, len(self.data.labels))
         total = torch.zeros((), device=self.device)
@@ -156,7 +156,7 @@ class Trainer:
         return {"optimizer": self.optimizer.state_dict(), "random": self._states}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Continue from a checkpoint."""
         self.optimizer.load_state_dict(state["optimizer"])
         self.random.load(state["random"])
 
@@ -219,7 +219,7 @@ def layer_features(
 
 
 def principal_components(features: Tensor, count: int) -> Tensor:
-    """Rows centred and projected on their ``count`` leading principal directions; unchanged if there are no more.
+    """Rows centred and projected on their ``count`` leading principal directions; unchanged if they have no more columns.
 
     >>> principal_components(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), 1).abs().flatten()
     tensor([1., 1.], dtype=torch.float64)
@@ -234,7 +234,7 @@ def principal_components(features: Tensor, count: int) -> Tensor:
 def linearity_by_layer(encoder: nn.Module, data: Encoded, device: torch.device, components: int = 256) -> list[float]:
     """Target linearity, with intercept, of the embedding and of every layer.
 
-    With more than ``components`` features a layer they are reduced to that many principal components first, as in [Gram]
+    If a layer has more than ``components`` features, they are reduced to that many principal components first, as in [Gram]
     B.7; that lowers the value.
     """
     layers, labels = layer_features(encoder, data, device)

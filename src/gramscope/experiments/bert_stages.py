@@ -50,7 +50,7 @@ from gramscope.training.reporter import Reporter
 
 @dataclass(frozen=True)
 class Settings:
-    """[Gram] B.7. What comes after ``epochs`` is for the small BERT, used when ``model`` is empty."""
+    """[Gram] B.7. The fields after ``epochs`` are for the small BERT, which is used when ``model`` is empty."""
 
     seeds: tuple[int, ...] = (0,)
     data: tuple[str, ...] = ("sst2", "mnli", "pos", "ner")
@@ -80,7 +80,7 @@ class Settings:
 
 
 def parts(settings: Settings, options: Options) -> list[Part]:
-    """Pre-training of the small BERT where one is used, then every task."""
+    """Pre-training of the small BERT if it is used, then every task."""
     unknown = [task for task in settings.data if task not in TASKS]
     if unknown:
         raise InputError(f"gram-fig11 has no task {', '.join(unknown)}; it has: {', '.join(TASKS)}")
@@ -110,7 +110,7 @@ def _small(settings: Settings, vocabulary: int, seed: int) -> Any:
 
 
 def _pretrain(settings: Settings, options: Options, seed: int, recorder: Recorder) -> None:
-    """Masked tokens of single sentences and pairs, without any label."""
+    """Pre-train by masked tokens on single sentences and pairs, without labels."""
     device = resolve_device(options.device)
     spoken = Language()
     tokenizer = generated_tokenizer(spoken)
@@ -139,7 +139,7 @@ def _pretrain(settings: Settings, options: Options, seed: int, recorder: Recorde
 # -- stages -------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class FineTuning:
-    """A part: target linearity of the random, the pre-trained and the fine-tuned net; resumed after its last epoch."""
+    """A part: target linearity of the random, the pre-trained and the fine-tuned net; resumed after the last complete epoch."""
 
     name: str
     task: str

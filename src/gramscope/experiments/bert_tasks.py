@@ -2,7 +2,8 @@
 
 Files are looked for in the data folder as they are distributed: ``SST-2/train.tsv``, ``MNLI/train.tsv`` (GLUE),
 ``conll2003/train.txt`` (or ``eng.train``), with ``dev.tsv``, ``dev_matched.tsv``, ``valid.txt`` (``eng.testa``) beside
-them, or a folder ``sst2``, ``mnli``, ``conll2003`` written by ``datasets``' ``save_to_disk``. Otherwise the hub is asked.
+them, or a folder ``sst2``, ``mnli``, ``conll2003`` written by ``datasets``' ``save_to_disk``. Otherwise they come
+from the hub.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class Examples:
-    """Texts (pairs of texts, or lists of words) and labels (one, or one a word), numbered by ``classes``."""
+    """Texts (pairs of texts, or lists of words) and labels (one, or one per word), numbered by ``classes``."""
 
     task: str
     texts: Sequence[Any]
@@ -47,7 +48,7 @@ class Examples:
         return TASKS[self.task]
 
     def sample(self, n: int, seed: int) -> Examples:
-        """At most ``n`` of them, drawn at random."""
+        """At most ``n`` examples, drawn at random."""
         chosen = random.Random(seed).sample(range(len(self.texts)), min(n, len(self.texts)))
         return Examples(self.task, [self.texts[i] for i in chosen], [self.labels[i] for i in chosen], self.classes)
 
@@ -187,7 +188,7 @@ def _read_table(path: Path) -> Iterable[dict[str, Any]]:
 
 
 def _read_words(path: Path) -> Iterable[dict[str, Any]]:
-    """Sentences of a CoNLL file: ``word POS chunk entity`` a line, an empty line between sentences."""
+    """Sentences of a CoNLL file: ``word POS chunk entity`` on a line, an empty line between sentences."""
     lines: list[list[str]] = []
     for line in [*path.read_text(encoding="utf-8").splitlines(), ""]:
         parts = line.split()

@@ -124,7 +124,7 @@ def _runs(results: Results[Settings]) -> list[_Run]:
 
 
 def _judged(results: Results[Settings]) -> list[_Run]:
-    """Of each data set the first setting and the one with the highest training accuracy."""
+    """For each data set the first setting and the one with the highest training accuracy."""
     found = []
     for data in results.settings.data:
         runs = [run for run in _runs(results) if run.data == data]

@@ -1,4 +1,6 @@
-"""gram-fig8: rich and lazy regimes. The error is split into what the features lack and what the readout has not fitted.
+"""gram-fig8: rich and lazy regimes. The error is split at y_ols, the best linear readout of the current features.
+
+``features`` is its distance from the target, ``chase`` the distance of the net's output from it.
 
 "Depth 3" is read as three weight matrices with W_ij ~ N(0, 1/fan-in), the output divided by √width: with that the final
 errors have the published order and size; the NTK parametrisation of all layers, or a third hidden layer, gives others.
@@ -109,7 +111,7 @@ def _final(results: Results[Settings], width: int, key: str) -> list[float]:
 
 
 def _drop(results: Results[Settings], width: int, key: str) -> float:
-    """How much of a norm is gone at the end, relative to the target's norm."""
+    """Decrease of a norm over training, relative to the target's norm."""
     first, target = (mean(_values(results, width, k, 0.0)) for k in (key, "target"))
     return (first - mean(_final(results, width, key))) / target
 

@@ -2,7 +2,7 @@
 
 Target linearity is measured of the latent means μ and of codes z drawn from the posterior, for inputs centred over
 samples. The published values centre over pixels, so their level is not comparable; orders and trends are. A fit without
-ridge does not see the scale of μ: where the posterior has collapsed, a tiny μ can still be a linear image of the input.
+ridge does not depend on the scale of μ: where the posterior has collapsed, a tiny μ can still be a linear image of the input.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Settings:
 
 # -- training -----------------------------------------------------------------------------------------------------
 class SamplingVAE(nn.Module):
-    """A VAE under the name ``vae``, as stored checkpoints have it."""
+    """The VAE of this experiment; the wrapper keeps the parameter names ``vae.…`` of stored checkpoints."""
 
     def __init__(self, vae: VAE) -> None:
         super().__init__()

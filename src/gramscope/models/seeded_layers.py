@@ -1,7 +1,7 @@
 """Activations, and linear and convolution layers initialised from an explicit generator.
 
-A module built here never draws from torch's global random state: the layer is made without memory and then filled from
-the generator.
+A module built here never draws from torch's global random state: the layer is made on torch's meta device and then filled
+from the generator.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def image_shape(input_shape: int | Sequence[int], model: str) -> tuple[int, int,
 
 
 def per_layer(name: str, value: T | Sequence[T], layers: int) -> tuple[T, ...]:
-    """One value for every layer, or one value repeated."""
+    """The values given, one for every layer, or the one value repeated."""
     if isinstance(value, Sequence) and not isinstance(value, str):
         if len(value) != layers:
             raise InputError(
@@ -123,7 +123,7 @@ def per_layer(name: str, value: T | Sequence[T], layers: int) -> tuple[T, ...]:
 
 @torch.no_grad()
 def _drawn(module: Layer, init: Init, scale: float, generator: torch.Generator) -> Layer:
-    """The module, made without memory, on the generator's device with weight and bias drawn from it.
+    """The module on the generator's device, with weight and bias drawn from the generator.
 
     ``torch``: both from U(−1/√d, 1/√d) (torch's own default, variance 1/3d), the weight then times √scale.
     ``normal``: W_ij ~ N(0, scale/d) ([NFA] §2.1), bias 0. d is the fan-in.

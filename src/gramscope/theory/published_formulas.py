@@ -1,7 +1,7 @@
-"""[NFA] Appendix E as printed, beside what is right: which of its formulas the general rule confirms.
+"""The formulas of [NFA] Appendix E as printed, and which of them the general rule confirms.
 
 Each entry gives the printed right-hand side and the value of the rule of :mod:`gramscope.theory.freeness`; the verdict
-is computed, not noted down. See docs/theory.md for the list.
+is computed. See docs/theory.md for the list.
 """
 
 from __future__ import annotations

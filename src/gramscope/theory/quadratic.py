@@ -25,7 +25,7 @@ CROSS, GRAM, AGOP = "ARARBR", "ARAR", "ARBRARBR"
 
 
 def data_matrices(x: Tensor, y: Tensor) -> dict[str, Tensor]:
-    """``A = (XᵀYX)²`` and ``B = XᵀX`` in float64, each divided by its Frobenius norm (no correlation sees scales)."""
+    """``A = (XᵀYX)²`` and ``B = XᵀX`` in float64, each divided by its Frobenius norm (correlations do not depend on scale)."""
     check_data(x, y)
     if y.dim() == 2 and y.shape[1] != 1:
         raise InputError(f"y has {y.shape[1]} columns; the quadratic net has one output")

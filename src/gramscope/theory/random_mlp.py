@@ -37,7 +37,7 @@ class RandomMLP:
         per_layer(self.scales, len(self.widths) + 1, "scales")
 
     def sample(self, generator: torch.Generator, nets: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
-        """Weights of ``nets`` nets: one ``[nets, fan-out, fan-in]`` a layer, the readout last."""
+        """Weights of ``nets`` nets: one ``[nets, fan-out, fan-in]`` per layer, the readout last."""
         sizes = [self.inputs, *self.widths, 1]
         scales = per_layer(self.scales, len(self.widths) + 1, "scales")
         return [

@@ -1,4 +1,4 @@
-"""Does the theory hold? Monte Carlo against the free-probability formulas and against the infinite-width recursion."""
+"""Monte Carlo checks of the free-probability formulas and of the infinite-width recursion."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gramscope.theory.tangent_kernels import tangent_kernel_at_infinite_width
 
 @dataclass(frozen=True)
 class FormulaCheck:
-    """One printed formula on one kind of data: is it what the rule says, and what nets do?
+    """One printed formula on one kind of data, compared with the general rule and with sampled nets.
 
     ``observed_ratio`` is the mean over nets of (trace of the net)/(formula with the moments of that net's own R), ``error`` its
     standard error and ``z = (ratio − 1)/error``.
@@ -43,7 +43,7 @@ class FormulaCheck:
 
     @property
     def z(self) -> float:
-        """How many standard errors the nets are away from the formula."""
+        """Distance of the nets from the formula in standard errors."""
         return (self.observed_ratio - 1) / self.error
 
 
