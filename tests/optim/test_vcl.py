@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import gramscope as gs
 import reference
 from gramscope.errors import InputError, LayerError, NumericalError, RescueWarning
-from gramscope.optim import vcl_unit
+from gramscope.optim.vcl import matrix_trainer
 
 AdamW = partial(torch.optim.AdamW, lr=1e-2)
 
@@ -52,7 +52,7 @@ def same(a: nn.Module, b: nn.Module, **tolerance: float) -> None:
 @pytest.fixture(autouse=True)
 def light_steps_in_small_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small layers take full steps only; here they stand for large ones."""
-    monkeypatch.setattr(vcl_unit, "_FEW", 0)
+    monkeypatch.setattr(matrix_trainer, "_FULL_ONLY", 0)
 
 
 # --- what a step computes ---------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def test_exact_step_matches_the_reference_in_patch_space(kind: str):
     optimizer = gs.VCL(model, gamma=0.05, alpha=0.3, floor=0.01, solver="exact")
     with gs.capture(model, reduction="mean") as tape:
         F.cross_entropy(model(x), y).backward()
-    before = {unit.target.name: (unit.target, unit.target.read().clone()) for unit in optimizer.units}
+    before = {unit.weight.name: (unit.weight, unit.weight.read().clone()) for unit in optimizer.units}
     if kind != "one":
         before.pop(tape.order[-1], None)
     optimizer.step()
@@ -620,7 +620,7 @@ def test_the_last_layer_executed_is_the_readout():
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
     train(model, optimizer, x, y, 2)
     scheduler.step()
-    assert [unit.target.name for unit in optimizer.units] == ["body"]
+    assert [unit.weight.name for unit in optimizer.units] == ["body"]
     assert "exp_avg" in optimizer.state[model.head.weight]
     assert "basis" in optimizer.state[model.body.weight]
     assert "unless" not in optimizer.summary()
@@ -846,5 +846,5 @@ def test_the_preset_learns_and_its_parts_can_be_overridden() -> None:
     train(model, optimizer, x, y, 40)
     assert float(F.cross_entropy(model(x), y).detach()) < 0.5 * before
     assert isinstance(optimizer.readout, torch.optim.AdamW)
-    assert optimizer.units[0].target.bias is not None
+    assert optimizer.units[0].weight.bias is not None
     assert gs.VCL.best(mlp(20, 16, 3), bias=False, alpha=0.3).units[0].rules.spectrum.alpha == 0.3

@@ -8,11 +8,11 @@ from torch import Tensor
 
 import reference
 from gramscope.errors import InputError
-from gramscope.optim import vcl_exact
-from gramscope.optim.vcl_recursion import advance
-from gramscope.optim.vcl_rules import Batch, Rules
-from gramscope.optim.vcl_spectrum import SpectralMap
-from gramscope.optim.vcl_state import Recursion, rebased, start
+from gramscope.optim.vcl import exact as vcl_exact
+from gramscope.optim.vcl.recursion import advance
+from gramscope.optim.vcl.rules import Batch, Rules
+from gramscope.optim.vcl.spectral_map import SpectralMap
+from gramscope.optim.vcl.state import Recursion, rebased, start
 
 SHAPES = [(5, 12), (12, 5), (7, 7), (1, 6), (6, 1), (3, 40)]
 STEPS = 20
@@ -30,8 +30,8 @@ def batch_of(W: Tensor, generator: torch.Generator, b: int = 4) -> tuple[Tensor,
     return h, (h @ W.double().mT - y) / b
 
 
-def as_batch(h: Tensor, delta: Tensor, dense: bool = False) -> Batch:
-    sigma = delta.mT @ delta
+def as_batch(h: Tensor, delta: Tensor, dense: bool = False, second_order: bool = True) -> Batch:
+    sigma = delta.mT @ delta if second_order else None
     return Batch(delta.mT @ h, None, sigma) if dense else Batch(h, delta, sigma)
 
 
@@ -127,11 +127,11 @@ def test_light_steps_follow_full_ones(anchor: str, aim: float):
 @pytest.mark.parametrize(("k", "d"), [(12, 5), (7, 7), (5, 12)])
 def test_light_steps_without_truncation_at_small_gamma(k: int, d: int):
     W0, generator = layer(k, d)
-    rules = Rules(SpectralMap(alpha=0.4, floor=0.05), anchor="initial", second_order=False)
-    state, _, _ = advance(start(W0, rules), as_batch(*batch_of(W0, generator)), 1e-3, rules, d)
+    rules = Rules(SpectralMap(alpha=0.4, floor=0.05), anchor="initial")
+    state, _, _ = advance(start(W0, rules), as_batch(*batch_of(W0, generator), second_order=False), 1e-3, rules, d)
     while state.basis.shape[-2] < d:
-        state, _, _ = advance(state, as_batch(*batch_of(W0, generator)), 1e-3, rules, d)
-    batch = as_batch(*batch_of(state.matrix, generator))
+        state, _, _ = advance(state, as_batch(*batch_of(W0, generator), second_order=False), 1e-3, rules, d)
+    batch = as_batch(*batch_of(state.matrix, generator), second_order=False)
     for gamma, tolerance in ((1e-2, 0.1), (1e-3, 0.01)):  # first order: ten times smaller steps, ten times more exact
         exact, light = (advance(state, batch, gamma, rules, d, full=full)[1] for full in (True, False))
         assert (light - exact).norm() < tolerance * (exact - state.matrix).norm()
@@ -139,15 +139,16 @@ def test_light_steps_without_truncation_at_small_gamma(k: int, d: int):
 
 def test_aim_and_floor_and_first_order_match_the_reference():
     W0, generator = layer(6, 9)
-    rules = Rules(SpectralMap(alpha=0.35, floor=0.05), anchor="initial", second_order=False, aim=0.7)
+    rules = Rules(SpectralMap(alpha=0.35, floor=0.05), anchor="initial", aim=0.7)
     W, V = W0, torch.zeros(9, 9, dtype=torch.float64)
     state, small = vcl_exact.start(W0, rules), start(W0, rules)
     exact = W0
     for _ in range(STEPS):
         h, delta = batch_of(W, generator)
         W, V = reference.vcl_step(W, V, h, delta, 0.1, 0.35, W0=W0, second_order=False, floor=0.05, aim=0.7)
-        state, exact, _ = vcl_exact.advance(state, exact, as_batch(h, delta), 0.1, rules)
-        small, found, _ = advance(small, as_batch(h, delta), 0.1, rules, rank=9)
+        batch = as_batch(h, delta, second_order=False)
+        state, exact, _ = vcl_exact.advance(state, exact, batch, 0.1, rules)
+        small, found, _ = advance(small, batch, 0.1, rules, rank=9)
         torch.testing.assert_close(exact, W, atol=1e-8, rtol=0)
         torch.testing.assert_close(found, W, atol=1e-6, rtol=0)
 
@@ -216,10 +217,11 @@ def test_rebased_state_has_the_same_shift_and_the_new_weights(anchor: str, k: in
 def test_half_power_meets_the_constraint_where_it_can():
     """At α = ½ the new Gram is W₀ᵀW₀ + V up to its negative part; the report states that residual."""
     W0, generator = layer(5, 5)
-    rules = Rules(SpectralMap(alpha=0.5), anchor="initial", second_order=False)
+    rules = Rules(SpectralMap(alpha=0.5), anchor="initial")
     state, W = vcl_exact.start(W0, rules), W0
     for _ in range(5):
-        state, W, report = vcl_exact.advance(state, W, as_batch(*batch_of(W, generator)), 0.2, rules)
+        batch = as_batch(*batch_of(W, generator), second_order=False)
+        state, W, report = vcl_exact.advance(state, W, batch, 0.2, rules)
         residual = (W.mT @ W - state.matrix).norm() / state.matrix.norm()
         assert report.numbers()["constraint"] == pytest.approx(float(residual), abs=1e-8)
 

@@ -36,7 +36,7 @@ def as_stacked(vcl: VCL, done: int) -> list[dict[str, Any]]:
     warmed = {names[p] for p in vcl.warm_up_parameters()}
     units, rules = [], {True: {}, False: {}}
     for unit in vcl.units:
-        state = dict(vcl.state[unit.target.parameter])
+        state = dict(vcl.state[unit.weight.parameter])
         counts = {key: state.pop(key, 0) for key in ("steps", "since", "wait")}
         units.append({"momentum": state.pop("momentum", None), "matrices": state, **counts})
     for p in (p for group in vcl.param_groups[1:] for p in group["params"]):

@@ -17,7 +17,8 @@ from gramscope.linalg.autocast import without_autocast
 from gramscope.linalg.kept_basis import KeptBasis
 from gramscope.linalg.polar import PolarMethod
 from gramscope.linalg.procrustes import Replays, nearest_with_gram
-from gramscope.optim.matrices import Parameters, WeightMatrix, choose_matrices
+from gramscope.optim.choose_matrices import Parameters, choose_matrices
+from gramscope.optim.weight_matrix import WeightMatrix
 from gramscope.optim.wrapper import OptimizerWrapper
 
 #: equal-shaped matrices are worked on together up to this many entries

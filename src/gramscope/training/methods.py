@@ -160,7 +160,7 @@ class VCLMethod(Method):
     def __init__(self, vcl: VCL, warm_up_steps: int) -> None:
         notes = []
         if vcl.readout is not None:
-            trained = ", ".join(unit.target.name for unit in vcl.units)
+            trained = ", ".join(unit.weight.name for unit in vcl.units)
             notes = [f"VCL trains {trained}; {type(vcl.readout).__name__} trains the other parameters"]
         super().__init__([vcl], notes)
         self.vcl = vcl

@@ -7,7 +7,8 @@ from torch import Tensor, nn, vmap
 from typing_extensions import override
 
 from gramscope.linalg.procrustes import nearest_with_gram
-from gramscope.optim.matrices import WeightMatrix, choose_matrices
+from gramscope.optim.choose_matrices import choose_matrices
+from gramscope.optim.weight_matrix import WeightMatrix
 from gramscope.training.stacked_rules import Rule, Stack
 
 

@@ -42,7 +42,7 @@ def load_stacked_vcl(method: Method, job: Job, rules: Sequence[Mapping[str, Any]
             state |= {key: stored[key] for key in ("steps", "since", "wait")}
         if stored["momentum"] is not None:
             state["momentum"] = stored["momentum"].to(job.device)
-        vcl.state[unit.target.parameter] = state
+        vcl.state[unit.weight.parameter] = state
     parameters = dict(job.model.named_parameters())
     for rule in (*first["later"], *others):
         for key, torch_key in _READOUT.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -19,62 +19,56 @@ from gramscope.layers.modules import unwrap
 from gramscope.layers.select import LayerSelector
 from gramscope.layers.watchers import unseen
 from gramscope.linalg.autocast import without_autocast
-from gramscope.optim.vcl_bookkeeping import (
-    ReadoutFactory,
-    check_arguments,
-    check_facts,
-    check_finite_gradients,
-    check_gamma,
-    copied_to,
-    head_parameters,
-    make_readout,
-    summary_table,
-)
-from gramscope.optim.vcl_direction import Direction
-from gramscope.optim.vcl_rules import Anchor, Rules
-from gramscope.optim.vcl_spectrum import SpectralMap
-from gramscope.optim.vcl_targets import Target, find_targets, last_executed
-from gramscope.optim.vcl_unit import Solver, Unit, propose_all
-from gramscope.optim.vcl_warm_up import warm_up
-from gramscope.optim.vcl_watch import Reduction, Watch
+from gramscope.optim.vcl.checks import check_arguments, check_facts, check_finite_gradients, check_gamma
+from gramscope.optim.vcl.direction import Direction
+from gramscope.optim.vcl.matrix_trainer import MatrixTrainer, propose_all
+from gramscope.optim.vcl.model_hooks import ModelHooks, Reduction
+from gramscope.optim.vcl.readout_layer import ReadoutFactory, head_parameters, last_executed, make_readout
+from gramscope.optim.vcl.rules import Anchor, Rules, Solver
+from gramscope.optim.vcl.spectral_map import SpectralMap
+from gramscope.optim.vcl.summary_table import summary_table
+from gramscope.optim.vcl.trainable import find_trainable
+from gramscope.optim.vcl.warm_up import warm_up
+from gramscope.optim.weight_matrix import WeightMatrix
 
 
 class VCL(Optimizer):
-    """Virtual covariance learning (000 Algorithm 1) for the linear-like layers of a model, another optimizer for the rest.
+    """Virtual covariance learning ([VCL] Algorithm 1) of a model's linear-like layers; another optimizer trains the rest.
 
     After every backward pass the weights of a VCL layer become the matrix nearest to the present one whose Gram is the
     power 2α of ``W_tᵀW_t + V_t``, where ``V_t`` sums the virtual covariance shifts of all batches so far.
 
     Args:
-        model: any module. Hooks are placed on its layers; :meth:`close` removes them.
+        model: any module. VCL places hooks on its layers; :meth:`close` removes them.
         gamma: step γ of the virtual update ``h − γ ∂L/∂h``. It is the ``lr`` of this optimizer's first parameter group, so
             that learning-rate schedulers change it.
-        alpha: power of the eigenvalues; 0.1 in the paper, 0.5 keeps the Gram itself (see ``anchor``).
-        reduction: how the loss is reduced over the batch. What a step needs is the sum of per-sample gradients: ``"mean"``
-            multiplies gradients by the batch size of the forward they came from, ``"sum"`` takes them as they are, a
-            number is the factor, and a function gets the batch size and returns it. Gradients do not show what a loss
-            divided by: where that is not the number of samples (class weights, ignored labels, a mean over tokens), give
-            the divisor as a number or function, or sum the losses of the samples yourself.
+        alpha: power of the eigenvalues; 0.1 in the paper. At 0.5 the Gram of the new weights is G itself (see ``anchor``).
+        reduction: how the loss is reduced over the batch. A step needs the sum of per-sample gradients: ``"mean"`` multiplies
+            gradients by the batch size of their forward pass, ``"sum"`` takes them as they are, a number is the factor, and
+            a function returns the factor for a batch size. Gradients do not show what a loss divided by: where that is not
+            the number of samples (class weights, ignored labels, a mean over tokens), give the divisor as a number or
+            function, or sum the losses of the samples yourself.
         layers: names, globs or module types of the layers to train by VCL. ``None``: every linear-like layer but the last
             one executed, or the only one there is.
-        readout: makes the optimizer of all other parameters from their list, ``SGD(lr=0.1)`` by default. Its parameter
-            groups follow the first one in ``param_groups``.
+        readout: a function from the list of all other parameters to their optimizer, ``SGD(lr=0.1)`` by default. Its
+            parameter groups follow the first one in ``param_groups``.
         solver: ``"recursive"`` works in a small moving basis; ``"exact"`` is Algorithm 1 to the letter on d×d matrices in
             float64; ``"auto"`` is exact for up to 64 inputs.
-        rank: directions the recursive solver keeps in a layer of k outputs and d inputs: by default all for d up to 256 or
-            2k, else k + max(16, k/16). A rank of d or more, asked for, makes every step a full one too.
-        anchor: ``"current"``: ``W_tᵀW_t + V_t``, to the letter; ``"initial"``: ``W₀ᵀW₀ + V_t``, which counts nothing twice and
-            with ``second_order=False`` stays bounded at α = ½.
-        second_order: whether the shift has its γ² term, ``γ²Wᵀ(Σδδᵀ)W``, which feeds itself at large α.
-        floor: τ of a smooth floor ``(λ + √(λ² + 4τ²))/2`` under the eigenvalues, which keeps the rank of W; 0 clamps at zero.
+        rank: directions that the recursive solver keeps in a layer of k outputs and d inputs: by default all for d up to 256
+            or 2k, else k + max(16, k/16). A rank of d or more also makes every step a full one.
+        anchor: ``"current"``: ``G = W_tᵀW_t + V_t``, as in the paper; ``"initial"``: ``G = W₀ᵀW₀ + V_t``, which counts no shift
+            twice and stays bounded at α = ½ with ``second_order=False``.
+        second_order: whether the shift has its γ² term ``γ²Wᵀ(Σδδᵀ)W``, which amplifies itself at large α.
+        floor: τ of a smooth floor ``(λ + √(λ² + 4τ²))/2`` of the eigenvalues, which keeps the rank of W; 0 clamps at zero.
         cutoff: eigenvalues up to this times the largest are zero; by default ``2·eps·√n`` of the precision used.
-        refresh: the recursive solver decomposes anew at least every this many steps, and earlier where its steps in between,
-            which are right to a few per cent of a step, become doubtful; 1 makes every step a full one.
-        momentum: β of a running mean of the gradient that the shift is formed from.
+        refresh: the recursive solver takes a full step at least once in this many steps. The light steps in between are
+            accurate to a few per cent of a step; one whose own error estimate is large is replaced by a full one. 1 makes
+            every step a full one.
+        momentum: β of a running mean of the gradient, which then forms the shift.
         orthogonalise: form the shift from the orthogonalised gradient.
-        aim: Procrustes goes to the solution nearest to ``W − aim·γ·D`` instead of W, D the direction used.
+        aim: of all weights with the new Gram take the nearest to ``W − aim·γ·D`` instead of W; D is the direction used.
         bias: train a VCL layer's bias with its weight, as the weight of a constant input.
-        precision: dtype the solver computes in: by default float64 for ``"exact"`` and for ``"recursive"`` with ``refresh=1``
+        precision: dtype of the computation: by default float64 for ``"exact"`` and for ``"recursive"`` with ``refresh=1``
             where nothing is truncated, else that of the weights, at least float32.
 
     Example:
@@ -117,24 +111,31 @@ class VCL(Optimizer):
         precision: torch.dtype | None = None,
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name not in ("self", "model", "__class__")}
-        self._arguments = arguments  # to make a copy
+        self._arguments = arguments  # for __deepcopy__
         check_arguments(gamma, solver, anchor, rank, refresh, aim, precision)
         direction = Direction(momentum, orthogonalise)
         if direction.active and second_order:
             raise InputError(
                 "momentum and orthogonalise change what the shift is formed from; they need second_order=False"
             )
-        rules = Rules(SpectralMap(alpha, floor, cutoff), anchor, second_order, aim)
+        rules = Rules(SpectralMap(alpha, floor, cutoff), anchor, aim)
         self.model = model
-        found = find_targets(model, layers, bias)
+        found = find_trainable(model, layers, bias)
         make = partial(
-            Unit, rules=rules, direction=direction, solver=solver, rank=rank, refresh=refresh, precision=precision
+            MatrixTrainer,
+            rules=rules,
+            direction=direction,
+            second_order=second_order,
+            solver=solver,
+            rank=rank,
+            refresh=refresh,
+            precision=precision,
         )
-        self._units = [make(target) for target in found.targets]
+        self._units = [make(weight) for weight in found.matrices]
         self._refused = found.refused
-        # which layer is executed last shows in the first forward; until then it is taken to be the last registered one
-        self._presumed = found.last if layers is None and len(found.targets) > 1 else None
-        self._head: Target | Layer | None = self._presumed
+        # the first forward pass shows which layer is executed last; until then take it to be the one registered last
+        self._presumed = found.last if layers is None and len(found.matrices) > 1 else None
+        self._head: WeightMatrix | Layer | None = self._presumed
         self._settled = self._head is None
         self._closed_to_groups = False
         facts = {"layers": self._vcl_names(), "head": None, "anchor": anchor, "alpha": alpha}
@@ -142,10 +143,9 @@ class VCL(Optimizer):
         self._closed_to_groups = True
         self.readout = make_readout(readout or partial(SGD, lr=0.1), self._other_parameters())
         self._share()
-        self._watch = Watch(
-            model, [unit.gatherer for unit in self._units], reduction, [layer for layer, _ in found.refused]
-        )
-        self._finalizer = weakref.finalize(self, self._watch.close)
+        untrained = [layer for layer, _ in found.refused]
+        self._hooks = ModelHooks(model, [unit.gatherer for unit in self._units], reduction, untrained)
+        self._finalizer = weakref.finalize(self, self._hooks.close)
 
     @classmethod
     def best(
@@ -156,11 +156,11 @@ class VCL(Optimizer):
         readout: ReadoutFactory | None = None,
         **options: Any,
     ) -> VCL:
-        """The form of VCL that has worked best: shifts from an averaged, orthogonalised gradient, and the free part of it too.
+        """The form of VCL with the best results so far: shifts from an averaged, orthogonalised gradient, and ``aim=1``.
 
-        Beyond the paper: the shift is formed from ``O``, the orthogonalised running mean of gradients, without the γ² term;
-        Procrustes aims at ``W − γO``; eigenvalues have a smooth floor; biases are inside the Gram; ``W₀ᵀW₀ + V``, α = ½.
-        Let γ fall linearly to 0 with a learning-rate scheduler, and train the rest by AdamW (the default here).
+        It differs from the paper: the shift is formed from ``O``, the orthogonalised running mean of gradients, without the γ²
+        term; the new weights are the nearest to ``W − γO``; eigenvalues have a smooth floor; biases are inside the Gram;
+        ``G = W₀ᵀW₀ + V`` and α = ½. Let γ fall linearly to 0 with a learning-rate scheduler. AdamW trains the rest.
 
         Args:
             model: see the class.
@@ -183,15 +183,15 @@ class VCL(Optimizer):
     # --- who trains what ----------------------------------------------------------------------------------------------
 
     @property
-    def units(self) -> list[Unit]:
+    def units(self) -> list[MatrixTrainer]:
         """The matrices trained by VCL."""
-        return [unit for unit in self._units if unit.target is not self._head]
+        return [unit for unit in self._units if unit.weight is not self._head]
 
     def _vcl_names(self) -> list[str]:
-        return [unit.target.name for unit in self.units]
+        return [unit.weight.name for unit in self.units]
 
-    def _vcl_parameters(self) -> list[nn.Parameter]:
-        found = {id(p): p for unit in self.units for p in unit.target.parameters}
+    def _vcl_parameters(self) -> list[Tensor]:
+        found = {id(p): p for unit in self.units for p in unit.weight.parameters}
         return list(found.values())
 
     def _other_parameters(self) -> list[nn.Parameter]:
@@ -199,7 +199,7 @@ class VCL(Optimizer):
         return [p for p in unwrap(self.model).parameters() if p.requires_grad and id(p) not in mine]
 
     def _share(self) -> None:
-        """One state and one list of groups for both optimizers, so that schedulers and checkpoints see all of it."""
+        """Give both optimizers one state and one list of groups, so that schedulers and checkpoints see everything."""
         if self.readout is not None:
             if len(self.param_groups) == 1:
                 self.param_groups += self.readout.param_groups
@@ -208,13 +208,13 @@ class VCL(Optimizer):
             self.readout.state = self.state
 
     def _settle(self) -> None:
-        """Find out which layer is executed last, and hand it to the readout optimizer."""
+        """Find out which layer is executed last, and give it to the readout optimizer."""
         if not self._settled:
-            self._regroup(last_executed(self._watch.order, [unit.target for unit in self._units]))
+            self._regroup(last_executed(self._hooks.order, [unit.weight for unit in self._units]))
 
-    def _regroup(self, head: Target | Layer | None, settled: bool = True) -> None:
+    def _regroup(self, head: WeightMatrix | Layer | None, settled: bool = True) -> None:
         before, self._head, self._settled = self._head, head, settled
-        self._watch.keep_order(not settled)
+        self._hooks.keep_order(not settled)
         self.param_groups[0]["layers"] = self._vcl_names()
         self.param_groups[0]["head"] = head.name if settled and head is not None else None
         if head is before or self.readout is None:
@@ -258,24 +258,24 @@ class VCL(Optimizer):
         units = self.units
         gamma = float(self.param_groups[0]["lr"])
         check_gamma(gamma)
-        with torch.no_grad(), without_autocast(units[0].target.parameter.device):
+        with torch.no_grad(), without_autocast(units[0].weight.parameter.device):
             proposals = propose_all(units, [self._state_of(unit) for unit in units], gamma)
         check_finite_gradients(self.model, self.param_groups[1:])
         if self.readout is not None:
             self.readout.step()
         for unit, proposal in zip(units, proposals, strict=True):
-            unit.target.write(proposal.weights)
+            unit.weight.assign(proposal.weights)
             self._store(unit, proposal.state)
             unit.report = proposal.report
         for unit in units:
             unit.written()
-        self._watch.clear()
+        self._hooks.clear()
         return loss
 
     @override
     def zero_grad(self, set_to_none: bool = True) -> None:
         super().zero_grad(set_to_none)
-        self._watch.clear()
+        self._hooks.clear()
 
     def warm_up(
         self,
@@ -300,11 +300,11 @@ class VCL(Optimizer):
         """
         if self.readout is None:
             raise InputError("there is nothing to warm up: VCL trains every parameter of the model")
-        with unseen(unwrap(self.model), by_all_but=self._watch):
+        with unseen(unwrap(self.model), by_all_but=self._hooks):
             return warm_up(self, loader, loss, epochs, unpack)
 
     def warm_up_parameters(self) -> list[nn.Parameter]:
-        """What :meth:`warm_up` trains, once the last layer executed is known."""
+        """The parameters that :meth:`warm_up` trains, once the last layer executed is known."""
         self._settle()
         if self._head is None:
             return self._other_parameters()
@@ -315,14 +315,14 @@ class VCL(Optimizer):
         return found
 
     def diagnostics(self) -> dict[str, dict[str, float | list[float]]]:
-        """What the last step did to each VCL layer (a list of numbers for grouped convolutions); waits for the device.
+        """Numbers about the last step of each VCL layer (lists for grouped convolutions); waits for the device.
 
         ``rank``: singular values in use. ``largest``, ``most_negative``: eigenvalues of G. ``constraint``: share of G (by
-        norm) that the weights cannot follow, the residual of the constraint at α = ½. ``discarded``: share of ``‖G‖²``
-        dropped by truncation. ``moved``: ``‖W⁺ − W‖``. ``unsettled``: doubt in a light step, 0 after a full one (see
+        norm) that the weights cannot represent, at α = ½ the residual of the constraint. ``discarded``: share of ``‖G‖²``
+        dropped by truncation. ``moved``: ``‖W⁺ − W‖``. ``unsettled``: error estimate of a light step, 0 after a full one (see
         ``refresh``).
         """
-        return {unit.target.name: unit.report.numbers() for unit in self.units if unit.report is not None}
+        return {unit.weight.name: unit.report.numbers() for unit in self.units if unit.report is not None}
 
     def close(self) -> None:
         """Remove every hook from the model. The optimizer cannot step any more."""
@@ -341,46 +341,57 @@ class VCL(Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         raise InputError("VCL holds hooks on its model and cannot be pickled; save optimizer.state_dict()")
 
-    def _state_of(self, unit: Unit) -> dict[str, Any]:
-        return _own(unit, self.state[unit.target.parameter])
+    def _state_of(self, unit: MatrixTrainer) -> dict[str, Any]:
+        return _own(unit, self.state[unit.weight.parameter])
 
-    def _store(self, unit: Unit, state: dict[str, Any]) -> None:
-        if unit.target.part:
-            self.state[unit.target.parameter][unit.target.part] = state
+    def _store(self, unit: MatrixTrainer, state: dict[str, Any]) -> None:
+        if unit.weight.part:
+            self.state[unit.weight.parameter][unit.weight.part] = state
         else:
-            self.state[unit.target.parameter] = state
+            self.state[unit.weight.parameter] = state
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what :meth:`state_dict` gave; training goes on bit by bit as it would have.
+        """Load a :meth:`state_dict`; training then continues with the same bits as without the interruption.
 
-        The model must hold the weights it had then.
+        The model must hold the weights it had when the state was saved.
         """
         facts = state_dict["param_groups"][0] if state_dict.get("param_groups") else {}
         name = facts.get("head")
         layers = {layer.name: layer for layer, _ in self._refused}
-        targets = {unit.target.name: unit.target for unit in self._units}
-        head = self._presumed if name is None else targets.get(name, layers.get(name))
-        names = [unit.target.name for unit in self._units if unit.target is not head]
+        matrices = {unit.weight.name: unit.weight for unit in self._units}
+        head = self._presumed if name is None else matrices.get(name, layers.get(name))
+        names = [unit.weight.name for unit in self._units if unit.weight is not head]
         check_facts(facts, {**self.param_groups[0], "layers": names})
         if self._presumed is not None:
             self._regroup(head, settled=name is not None)
         keys = dict(zip(self.param_groups[0]["params"], state_dict["param_groups"][0]["params"], strict=True))
         for unit in self.units:
             unit.forget()
-            unit.check_state(_own(unit, state_dict["state"].get(keys[unit.target.parameter], {})))
+            unit.check_state(_own(unit, state_dict["state"].get(keys[unit.weight.parameter], {})))
         super().load_state_dict(state_dict)
         self._share()
         # torch casts floating-point state to the parameter's dtype; V must keep its own
-        vcl = {id(unit.target.parameter) for unit in self.units}
+        vcl = {id(unit.weight.parameter) for unit in self.units}
         for group, mine in zip(state_dict["param_groups"], self.param_groups, strict=True):
             for key, parameter in zip(group["params"], mine["params"], strict=True):
                 if id(parameter) in vcl and key in state_dict["state"]:
-                    self.state[parameter] = copied_to(state_dict["state"][key], parameter.device)
-        self._watch.clear()
+                    self.state[parameter] = _copied_to(state_dict["state"][key], parameter.device)
+        self._hooks.clear()
 
 
-def _own(unit: Unit, state: dict[str, Any]) -> dict[str, Any]:
-    """A unit's part of the state of its parameter, which may be a packed weight of several units."""
-    found: dict[str, Any] = state.get(unit.target.part, {}) if unit.target.part else state
+def _own(unit: MatrixTrainer, state: dict[str, Any]) -> dict[str, Any]:
+    """The state of one matrix within that of its parameter, which may be a packed weight of several matrices."""
+    found: dict[str, Any] = state.get(unit.weight.part, {}) if unit.weight.part else state
     return found
+
+
+def _copied_to(state: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """A copy of nested state on a device, dtypes unchanged."""
+    copied: dict[str, Any] = {}
+    for key, value in state.items():
+        if isinstance(value, Tensor):
+            copied[key] = value.to(device, copy=True)
+        else:
+            copied[key] = _copied_to(value, device) if isinstance(value, Mapping) else value
+    return copied

@@ -1,4 +1,4 @@
-"""Algorithm 1 of the virtual covariance learning paper to the letter, on dense d×d matrices."""
+"""[VCL] Algorithm 1 to the letter, on dense d×d matrices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from torch import Tensor
 
 from gramscope.linalg.polar import polar
 from gramscope.linalg.psd import eigh
-from gramscope.optim.vcl_rules import Batch, Report, Rules
+from gramscope.linalg.virtual_shift import shift_factor
+from gramscope.optim.vcl.report import Report
+from gramscope.optim.vcl.rules import Batch, Rules
 
 
 @dataclass(frozen=True)
@@ -33,18 +35,17 @@ def advance(state: Dense, W: Tensor, batch: Batch, gamma: float | Tensor, rules:
     Args:
         state: from :func:`start` or the previous step.
         W: the weights ``[…, k, d]`` in the precision to work in.
-        batch: what backward gave.
+        batch: the gradients of this step.
         gamma: step γ of the virtual update.
         rules: the form of the algorithm.
 
     Returns:
-        The next state, the new weights, and what there is to report.
+        The next state, the new weights, and a report.
     """
     k, d = W.shape[-2:]
     p = min(k, d)
     D = batch.gradient()
-    M = rules.half_shift(D, batch.sigma, W, gamma)
-    half = W.mT @ M
+    half = W.mT @ shift_factor(W, D, batch.sigma, gamma)
     V = state.matrix + half + half.mT
     G = V if rules.anchor == "initial" else V + W.mT @ W
     eigenvalues, vectors = eigh(0.5 * (G + G.mT))

@@ -1,8 +1,8 @@
-"""A light step of the recursion: products and Cholesky factors, near the last full one.
+"""A light step of the recursion: products and Cholesky factors, to first order around the last full step.
 
-The basis is turned towards the new directions by solving a small Riccati equation approximately; of the rest the largest
-directions are kept, nearly; and the power of G is followed to first order around the last full step. V is carried
-exactly (up to truncation) through such steps, so what is approximate is one W, and the next full step starts afresh.
+It turns the basis towards the new directions by an approximate solution of a small Riccati equation, keeps approximately the
+largest of the remaining directions, and follows the power of G to first order. V is exact up to truncation, so the error is
+in this step's W alone and the next full step removes it.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ from torch import Tensor
 
 from gramscope.linalg.lowrank import BlockReflection, Extension, leading_directions, positive_slope
 from gramscope.linalg.newton_schulz import polish
-from gramscope.optim.vcl_rules import Report, Rules
-from gramscope.optim.vcl_state import Recursion
+from gramscope.optim.vcl.report import Report
+from gramscope.optim.vcl.rules import Rules
+from gramscope.optim.vcl.state import Recursion
 
 
 def light_step(
     state: Recursion, new: Extension | None, shift: Tensor, gram: Tensor, aim: Tensor | None, rules: Rules
 ) -> tuple[Recursion, Report]:
-    """Turn, truncate to the present size of the basis, and move the weights to first order.
+    """Turn the basis, truncate it to its present size, and move the weights to first order.
 
     Args:
-        state: the state before; its basis must have its final size and its last full step lie behind.
+        state: the state before; its basis must have its final size and a full step must have been taken.
         new: the directions the batch adds to the basis, if any.
         shift, gram: V and G in the extended basis, ``[…, n, n]``.
-        aim: the step ``aim·γ·D`` in the extended basis ``[…, k, n]`` that Procrustes goes along with, if any.
+        aim: the step ``aim·γ·D`` in the extended basis ``[…, k, n]`` that the nearest weights are sought along, if any.
         rules: the form of the algorithm.
     """
     p, n = state.weights.shape[-1], gram.shape[-1]
@@ -78,7 +79,7 @@ def light_step(
 def _turned_basis(
     state: Recursion, new: Extension | None, shift: Tensor, turn: BlockReflection, rules: Rules
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """The turned basis, V in it, G on all that is not W's row space, and how much of its square is dropped."""
+    """The turned basis, V in it, G on the complement of W's rows, and the part of its squared norm that is dropped."""
     p, m = state.weights.shape[-1], state.basis.shape[-2]
     rest = state.basis[..., p:, :]
     shift = turn.congruence(shift)
@@ -98,7 +99,7 @@ def _turned_basis(
 
 
 def _along(P: Tensor, aim: Tensor, s: Tensor) -> Tensor:
-    """``polar((P diag(s) − aim) diag(s))`` to first order in ``aim``, made orthonormal."""
+    """``polar((P diag(s) − aim) diag(s))`` to first order in ``aim``, orthonormalised."""
     f = s.square()
     tiny = torch.finfo(s.dtype).tiny
     step = -aim * s.unsqueeze(-2)

@@ -1,4 +1,4 @@
-"""The hooks virtual covariance learning places on a model: batch sizes, layer applications, accumulated gradients."""
+"""The hooks that VCL places on a model: batch sizes, layer applications, accumulated gradients."""
 
 from __future__ import annotations
 
@@ -17,50 +17,46 @@ from gramscope.layers.linear_layer import Layer
 from gramscope.layers.modules import unwrap
 from gramscope.layers.sample_count import Call
 from gramscope.layers.watchers import Watcher
-from gramscope.optim.vcl_gather import Gatherer
-from gramscope.optim.vcl_targets import Target
+from gramscope.optim.vcl.gradients import Gatherer
+from gramscope.optim.weight_matrix import WeightMatrix
 
 #: how the loss is reduced over the batch: ``"mean"``, ``"sum"``, the factor that makes gradients sums over samples, or a
 #: function from the batch size to that factor
 Reduction: TypeAlias = str | float | Callable[[int], float]
 
 
-class Watch(Watcher):
+class ModelHooks(Watcher):
     """Feeds the gatherers of a model's layers from its forward and backward passes.
 
-    Bystanders are layers without a gatherer, whose place in the order of execution is wanted too. The hooks hold this object
-    weakly, so that a model does not keep the optimizer it was once trained with alive.
+    ``untrained`` are layers without a gatherer whose place in the order of execution is wanted too. The hooks refer to this
+    object weakly, so that a model does not keep an old optimizer alive.
     """
 
     def __init__(
-        self, model: nn.Module, gatherers: Sequence[Gatherer], reduction: Reduction, bystanders: Sequence[Layer] = ()
+        self, model: nn.Module, gatherers: Sequence[Gatherer], reduction: Reduction, untrained: Sequence[Layer] = ()
     ) -> None:
-        if isinstance(reduction, str) and reduction not in ("mean", "sum"):
-            raise InputError(
-                f"reduction={reduction!r}: give 'mean', 'sum', the factor as a number, or a function of the batch size"
-            )
         if isinstance(reduction, int | float) and not (math.isfinite(reduction) and reduction > 0):
             raise InputError(f"reduction={reduction!r}: the factor must be a positive number")
-        if not (isinstance(reduction, str | int | float) or callable(reduction)):
+        if not (reduction in ("mean", "sum") or isinstance(reduction, int | float) or callable(reduction)):
             raise InputError(f"reduction={reduction!r}: give 'mean', 'sum', a number, or a function of the batch size")
         super().__init__(unwrap(model))
         self._reduction = reduction
-        self._by_layer = {layer.name: gatherer for gatherer in gatherers for layer in gatherer.target.layers}
+        self._by_layer = {layer.name: gatherer for gatherer in gatherers for layer in gatherer.weight.layers}
         self._gatherers = list(gatherers)
         self._call: Call | None = None
         self._ordering = self._inside = True
         #: the applications of the latest call of the model with their outputs, while :meth:`keep_order`
-        self.order: list[tuple[Target | Layer, Tensor]] = []
+        self.order: list[tuple[WeightMatrix | Layer, Tensor]] = []
         self._handles: list[RemovableHandle] = []
-        self._place(self.model, bystanders)
+        self._place(self.model, untrained)
 
     def clear(self) -> None:
-        """Forget what was gathered."""
+        """Forget the gathered gradients."""
         for gatherer in self._gatherers:
             gatherer.clear()
 
     def keep_order(self, wanted: bool) -> None:
-        """Whether the order of execution is still to be found out; otherwise no outputs are held on to."""
+        """Whether to record the order of execution, which keeps outputs alive."""
         self._ordering = wanted
         self.order = []
 
@@ -71,36 +67,36 @@ class Watch(Watcher):
             handle.remove()
         self._handles.clear()
 
-    def _place(self, root: nn.Module, bystanders: Sequence[Layer]) -> None:
+    def _place(self, root: nn.Module, untrained: Sequence[Layer]) -> None:
         me = weakref.ref(self)
 
         @torch.compiler.disable  # type: ignore[untyped-decorator]
         def called(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            watch = me()
-            if watch is not None and module is root and watch.watching:
-                watch._called(args, kwargs)
+            hooks = me()
+            if hooks is not None and module is root and hooks.watching:
+                hooks._called(args, kwargs)
 
         @torch.compiler.disable  # type: ignore[untyped-decorator]
         def returned(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            watch = me()
-            if watch is not None and module is root and watch.watching:
-                watch._returned(output)
+            hooks = me()
+            if hooks is not None and module is root and hooks.watching:
+                hooks._returned(output)
 
         @torch.compiler.disable  # type: ignore[untyped-decorator]
         def applied(layer: Layer, x: Tensor, z: Tensor) -> None:
-            watch = me()
-            if watch is not None and watch.watching:
-                watch._applied(layer, x, z)
+            hooks = me()
+            if hooks is not None and hooks.watching:
+                hooks._applied(layer, x, z)
 
         self._handles.append(root.register_forward_pre_hook(called, with_kwargs=True))
         self._handles.append(root.register_forward_hook(returned))
-        layers = [layer for gatherer in self._gatherers for layer in gatherer.target.layers]
-        self._observer = Observer([*layers, *bystanders], applied)
+        layers = [layer for gatherer in self._gatherers for layer in gatherer.weight.layers]
+        self._observer = Observer([*layers, *untrained], applied)
         self._observer.attach()
         for gatherer in self._gatherers:
-            last = gatherer.target.parameters[-1]  # the bias, where there is one, receives its gradient no later
+            last = gatherer.weight.parameters[-1]  # the bias, where there is one, receives its gradient no later
             hook = _accumulation_hook(me, weakref.ref(gatherer))
-            for parameter in {id(p): p for p in (gatherer.target.parameter, last)}.values():
+            for parameter in {id(p): p for p in (gatherer.weight.parameter, last)}.values():
                 self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -118,7 +114,7 @@ class Watch(Watcher):
             return
         gatherer = self._by_layer.get(layer.name)
         if self._ordering and self._inside:  # not when activations are computed again in backward
-            self.order.append((layer if gatherer is None else gatherer.target, z))
+            self.order.append((layer if gatherer is None else gatherer.weight, z))
         call, x = self._call, x.detach()
         if call is not None:
             call.applied(layer, x)
@@ -127,9 +123,9 @@ class Watch(Watcher):
         me = weakref.ref(self)
 
         def receive(dz: Tensor) -> None:
-            watch = me()
-            if watch is not None and gatherer.target.parameter.requires_grad:
-                gatherer.receive(layer, x, dz.detach(), watch._factor(call, layer.name))
+            hooks = me()
+            if hooks is not None and gatherer.weight.parameter.requires_grad:
+                gatherer.receive(layer, x, dz.detach(), hooks._factor(call, layer.name))
 
         z.register_hook(receive)  # type: ignore[no-untyped-call]
 
@@ -156,11 +152,11 @@ class Watch(Watcher):
 
 
 def _accumulation_hook(
-    watch: Callable[[], Watch | None], gatherer: Callable[[], Gatherer | None]
+    hooks: Callable[[], ModelHooks | None], gatherer: Callable[[], Gatherer | None]
 ) -> Callable[[Tensor], None]:
     def hook(parameter: Tensor) -> None:
-        watching, found = watch(), gatherer()
-        if watching is not None and watching.watching and found is not None:
+        mine, found = hooks(), gatherer()
+        if mine is not None and mine.watching and found is not None:
             found.accumulated()
 
     return hook

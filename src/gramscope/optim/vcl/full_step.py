@@ -8,8 +8,9 @@ from torch import Tensor
 from gramscope.linalg.lowrank import Extension, add_product
 from gramscope.linalg.polar import polar
 from gramscope.linalg.psd import eigh
-from gramscope.optim.vcl_rules import Report, Rules
-from gramscope.optim.vcl_state import Recursion
+from gramscope.optim.vcl.report import Report
+from gramscope.optim.vcl.rules import Rules
+from gramscope.optim.vcl.state import Recursion
 
 
 def full_step(
@@ -21,7 +22,7 @@ def full_step(
         state: the state before.
         new: the directions the batch adds to the basis, if any.
         gram: G in the extended basis, ``[…, n, n]``.
-        aim: the step ``aim·γ·D`` in the extended basis ``[…, k, n]`` that Procrustes goes along with, if any.
+        aim: the step ``aim·γ·D`` in the extended basis ``[…, k, n]`` that the nearest weights are sought along, if any.
         rules: the form of the algorithm.
         rank: directions to keep.
     """
@@ -69,10 +70,10 @@ def _rotated(frame: Tensor, basis: Tensor, new: Extension | None) -> Tensor:
 
 
 def _polar(target: Tensor, s: Tensor) -> Tensor:
-    """The polar factor of ``A = target diag(s)``, ``[…, k, p]`` with k ≥ p; on the CPU through its Gram, zero where s is.
+    """The polar factor of ``A = target diag(s)``, ``[…, k, p]`` with k ≥ p, with zero columns where s is zero.
 
-    In float64 that is exact enough: singular values above 1e-8 of the largest are told apart. Where A has fewer than s
-    (W had lost rank, and a floor gives it back) the factor must be completed.
+    On the CPU it comes from the eigenvectors of AᵀA in float64, which resolve singular values down to 1e-8 of the largest.
+    Where A has lower rank than diag(s) (W had lost rank, and a floor restores it), :func:`polar` completes the factor.
     """
     A = target * s.unsqueeze(-2)
     if A.device.type != "cpu":

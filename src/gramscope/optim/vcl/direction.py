@@ -1,4 +1,4 @@
-"""What the shift is formed from: the summed gradient itself, its running mean, or that mean orthogonalised."""
+"""The matrix that takes the gradient's place in the shift: its running mean, orthogonalised or not."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 
 from gramscope.errors import InputError
 from gramscope.linalg.quintic import quintic_polar
-from gramscope.optim.vcl_rules import Batch
+from gramscope.optim.vcl.rules import Batch
 
 
 @dataclass(frozen=True)
 class Direction:
-    """``O = msign(EMA_β(D))`` in place of D, or parts of that.
+    """``O = polar(EMA_β(D))`` in place of D, or only one of the two operations.
 
     Attributes:
         momentum: β of the running mean; 0 takes each batch alone.
@@ -35,14 +35,19 @@ class Direction:
         return self.momentum > 0 or self.orthogonalise
 
     def of(self, batch: Batch, mean: Tensor | None) -> tuple[Batch, Tensor | None]:
-        """The batch to use and the running mean to keep."""
+        """The batch with D replaced, and the running mean for the next step.
+
+        Args:
+            batch: from backward.
+            mean: the running mean ``[…, k, d]`` before this step, None at the first.
+        """
         if not self.active:
             return batch, None
         D = batch.gradient()
         kept = None
         if self.momentum:
             kept = D * (1 - self.momentum) if mean is None else torch.lerp(mean.to(D.dtype), D, 1 - self.momentum)
-            D = torch.lerp(D, kept, self.momentum)  # Nesterov's look ahead, as Muon does
+            D = torch.lerp(D, kept, self.momentum)  # Nesterov's look-ahead, as in Muon
         if self.orthogonalise:
             D = orthogonalised(D)
         return Batch(D, None, batch.sigma), kept

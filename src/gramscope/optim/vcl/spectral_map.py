@@ -1,4 +1,4 @@
-"""From the eigenvalues of the Gram that VCL aims at to the singular values of the weights."""
+"""How the eigenvalues of G become the singular values of the weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gramscope.errors import InputError
 
 @dataclass(frozen=True)
 class SpectralMap:
-    """``s = φ(λ)^α`` with ``φ(λ) = max(λ, 0)`` (000 Algorithm 1) or a smooth floor ``φ(λ) = (λ + √(λ² + 4τ²))/2``.
+    """``s = φ(λ)^α`` with ``φ(λ) = max(λ, 0)`` ([VCL] Algorithm 1) or a smooth floor ``φ(λ) = (λ + √(λ² + 4τ²))/2``.
 
     ``λ^α`` is steep at zero: with α = 0.1 an eigenvalue of 1e-10 becomes a direction of weight 0.1. Without a floor,
     eigenvalues up to ``cutoff`` times the largest are therefore zero; the default is ``2·eps·√n`` for an n×n matrix.
@@ -47,10 +47,10 @@ class SpectralMap:
         return 2 * torch.finfo(dtype).eps * math.sqrt(size) if self.cutoff is None else self.cutoff
 
     def response(self, eigenvalues: Tensor, s: Tensor) -> Tensor:
-        """What multiplies a small change E of G, in its eigenbasis, to give the change of ``PᵀT``, T = P diag(s).
+        """The derivative ``[…, p, p]`` of the weights: G + E changes ``PᵀT``, T = P diag(s), by ``response ∘ E``.
 
-        The Gram ``s²`` answers by divided differences, ``(s_i² − s_j²)/(λ_i − λ_j) E_ij`` (Daleckii–Krein), and the matrix
-        with the new Gram that is nearest to T by ``s_i/(s_i² + s_j²)`` times that.
+        E is given in the eigenbasis of G. It changes the Gram s² by the divided differences ``(s_i² − s_j²)/(λ_i − λ_j)
+        E_ij`` (Daleckii–Krein). The nearest matrix to T with that Gram changes by ``s_i/(s_i² + s_j²)`` times as much.
         """
         f = s.square()
         gap = eigenvalues.unsqueeze(-1) - eigenvalues.unsqueeze(-2)

@@ -1,11 +1,10 @@
-"""Which parameters of an optimizer are matrices, in which form, and why the others are not."""
+"""Choose the weight matrices that an optimizer wrapper works on, and say why other parameters are not among them."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
@@ -13,40 +12,12 @@ from torch import Tensor, nn
 
 from gramscope.errors import InputError, LayerError, ResultWarning
 from gramscope.layers.kinds import AttentionProjectionKind
-from gramscope.layers.linear_layer import Layer
 from gramscope.layers.modules import public_name, unwrap
 from gramscope.layers.select import all_layers, select_layers
+from gramscope.optim.weight_matrix import WeightMatrix
 
 #: tensors, ``(name, tensor)`` pairs as of ``named_parameters()``, or, with a model, names of layers or of their weights
 Parameters: TypeAlias = Iterable[Tensor | tuple[str, Tensor] | str]
-
-
-@dataclass(frozen=True)
-class WeightMatrix:
-    """A parameter, or some rows of it, that is one matrix ``[k, d]`` or a stack ``[groups, k, d]``."""
-
-    name: str
-    parameter: Tensor
-    layer: Layer | None = None
-
-    @cached_property
-    def shape(self) -> torch.Size:
-        """``[k, d]`` or ``[groups, k, d]``."""
-        return self.view(self.parameter.detach()).shape
-
-    def view(self, tensor: Tensor) -> Tensor:
-        """A tensor of the parameter's shape in matrix form."""
-        return tensor.flatten(1) if self.layer is None else self.layer.matrix(tensor)
-
-    @torch.no_grad()
-    def assign(self, matrix: Tensor) -> None:
-        """Write a matrix of the form of :meth:`view` into the parameter."""
-        if self.layer is None:
-            self.parameter.copy_(
-                matrix if matrix.shape == self.parameter.shape else matrix.reshape(self.parameter.shape)
-            )
-        else:
-            self.layer.assign(matrix)
 
 
 @dataclass(frozen=True)
@@ -57,7 +28,7 @@ class Choice:
     others: dict[str, str]
 
     def table(self, verb: str) -> str:
-        """A readable table: parameter, its shape as matrices, and whether (``verb``) or why not."""
+        """A table: parameter, its shape as matrices, and ``verb``, or why not."""
         rows = [("parameter", "matrix", "")]
         for matrix in self.matrices:
             frozen = "" if matrix.parameter.requires_grad else ", but frozen now (requires_grad=False)"
@@ -72,11 +43,11 @@ def choose_matrices(
 ) -> Choice:
     """Resolve ``model=``, ``params=`` and ``readout=`` of an optimizer wrapper against its parameter groups.
 
-    With ``params`` those; with a model alone every linear-like layer's weight in matrix form; with neither every tensor
-    of two or more dimensions as ``[shape[0], -1]``.
+    ``params`` alone decides where it is given. With a model alone these are the weights of all linear-like layers in matrix
+    form; with neither, all tensors of two or more dimensions, read as ``[shape[0], -1]``.
 
     Raises:
-        InputError: a parameter that is not in the optimizer or has fewer than two dimensions, or nothing to choose.
+        InputError: a parameter in ``params`` is not in the optimizer or is no matrix, or no matrix is left.
     """
     names = _names(groups, model)
     known = {id(p): p for group in groups for p in group["params"]}
@@ -113,7 +84,7 @@ def choose_matrices(
 
 
 def _layer_matrices(model: nn.Module, names: dict[int, str]) -> tuple[list[WeightMatrix], dict[str, str]]:
-    """Weights of the linear-like layers, each once, and the layers or modules that have none to offer."""
+    """Weights of the linear-like layers, each once, and the reasons why other layers or modules have none."""
     select_layers(model)  # raises when there is no layer at all
     matrices: list[WeightMatrix] = []
     others: dict[str, str] = {}
@@ -134,7 +105,7 @@ def _layer_matrices(model: nn.Module, names: dict[int, str]) -> tuple[list[Weigh
             others[f"{layer.name}.weight"] = f"the same tensor as {seen[key]}"
             continue
         seen[key] = name
-        matrices.append(WeightMatrix(name, parameter, layer))
+        matrices.append(WeightMatrix(name, parameter, (layer,)))
     modules = dict(unwrap(model).named_modules())
     for name, reason in available.unsupported.items():
         module = modules.get(name if name != "(model)" else "")
@@ -178,7 +149,7 @@ def _of_layers(name: str, model: nn.Module, candidates: Sequence[WeightMatrix]) 
         layers = {layer.name for layer in select_layers(model, name)}
     except LayerError as error:
         raise InputError(f"params: {name!r} is neither a weight nor a layer ({error})") from None
-    return [matrix for matrix in candidates if matrix.layer is not None and matrix.layer.name in layers]
+    return [matrix for matrix in candidates if any(layer.name in layers for layer in matrix.layers)]
 
 
 def _refusal(matrix: WeightMatrix, known: dict[int, Tensor]) -> str | None:
@@ -206,7 +177,7 @@ def _reason(p: Tensor, params: Parameters | None, model: nn.Module | None) -> st
 
 
 def _names(groups: Sequence[dict[str, Any]], model: nn.Module | None) -> dict[int, str]:
-    """A name for every parameter: the model's, else the optimizer's, else its place."""
+    """A name for every parameter: the model's, else the optimizer's, else its position in the groups."""
     names: dict[int, str] = {}
     for g, group in enumerate(groups):
         given = group.get("param_names") or [f"group {g}, parameter {i}" for i in range(len(group["params"]))]
@@ -218,7 +189,7 @@ def _names(groups: Sequence[dict[str, Any]], model: nn.Module | None) -> dict[in
 
 
 def _unique(name: str, taken: set[str]) -> str:
-    """The name, with a number where another parameter has it already (of another module, say)."""
+    """The name, with a number added where another parameter has the same one."""
     return next(new for new in (name, *(f"{name} ({i})" for i in range(2, len(taken) + 3))) if new not in taken)
 
 

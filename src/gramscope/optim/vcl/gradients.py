@@ -1,8 +1,9 @@
-"""What backward brings to one layer: inputs and output gradients since the last step, checked against ``.grad``.
+"""The gradients of one layer since the last step, as few rows of inputs and output gradients where possible.
 
-What a step sees is always the factor of the loss's reduction times ``parameter.grad`` as it is at that moment: scaled by
-clipping, unscaled by GradScaler, summed over micro-batches. Keeping the inputs as well only makes it cheaper: D = Σ δhᵀ
-has few rows of h behind it. Whether ``.grad`` still is a multiple of that sum is checked on one fixed random vector.
+A step uses the reduction's factor times ``parameter.grad`` as it is at that moment: scaled by clipping, unscaled by
+GradScaler, summed over micro-batches. Where D = Σ δhᵀ is a sum over fewer samples than outputs, the samples' h and δ are kept
+as well, because they make the step cheaper. A product with one fixed random vector, the probe, checks whether ``.grad`` is
+still a multiple of that sum.
 """
 
 from __future__ import annotations
@@ -16,13 +17,30 @@ from torch import Tensor
 
 from gramscope.errors import LayerError
 from gramscope.layers.linear_layer import Layer
-from gramscope.optim.vcl_rules import Batch
-from gramscope.optim.vcl_targets import Target
+from gramscope.optim.vcl.rules import Batch
+from gramscope.optim.weight_matrix import WeightMatrix
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """A batch, and the relative distance of ``.grad`` from any multiple of it, None where the batch is ``.grad`` itself."""
+
+    batch: Batch
+    distance: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class _Part:
-    """One layer application's share: rows and left are kept while few, ``summed`` where the factor is not the usual one."""
+    """The gradient of one application of the layer.
+
+    Attributes:
+        task: autograd's number of the backward pass.
+        factor: that makes it a sum over samples.
+        rows, left: inputs ``[…, b, d]`` and output gradients ``[…, b, k]``, kept while they are few.
+        sigma: ``Σ δδᵀ``, where the γ² term is wanted.
+        summed: ``Σ δhᵀ``, where no rows are kept and the factor differs from the first one.
+        rough: computed in half precision.
+    """
 
     task: int
     factor: float
@@ -34,16 +52,23 @@ class _Part:
 
 
 class Gatherer:
-    """Collects for one target; :meth:`batch` hands it over."""
+    """Collects the gradients of one weight matrix.
 
-    def __init__(self, target: Target, *, rows: bool, sigma: bool, dtype: torch.dtype) -> None:
-        self.target = target
+    Args:
+        weight: the matrix.
+        rows: whether to keep inputs and output gradients while they are few.
+        sigma: whether ``Σ δδᵀ`` is wanted.
+        dtype: of the results.
+    """
+
+    def __init__(self, weight: WeightMatrix, *, rows: bool, sigma: bool, dtype: torch.dtype) -> None:
+        self.weight = weight
         self.dtype = dtype
         self._want_rows = rows
         self._want_sigma = sigma
         self._pending: list[_Part] = []
         self._parts: list[_Part] = []
-        self._usual: float | None = None
+        self._factor: float | None = None  # of the first part
         self._probe: Tensor | None = None
         self._response: Tensor | None = None
         self._grad: Callable[[], Tensor | None] = lambda: None
@@ -52,7 +77,7 @@ class Gatherer:
     def clear(self) -> None:
         """Forget everything; gradients start anew."""
         self._pending, self._parts = [], []
-        self._usual = self._response = None
+        self._factor = self._response = None
         self._grad = lambda: None
 
     @property
@@ -64,8 +89,8 @@ class Gatherer:
     def receive(self, layer: Layer, x: Tensor, dz: Tensor, factor: float) -> None:
         """Take in the gradient of one application's output."""
         self._forget_if_zeroed()
-        if self._usual is None:
-            self._usual = factor
+        if self._factor is None:
+            self._factor = factor
         rough = dz.dtype in (torch.bfloat16, torch.float16)
         delta = layer.kind.outputs(layer.module, dz).flatten(-3, -2).to(self.dtype)
         kept = sum(part.left.shape[-2] for part in (*self._parts, *self._pending) if part.left is not None)
@@ -74,22 +99,22 @@ class Gatherer:
             _Part(
                 task=int(torch._C._current_graph_task_id()),
                 factor=factor,
-                rows=self.target.rows(layer, x).to(self.dtype) if few else None,
+                rows=self.weight.rows(layer, x).to(self.dtype) if few else None,
                 left=delta if few else None,
                 sigma=delta.mT @ delta if self._want_sigma else None,
-                summed=None if few or factor == self._usual else self.target.summed(layer, x, dz).to(self.dtype),
+                summed=None if few or factor == self._factor else self.weight.summed(layer, x, dz).to(self.dtype),
                 rough=rough or torch.is_autocast_enabled(dz.device.type),
             )
         )
 
     @torch.no_grad()
     def accumulated(self) -> None:
-        """``.grad`` has just been added to: settle what this backward brought, and remember what ``.grad`` was."""
-        grad = self.target.parameter.grad
-        gradient = self.target.gradient()
+        """Take over the parts of the backward pass that has just added to ``.grad``, and remember ``.grad``."""
+        grad = self.weight.parameter.grad
+        gradient = self.weight.gradient()
         if grad is None or gradient is None:
             return
-        if self._grad() is not grad:  # a new tensor: gradients had been set to None
+        if self._grad() is not grad:  # a new tensor: the gradient had been set to None
             self._parts = []
         task = int(torch._C._current_graph_task_id())
         self._parts += [part for part in self._pending if part.task == task]
@@ -98,25 +123,26 @@ class Gatherer:
         self._response = self._probed(gradient)
 
     def _forget_if_zeroed(self) -> None:
-        """Gradients that were set to zero in place start anew; only a ``.grad`` that was changed is looked at."""
+        """Start anew where ``.grad`` was set to zero in place; its values are read only where its version changed."""
         grad = self._grad()
         if grad is not None and grad._version != self._version:
             self._version = grad._version
             if not bool(grad.any()):
                 self.clear()
 
-    def batch(self, dense: bool) -> tuple[Batch, Tensor | None]:
-        """The summed gradient of everything since the last clear, and how far it is from ``.grad``.
+    def gradients(self, dense: bool) -> Gradients:
+        """The summed gradient of everything since the last clear.
+
+        Where its distance exceeds :attr:`tolerance` (noise or penalties were added, elements were clipped), ask again with
+        ``dense=True``.
 
         Args:
-            dense: take the rows of ``.grad`` itself.
+            dense: return ``.grad`` itself, not the kept rows.
 
-        Returns:
-            The batch, and the relative distance of ``.grad`` from any multiple of what the kept rows give, None where
-            ``.grad`` itself is used. Above :attr:`tolerance` (noise or penalties were added, elements clipped) ask again
-            with ``dense=True``.
+        Raises:
+            LayerError: there is no gradient, or it did not come through the layer.
         """
-        name, grad = self.target.name, self.target.gradient()
+        name, grad = self.weight.name, self.weight.gradient()
         if grad is None:
             raise LayerError(
                 f"VCL layer {name!r} has no gradient: run backward() of a loss that depends on it before step(), or leave "
@@ -136,21 +162,21 @@ class Gatherer:
             sigma = sum(part.factor**2 * part.sigma for part in self._parts if part.sigma is not None) * scale**2
         if not dense and all(part.rows is not None for part in self._parts):
             return self._factored(now, scale, sigma)
-        usual = self._usual if self._usual is not None else 1.0
+        usual = self._factor if self._factor is not None else 1.0
         D = usual * grad
         for part in self._parts:
             if part.factor != usual:
                 D = D + (part.factor - usual) * scale * self._own_sum(part)
-        return Batch(D, None, sigma), None
+        return Gradients(Batch(D, None, sigma))
 
     @property
     def tolerance(self) -> float:
-        """What rounding explains of the distance that :meth:`batch` returns."""
+        """The largest distance of :meth:`gradients` that rounding explains."""
         if any(part.rough for part in self._parts):
             return 0.05
-        return 1e4 * max(torch.finfo(dtype).eps for dtype in (self.dtype, self.target.parameter.dtype))
+        return 1e4 * max(torch.finfo(dtype).eps for dtype in (self.dtype, self.weight.parameter.dtype))
 
-    def _factored(self, now: Tensor, scale: Tensor, sigma: Tensor | None) -> tuple[Batch, Tensor]:
+    def _factored(self, now: Tensor, scale: Tensor, sigma: Tensor | None) -> Gradients:
         pairs = [(part.rows, part.left, part.factor) for part in self._parts]
         rows = _joined([r for r, _, _ in pairs if r is not None])
         left = _joined([l for _, l, _ in pairs if l is not None])
@@ -158,7 +184,7 @@ class Gatherer:
         weight = scale * pairs[0][2]
         if len({f for _, _, f in pairs}) > 1:
             weight = scale * torch.cat([l.new_full((l.shape[-2], 1), f) for _, l, f in pairs if l is not None])
-        return Batch(rows, left * weight, sigma), relative_distance(expected, now)
+        return Gradients(Batch(rows, left * weight, sigma), relative_distance(expected, now))
 
     def _own_sum(self, part: _Part) -> Tensor:
         """``Σ δhᵀ`` of one part, unscaled."""
@@ -175,14 +201,13 @@ class Gatherer:
     def probe(self, like: Tensor) -> Tensor:
         """A fixed random vector ``[d]`` on the device of ``like``."""
         if self._probe is None or self._probe.device != like.device:
-            d = self.target.read().shape[-1]
-            probe = torch.randn(d, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+            probe = torch.randn(self.weight.shape[-1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
             self._probe = probe.to(like.device, self.dtype)
         return self._probe
 
     @staticmethod
     def _scale(now: Tensor, then: Tensor) -> Tensor:
-        """By what ``.grad`` was multiplied since backward (least squares): clipping, unscaling."""
+        """The factor by which clipping or unscaling multiplied ``.grad`` since backward, by least squares."""
         return (now * then).sum() / then.square().sum().clamp_min(torch.finfo(then.dtype).tiny)
 
 

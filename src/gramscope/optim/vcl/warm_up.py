@@ -1,4 +1,4 @@
-"""The paper's warm-up: the last layer is trained alone before virtual covariance learning begins."""
+"""The warm-up of [VCL] §3: the last layer is trained alone before virtual covariance learning begins."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gramscope.layers.model_call import call_model, model_device, select_output
 from gramscope.layers.modules import unwrap
 
 if TYPE_CHECKING:
-    from gramscope.optim.vcl import VCL
+    from gramscope.optim.vcl.optimizer import VCL
 
 
 def warm_up(
@@ -24,7 +24,7 @@ def warm_up(
     epochs: int,
     unpack: Callable[[Any], tuple[Any, Any]] | None,
 ) -> list[float]:
-    """See :meth:`gramscope.optim.vcl.VCL.warm_up`."""
+    """See :meth:`gramscope.optim.vcl.optimizer.VCL.warm_up`."""
     if epochs < 1:
         raise InputError(f"epochs={epochs}: a warm-up takes at least one epoch")
     readout = optimizer.readout
@@ -38,7 +38,7 @@ def warm_up(
         for inputs, target in batches(loader, unpack):
             inputs, target = to_device(inputs, device), to_device(target, device)
             optimizer.zero_grad()
-            if chosen is None:  # the first forward shows which layer comes last
+            if chosen is None:  # the first forward pass shows which layer runs last
                 value = loss(select_output(call_model(model, inputs)), target)
                 value.backward()  # type: ignore[no-untyped-call]
                 chosen = optimizer.warm_up_parameters()
@@ -63,7 +63,7 @@ def _forget_others(model: nn.Module, chosen: Sequence[nn.Parameter]) -> None:
 
 @contextmanager
 def _only(model: nn.Module, chosen: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Nothing but ``chosen`` requires gradients inside."""
+    """Within this only ``chosen`` requires gradients."""
     kept = {id(p) for p in chosen}
     paused = [p for p in unwrap(model).parameters() if p.requires_grad and id(p) not in kept]
     try:

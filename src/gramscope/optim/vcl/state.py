@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from gramscope.linalg.lowrank import extend_basis
-from gramscope.optim.vcl_rules import Rules
+from gramscope.optim.vcl.rules import Rules
 
 
 @dataclass(frozen=True)
 class Recursion:
-    """``W = weights @ basis[:p]``, ``V = basisᵀ @ shift @ basis``, and the last full step, around which light ones expand.
+    """``W = weights @ basis[:p]``, ``V = basisᵀ @ shift @ basis``, and the last full step, around which light steps expand.
 
     Attributes:
         basis: U ``[…, m, d]``, orthonormal rows, those of W's row space first.
@@ -21,8 +21,9 @@ class Recursion:
         weights: T ``[…, k, p]``.
         rotation: P of ``T = P diag(s)`` at the last full step ``[…, k, p]``.
         eigenvalues, singular_values: the leading p of G at the last full step, and s ``[…, p]``.
-        response: how T answers to a small change of G ``[…, p, p]``, see :meth:`SpectralMap.response`.
-        steps, since: steps taken, and how many of them since the last full one.
+        response: derivative of T with respect to G ``[…, p, p]``, see :meth:`SpectralMap.response`.
+        steps: steps taken.
+        since: light steps since the last full one.
     """
 
     basis: Tensor
@@ -41,7 +42,7 @@ class Recursion:
         return self.weights.to(self.basis.dtype) @ self.basis[..., : self.weights.shape[-1], :]
 
     def small_as(self, dtype: torch.dtype) -> Recursion:
-        """The same with all matrices but the basis in another precision."""
+        """A copy with all matrices but the basis in another dtype."""
         return replace(
             self,
             shift=self.shift.to(dtype),
@@ -53,7 +54,7 @@ class Recursion:
         )
 
 
-#: the matrices among the fields of a recursion
+#: names of the tensors in a recursion
 MATRICES = tuple(f.name for f in fields(Recursion) if f.name not in ("steps", "since"))
 
 
@@ -67,9 +68,9 @@ def start(W: Tensor, rules: Rules) -> Recursion:
 
 
 def rebased(state: Recursion, W: Tensor) -> Recursion:
-    """The same V for weights that were changed from outside: W's rows lead the basis, the old basis follows.
+    """The state with the same V for weights that were changed from outside. The next step must be a full one.
 
-    The next step must be a full one.
+    W's rows come first in the new basis, followed by the old basis.
     """
     k, d = W.shape[-2:]
     if k >= d:

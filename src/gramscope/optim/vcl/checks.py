@@ -1,0 +1,76 @@
+"""Checks of VCL's arguments, gradients and stored states."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+import torch
+from torch import nn
+
+from gramscope.errors import InputError, NumericalError
+from gramscope.layers.modules import public_name, unwrap
+from gramscope.optim.vcl.rules import Anchor, Solver
+
+
+def check_facts(stored: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Raise an InputError that names the difference unless a stored state has the same layers, anchor and alpha."""
+    if stored.get("layers") != own["layers"]:
+        raise InputError(
+            f"this state trains the layers {stored.get('layers')} by VCL, which are not those of this optimizer: "
+            f"{own['layers']}"
+        )
+    for fact in ("anchor", "alpha"):
+        if stored.get(fact) != own[fact]:
+            raise InputError(f"this state belongs to {fact}={stored.get(fact)!r}, not {own[fact]!r}")
+
+
+def check_finite_gradients(model: nn.Module, groups: Sequence[Mapping[str, Any]]) -> None:
+    """Raise a NumericalError that names the parameters whose gradients are not finite."""
+    found = [(p, p.grad) for group in groups for p in group["params"] if p.grad is not None]
+    dense = [(p, grad) for p, grad in found if not grad.is_sparse]
+    if not dense:
+        return
+    norms = torch._foreach_norm([grad for _, grad in dense])
+    if bool(torch.stack([norm.to(norms[0].device) for norm in norms]).isfinite().all()):
+        return
+    names = {id(p): public_name(name) for name, p in unwrap(model).named_parameters()}
+    bad = [names.get(id(p), "a parameter") for p, grad in dense if not bool(grad.isfinite().all())]
+    if bad:
+        raise NumericalError(
+            f"the gradient of {', '.join(bad)} has NaN or infinite values; weights and state are as before this step"
+        )
+
+
+def check_gamma(gamma: float) -> None:
+    """Raise an InputError unless gamma is finite and ≥ 0."""
+    if not (isinstance(gamma, int | float) and 0 <= gamma < math.inf):
+        raise InputError(f"gamma={gamma!r}: the step of the virtual update must be a number of at least 0")
+
+
+def check_arguments(
+    gamma: float,
+    solver: str,
+    anchor: str,
+    rank: int | None,
+    refresh: int,
+    aim: float,
+    precision: torch.dtype | None,
+) -> None:
+    """Raise an InputError that names the first argument with an invalid value; other arguments are checked where they go."""
+    check_gamma(gamma)
+    if solver not in get_args(Solver):
+        raise InputError(f"solver={solver!r}: choose one of {', '.join(map(repr, get_args(Solver)))}")
+    if anchor not in get_args(Anchor):
+        raise InputError(f"anchor={anchor!r}: choose one of {', '.join(map(repr, get_args(Anchor)))}")
+    if not (rank is None or isinstance(rank, int)):
+        raise InputError(f"rank={rank!r}: the number of directions to keep must be a whole number")
+    if not (isinstance(refresh, int) and refresh >= 1):
+        raise InputError(
+            f"refresh={refresh!r}: give the largest number of steps from one full step to the next, at least 1"
+        )
+    if not (isinstance(aim, int | float) and math.isfinite(aim)):
+        raise InputError(f"aim={aim!r}: the multiple of the gradient step to aim at must be a finite number")
+    if precision not in (None, torch.float32, torch.float64):
+        raise InputError(f"precision={precision!r}: the solvers compute in torch.float32 or torch.float64")

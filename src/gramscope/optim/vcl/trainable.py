@@ -1,0 +1,115 @@
+"""The weights of a model that VCL can train, and why it cannot train others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from gramscope.errors import LayerError
+from gramscope.layers.kinds import AttentionProjectionKind
+from gramscope.layers.linear_layer import Layer
+from gramscope.layers.modules import unwrap
+from gramscope.layers.select import LayerSelector, select_layers
+from gramscope.optim.weight_matrix import WeightMatrix
+
+
+@dataclass(frozen=True)
+class Trainable:
+    """The weights that can be trained, in registration order, and the layers that cannot, with the reasons."""
+
+    matrices: list[WeightMatrix]
+    refused: list[tuple[Layer, str]]
+    #: the layer registered last, as its matrix where it has one
+    last: WeightMatrix | Layer
+
+
+def find_trainable(model: nn.Module, layers: LayerSelector, bias: bool) -> Trainable:
+    """The trainable weights of the chosen layers, and why other chosen layers have none.
+
+    Raises:
+        LayerError: a layer asked for by ``layers`` cannot be trained, a weight is not there yet, or only some rows of a
+            packed attention weight are chosen.
+    """
+    root = unwrap(model)
+    selection = select_layers(root, layers)
+    shared = _outside_users(root, selection.layers)
+    grouped: dict[tuple[int, str], list[Layer]] = {}
+    refused: list[tuple[Layer, str]] = []
+    for layer in selection:
+        if layer.parameter is not None and nn.parameter.is_lazy(layer.parameter):
+            raise LayerError(f"layer {layer.name!r} is lazy: run one forward pass before making the optimizer")
+        reason = _refusal(layer, shared)
+        if reason is None:
+            part = layer.kind.part if isinstance(layer.kind, AttentionProjectionKind) else ""
+            grouped.setdefault((id(layer.parameter), part), []).append(layer)
+        elif layers is None:
+            refused.append((layer, reason))
+        else:
+            raise LayerError(f"layer {layer.name!r} {reason}; leave it out of layers=")
+    matrices = [_matrix(members, bias) for members in grouped.values()]
+    for matrix in matrices:
+        _check_packed(matrix, matrices)
+    if not matrices:
+        listing = "; ".join(f"{layer.name} {reason}" for layer, reason in refused)
+        raise LayerError(f"no layer of {type(root).__name__} can be trained by VCL: {listing}")
+    final = selection.layers[-1]
+    return Trainable(matrices, refused, next((matrix for matrix in matrices if final in matrix.layers), final))
+
+
+def _matrix(members: list[Layer], bias: bool) -> WeightMatrix:
+    layer = members[0]
+    parameter = layer.parameter
+    assert parameter is not None
+    own_bias = None
+    if bias and len(members) == 1 and not isinstance(layer.kind, AttentionProjectionKind):
+        candidate = layer.module._parameters.get("bias")
+        own_bias = candidate if candidate is not None and candidate.requires_grad else None
+    return WeightMatrix(layer.name, parameter, tuple(members), own_bias)
+
+
+def _refusal(layer: Layer, shared: dict[int, str]) -> str | None:
+    """Why a layer's weight cannot be trained by VCL."""
+    parameter = layer.parameter
+    if parameter is None:
+        return "has a computed weight (a parametrisation), which cannot be set"
+    if not parameter.requires_grad:
+        return "is frozen (requires_grad=False)"
+    if hasattr(parameter, "device_mesh"):
+        return "is sharded over devices; whole matrices are needed"
+    if parameter.numel() == 0:
+        return f"has an empty weight of shape {tuple(parameter.shape)}"
+    if id(parameter) in shared:
+        return f"shares its weight with {shared[id(parameter)]}, which is not a linear-like layer"
+    return None
+
+
+def _check_packed(matrix: WeightMatrix, matrices: Sequence[WeightMatrix]) -> None:
+    """Raise where only some projections of a packed attention weight are chosen."""
+    if not matrix.part or matrix.part == "out_proj":
+        return
+    kind = matrix.layers[0].kind
+    assert isinstance(kind, AttentionProjectionKind)
+    if kind.weight_attribute(matrix.layers[0].module) != "in_proj_weight":
+        return
+    parts = {other.part for other in matrices if other.parameter is matrix.parameter}
+    missing = {"q_proj", "k_proj", "v_proj"} - parts
+    if missing:
+        raise LayerError(
+            f"layer {matrix.name!r} is part of one packed weight with {', '.join(sorted(missing))}; an optimizer trains "
+            "whole parameters, so choose all three projections or none"
+        )
+
+
+def _outside_users(model: nn.Module, layers: Iterable[Layer]) -> dict[int, str]:
+    """Parameters that a module other than a linear-like layer uses, such as a tied embedding, with its name."""
+    inside = {id(layer.module) for layer in layers}
+    inside |= {id(child) for layer in layers for child in layer.module.modules()}
+    inside |= {id(m) for m in model.modules() if isinstance(m, nn.Linear | nn.modules.conv._ConvNd)}
+    users: dict[int, str] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if id(module) not in inside:
+            for parameter in module.parameters(recurse=False):
+                users[id(parameter)] = name or type(module).__name__
+    return users
