@@ -52,9 +52,7 @@ def parts(settings: Settings, options: Options) -> list[Training]:
     """One training for each width and seed."""
     return [
         Training(
-            f"width-{width}-seed-{seed}",
-            _config(settings, options, width, seed),
-            measure=_Split(width, settings.ridge),
+            f"width-{width}-seed-{seed}", _config(settings, options, width, seed), measure=_Split(width, settings.ridge)
         )
         for width in settings.widths
         for seed in settings.seeds

@@ -8,7 +8,7 @@ from typing import Any
 
 from gramscope.experiments.experiment import Claim, Experiment, Results
 from gramscope.experiments.nfa_scales import CENTRED, LAYERS, PTK, RATIO, SPECTRA, VARIED, Settings, parts_measuring
-from gramscope.experiments.plots import Figure, band, legend_below, mean, panels
+from gramscope.experiments.plots import Figure, band, curve, legend_below, mean, panels
 from gramscope.runs.records import Record
 
 #: a training step counted as early
@@ -72,11 +72,8 @@ def throughout(results: Results[Settings]) -> Iterator[Claim]:
     for varied in results.settings.varied:
         lowest = []
         for layer in LAYERS:
-            groups: dict[tuple[int, float], list[float]] = {}
-            for r in results.records("nfa", varied=varied, layer=layer):
-                if r["centered"] is not None:
-                    groups.setdefault((r["step"], r["scale"]), []).append(r["centered"])
-            lowest.append(min(mean(values) for values in groups.values()))
+            found = (results.records("nfa", varied=varied, layer=layer, scale=s) for s in results.settings.scales)
+            lowest.append(min(min(curve(records, "step", "centered")[1]) for records in found))
         yield Claim(
             f"C-NFA above 0.5 at every step and scale ({VARIED[varied][1]})",
             "remains high throughout training",

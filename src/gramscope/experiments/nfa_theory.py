@@ -44,6 +44,11 @@ def reversing_parts(settings: Reversing, options: Options) -> list[Computation]:
     return [Computation(f"balance-{balance:g}", partial(sweep, balance)) for balance in settings.balances]
 
 
+def _means(records: Sequence[Record], over: str) -> tuple[list[float], list[float]]:
+    """Predicted and observed values, averaged over records with equal ``over``."""
+    return curve(records, over, "predicted")[1], curve(records, over, "observed")[1]
+
+
 def _rules(results: Results[Reversing]) -> dict[str, list[Record]]:
     """Records by scale of X₁ and inverse, as they are written in the figure."""
     groups: dict[str, list[Record]] = {}
@@ -57,8 +62,7 @@ def follows(results: Results[Reversing]) -> Iterator[Claim]:
     """[NFA] Fig. 3: predicted and observed correlations agree, for single data sets and on average."""
     for rule, records in _rules(results).items():
         single = max(abs(r["predicted"] - r["observed"]) for r in records)
-        _, predicted, _ = curve(records, "balance", "predicted")
-        _, observed, _ = curve(records, "balance", "observed")
+        predicted, observed = _means(records, "balance")
         average = max(abs(p - o) for p, o in zip(predicted, observed, strict=True))
         reason = ""
         if average > 0.05:
@@ -99,8 +103,7 @@ def reversing_figure(results: Results[Reversing]) -> Figure:
                 place.plot([r["balance"] for r in own], [r[key] for r in own], color=colour, alpha=0.25, linewidth=0.7)
             balances, means, _ = curve(records, "balance", key)
             place.plot(balances, means, color=colour, label=rule, marker="os^D"[index % 4], markersize=3)
-        _, predicted, _ = curve(records, "balance", "predicted")
-        _, observed, _ = curve(records, "balance", "observed")
+        predicted, observed = _means(records, "balance")
         axes[0, 2].scatter(predicted, observed, s=12, color=colour, marker="os^D"[index % 4])
     lowest = min(r[key] for r in results.records("reversal") for key in ("predicted", "observed"))
     for place, title in zip(axes[0], ("predicted", "observed"), strict=False):
@@ -164,8 +167,7 @@ def _panels_of(settings: Decaying) -> list[tuple[str, str]]:
 
 def _distance(records: Sequence[Record]) -> float:
     """Root mean square over α of predicted − observed, both averaged over seeds."""
-    _, predicted, _ = curve(records, "alpha", "predicted")
-    _, observed, _ = curve(records, "alpha", "observed")
+    predicted, observed = _means(records, "alpha")
     return math.sqrt(mean((p - o) ** 2 for p, o in zip(predicted, observed, strict=True)))
 
 
@@ -229,11 +231,7 @@ def decaying_figure(results: Results[Decaying]) -> Figure:
 
 # -- experiments --------------------------------------------------------------------------------------------------
 FIG3 = Experiment(
-    Reversing(seeds=(0, 1), size=512),
-    Reversing(),
-    reversing_parts,
-    (follows, reverses),
-    reversing_figure,
+    Reversing(seeds=(0, 1), size=512), Reversing(), reversing_parts, (follows, reverses), reversing_figure
 )
 FIG6 = Experiment(
     Decaying(seeds=(0, 1, 2, 3), widths=(128, 512), alphas=(0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0), nets=4),
