@@ -174,7 +174,7 @@ def _mlp(inputs: int, hidden: tuple[int, ...], generator: torch.Generator) -> nn
 
 
 def _cnn() -> nn.Module:
-    """The CNN of 003 Fig. 6."""
+    """The CNN of [Gram] Fig. 6."""
     return nn.Sequential(
         nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),

@@ -22,7 +22,7 @@ class ShiftWatcher:
     """Sums the diagonal of the virtual covariance shift ``v = WᵀM + MᵀW`` of every layer over all training steps.
 
     ``M = −γD + ½γ²ΣW`` with the step's own γ on the summed loss, so that for plain gradient descent the sum follows
-    ``diag(WᵀW − W₀ᵀW₀)`` (000 Fig. 1). For VCL γ is its own; for other optimizers it is their learning rate.
+    ``diag(WᵀW − W₀ᵀW₀)`` ([VCL] Fig. 1). For VCL γ is its own; for other optimizers it is their learning rate.
     """
 
     def __init__(self, model: nn.Module, config: TrainConfig) -> None:

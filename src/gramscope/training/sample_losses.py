@@ -28,7 +28,7 @@ def squared(output: Tensor, target: Tensor) -> Tensor:
 
 
 def half_squared(output: Tensor, target: Tensor) -> Tensor:
-    """``½‖f − y‖²`` of each sample (004's loss); labels become one-hot targets."""
+    """``½‖f − y‖²`` of each sample (the loss of [NFA]); labels become one-hot targets."""
     return (output - _as_targets(output, target)).square().flatten(1).sum(1).mul(0.5)
 
 
