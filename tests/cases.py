@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 from torch.utils.checkpoint import checkpoint
+
+import gramscope as gs
 
 
 @dataclass(frozen=True)
@@ -43,9 +46,51 @@ def sample_losses(output: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(output.mean(1) if output.dim() == 3 else output, y, reduction="none")
 
 
-class Flat(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.flatten(1)
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    """Standard normal numbers in float64."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def split(x: Tensor, y: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
+    """Batches ``(x, y)`` of ``size`` samples."""
+    return list(zip(x.split(size), y.split(size), strict=True))
+
+
+class Around(nn.Module):
+    """Modules by name, in float64, and a forward given as a function ``(self, *inputs)``."""
+
+    def __init__(self, run: Callable[..., Any], **parts: nn.Module) -> None:
+        super().__init__()
+        self.run = run
+        for name, part in parts.items():
+            self.add_module(name, part.double())
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.run(self, *args, **kwargs)
+
+
+def pooled(d: int, k: int, c: int) -> Around:
+    """A classifier of sequences: ``e`` sees tokens, the readout ``r`` their mean."""
+    return Around(lambda m, x: m.r(torch.tanh(m.e(x)).mean(1)), e=nn.Linear(d, k), r=nn.Linear(k, c))
+
+
+def captured(model: nn.Module, x: Tensor, y: Tensor, layers: Any = None) -> gs.Tape:
+    """A capture of one forward and the backward of every sample's loss."""
+    with gs.capture(model, layers) as tape:
+        tape.backward(sample_losses(model(x), y))
+    return tape
+
+
+def close(a: Tensor, b: Tensor, tolerance: float = 1e-10) -> None:
+    torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+def close_to_autograd(tape: gs.Tape, total: Tensor) -> None:
+    """Compare ``D`` of every layer with the gradient that autograd gives for its parameter."""
+    assert len(tape) > 0
+    for record in tape:
+        (gradient,) = torch.autograd.grad(total, record.layer.parameter, retain_graph=True)
+        close(record.D, record.layer.matrix(gradient))
 
 
 class Repeated(nn.Module):
@@ -145,8 +190,8 @@ def _vectors(*shape: int) -> Callable[[torch.Generator], Tensor]:
     return lambda generator: torch.randn(6, *shape, generator=generator, dtype=torch.float64)
 
 
-def _convolution(layer: nn.Module, axes: int) -> nn.Module:
-    return nn.Sequential(layer, nn.Tanh(), Flat(), nn.LazyLinear(3))
+def _convolution(layer: nn.Module) -> nn.Module:
+    return nn.Sequential(layer, nn.Tanh(), nn.Flatten(), nn.LazyLinear(3))
 
 
 def _parametrised(kind: str) -> nn.Module:
@@ -173,22 +218,22 @@ CASES = [
     ),
     Case("tokens", lambda: nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)), _vectors(4, 5)),
     Case("single", lambda: nn.Linear(5, 3), _vectors(5)),
-    Case("conv1d", lambda: _convolution(nn.Conv1d(3, 4, 3, stride=2, padding=2, dilation=2), 1), _vectors(3, 9)),
-    Case("conv2d", lambda: _convolution(nn.Conv2d(2, 4, (3, 2), stride=(2, 1), padding=(1, 0)), 2), _vectors(2, 6, 5)),
-    Case("conv2d-same", lambda: _convolution(nn.Conv2d(2, 3, (4, 3), padding="same"), 2), _vectors(2, 5, 6)),
+    Case("conv1d", lambda: _convolution(nn.Conv1d(3, 4, 3, stride=2, padding=2, dilation=2)), _vectors(3, 9)),
+    Case("conv2d", lambda: _convolution(nn.Conv2d(2, 4, (3, 2), stride=(2, 1), padding=(1, 0))), _vectors(2, 6, 5)),
+    Case("conv2d-same", lambda: _convolution(nn.Conv2d(2, 3, (4, 3), padding="same")), _vectors(2, 5, 6)),
     Case(
         "conv2d-circular",
-        lambda: _convolution(nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular"), 2),
+        lambda: _convolution(nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular")),
         _vectors(2, 5, 5),
     ),
     Case(
         "conv2d-reflect-same",
-        lambda: _convolution(nn.Conv2d(2, 3, 4, padding="same", padding_mode="reflect"), 2),
+        lambda: _convolution(nn.Conv2d(2, 3, 4, padding="same", padding_mode="reflect")),
         _vectors(2, 6, 6),
     ),
-    Case("conv2d-grouped", lambda: _convolution(nn.Conv2d(4, 6, 3, groups=2, padding=1), 2), _vectors(4, 4, 4)),
-    Case("conv2d-depthwise", lambda: _convolution(nn.Conv2d(3, 6, 3, groups=3), 2), _vectors(3, 5, 5)),
-    Case("conv3d", lambda: _convolution(nn.Conv3d(2, 3, (2, 3, 2), padding=(0, 1, 0)), 3), _vectors(2, 3, 4, 3)),
+    Case("conv2d-grouped", lambda: _convolution(nn.Conv2d(4, 6, 3, groups=2, padding=1)), _vectors(4, 4, 4)),
+    Case("conv2d-depthwise", lambda: _convolution(nn.Conv2d(3, 6, 3, groups=3)), _vectors(3, 5, 5)),
+    Case("conv3d", lambda: _convolution(nn.Conv3d(2, 3, (2, 3, 2), padding=(0, 1, 0))), _vectors(2, 3, 4, 3)),
     Case("residual", Residual, _vectors(2, 6, 6)),
     Case("encoder", _encoder, _vectors(4, 8)),
     Case("encoder-norm-first", lambda: _encoder(norm_first=True, bias=False), _vectors(4, 8)),

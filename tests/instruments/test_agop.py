@@ -1,6 +1,10 @@
+"""AGOP, tangent kernel and dual against dense Jacobians; which axis holds the samples; several batches."""
+
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -8,8 +12,8 @@ from torch import Tensor, nn
 from torch.func import jacrev, vmap
 
 import gramscope as gs
-from cases import BY_NAME, CASES, Case
-from gramscope.errors import InputError, ResultWarning
+from cases import BY_NAME, CASES, Case, normal, pooled
+from gramscope.errors import InputError
 from gramscope.instruments.agop import dual_tangent_kernel
 from reference import output_jacobian
 
@@ -106,37 +110,68 @@ def test_bad_input() -> None:
         gs.agop(model, x[:0])
     with pytest.raises(InputError, match="loader is a NoneType"):
         gs.agop(model, None)
-    with pytest.raises(InputError, match="not a tensor; say which part with output="):
-        gs.agop(Pair(), x)
 
 
-class Pair(nn.Module):
-    def __init__(self) -> None:
+class SequenceFirst(nn.Module):
+    """``[time, batch, 6] → [time, batch, 2]``, or ``[batch, 2]`` if pooled."""
+
+    def __init__(self, pooled: bool) -> None:
         super().__init__()
-        self.a = nn.Linear(5, 2).double()
+        self.inner = nn.Linear(6, 6)
+        self.attention = nn.MultiheadAttention(6, 2)
+        self.head, self.pooled = nn.Linear(6, 2), pooled
 
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.a(x), x
-
-
-def test_symmetric_product_by_blocks(generator: torch.Generator) -> None:
-    from gramscope.linalg.psd import symmetric_product
-
-    W = torch.randn(2, 3, 11, generator=generator, dtype=torch.float64)
-    K = torch.randn(2, 3, 3, generator=generator, dtype=torch.float64)
-    K = K + K.mT
-    for block in (1, 4, 11, 50):
-        torch.testing.assert_close(symmetric_product(W, K @ W, block), W.mT @ K @ W)
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.inner(x))
+        f = self.head(self.attention(h, h, h)[0])
+        return f.mean(0) if self.pooled else f
 
 
-def test_layers_the_output_does_not_depend_on_are_left_out() -> None:
-    class TwoHeads(nn.Module):
+@pytest.mark.parametrize("pooled", [False, True])
+@pytest.mark.parametrize("batch", [5, 7])
+def test_sequence_first_models_take_batch_dim(pooled: bool, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gramscope.instruments.agop.BATCH", 3)
+    model, x = SequenceFirst(pooled).double().eval(), normal(7, batch, 6)
+    G, K = gs.agop(model, x, batch_dim=1), gs.tangent_kernel(model, {"x": x.numpy()}, batch_dim=1)
+    dual = dual_tangent_kernel(model, x, batch_dim=1)
+    for name in ("inner", "head"):
+        layer = model.get_submodule(name)
+        J = torch.stack([output_jacobian(model, layer, x[:, i : i + 1]).squeeze(1) for i in range(batch)])
+        rows = J.flatten(2, -2)  # [n, c, time, k]
+        expected = torch.einsum("nctk,nctl->kl", rows, rows) / batch
+        torch.testing.assert_close(K[name], expected)
+        torch.testing.assert_close(G[name], layer.weight.T @ expected @ layer.weight)
+        torch.testing.assert_close(dual[name], J.flatten(1) @ J.flatten(1).T)
+    # The attention's value projection, through an independent route: one sample at a time.
+    single = [gs.tangent_kernel(model, x[:, i : i + 1], batch_dim=1)["attention.v_proj"] for i in range(batch)]
+    torch.testing.assert_close(K["attention.v_proj"], torch.stack(single).mean(0))
+    centered = gs.tangent_kernel(model, x, reference=SequenceFirst(pooled).double().eval(), batch_dim=1)
+    torch.testing.assert_close(centered["inner"].K, K["inner"])
+
+
+@pytest.mark.parametrize("rows", [5, 4])
+@pytest.mark.parametrize("convert", [lambda x: x, Tensor.numpy], ids=["tensor", "array"])
+def test_two_batches_of_different_lengths(rows: int, convert: Callable[[Tensor], Any]) -> None:
+    model, a, b = pooled(5, 6, 3), normal(5, 4, 5), normal(rows, 7, 5)
+    K = gs.tangent_kernel(model, [convert(a), convert(b)])
+    total = torch.zeros(6, 6, dtype=torch.float64)
+    for x in (*a, *b):
+        J = output_jacobian(model, model.e, x.unsqueeze(0)).flatten(1, -2)  # [c, tokens, k]
+        total += torch.einsum("ctk,ctl->kl", J, J)
+    torch.testing.assert_close(K["e"], total / (5 + rows))
+    found = gs.agop(model, [a, b])["e"]
+    torch.testing.assert_close(found, gs.agop(model, [(a, None), (b, None)])["e"])
+    assert dual_tangent_kernel(model, [a, b], "r")["r"].shape == (5 + rows, 5 + rows)
+
+
+def test_several_inputs_without_a_common_length_are_one_batch() -> None:
+    class Pointed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.a, self.b = nn.Linear(3, 2), nn.Linear(3, 2)
+            self.a = nn.Linear(3, 2).double()
 
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            return self.a(x), self.b(x)
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            return self.a(x * mask.sum())
 
-    with pytest.warns(ResultWarning, match="left out b: no Jacobians: the output does not depend on it"):
-        assert list(gs.agop(TwoHeads(), torch.ones(4, 3), output=0)) == ["a"]
+    K = gs.tangent_kernel(Pointed(), (normal(6, 3), torch.ones(2, 2, dtype=torch.float64)))["a"]
+    torch.testing.assert_close(K, torch.eye(2, dtype=torch.float64))

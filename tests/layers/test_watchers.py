@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 import gramscope as gs
+from cases import BY_NAME, Around, normal
 from gramscope.instruments.agop import dual_tangent_kernel
 from gramscope.theory.network import early_alignment
 
@@ -18,7 +18,7 @@ CE = nn.CrossEntropyLoss()
 
 
 def data(n: int = 30) -> tuple[Tensor, Tensor]:
-    return torch.randn(n, 4, generator=torch.Generator().manual_seed(n), dtype=torch.float64), torch.arange(n) % 3
+    return normal(n, 4, seed=n), torch.arange(n) % 3
 
 
 def network() -> nn.Sequential:
@@ -26,7 +26,10 @@ def network() -> nn.Sequential:
 
 
 X, Y = data()
+
+
 XS, YS = data(7)
+
 
 PASSES: dict[str, Callable[[nn.Module], object]] = {
     "measure": lambda net: gs.measure(net, (XS, YS), CE, measures=["gradient_norm", "nfa", "nc4"]),
@@ -39,7 +42,7 @@ PASSES: dict[str, Callable[[nn.Module], object]] = {
     "dual": lambda net: dual_tangent_kernel(net, XS),
     "monitor": lambda net: gs.Monitor(net, (XS, YS), CE, measures="all").record(),
     "theory": lambda net: early_alignment(net, XS, YS, CE),
-    "part": lambda net: gs.collect(net[2], torch.ones(3, 5, dtype=torch.float64)),  # type: ignore[index]
+    "part": lambda net: gs.collect(net[2], torch.ones(3, 5, dtype=torch.float64)),
 }
 
 
@@ -70,16 +73,10 @@ def test_the_users_own_forwards_are_seen_by_every_capture() -> None:
 
 
 def test_measuring_what_shares_modules_with_the_reference() -> None:
-    class Backbone(nn.Module):
-        def __init__(self, frozen: nn.Module) -> None:
-            super().__init__()
-            self.frozen, self.head = frozen, nn.Linear(5, 3).double()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(torch.tanh(self.frozen(x)))
-
     frozen = nn.Linear(4, 5).double().requires_grad_(False)
-    net, reference = Backbone(frozen), Backbone(frozen)
+    net, reference = (
+        Around(lambda m, x: m.head(torch.tanh(m.frozen(x))), frozen=frozen, head=nn.Linear(5, 3)) for _ in range(2)
+    )
     expected = gs.tangent_kernel(net, XS, reference=reference)["frozen"]
     with gs.capture(net) as tape, gs.capture(reference) as other:
         net(X), reference(X[:5])
@@ -106,17 +103,9 @@ def test_a_loss_that_measures_the_same_network() -> None:
     torch.testing.assert_close(statistics["0"].D, gs.collect(net, (X, Y), CE)["0"].D)
 
 
-class Checkpointed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = nn.Linear(4, 5), nn.Linear(5, 5), nn.Linear(5, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.tanh(self.a(x))
-        return self.c(checkpoint(lambda v: torch.tanh(self.b(v)), h, use_reentrant=True))
-
-
-@pytest.mark.parametrize("build", [network, lambda: Checkpointed().double()], ids=["plain", "checkpoint"])
+@pytest.mark.parametrize(
+    "build", [network, lambda: BY_NAME["checkpoint-reentrant"].make()[0]], ids=["plain", "checkpoint"]
+)
 @pytest.mark.parametrize("where", ["before", "between"])
 def test_virtual_covariance_learning_is_not_disturbed(build: Callable[[], nn.Module], where: str) -> None:
     """The same steps with and without measurements in between, also before the first one."""

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gramscope as gs
-from gramscope.errors import LayerError
+from cases import Around, normal
+from gramscope.errors import LayerError, ResultWarning
 from gramscope.instruments.agop import dual_tangent_kernel
 from gramscope.notes import joined
 
 CE = nn.CrossEntropyLoss()
+
+
 Y = torch.arange(6) % 3
-
-
-def normal(*shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
 class Stateful(nn.Module):
@@ -69,7 +70,12 @@ def test_gradients_of_reused_layers(stateful: tuple[Stateful, Tensor]) -> None:
         assert delta.shape[-2] == 2 * half
         assert unreached.abs().max() == 0
         assert (delta.norm() - unreached.norm()) > 1e-3
-        torch.testing.assert_close(record.Sigma, torch.einsum("...bsk,...bsl->...kl", delta, delta))
+        Sigma = torch.einsum("...bsk,...bsl->...kl", delta, delta)
+        torch.testing.assert_close(record.Sigma, Sigma)
+    stats = gs.collect(model, (x, Y), CE)
+    torch.testing.assert_close(stats["h"].D, record.D)
+    torch.testing.assert_close(stats["h"].Sigma, Sigma)
+    assert "h" not in stats.notes
 
 
 def test_kernels_of_reused_layers(stateful: tuple[Stateful, Tensor]) -> None:
@@ -92,27 +98,28 @@ def test_kernels_of_reused_layers(stateful: tuple[Stateful, Tensor]) -> None:
 
 
 def test_layers_that_nothing_reaches_stay_errors() -> None:
-    class Aside(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(4, 3), nn.Linear(4, 3)
+    def aside(m: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        return m.a(x), m.b(x) + m.b(2 * x)
 
-        def forward(self, x: Tensor) -> Tensor:
-            self.state = self.b(x) + self.b(2 * x)
-            return self.a(x)
-
-    model, x = Aside().double(), normal(6, 4)
+    model, x = Around(aside, a=nn.Linear(4, 3), b=nn.Linear(4, 3)), normal(6, 4)
     with gs.capture(model) as tape:
-        CE(model(x), Y).backward()
+        CE(model(x)[0], Y).backward()
     with pytest.raises(LayerError, match="no gradient reached layer 'b'"):
         _ = tape["b"].D
     with pytest.raises(
         LayerError, match="'b': no Jacobians: the output does not depend on it.*leave it out of layers="
     ):
-        gs.agop(model, x, ["a", "b"])
-    with pytest.raises(LayerError, match="'b': no gradient: the loss does not reach it.*leave it out of layers="):
-        gs.collect(model, (x, Y), CE, layers="b")
-    assert joined(gs.collect(model, (x, Y), CE).notes["b"]).text == "no gradient: the loss does not reach it"
+        gs.agop(model, x, ["a", "b"], output=0)
+    with pytest.warns(ResultWarning, match="left out b: no Jacobians: the output does not depend on it"):
+        assert list(gs.agop(model, x, output=0)) == ["a"]
+    for layers in ("b", ["a", "b"]):
+        with pytest.raises(LayerError, match="'b': no gradient: the loss does not reach it.*leave it out of layers="):
+            gs.collect(model, (x, Y), CE, layers=layers, output=0)
+    for jacobians in (False, True):
+        stats = gs.collect(model, (x, Y), CE, output=0, jacobians=jacobians)
+        assert stats["b"].D is None
+        assert joined(stats.notes["b"]).text == "no gradient: the loss does not reach it"
+    assert gs.collect(model, (x, Y), CE, output=0, layers="a")["a"].D.shape == (3, 4)
 
 
 def test_a_forward_without_a_backward_is_still_an_error() -> None:
@@ -124,32 +131,30 @@ def test_a_forward_without_a_backward_is_still_an_error() -> None:
         _ = tape["(model)"].delta
 
 
-class Routed(nn.Module):
-    """Uses its expert's output only where a feature's sum is positive, and runs it in any case."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.expert, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        z = self.expert(x)
-        return self.head(z if float(x.sum()) > 0 else x)
+def expert(m: Any, x: Tensor) -> Tensor:
+    """Uses its expert's output only where the sum of a batch is positive, and runs it in any case."""
+    z = m.expert(x)
+    return m.head(z if float(x.sum()) > 0 else x)
 
 
-@pytest.mark.parametrize("order", [1, -1])
 @pytest.mark.parametrize("layers", [None, ["expert", "head"]])
-def test_layers_reached_in_some_batches_only(order: int, layers: list[str] | None) -> None:
-    model = Routed().double()
-    x = normal(6, 4).abs()
-    batches = [(x, Y), (-x, Y)][::order]
-    found = gs.collect(model, batches, CE, layers=layers, jacobians=True)
-    assert "expert" not in found.notes
+def test_layers_reached_in_some_batches_only(layers: list[str] | None) -> None:
+    model, x = Around(expert, expert=nn.Linear(4, 4), head=nn.Linear(4, 3)), normal(6, 4).abs()
+    data = [(x, Y), (-x, Y)]
+    found = [gs.collect(model, order, CE, layers=layers, jacobians=True) for order in (data, data[::-1])]
+    if layers is None:
+        reached, unreached = (gs.collect(model, part, CE, jacobians=True) for part in data)
+        assert unreached.notes["expert"][0].kind in ("no gradient", "no Jacobians")
+        found += [reached.merge(unreached), unreached.merge(reached)]
     total = F.cross_entropy(model(x), Y, reduction="sum")
-    torch.testing.assert_close(found["expert"].D, torch.autograd.grad(total, model.expert.weight)[0])
     W = model.head.weight.detach()
-    torch.testing.assert_close(found["expert"].JtJ, 6 * W.T @ W)
-    assert found["expert"].features is not None
-    assert found["expert"].features.n == 12  # both batches' inputs
+    for stats in found:
+        assert "expert" not in stats.notes
+        torch.testing.assert_close(
+            stats["expert"].D, torch.autograd.grad(total, model.expert.weight, retain_graph=True)[0]
+        )
+        torch.testing.assert_close(stats["expert"].JtJ, 6 * W.T @ W)
+        assert stats["expert"].features.n == 12  # both batches' inputs
 
 
 def test_no_trainable_leaf_weight_at_all() -> None:

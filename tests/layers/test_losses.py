@@ -1,0 +1,159 @@
+"""Losses of single samples from criteria, functions and stated reductions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import gramscope as gs
+from cases import BY_NAME, Around, normal, sample_losses, split
+from comparing import assert_same
+from gramscope.errors import InputError
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.CrossEntropyLoss(),
+        nn.CrossEntropyLoss(reduction="sum"),
+        nn.CrossEntropyLoss(reduction="none"),
+        F.cross_entropy,
+        lambda f, y: F.cross_entropy(f, y, reduction="none"),
+    ],
+)
+def test_every_reduction_gives_the_same(loss: Callable[..., Tensor]) -> None:
+    model, x, y = BY_NAME["mlp"].make()
+    expected = gs.collect(model, (x, y), sample_losses)
+    assert_same(expected, gs.collect(model, split(x, y, 2), loss))
+
+
+def test_stated_reductions() -> None:
+    model, x, y = BY_NAME["mlp"].make()
+    expected = gs.collect(model, (x, y), sample_losses)
+
+    def mean(f: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(f, target)
+
+    with pytest.raises(InputError, match="mean returns one number for 6 samples; state how"):
+        gs.collect(model, (x, y), mean)
+    assert_same(expected, gs.collect(model, split(x, y, 2), mean, reduction="mean"))
+    assert_same(expected, gs.collect(model, split(x, y, 2), mean, reduction=2))
+    with pytest.raises(InputError, match="reduction='average'"):
+        gs.collect(model, (x, y), mean, reduction="average")
+
+
+def test_class_weights_ignored_positions_and_mean_squared_error() -> None:
+    model, x, y = BY_NAME["mlp"].make()
+    weight = torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64)
+    weighted = gs.collect(model, split(x, y, 2), nn.CrossEntropyLoss(weight=weight))
+    expected = gs.collect(model, (x, y), lambda f, t: weight[t] * F.cross_entropy(f, t, reduction="none"))
+    assert_same(expected, weighted)
+    # mean squared error: only the average over the batch is undone
+    target = normal(6, 3)
+    mse = gs.collect(model, split(x, target, 2), nn.MSELoss())
+    assert_same(gs.collect(model, (x, target), lambda f, t: (f - t).square().mean(1)), mse)
+    # token labels: ignored positions count neither in the loss nor as feature rows
+    tokens, sequences, _ = BY_NAME["tokens"].make()
+    labels = torch.arange(24).reshape(6, 4) % 3
+    labels[0, 1] = labels[2, 3] = -100
+    swapped = Around(lambda m, x: m.tokens(x).transpose(1, 2), tokens=tokens)
+    stats = gs.collect(swapped, split(sequences, labels, 2), nn.CrossEntropyLoss())
+    assert stats["tokens.0"].features.n == 22
+    masked = gs.collect(
+        swapped, (sequences, labels), lambda f, t: F.cross_entropy(f, t, reduction="none", ignore_index=-100).sum(1)
+    )
+    assert_same(masked, stats)
+
+
+@pytest.mark.parametrize("factor", [1, 2.5])
+def test_a_factor_multiplies_losses_of_every_shape(factor: float) -> None:
+    model, x, y = BY_NAME["mlp"].make()
+    expected = factor * gs.collect(model, (x, y), sample_losses)["0"].D
+    summed = gs.collect(model, (x, y), lambda f, t: sample_losses(f, t).sum(), reduction=factor)
+    single = gs.collect(model, (x, y), sample_losses, reduction=factor)
+    assert single.network.loss == pytest.approx(summed.network.loss)
+    for found in (summed["0"].D, single["0"].D):
+        torch.testing.assert_close(found, expected)
+    for reduce in (torch.sum, torch.clone):
+        with gs.capture(model, reduction=factor) as tape:
+            tape.backward(reduce(sample_losses(model(x), y)))
+        torch.testing.assert_close(tape["0"].D, expected)
+
+
+@pytest.mark.parametrize("factor", [0, -1.0, float("nan"), float("inf"), True, "average", [2]])
+def test_impossible_factors(factor: object) -> None:
+    model, x, y = BY_NAME["mlp"].make()
+    with pytest.raises(InputError, match="reduction=.*: give 'mean', 'sum', 'none' or the factor as a positive number"):
+        gs.collect(model, (x, y), sample_losses, reduction=factor)
+    with pytest.raises(InputError, match="reduction="), gs.capture(model, reduction=factor):
+        pass
+
+
+def test_a_stated_mean_with_ignored_labels() -> None:
+    net, X, Y = BY_NAME["mlp"].make()
+    y = torch.where(Y == 2, -100, Y)
+    with pytest.raises(
+        InputError, match=r"divided by the 6 samples, but 2 of 6 labels are -100.*give the criterion itself"
+    ):
+        gs.collect(net, (X, y), lambda f, t: F.cross_entropy(f, t), reduction="mean")
+    with pytest.raises(InputError, match=r"2 of 6 labels are 2"):
+        gs.collect(net, (X, Y), lambda f, t: F.cross_entropy(f, t, ignore_index=2), reduction="mean", ignore_index=2)
+    (gradient,) = torch.autograd.grad(F.cross_entropy(net(X), y, reduction="sum"), net[0].weight)
+    for loss, reduction in ((nn.CrossEntropyLoss(), None), (lambda f, t: F.cross_entropy(f, t), 4.0)):
+        torch.testing.assert_close(gs.collect(net, (X, y), loss, reduction=reduction)["0"].D, gradient)
+    with gs.capture(net, reduction=4.0) as tape:  # what the loss divided by
+        F.cross_entropy(net(X), y).backward()
+    torch.testing.assert_close(tape["0"].D, gradient)
+
+
+def test_wrappers_that_reduce_by_themselves_are_told() -> None:
+    model, x, y = BY_NAME["mlp"].make()
+
+    class Wrapped(nn.Module):
+        reduction = "mean"
+
+        def forward(self, f: Tensor, t: Tensor) -> Tensor:
+            return F.cross_entropy(f, t).reshape(1)
+
+    with pytest.raises(InputError, match="does not divide into 6 samples; .* reduction='mean', 'sum' or a factor"):
+        gs.collect(model, (x, y), Wrapped())
+
+
+def test_targets_with_the_batch_second() -> None:
+    model, x, y = nn.Linear(4, 3).double(), normal(4, 3, 4), torch.arange(12).reshape(4, 3) % 3
+
+    def loss(f: Tensor, t: Tensor) -> Tensor:
+        return F.cross_entropy(f.movedim(1, 0).flatten(0, 1), t.flatten(), reduction="none")
+
+    with pytest.raises(
+        InputError, match=r"3 inputs but 4 targets; .*unpack=lambda b: \(b\[0\], b\[1\].movedim\(1, 0\)\)"
+    ):
+        gs.collect(model, (x, y), loss, batch_dim=1)
+    found = gs.collect(model, [(x, y)], loss, batch_dim=1, unpack=lambda b: (b[0], b[1].movedim(1, 0)))
+    (gradient,) = torch.autograd.grad(
+        F.cross_entropy(model(x).flatten(0, 1), y.flatten(), reduction="sum"), model.weight
+    )
+    torch.testing.assert_close(found["(model)"].D, gradient)
+
+
+@pytest.mark.parametrize(
+    ("loss", "y", "message"),
+    [
+        (
+            nn.CrossEntropyLoss(),
+            torch.arange(6) % 3 + 1,
+            r"CrossEntropyLoss failed on an output of \(6, 3\) torch.float32 and a target of ",
+        ),
+        (nn.BCEWithLogitsLoss(), torch.ones(6, 3, dtype=torch.long), r"a target of \(6, 3\) torch.int64: "),
+        (nn.CrossEntropyLoss(), torch.zeros(6, 4, dtype=torch.long), r"a target of \(6, 4\) torch.int64: "),
+        (lambda f, y: f[9], torch.arange(6) % 3, r"<lambda> failed on an output of \(6, 3\)"),
+    ],
+)
+def test_losses_that_fail_are_named(loss: Any, y: Tensor, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        gs.collect(nn.Linear(2, 3), (torch.ones(6, 2), y), loss)

@@ -1,0 +1,143 @@
+"""Errors of the model's own forward, models of several inputs, and parts of what a model returns."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gramscope as gs
+from cases import Around
+from gramscope.errors import GramscopeError, InputError
+from gramscope.instruments.agop import dual_tangent_kernel
+
+X, Y = torch.arange(12.0).reshape(6, 2), torch.arange(6) % 3
+
+
+class Two(nn.Module):
+    """A siamese net: one branch called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branch, self.head, self.seen = nn.Linear(2, 4), nn.Linear(4, 3), []
+
+    def forward(self, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
+        self.seen.append(len(a))
+        return self.head(torch.tanh(self.branch(a)) - scale * torch.tanh(self.branch(b)))
+
+
+def test_models_of_several_inputs() -> None:
+    model = Two()
+    a, b = X, X.flip(0) / 7
+    expected = gs.agop(model, [((a[:4], b[:4]), None), ((a[4:], b[4:]), None)])
+    for inputs in ((a, b), {"a": a, "b": b}, {"a": a.numpy(), "b": b, "scale": 1.0}, ((a, b), Y)):
+        found = gs.agop(model, inputs)
+        torch.testing.assert_close(found["branch"], expected["branch"])
+        torch.testing.assert_close(found["head"], expected["head"])
+    with pytest.raises(
+        InputError, match=r"missing 1 required positional argument.*say what the model takes with unpack="
+    ):
+        gs.collect(model, (a, Y))
+    table = gs.measure(model, ((a, b), Y), nn.CrossEntropyLoss())
+    assert table["branch"]["gradient_norm"] is not None
+
+
+def test_large_inputs_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gramscope.instruments.agop.BATCH", 4)
+    model = Two()
+    gs.agop(model, (X, X))
+    gs.agop(model, {"a": X, "b": X.numpy()})
+    assert model.seen == [4, 2, 4, 2]
+
+
+@pytest.mark.parametrize(
+    ("model", "x", "message"),
+    [
+        (
+            nn.Linear(2, 3),
+            X.double(),
+            r"inputs are torch.float64 and the weights torch.float32: pass x.to\(torch.float32\)",
+        ),
+        (nn.Linear(2, 3), X.long(), r"inputs are torch.int64 where a layer wants numbers of torch.float32"),
+        (nn.Conv1d(1, 3, 1), X.byte()[:, None], r"inputs are torch.uint8 where a layer wants numbers of torch.float32"),
+        (nn.Sequential(nn.Embedding(20, 3), nn.Linear(3, 3)), X, r"where an embedding wants indices: pass x.long\(\)"),
+    ],
+)
+def test_types_that_do_not_go_together(model: nn.Module, x: Tensor, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        gs.collect(model, x)
+
+
+def test_other_errors_of_the_model_stay_its_own() -> None:
+    class Broken(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            raise RuntimeError("its own reasons")
+
+    with pytest.raises(RuntimeError, match="its own reasons") as caught:
+        gs.collect(Broken(2, 3), X)
+    assert not isinstance(caught.value, InputError)
+
+
+def test_inference_mode_does_not_matter() -> None:
+    model = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 3))
+    expected = gs.measure(model, (X, Y), nn.CrossEntropyLoss())
+    with torch.inference_mode():
+        x = X + 0
+        inside = gs.measure(model, (x, Y), nn.CrossEntropyLoss())
+    assert x.is_inference()
+    assert inside.to_dict() == expected.to_dict()
+    assert gs.measure(model, (x, Y), nn.CrossEntropyLoss()).to_dict() == expected.to_dict()
+    with torch.inference_mode():
+        made_inside = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 3))
+    with pytest.raises(InputError, match=r"made under torch.inference_mode; copy.deepcopy\(model\) outside"):
+        gs.agop(made_inside, X)
+    assert gs.agop(copy.deepcopy(made_inside), X)["0"].shape == (2, 2)
+
+
+class Result(NamedTuple):
+    logits: Tensor
+    hidden: Tensor
+
+
+def test_parts_of_named_tuples() -> None:
+    model, x = Around(lambda m, x: Result(m.layer(x), x), layer=nn.Linear(2, 3)), X.double()
+    assert gs.agop(model, x, output="logits")["layer"].shape == gs.agop(model, x, output=0)["layer"].shape == (2, 2)
+    with pytest.raises(InputError, match="output='scores' is not in what the model returned: a Result"):
+        gs.agop(model, x, output="scores")
+    with pytest.raises(
+        InputError, match=r"the model returned a Result, not a tensor; say which part with output= \(an ind"
+    ):
+        gs.agop(model, x)
+
+
+@pytest.mark.parametrize(
+    ("model", "x"),
+    [(nn.Linear(4, 3), X), (nn.Linear(4, 3), X[0]), (nn.Conv2d(3, 2, 3), torch.ones(2, 1, 5, 5))],
+)
+def test_inputs_of_another_width(model: nn.Module, x: Tensor) -> None:
+    shape = ", ".join(map(str, x.shape))
+    with pytest.raises(
+        InputError, match=rf"cannot run on these inputs: .*the inputs have shape \({shape},?\); its first"
+    ):
+        gs.collect(model, x)
+
+
+@pytest.mark.parametrize("memory", ["1GB", 1e9, None, 0])
+def test_memory_is_a_number_of_bytes(memory: Any) -> None:
+    for kernel in (gs.agop, dual_tangent_kernel):
+        with pytest.raises(InputError, match="memory=.* positive whole number"):
+            kernel(nn.Linear(2, 3), X, memory=memory)
+
+
+def test_models_are_modules() -> None:
+    def forward(x: Tensor) -> Tensor:
+        return x
+
+    for use in (gs.collect, gs.measure, gs.agop, gs.tangent_kernel, dual_tangent_kernel, gs.Monitor):
+        with pytest.raises(GramscopeError, match=r"model is a function; give a torch.nn.Module"):
+            use(forward, X)
+    with pytest.raises(GramscopeError, match=r"model is a function; give a torch.nn.Module"), gs.capture(forward):
+        pass

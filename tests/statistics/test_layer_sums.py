@@ -1,0 +1,72 @@
+"""Only the sums that are asked for are formed, within the memory budget."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import gramscope as gs
+from cases import BY_NAME, normal
+from gramscope.bench.timing import peak_extra_bytes
+from gramscope.notes import joined
+
+MEBIBYTE = 2**20
+
+
+def wide() -> tuple[nn.Module, Tensor, Tensor]:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3000)).double()
+    return model, normal(6, 4), torch.arange(6) % 3
+
+
+def test_only_what_the_measures_need_is_formed() -> None:
+    model, x, y = wide()
+    D = torch.autograd.grad(F.cross_entropy(model(x), y, reduction="sum"), model[2].weight)[0]
+    table: list[gs.Table] = []
+    extra = peak_extra_bytes(
+        lambda: table.append(gs.measure(model, (x, y), F.cross_entropy, measures=["gradient_norm"])), "cpu"
+    )
+    assert extra < 8 * MEBIBYTE  # Σ alone has 3000² · 8 bytes = 69 MiB
+    assert table[0]["2"]["gradient_norm"] == pytest.approx(float(D.norm()) / 6)
+    assert not table[0].notes
+    bare = gs.collect(model, (x, y), F.cross_entropy)
+    assert bare["2"].Sigma is not None
+    assert gs.collect(model, (x, y), F.cross_entropy, covariance=False)["2"].Sigma is None
+
+
+def test_matrices_beyond_the_budget_are_left_out_with_a_note() -> None:
+    model, x, y = wide()
+    options: dict[str, Any] = {"jacobians": True, "sketch": 4, "memory": 16 * MEBIBYTE}
+    options["generator"] = torch.Generator().manual_seed(0)
+    results: list[Any] = []
+    extra = peak_extra_bytes(lambda: results.append(gs.collect(model, (x, y), F.cross_entropy, **options)), "cpu")
+    assert extra < 32 * MEBIBYTE
+    (stats,) = results
+    assert stats["2"].Sigma is None
+    assert stats["2"].JtJ is None
+    assert stats["2"].D is not None
+    assert stats["0"].Sigma.shape == (8, 8)
+    assert stats["0"].JtJ.shape == (8, 8)
+    message = "3000 × 3000 numbers take 137 MiB, more than the 16 MiB of memory="
+    assert stats.notes == {"2": (("left out", f"no Σ: {message}"), ("left out", f"no K: {message}"))}
+    table = gs.measure(model, (x, y), F.cross_entropy, measures=["vcs_cosine", "gradient_norm"], memory=16 * MEBIBYTE)
+    assert table["2"]["vcs_cosine"] is None
+    assert table.notes["2.vcs_cosine"].text == f"no Σ: {message}"
+    assert table["0"]["vcs_cosine"] is not None
+    # with room for it in one part only, the whole has none
+    roomy = gs.collect(model, (x, y), F.cross_entropy, **options | {"memory": 2**30})
+    assert roomy["2"].Sigma is not None
+    for merged in (roomy.merge(stats), stats.merge(roomy)):
+        assert merged["2"].Sigma is None
+        assert "no Σ" in joined(merged.notes["2"]).text
+
+
+def test_square_layers_are_kept_whatever_the_budget() -> None:
+    model, x, y = BY_NAME["mlp"].make()  # 5 → 7 → 4 → 3
+    stats = gs.collect(model, (x, y), F.cross_entropy, jacobians=True, memory=1)
+    kept = {layer.name: layer.Sigma is not None and layer.JtJ is not None for layer in stats}
+    assert kept == {layer.name: layer.weight.shape[0] <= layer.weight.shape[1] for layer in stats}
+    assert set(kept.values()) == {True, False}
