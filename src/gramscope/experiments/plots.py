@@ -145,7 +145,11 @@ def legend_below(figure: Figure, axes: Axes, title: str | None = None, *, column
 
 # -- matrices -----------------------------------------------------------------------------------------------------
 def picture(values: Tensor) -> Tensor:
-    """A diagonal ``[channels, height, width]`` or ``[height, width]`` as an image in [0, 1], channels last."""
+    """A diagonal ``[channels, height, width]`` or ``[height, width]`` as an image in [0, 1], channels last.
+
+    >>> picture(torch.tensor([[[2.0, 4.0]]]))
+    tensor([[0., 1.]])
+    """
     image = (values - values.min()) / (values.max() - values.min())
     return image.movedim(0, -1).squeeze(-1) if image.dim() == 3 else image
 
