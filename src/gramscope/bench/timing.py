@@ -30,6 +30,25 @@ class Row:
         return asdict(self)
 
 
+def ratio_row(
+    case: str,
+    method: str,
+    times: Mapping[str, float],
+    baseline: str,
+    *,
+    at_most: float | None = None,
+    at_least: float | None = None,
+    **facts: Any,
+) -> Row:
+    """The row of ``times[method] / times[baseline]`` (seconds), with its goal and whether it is met."""
+    ratio = times[method] / times[baseline]
+    if at_most is not None:
+        facts |= {"goal": f"≤ {at_most:g}", "met": ratio <= at_most}
+    if at_least is not None:
+        facts |= {"goal": f"≥ {at_least:g}", "met": ratio >= at_least}
+    return Row(case, method, 1e3 * times[method], baseline, ratio, **facts)
+
+
 def synchronize(device: torch.device | str) -> None:
     """Wait for queued work of a CUDA device; nothing to do elsewhere."""
     if torch.device(device).type == "cuda":

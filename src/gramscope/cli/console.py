@@ -61,6 +61,13 @@ def print_table(
     console.print(table)
 
 
+def without_empty(rows: Sequence[Mapping[str, Any]], column: str) -> Sequence[Mapping[str, Any]]:
+    """The rows without a column that is empty in all of them."""
+    if any(row[column] for row in rows):
+        return rows
+    return [{key: value for key, value in row.items() if key != column} for row in rows]
+
+
 def console_width() -> int:
     """Characters in a line of results; a pipe takes at least 200."""
     console = Console()

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from gramscope.cli.console import TerminalReporter, news, print_json, print_table, results
+from gramscope.cli.console import TerminalReporter, news, print_json, print_table, results, without_empty
 from gramscope.cli.demo import write_report
 from gramscope.errors import GramscopeError, InputError
 from gramscope.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
-    from gramscope.experiments.experiment import Options
     from gramscope.experiments.running import Reproduction
 
 _Path = Optional[Path]  # noqa: UP045 - typer reads it at run time
@@ -83,6 +84,7 @@ def command(
             raise InputError(f"{option} {value}: use {' or '.join(choice)}")
     from gramscope.experiments.catalogue import catalogue, find
     from gramscope.experiments.experiment import Options
+    from gramscope.experiments.running import default_directory, reproduce
 
     chosen = [entry.name for entry in catalogue()] if names == ["all"] else [find(name).name for name in names]
     values = _values(data, seeds, set_)
@@ -90,56 +92,38 @@ def command(
     if plot_only and out is not None and len(chosen) == 1:
         known |= RunDirectory(out).config  # what is there may be of any scale
     options = Options(scale or known["scale"], select or known["select"], data_dir or "", device)  # type: ignore[arg-type]
-    if len(chosen) == 1:
-        made = _reproduce(chosen[0], options, values, out, force, plot_only)
-        print_json(made.to_dict()) if json else _show(made)
-        return
-    _several(chosen, options, values, out, force, plot_only, json)
-
-
-def _reproduce(
-    name: str, options: Options, values: dict[str, Any], out: Path | None, force: bool, plot_only: bool
-) -> Reproduction:
-    from gramscope.experiments.running import reproduce
-
-    return reproduce(
-        name, options, values=values, out=out, force=force, plot_only=plot_only, reporter=TerminalReporter()
+    run = partial(
+        reproduce, options=options, values=values, force=force, plot_only=plot_only, reporter=TerminalReporter()
     )
+    if len(chosen) == 1:
+        made = run(chosen[0], out=out)
+        print_json(made.to_dict()) if json else _show(made)
+    else:
+        paths = {name: None if out is None else out / default_directory(name, options).name for name in chosen}
+        _several(paths, run, json)
 
 
-def _several(
-    names: list[str],
-    options: Options,
-    values: dict[str, Any],
-    out: Path | None,
-    force: bool,
-    plot_only: bool,
-    json: bool,
-) -> None:
+def _several(paths: dict[str, Path | None], run: Callable[..., Reproduction], json: bool) -> None:
     """Run one after the other; an experiment that cannot run does not stop the rest, but the command fails."""
-    from gramscope.experiments.running import default_directory
     from gramscope.training.interrupt import Interrupted
 
     summary: list[dict[str, Any]] = []
     found: list[dict[str, Any]] = []
-    for name in names:
-        path = None if out is None else out / default_directory(name, options).name
+    for name, path in paths.items():
         try:
-            made = _reproduce(name, options, values, path, force, plot_only)
+            made = run(name, out=path)
         except Interrupted:
             raise
         except GramscopeError as error:
-            news().print(f"{name}: {error}", markup=False)
+            news().print(f"{name}: {error}")
             summary.append({"experiment": name, "seconds": None, "hold": None, "claims": None, "note": str(error)})
             found.append({"name": name, "error": str(error)})
             continue
         if not json:
             _show(made)
         found.append(made.to_dict())
-        hold = sum(claim.holds is True for claim in made.claims)
-        summary.append(
-            {"experiment": name, "seconds": made.seconds, "hold": hold, "claims": len(made.claims), "note": ""}
-        )
+        hold, claims = sum(claim.holds is True for claim in made.claims), len(made.claims)
+        summary.append({"experiment": name, "seconds": made.seconds, "hold": hold, "claims": claims, "note": ""})
     print_json(found) if json else print_table("all", summary)
     if any("error" in item for item in found):
         raise typer.Exit(1)
@@ -148,25 +132,21 @@ def _several(
 def _show(made: Reproduction) -> None:
     rows = [
         {
-            "claim": claim.claim,
-            "published": claim.published,
-            "measured": claim.measured,
-            "holds?": _HOLDS[claim.holds],
-            "reason": claim.reason,
+            "claim": c.claim,
+            "published": c.published,
+            "measured": c.measured,
+            "holds?": _HOLDS[c.holds],
+            "reason": c.reason,
         }
-        for claim in made.claims
+        for c in made.claims
     ]
-    if not any(row["reason"] for row in rows):
-        for row in rows:
-            row.pop("reason")
-    title = (
-        f"{made.entry.name} ({made.entry.source}), {made.options.scale} scale, {made.selection}, {made.seconds:.0f} s"
-    )
-    print_table(title, rows)
-    results().print(f"figure: {made.figures[0]}", soft_wrap=True)
+    entry = made.entry
+    title = f"{entry.name} ({entry.source}), {made.options.scale} scale, {made.selection}, {made.seconds:.0f} s"
+    print_table(title, without_empty(rows, "reason"))
+    results().print(f"figure: {made.figures[0]}")
     report = write_report(made.path, figures=False)
     if report is not None:
-        results().print(f"report: {report}", soft_wrap=True)
+        results().print(f"report: {report}")
 
 
 def _values(data: str | None, seeds: str | None, settings: list[str]) -> dict[str, Any]:
@@ -189,4 +169,4 @@ def _list(json: bool) -> None:
         return
     print_table("", entries)
     for number in sorted({entry["source"].split()[0] for entry in entries}):
-        results().print(f"{number}: {PAPERS[number]}", markup=False)
+        results().print(f"{number}: {PAPERS[number]}")

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gramscope.cli.console import print_json, print_table, results
+from gramscope.cli.console import print_json, print_table, results, without_empty
 from gramscope.errors import GramscopeError, InputError
 from gramscope.runs.directory import RunDirectory
 
@@ -24,14 +24,11 @@ def list_runs(
 
     Example: gramscope runs list
     """
-    found = _below(folder)
-    rows = [_summary_or_error(run) for run in found]
+    rows = [_summary_or_error(run) for run in _below(folder)]
     if json:
         print_json(rows)
     elif rows:
-        if not any(row["error"] for row in rows):
-            rows = [{key: value for key, value in row.items() if key != "error"} for row in rows]
-        print_table("", rows)
+        print_table("", without_empty(rows, "error"))
     else:
         results().print(f"no runs below {folder}; make one with: gramscope train --data digits")
 

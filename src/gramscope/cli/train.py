@@ -7,7 +7,7 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from gramscope.cli.console import TerminalReporter, news, print_json, print_table
+from gramscope.cli.console import TerminalReporter, news, print_json, print_table, without_empty
 from gramscope.cli.flags import read_config, takes_flags
 from gramscope.errors import InputError
 from gramscope.runs.directory import free_path
@@ -84,11 +84,9 @@ def show_result(trained: Any, out: Path, json: bool) -> None:
         end: dict[str, Any] = next((record for record in member.records if record["kind"] == "end"), {})
         values = {key: member.last(key) for key in keys}
         rows.append({"run": name, **{k: v for k, v in values.items() if v is not None}, "note": end.get("reason", "")})
-    if not any(row["note"] for row in rows):
-        for row in rows:
-            row.pop("note")
+    shown = without_empty(rows, "note")
     if json:
-        print_json({"path": out, "execution": trained.execution, "runs": rows})
+        print_json({"path": out, "execution": trained.execution, "runs": shown})
         return
-    print_table("", rows)
+    print_table("", shown)
     news().print(f"records, checkpoints and configuration: {out}")
