@@ -1,4 +1,4 @@
-"""Whether net, data and loss fit together, tried on two samples before anything is written."""
+"""Try net, data and loss together on two samples, before anything is written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gramscope.training.sample_losses import SampleLoss, reconstruction, sample_
 
 
 def loss_and_data(name: str, model: nn.Module, data: DataSet) -> tuple[SampleLoss, DataSet]:
-    """The loss by its name in the configuration, and the data with the targets it takes: of a VAE its inputs."""
+    """The loss by its name in the configuration, and the data with its targets (for a VAE, the inputs)."""
     if not isinstance(model, VAE):
         return sample_loss(name, data.task), data
     if name != "auto":
@@ -39,12 +39,13 @@ def loss_and_data(name: str, model: nn.Module, data: DataSet) -> tuple[SampleLos
 
 
 def fit_inputs(model: nn.Module, data: DataSet, table: DataTable) -> DataSet:
-    """The data as they are, or their whole numbers as floats where the net takes nothing else."""
-    if data.x_train.is_floating_point() or _failure(model, data) is None:
+    """The data, with whole numbers made floats if the net takes only floats."""
+    if data.x_train.is_floating_point() or _accepts(model, data):
         return data
-    numbers = data.as_numbers().to(dtype=_dtype(model))
-    if _failure(model, numbers) is not None:
-        return data  # another reason, which check_fit tells
+    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
+    numbers = data.as_numbers().to(dtype=dtype)
+    if not _accepts(model, numbers):
+        return data  # check_fit then names the reason
     net = type(model).__name__
     if table.options.get("encoding") == "tokens":
         raise InputError(
@@ -61,11 +62,11 @@ def fit_inputs(model: nn.Module, data: DataSet, table: DataTable) -> DataSet:
 
 
 def check_fit(model: nn.Module, data: DataSet, loss: SampleLoss, *, configured: bool) -> None:
-    """Raise an error that says what does not fit: net and inputs, or outputs and loss.
+    """Raise an error that says what does not fit: inputs and net, or outputs and loss.
 
     Args:
         model, data, loss: on one device.
-        configured: the loss is one of ours, whose demands are known.
+        configured: the loss is one of ours, so that the shape it needs is known.
     """
     net = type(model).__name__
     x, y = _samples(data)
@@ -111,7 +112,7 @@ def _check_output(net: str, output: Any, y: Tensor, data: DataSet) -> None:
 
 
 def _samples(data: DataSet) -> tuple[Tensor, Tensor]:
-    """Two samples, one of them with the largest number, which is the token most likely to be unknown."""
+    """Two samples; whole numbers include the largest, the token most likely to be outside the vocabulary."""
     largest = int(data.x_train.flatten(1).amax(1).argmax()) if not data.x_train.is_floating_point() else -1
     chosen = torch.tensor([0, largest % len(data.x_train)], device=data.x_train.device)
     return data.x_train[chosen], data.y_train[chosen]
@@ -123,16 +124,12 @@ def _output(model: nn.Module, x: Tensor) -> Any:
         return model(x)
 
 
-def _failure(model: nn.Module, data: DataSet) -> Exception | None:
+def _accepts(model: nn.Module, data: DataSet) -> bool:
     try:
         _output(model, _samples(data)[0])
-    except Exception as error:
-        return error
-    return None
-
-
-def _dtype(model: nn.Module) -> torch.dtype | None:
-    return next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
+    except Exception:
+        return False
+    return True
 
 
 def _described(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""What the loop drives: something that holds one or several members and takes a step for all of them."""
+"""Engines hold one or several members and take a training step with all of them; the loop drives them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from typing_extensions import override
 from gramscope.errors import InputError
 from gramscope.training.job import Job
 from gramscope.training.methods import build_method
-from gramscope.training.plan import Plan
 from gramscope.training.random_state import PrivateRandomState, epoch_order
 from gramscope.training.report_matrices import ShiftWatcher
 from gramscope.training.sample_losses import evaluate
@@ -22,23 +21,50 @@ from gramscope.training.stacked_vcl_checkpoint import load_stacked_vcl
 
 
 class Engine(ABC):
-    """Members that advance together."""
+    """Members that take their steps together."""
 
-    jobs: Sequence[Job]
-    plan: Plan
-    notes: Sequence[str]
+    #: worth telling the user once
+    notes: Sequence[str] = ()
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self.jobs = tuple(jobs)
+        self.plan = jobs[0].plan
+        self._mean = jobs[0].config.reduction == "mean"
+        self._loss_sum = torch.zeros(len(jobs), dtype=torch.float64, device=jobs[0].device)
+        self._loss_count = 0
+        self._orders = torch.empty(0, dtype=torch.int64, device=jobs[0].device)
+        self._order_epoch = -1
+
+    @property
+    def full_batch(self) -> bool:
+        """Whether every step uses the whole training set."""
+        return self.plan.steps_per_epoch == 1
+
+    def indices(self, step: int) -> Tensor:
+        """The samples of each member's batch, ``[runs, batch]``; empty for full batches."""
+        if self.full_batch:
+            return self._orders
+        epoch, part = self.plan.slice(step)
+        if epoch != self._order_epoch:
+            orders = {s: epoch_order(s, epoch, self.plan.samples) for s in {job.config.seed for job in self.jobs}}
+            self._orders = torch.stack([orders[job.config.seed] for job in self.jobs]).to(self._orders.device)
+            self._order_epoch = epoch
+        return self._orders[:, part]
+
+    def mean_losses(self) -> list[float]:
+        """Each member's mean training loss since the last call."""
+        means: list[float] = (self._loss_sum / max(self._loss_count, 1)).tolist()
+        self._loss_sum.zero_()
+        self._loss_count = 0
+        return means
 
     @abstractmethod
     def active(self) -> AbstractContextManager[None]:
-        """Within this the members' own random state is in place of the caller's."""
+        """Inside this context torch draws from the members' own random state instead of the caller's."""
 
     @abstractmethod
     def advance(self, step: int) -> None:
         """Take the step from ``step`` to ``step + 1``."""
-
-    @abstractmethod
-    def mean_losses(self) -> list[float]:
-        """Each member's mean training loss since this was last asked."""
 
     @abstractmethod
     def evaluate(self) -> list[dict[str, float]]:
@@ -46,10 +72,10 @@ class Engine(ABC):
 
     @abstractmethod
     def models(self) -> Iterator[nn.Module]:
-        """Each member's net with its present weights; valid until the next one is asked for."""
+        """Each member's net with its present weights, valid until the iterator moves on."""
 
     def shifts(self, index: int) -> Mapping[str, Tensor]:
-        """Diagonals of a member's virtual covariance shifts summed over training, by layer, where they are watched."""
+        """Diagonals of a member's virtual covariance shifts summed over training, by layer, if they are kept."""
         return {}
 
     @abstractmethod
@@ -65,33 +91,23 @@ class SingleEngine(Engine):
     """One member: plain PyTorch, data on the device, batches by index."""
 
     def __init__(self, job: Job) -> None:
+        super().__init__([job])
         self.job = job
-        self.jobs = (job,)
-        self.plan = job.plan
         config = job.config
         self.method = build_method(
             config.method, job.model, reduction=config.reduction, steps_per_epoch=self.plan.steps_per_epoch
         )
         self.notes = self.method.notes
-        self._mean = config.reduction == "mean"
         self._watcher = ShiftWatcher(job.model, config) if config.measure.every and config.measure.matrices else None
         self._random = PrivateRandomState(config.seed, "training", job.device)
-        self._order: Tensor | None = None
-        self._order_epoch = -1
-        self._loss_sum = torch.zeros((), dtype=torch.float64, device=job.device)
-        self._loss_count = 0
         job.model.train()
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets of a step."""
         data = self.job.data
-        if self.plan.steps_per_epoch == 1:  # full batch: the order does not matter
+        if self.full_batch:
             return data.x_train, data.y_train
-        epoch, part = self.plan.slice(step)
-        if epoch != self._order_epoch or self._order is None:
-            self._order = epoch_order(self.job.config.seed, epoch, self.plan.samples).to(self.job.device)
-            self._order_epoch = epoch
-        index = self._order[part]
+        index = self.indices(step)[0]
         return data.x_train.index_select(0, index), data.y_train.index_select(0, index)
 
     @override
@@ -114,13 +130,6 @@ class SingleEngine(Engine):
         self._loss_count += 1
 
     @override
-    def mean_losses(self) -> list[float]:
-        mean = float(self._loss_sum) / max(self._loss_count, 1)
-        self._loss_sum.zero_()
-        self._loss_count = 0
-        return [mean]
-
-    @override
     def evaluate(self) -> list[dict[str, float]]:
         found = {}
         for part, (x, y) in self.job.parts().items():
@@ -141,7 +150,7 @@ class SingleEngine(Engine):
         training = {
             "optimizers": self.method.state_dict(),
             "random": self._random.current(),
-            "loss_sum": self._loss_sum,
+            "loss_sum": self._loss_sum[0],
             "loss_count": self._loss_count,
             "shifts": dict(self.shifts(0)),
         }
@@ -159,7 +168,7 @@ class SingleEngine(Engine):
         else:
             self.method.load_state_dict(training["optimizers"])
             self._random.load(training["random"])
-        self._loss_sum = training["loss_sum"].to(self.job.device)
+        self._loss_sum[0] = training["loss_sum"].to(self.job.device)
         self._loss_count = training["loss_count"]
         if self._watcher is not None:
             self._watcher.load(training["shifts"], self.job.device)

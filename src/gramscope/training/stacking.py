@@ -18,10 +18,10 @@ from torch.func import functional_call, grad_and_value, vmap
 from typing_extensions import override
 
 from gramscope.errors import InputError
+from gramscope.layers.model_call import evaluating
 from gramscope.linalg.cuda_graph import Replay, Tensors
 from gramscope.training.engine import Engine
 from gramscope.training.job import Job
-from gramscope.training.random_state import epoch_order
 from gramscope.training.sample_losses import correct
 from gramscope.training.stacked_methods import build_rules
 from gramscope.training.stacked_rules import Stack
@@ -31,25 +31,19 @@ class StackedEngine(Engine):
     """Several members of one architecture, one vectorised step for all of them."""
 
     def __init__(self, jobs: Sequence[Job]) -> None:
-        self.jobs = tuple(jobs)
+        super().__init__(jobs)
         first = jobs[0]
-        self.plan = first.plan
         self._loss = first.loss
-        self._mean = first.config.reduction == "mean"
         self._template = copy.deepcopy(first.model).train()
         trainable = {name for name, p in first.model.named_parameters() if p.requires_grad}
         self._params, self._buffers = stack_weights([job.model for job in jobs], trainable)
         sets = [(job.data.x_train, job.data.y_train) for job in jobs]
         self._shared = _same(sets)
-        kept, which = (sets, range(len(jobs))) if self._full_batch else _distinct(sets)
+        kept, which = (sets, range(len(jobs))) if self.full_batch else _distinct(sets)
         self._x, self._y = sets[0] if self._shared else (torch.stack(part) for part in zip(*kept, strict=True))
         self._which = torch.tensor(which, device=first.device).unsqueeze(1)
         self.rules, self.notes = build_rules(jobs, self._template, self._params)
         self._factor = torch.ones((), dtype=torch.float64, device=first.device)
-        self._loss_sum = torch.zeros(len(jobs), dtype=torch.float64, device=first.device)
-        self._loss_count = 0
-        self._order = torch.empty(0, dtype=torch.int64, device=first.device)
-        self._order_epoch = -1
         data_axis = 0 if self._batched_inputs else None
         self._gradients = vmap(grad_and_value(self._batch_loss), in_dims=(0, 0, data_axis, data_axis))
         self._whole = all(rule.capturable for rule in self.rules)
@@ -57,12 +51,8 @@ class StackedEngine(Engine):
 
     # -- the step -------------------------------------------------------------------------------------------------
     @property
-    def _full_batch(self) -> bool:
-        return self.plan.steps_per_epoch == 1
-
-    @property
     def _batched_inputs(self) -> bool:
-        return not (self._full_batch and self._shared)
+        return not (self.full_batch and self._shared)
 
     def _batch_loss(self, params: Stack, buffers: Stack, x: Tensor, y: Tensor) -> Tensor:
         """A member's loss."""
@@ -71,7 +61,7 @@ class StackedEngine(Engine):
 
     def _gather(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """The members' batches ``[runs, batch, …]`` for indices ``[runs, batch]``."""
-        if self._full_batch:
+        if self.full_batch:
             return self._x, self._y
         if self._shared:
             flat = index.reshape(-1)
@@ -99,20 +89,10 @@ class StackedEngine(Engine):
     def advance(self, step: int) -> None:
         """Take one step with every member."""
         self._factor.fill_(self.plan.factor(step))
-        grads = self._recorded({"index": self._index(step)})
+        grads = self._recorded({"index": self.indices(step)})
         if not self._whole:
             self._update(grads)
         self._loss_count += 1
-
-    def _index(self, step: int) -> Tensor:
-        if self._full_batch:
-            return self._order
-        epoch, part = self.plan.slice(step)
-        if epoch != self._order_epoch:
-            orders = {s: epoch_order(s, epoch, self.plan.samples) for s in {job.config.seed for job in self.jobs}}
-            self._order = torch.stack([orders[job.config.seed] for job in self.jobs]).to(self.jobs[0].device)
-            self._order_epoch = epoch
-        return self._order[:, part]
 
     def _state_tensors(self) -> list[Tensor]:
         return [*(t for rule in self.rules for t in rule.tensors()), self._loss_sum]
@@ -121,14 +101,7 @@ class StackedEngine(Engine):
     def active(self) -> AbstractContextManager[None]:
         return nullcontext()  # what draws from the global generator is not stacked
 
-    # -- looking --------------------------------------------------------------------------------------------------
-    @override
-    def mean_losses(self) -> list[float]:
-        means: list[float] = (self._loss_sum / max(self._loss_count, 1)).tolist()
-        self._loss_sum.zero_()
-        self._loss_count = 0
-        return means
-
+    # -- evaluation -----------------------------------------------------------------------------------------------
     @override
     @torch.no_grad()
     def evaluate(self) -> list[dict[str, float]]:
@@ -146,29 +119,19 @@ class StackedEngine(Engine):
         axis = 0 if shared else 1
         size = max(1, 25_000 // len(self.jobs))
 
-        def outputs(params: Stack, buffers: Stack, xs: Tensor, ys: Tensor) -> tuple[Tensor, Tensor]:
+        def sums(params: Stack, buffers: Stack, xs: Tensor, ys: Tensor) -> dict[str, Tensor]:
             output = functional_call(self._template, (params, buffers), (xs,))
             hits = correct(output, ys)
-            return self._loss(output, ys).sum(), torch.full_like(ys, -1) if hits is None else hits.sum()
+            found = {"loss": self._loss(output, ys).sum()}
+            return found if hits is None else {**found, "accuracy": hits.sum()}
 
-        run = vmap(outputs, in_dims=(0, 0, None, None) if shared else 0)
-        total = torch.zeros(len(self.jobs), dtype=torch.float64, device=x.device)
-        right = torch.zeros_like(total)
-        labels = not y.is_floating_point()
-        self._template.eval()
-        try:
+        run = vmap(sums, in_dims=(0, 0, None, None) if shared else 0)
+        totals: dict[str, Tensor] = {}
+        with evaluating(self._template):
             for xs, ys in zip(torch.split(x, size, axis), torch.split(y, size, axis), strict=True):
-                losses, hits = run(self._params, self._buffers, xs, ys)
-                total += losses
-                if labels:
-                    right += hits
-        finally:
-            self._template.train()
-        n = x.shape[axis]
-        result: dict[str, list[float]] = {"loss": (total / n).tolist()}
-        if labels:
-            result["accuracy"] = (right / n).tolist()
-        return result
+                for name, values in run(self._params, self._buffers, xs, ys).items():
+                    totals[name] = totals.get(name, 0.0) + values.double()
+        return {name: (total / x.shape[axis]).tolist() for name, total in totals.items()}
 
     @override
     @torch.no_grad()
