@@ -80,7 +80,8 @@ def agop(
     >>> torch.allclose(G, net.weight.T @ net.weight)
     True
     """
-    stats = _kernels(model, inputs, layers, None, output, sketch, generator, memory, batch_dim)
+    options = {"output": output, "sketch": sketch, "generator": generator, "memory": memory}
+    stats = _kernels(model, inputs, batch_dim, layers=layers, **options)
     result = {}
     for layer in stats:
         W = layer.weight.to(layer.K.device, torch.promote_types(layer.weight.dtype, torch.float32))
@@ -115,7 +116,8 @@ def tangent_kernel(
     >>> gs.tangent_kernel(net, torch.rand(8, 3), reference=copy.deepcopy(net))["0"].K_centered.abs().max().item()
     0.0
     """
-    stats = _kernels(model, inputs, layers, reference, output, sketch, generator, memory, batch_dim)
+    options = {"output": output, "sketch": sketch, "generator": generator, "memory": memory}
+    stats = _kernels(model, inputs, batch_dim, layers=layers, reference=reference, **options)
     if reference is None:
         return {layer.name: layer.K for layer in stats}
     return {layer.name: TangentKernel(layer.K, layer.K_centered) for layer in stats}
@@ -175,31 +177,10 @@ def dual_tangent_kernel(
     return result
 
 
-def _kernels(
-    model: nn.Module,
-    inputs: Any,
-    layers: LayerSelector,
-    reference: nn.Module | None,
-    output: OutputSelector,
-    sketch: int | None,
-    generator: torch.Generator | None,
-    memory: int,
-    batch_dim: int,
-) -> list[LayerStatistics]:
+def _kernels(model: nn.Module, inputs: Any, batch_dim: int, **options: Any) -> list[LayerStatistics]:
     """Statistics of the layers with Jacobians; a warning names the others."""
-    statistics = collect(
-        model,
-        _cut(inputs, unwrap(model), batch_dim),
-        layers=layers,
-        features=False,
-        jacobians=True,
-        reference=reference,
-        output=output,
-        sketch=sketch,
-        generator=generator,
-        memory=memory,
-        batch_dim=batch_dim,
-    )
+    data = _cut(inputs, unwrap(model), batch_dim)
+    statistics = collect(model, data, features=False, jacobians=True, batch_dim=batch_dim, **options)
     without = [layer.name for layer in statistics if layer.JtJ is None]
     if without:
         none = (Note("no Jacobians", "no Jacobians"),)

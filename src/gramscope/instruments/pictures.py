@@ -19,6 +19,7 @@ from gramscope.layers.kinds import LinearKind
 from gramscope.layers.linear_layer import Layer
 from gramscope.layers.model_call import OutputSelector, model_device
 from gramscope.layers.select import LayerSelector, select_layers
+from gramscope.linalg.arrays import to_double
 from gramscope.measures.spectrum import weight_spectrum
 
 
@@ -64,7 +65,7 @@ def input_diagonals(
     layer = None if shape is None else _reader(model, layers, math.prod(shape))
     if shape is None or layer is None:
         return {}
-    W = layer.weight().double() if layer.weight().device.type != "mps" else layer.weight().cpu().double()
+    W = to_double(layer.weight())
     found = {"nfm": W.square().sum(0).reshape(shape)}
     if agop:
         device = model_device(model)

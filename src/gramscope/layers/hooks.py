@@ -10,7 +10,7 @@ with batch-first tensors (those of a single sequence have no batch axis).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
@@ -34,7 +34,7 @@ class Observer:
         self._layers = tuple(layers)
         self._sink = sink
         self._handles: list[RemovableHandle] = []
-        self._taps: list[_AttentionTap] = []
+        self._taps: list[tuple[_AttentionTaps, _AttentionTap]] = []
 
     def attach(self) -> None:
         """Register the hooks. Ours run before the user's, so that ``z`` is the layer's own output."""
@@ -49,17 +49,17 @@ class Observer:
                     layer.module.register_forward_hook(_module_hook(layer, self._sink), prepend=True, with_kwargs=True)
                 )
         for module, parts in attention.items():
-            tap = _AttentionTap(parts, self._sink)
-            _taps(module).append(tap)
-            self._taps.append(tap)
+            tap, taps = _AttentionTap(parts, self._sink), _ATTENTION_TAPS.setdefault(module, _AttentionTaps(module))
+            taps.append(tap)
+            self._taps.append((taps, tap))
 
     def detach(self) -> None:
         """Remove every hook of this observer; harmless when there is none."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        for tap in self._taps:
-            tap.remove()
+        for taps, tap in self._taps:
+            taps.remove(tap)
         self._taps.clear()
 
     def __enter__(self) -> Observer:
@@ -122,18 +122,11 @@ def _module_hook(layer: Layer, sink: Sink) -> Callable[..., Tensor | None]:
     return hook
 
 
-class _AttentionTap:
-    """One observer's interest in one attention module."""
+class _AttentionTap(NamedTuple):
+    """The projections of one attention module that one observer watches."""
 
-    def __init__(self, parts: dict[str, Layer], sink: Sink) -> None:
-        self.parts = parts
-        self.sink = sink
-        self.owner: _AttentionTaps | None = None
-
-    def remove(self) -> None:
-        if self.owner is not None:
-            self.owner.remove(self)
-            self.owner = None
+    parts: dict[str, Layer]
+    sink: Sink
 
 
 class _AttentionTaps:
@@ -149,7 +142,6 @@ class _AttentionTaps:
         if not self.taps:
             self._register()
         self.taps.append(tap)
-        tap.owner = self
 
     def remove(self, tap: _AttentionTap) -> None:
         self.taps.remove(tap)
@@ -181,12 +173,6 @@ class _AttentionTaps:
 
 
 _ATTENTION_TAPS: WeakKeyDictionary[nn.Module, _AttentionTaps] = WeakKeyDictionary()
-
-
-def _taps(module: nn.Module) -> _AttentionTaps:
-    if module not in _ATTENTION_TAPS:
-        _ATTENTION_TAPS[module] = _AttentionTaps(module)
-    return _ATTENTION_TAPS[module]
 
 
 class _AttentionMode(TorchFunctionMode):
@@ -241,15 +227,8 @@ class _AttentionMode(TorchFunctionMode):
         query = call["query"]
         identity = torch.eye(query.shape[-1], dtype=query.dtype, device=query.device)
         out_weight, out_bias = call["out_proj_weight"], call["out_proj_bias"]
-        call |= {
-            "in_proj_weight": None,
-            "in_proj_bias": None,
-            "use_separate_proj_weight": True,
-            "q_proj_weight": identity,
-            "k_proj_weight": identity,
-            "v_proj_weight": identity,
-            "out_proj_weight": identity,
-            "out_proj_bias": None,
-        }
+        call |= dict.fromkeys(("q_proj_weight", "k_proj_weight", "v_proj_weight", "out_proj_weight"), identity)
+        call |= dict.fromkeys(("in_proj_weight", "in_proj_bias", "out_proj_bias"))
+        call["use_separate_proj_weight"] = True
         output, attention = F.multi_head_attention_forward(**call)
         return self._apply("out_proj", output, out_weight, out_bias), attention

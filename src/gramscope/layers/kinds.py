@@ -23,7 +23,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
-from gramscope.errors import LayerError
 from gramscope.linalg.autocast import without_autocast
 
 
@@ -64,9 +63,9 @@ class LayerKind(ABC):
     def to_matrix(self, module: nn.Module, weight: Tensor) -> Tensor:
         """The weight (or anything of its shape, such as a gradient) as ``[k, d]`` or ``[groups, k, d]``."""
 
-    @abstractmethod
     def from_matrix(self, module: nn.Module, matrix: Tensor, shape: Sequence[int]) -> Tensor:
         """Inverse of :meth:`to_matrix` for a weight of ``shape``."""
+        return matrix.reshape(tuple(shape))
 
     @abstractmethod
     def inputs(self, module: nn.Module, x: Tensor, batch_dim: int = 0) -> Tensor:
@@ -112,10 +111,6 @@ class LinearKind(LayerKind):
     @override
     def to_matrix(self, module: nn.Module, weight: Tensor) -> Tensor:
         return weight
-
-    @override
-    def from_matrix(self, module: nn.Module, matrix: Tensor, shape: Sequence[int]) -> Tensor:
-        return matrix
 
     @override
     def samples(self, module: nn.Module, x: Tensor, batch_dim: int = 0) -> int:
@@ -182,10 +177,6 @@ class ConvKind(LayerKind):
         if groups == 1:
             return weight.flatten(1)
         return weight.reshape(groups, weight.shape[0] // groups, -1)
-
-    @override
-    def from_matrix(self, module: nn.Module, matrix: Tensor, shape: Sequence[int]) -> Tensor:
-        return matrix.reshape(tuple(shape))
 
     def padded(self, module: nn.Module, x: Tensor) -> Tensor:
         """The input with the module's own padding made explicit, ``[batch, channels, *spatial]``."""
@@ -300,15 +291,6 @@ class AttentionProjectionKind(LayerKind):
         size = weight.shape[0] // 3
         start = self.PARTS.index(self.part) * size
         return weight[start : start + size]
-
-    @override
-    def from_matrix(self, module: nn.Module, matrix: Tensor, shape: Sequence[int]) -> Tensor:
-        if tuple(matrix.shape) != tuple(shape):
-            raise LayerError(
-                f"{self.part} is a block of rows of a packed weight of shape {tuple(shape)}; "
-                "write to the view given by to_matrix instead"
-            )
-        return matrix
 
     @override
     def is_unbatched(self, module: nn.Module, x: Tensor) -> bool:

@@ -153,11 +153,11 @@ def triangular_factor(H: Rows, Y: Rows | None = None, ones: bool = False) -> tup
     return R, rhs, outside
 
 
-def reduce_moments(m: Moments, intercept: bool = False, rtol: float | None = None) -> Reduced:
+def reduce_moments(m: Moments, intercept: bool = False) -> Reduced:
     """Reduce the regression of y on h given their moments; see the module's note on what precision this can have.
 
-    ``rtol`` is relative to the largest singular value, default ``max(n, d)·2.2e-16``. Where directions of the features
-    are lost in rounding although the targets have a part along them, a :class:`RescueWarning` says so.
+    Singular values up to ``max(n, d)·2.2e-16`` of the largest count as zero. Where directions of the features are lost
+    in rounding although the targets have a part along them, a :class:`RescueWarning` says so.
     """
     centred = _centred_directions(m)
     rhs = centred.targets
@@ -171,8 +171,7 @@ def reduce_moments(m: Moments, intercept: bool = False, rtol: float | None = Non
     targets = U.mT @ rhs
     outside = outside + (rhs - U @ targets).square().sum()
     d = factor.shape[1]
-    relative = max(m.n, d) * EPS if rtol is None else float(rtol)
-    tolerance = relative * math.hypot(_first(s), math.sqrt(m.n) * float(m.mean_h.norm()))
+    tolerance = max(m.n, d) * EPS * math.hypot(_first(s), math.sqrt(m.n) * float(m.mean_h.norm()))
     return Reduced(m.n, d, intercept, s, tolerance, targets, outside, m.C_yy.trace(), m.mean_h, m.mean_y, Vt, None)
 
 

@@ -15,11 +15,13 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import RescueWarning
+from gramscope.linalg.arrays import to_double
 from gramscope.linalg.factored import FactoredGram
 from gramscope.linalg.moments import Moments
+from gramscope.linalg.psd import frobenius
 from gramscope.measures.alignment import Kind, corrupted, cosine, double_centered_ratio, nfa
+from gramscope.measures.fit import coded_alike, held_out_from_moments
 from gramscope.measures.gram import fle_residual
-from gramscope.measures.held_out import coded_alike, held_out_from_moments
 from gramscope.measures.linearity import surrogate_from_moments, target_linearity_from_moments
 from gramscope.measures.neural_collapse import neural_collapse_from_moments
 from gramscope.measures.spectrum import feature_spectrum_from_moments, weight_spectrum
@@ -65,31 +67,15 @@ class Measure:
 
 
 def _weight(layer: LayerStatistics) -> Tensor:
-    return layer.weight.double() if layer.weight.device.type != "mps" else layer.weight.cpu().double()
+    return to_double(layer.weight)
 
 
-def _weight_norm(context: Context, layer: LayerStatistics) -> float:
-    return float(_weight(layer).norm())
-
-
-def _effective_rank(context: Context, layer: LayerStatistics) -> float:
-    return weight_spectrum(layer.weight).effective_rank
-
-
-def _stable_rank(context: Context, layer: LayerStatistics) -> float:
-    return weight_spectrum(layer.weight).stable_rank
-
-
-def _weight_change(context: Context, layer: LayerStatistics) -> float:
+def _weight_change(context: Context, layer: LayerStatistics) -> Tensor | float:
     W0 = _reference_weight(context, layer)
-    return float((_weight(layer) - W0).norm() / W0.norm())
+    return frobenius(_weight(layer) - W0) / frobenius(W0)
 
 
 # --- gradients and virtual covariance ---------------------------------------------------------------------------------
-
-
-def _gradient_norm(context: Context, layer: LayerStatistics) -> float:
-    return float(layer.gradient.norm()) / layer.n
 
 
 def _shifts(context: Context, layer: LayerStatistics) -> tuple[FactoredGram, FactoredGram]:
@@ -103,65 +89,60 @@ def _shifts(context: Context, layer: LayerStatistics) -> tuple[FactoredGram, Fac
     return virtual, FactoredGram(W, -gamma * D) + FactoredGram(D, gamma**2 / 2 * D)
 
 
-def _vcs_cosine(context: Context, layer: LayerStatistics) -> float:
-    virtual, actual = _shifts(context, layer)
-    return float(cosine(virtual, actual))
-
-
-def _vcs_residual(context: Context, layer: LayerStatistics) -> float:
+def _vcs_residual(context: Context, layer: LayerStatistics) -> Tensor | float:
     virtual, actual = _shifts(context, layer)
     difference = actual + FactoredGram(virtual.left, -virtual.right)
-    return float(difference.norm() / actual.norm())
+    return difference.norm() / actual.norm()
 
 
-def _vcs_gram_cosine(context: Context, layer: LayerStatistics) -> float:
-    return float(cosine(_shifts(context, layer)[0], FactoredGram.gram(_weight(layer))))
+def _vcs_gram_cosine(context: Context, layer: LayerStatistics) -> Tensor | float:
+    return cosine(_shifts(context, layer)[0], FactoredGram.gram(_weight(layer)))
 
 
-def _fle(context: Context, layer: LayerStatistics) -> float:
+def _fle(context: Context, layer: LayerStatistics) -> Tensor | float:
     if layer.autograd is None or layer.shared:
         raise Missing(
             "its weight is no trainable parameter of its own: computed, frozen, or shared with another module"
         )
     W = _weight(layer)
-    return float(fle_residual(W, layer.autograd.double(), W.mT @ layer.gradient.double()))
+    return fle_residual(W, layer.autograd.double(), W.mT @ layer.gradient.double())
 
 
 # --- alignment --------------------------------------------------------------------------------------------------------
 
 
-def _nfa(kind: Kind) -> Callable[[Context, LayerStatistics], float]:
-    def compute(context: Context, layer: LayerStatistics) -> float:
+def _nfa(kind: Kind) -> Callable[[Context, LayerStatistics], Tensor | float]:
+    def compute(context: Context, layer: LayerStatistics) -> Tensor | float:
         W0 = None if kind == "uncentered" else _reference_weight(context, layer)
         K_centered = layer.K_centered if kind in ("double", "ptk") else None
         if kind in ("centered", "double") and W0 is not None and torch.equal(_weight(layer), W0):
             raise Missing("the weight has not moved from the reference")
         if K_centered is not None and not K_centered.any():
             raise Missing("the Jacobians have not moved from the reference")
-        return float(nfa(_weight(layer), layer.K.double(), W0, K_centered, kind, context.center))
+        return nfa(_weight(layer), layer.K.double(), W0, K_centered, kind, context.center)
 
     return compute
 
 
-def _double_ratio(context: Context, layer: LayerStatistics) -> float:
+def _double_ratio(context: Context, layer: LayerStatistics) -> Tensor | float:
     W, W0 = _weight(layer), _reference_weight(context, layer)
     if torch.equal(W, W0):
         raise Missing("the weight has not moved from the reference")
-    return float(double_centered_ratio(W, layer.K.double(), W0, layer.K_centered.double()))
+    return double_centered_ratio(W, layer.K.double(), W0, layer.K_centered.double())
 
 
-def _nfa_corrupted(context: Context, layer: LayerStatistics) -> float:
+def _nfa_corrupted(context: Context, layer: LayerStatistics) -> Tensor | float:
     generator = torch.Generator().manual_seed(context.corruption_seed)
     Q = corrupted(layer.K.double().cpu(), generator)
-    return float(nfa(_weight(layer).cpu(), Q, center=context.center))
+    return nfa(_weight(layer).cpu(), Q, center=context.center)
 
 
-def _agop_trace(context: Context, layer: LayerStatistics) -> float:
+def _agop_trace(context: Context, layer: LayerStatistics) -> Tensor | float:
     W = _weight(layer)
-    return float(((layer.K.double() @ W) * W).sum())
+    return ((layer.K.double() @ W) * W).sum()
 
 
-def _kernel_spread(context: Context, layer: LayerStatistics) -> float:
+def _kernel_spread(context: Context, layer: LayerStatistics) -> Tensor | float:
     values = torch.linalg.eigvalsh(layer.K.double()).flatten()
     return float(values.std(correction=0) / values.mean())
 
@@ -191,15 +172,15 @@ def _joint(layer: LayerStatistics, gram: bool) -> Moments:
     return joint.with_centred_targets() if part.classes is not None else joint
 
 
-def _target_linearity(context: Context, layer: LayerStatistics) -> float:
+def _target_linearity(context: Context, layer: LayerStatistics) -> Tensor | float:
     joint = _joint(layer, gram=True)
     with warnings.catch_warnings():
         if _features(layer).eps > 1e-10:  # what moments of float32 features cannot see is their own rounding
             warnings.simplefilter("ignore", RescueWarning)
-        return float(target_linearity_from_moments(joint, context.ridge, context.intercept))
+        return target_linearity_from_moments(joint, context.ridge, context.intercept)
 
 
-def _held_out(context: Context, layer: LayerStatistics) -> float:
+def _held_out(context: Context, layer: LayerStatistics) -> Tensor | float:
     if context.held_out is None:
         raise Missing("no held-out data were given; pass held_out=<loader>")
     _joint(layer, gram=True)
@@ -209,22 +190,18 @@ def _held_out(context: Context, layer: LayerStatistics) -> float:
     return held_out_from_moments(*coded_alike(_features(layer), other), context.ridge, context.intercept)
 
 
-def _surrogate(context: Context, layer: LayerStatistics) -> float:
-    return float(surrogate_from_moments(_joint(layer, gram=False)))
-
-
-def _surrogate_linearized(context: Context, layer: LayerStatistics) -> float:
+def _surrogate_linearized(context: Context, layer: LayerStatistics) -> Tensor | float:
     W, cross = _weight(layer), _joint(layer, gram=False).HtY
     if W.dim() == 3:
         cross = cross.reshape(W.shape[0], W.shape[-1], -1)
-    return float((W @ cross).square().sum())
+    return (W @ cross).square().sum()
 
 
-def _surrogate_normalized(context: Context, layer: LayerStatistics) -> float:
-    return float(surrogate_from_moments(_joint(layer, gram=True), normalized=True, center=True))
+def _surrogate_normalized(context: Context, layer: LayerStatistics) -> Tensor | float:
+    return surrogate_from_moments(_joint(layer, gram=True), normalized=True, center=True)
 
 
-def _feature_rank(context: Context, layer: LayerStatistics) -> float:
+def _feature_rank(context: Context, layer: LayerStatistics) -> Tensor | float:
     joint = _features(layer).joint
     if joint.C_hh is None:
         raise Missing(f"HᵀH was not collected: d = {joint.mean_h.shape[-1]} is large; ask with gram=True")
@@ -233,8 +210,8 @@ def _feature_rank(context: Context, layer: LayerStatistics) -> float:
     return feature_spectrum_from_moments(joint).effective_rank
 
 
-def _collapse(what: str) -> Callable[[Context, LayerStatistics], float]:
-    def compute(context: Context, layer: LayerStatistics) -> float:
+def _collapse(what: str) -> Callable[[Context, LayerStatistics], Tensor | float]:
+    def compute(context: Context, layer: LayerStatistics) -> Tensor | float:
         classes = _features(layer).classes
         if classes is None:
             raise Missing("neural collapse needs class labels")
@@ -259,36 +236,41 @@ def _collapse(what: str) -> Callable[[Context, LayerStatistics], float]:
 # --- dynamics of the surrogate ([Gram] Theorem 3) ------------------------------------------------------------------------
 
 
-def _surrogate_change(context: Context, layer: LayerStatistics) -> float:
+def _surrogate_change(context: Context, layer: LayerStatistics) -> Tensor | float:
     part = _features(layer)
     if part.HtE is None:
         raise Missing("the change of the surrogate is defined where a sample has one site")
     cross, gamma = _joint(layer, gram=False).HtY, context.gamma / layer.n
     moved = layer.gradient.double() @ cross
-    return float(-2 * gamma * ((_weight(layer) @ cross) * moved).sum() + gamma**2 * moved.square().sum())
+    return -2 * gamma * ((_weight(layer) @ cross) * moved).sum() + gamma**2 * moved.square().sum()
 
 
-def _surrogate_change_predicted(context: Context, layer: LayerStatistics) -> float:
+def _surrogate_change_predicted(context: Context, layer: LayerStatistics) -> Tensor | float:
     part, output = _features(layer), context.statistics.network.output
     if part.HtE is None or output is None:
         raise Missing("the prediction is defined where a sample has one site and the network one output row")
     cross = _joint(layer, gram=False).HtY
     final = output.joint.with_centred_targets() if output.classes is not None else output.joint
     predicted = final.HtY.mT * (cross.mT @ part.HtE)  # (Yᵀf) ∘ (Yᵀ H HᵀE)
-    return float(2 * context.gamma / layer.n * predicted.sum())
+    return 2 * context.gamma / layer.n * predicted.sum()
 
 
-def _measure(compute: Callable[[Context, LayerStatistics], float], needs: str, formula: str) -> Measure:
-    return Measure(compute, frozenset(needs.split()), formula)
+def _measure(compute: Callable[[Context, LayerStatistics], Tensor | float], needs: str, formula: str) -> Measure:
+    return Measure(lambda context, layer: float(compute(context, layer)), frozenset(needs.split()), formula)
 
 
 MEASURES: dict[str, Measure] = {
-    "weight_norm": _measure(_weight_norm, "", "‖W‖_F"),
-    "effective_rank": _measure(_effective_rank, "", "exp(−Σ p log p), p = s/Σs over the singular values of W"),
-    "stable_rank": _measure(_stable_rank, "", "‖W‖_F² / ‖W‖₂²"),
-    "gradient_norm": _measure(_gradient_norm, "loss", "‖D‖_F / n"),
+    "weight_norm": _measure(lambda _, layer: _weight(layer).norm(), "", "‖W‖_F"),
+    "effective_rank": _measure(
+        lambda _, layer: weight_spectrum(layer.weight).effective_rank,
+        "", "exp(−Σ p log p), p = s/Σs over the singular values of W",
+    ),
+    "stable_rank": _measure(lambda _, layer: weight_spectrum(layer.weight).stable_rank, "", "‖W‖_F² / ‖W‖₂²"),
+    "gradient_norm": _measure(lambda _, layer: layer.gradient.norm() / layer.n, "loss", "‖D‖_F / n"),
     "fle_residual": _measure(_fle, "loss autograd", "‖Wᵀ∇_W L − Σ g hᵀ‖ / ‖Σ g hᵀ‖ with the parameter's own gradient"),
-    "vcs_cosine": _measure(_vcs_cosine, "loss covariance", "ρ(v, Gram shift of a GD step)"),
+    "vcs_cosine": _measure(
+        lambda context, layer: cosine(*_shifts(context, layer)), "loss covariance", "ρ(v, Gram shift of a GD step)"
+    ),
     "vcs_residual": _measure(_vcs_residual, "loss covariance", "‖γ²(DᵀD − WᵀΣW)‖ / ‖Gram shift‖"),
     "vcs_gram_cosine": _measure(_vcs_gram_cosine, "loss covariance", "ρ(v, WᵀW)"),
     "nfa": _measure(_nfa("uncentered"), "jacobians", "ρ(WᵀW, WᵀKW)"),
@@ -302,7 +284,7 @@ MEASURES: dict[str, Measure] = {
     "double_ratio": _measure(_double_ratio, "jacobians reference_jacobians reference", "tr(W̄ᵀW̄ W̄ᵀK̄W̄) / tr(W̄ᵀW̄ W̄ᵀKW̄)"),
     "target_linearity": _measure(_target_linearity, "features targets gram", "1 − ‖Y − Hβ‖² / ‖Y − ȳ‖²"),
     "target_linearity_held_out": _measure(_held_out, "features targets gram held_out", "the same on data not fitted"),
-    "surrogate": _measure(_surrogate, "features targets", "‖HᵀY‖_F²"),
+    "surrogate": _measure(lambda _, layer: surrogate_from_moments(_joint(layer, gram=False)), "features targets", "‖HᵀY‖_F²"),
     "surrogate_linearized": _measure(_surrogate_linearized, "features targets", "‖W HᵀY‖_F²"),
     "surrogate_normalized": _measure(
         _surrogate_normalized, "features targets gram", "⟨G, YYᵀ⟩ / (‖G‖ ‖YYᵀ‖), centred features"

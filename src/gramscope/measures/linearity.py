@@ -44,9 +44,7 @@ def target_linearity(
     return target_linearity_of(problem, check_ridge(ridge))
 
 
-def target_linearity_from_moments(
-    m: Moments, ridge: float = 0.0, intercept: bool = False, *, rtol: float | None = None
-) -> Tensor:
+def target_linearity_from_moments(m: Moments, ridge: float = 0.0, intercept: bool = False) -> Tensor:
     """:func:`target_linearity` from collected moments (for labels take those ``with_centred_targets()``).
 
     The moments hold ``HᵀH``, whose condition number is squared: directions of the centred features shorter than
@@ -57,10 +55,10 @@ def target_linearity_from_moments(
     >>> round(target_linearity_from_moments(moments(H, 3 * H)).item(), 12)
     1.0
     """
-    if check_ridge(ridge) == 0.0 and rtol is None:
+    if check_ridge(ridge) == 0.0:
         residual, rank = least_squares_from_moments(m, intercept)
         return _explained(m.n, m.mean_y, m.C_yy.trace(), residual, rank, rank)
-    return target_linearity_of(reduce_moments(m, intercept, rtol), check_ridge(ridge))
+    return target_linearity_of(reduce_moments(m, intercept), check_ridge(ridge))
 
 
 def target_linearity_of(problem: Reduced, ridge: float) -> Tensor:
@@ -116,22 +114,17 @@ def surrogate(H: Array, Y: Array, W: Array | None = None, normalized: bool = Fal
     return value / (frobenius(gram) * frobenius(_small_gram(targets)))
 
 
-def surrogate_from_moments(
-    m: Moments, W: Array | None = None, normalized: bool = False, center: bool = False
-) -> Tensor:
+def surrogate_from_moments(m: Moments, normalized: bool = False, center: bool = False) -> Tensor:
     """:func:`surrogate` from collected moments (for labels take those ``with_centred_targets()``).
 
     >>> from gramscope.linalg.moments import moments
     >>> surrogate_from_moments(moments(torch.eye(2), torch.tensor([[3.0], [4.0]]))).item()
     25.0
     """
-    cross = m.C_hy if center else m.HtY
-    weight = None if W is None else to_double(as_float_tensor(W, "W", dim=2))
-    value = (cross if weight is None else weight @ cross).square().sum()
+    value = (m.C_hy if center else m.HtY).square().sum()
     if not normalized:
         return value
     gram = m.require_gram() if center else m.HtH
-    gram = gram if weight is None else weight @ gram @ weight.mT
     return value / (frobenius(gram) * frobenius(m.YtY))
 
 
