@@ -165,7 +165,7 @@ class GramWhitened(_GramUpdate):
     """Wraps any torch optimizer so that only the part of its step that changes the Gram WᵀW is taken.
 
     The wrapped optimizer proposes ``W₂`` from ``W₁``; the weights become ``W⁺ = polar(W₁W₂ᵀ) W₂``. ``W⁺`` has exactly the
-    Gram of ``W₂`` and is the closest such matrix to ``W₁`` (003 §2, B.1). Biases and everything that is not chosen move
+    Gram of ``W₂`` and is the closest such matrix to ``W₁`` ([Gram] §2, B.1). Biases and everything that is not chosen move
     as the wrapped optimizer moves them. Momentum and other state are the wrapped optimizer's own.
 
     Args:
