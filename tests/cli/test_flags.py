@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from gramscope.cli.app import app
 from gramscope.cli.flags import FLAGS, format_command, parse_seeds, read_config, to_arguments
 from gramscope.errors import InputError
 from gramscope.training.config import TrainConfig
-from gramscope.training.options import METHODS, SCHEDULES
+from training.helpers import configs
 
 
 def parsed(arguments: list[str]) -> TrainConfig:
@@ -21,31 +20,6 @@ def parsed(arguments: list[str]) -> TrainConfig:
     result = CliRunner().invoke(app, ["train", *arguments, "--print-config"], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return TrainConfig.from_dict(tomllib.loads(result.stdout))
-
-
-@st.composite
-def configs(draw: st.DrawFn) -> TrainConfig:
-    method = draw(st.sampled_from(sorted(METHODS)))
-    options: dict[str, Any] = {"name": method}
-    for key, option in METHODS[method].items():
-        if isinstance(option.default, float):
-            options[key] = draw(st.floats(0, 5))
-    rate = "gamma" if method == "vcl" else "lr"
-    tree: dict[str, Any] = {
-        "data": {"name": draw(st.sampled_from(["digits", "my data.npz"])), "seed": draw(st.integers(0, 5)), "d": 3},
-        "model": {"name": "mlp", "hidden": draw(st.lists(st.integers(1, 9), max_size=2)), "bias": draw(st.booleans())},
-        "method": options,
-        "schedule": {"name": draw(st.sampled_from(SCHEDULES)), "final": draw(st.floats(0, 1))},
-        "measure": {
-            "every": draw(st.floats(0, 3)),
-            "names": draw(st.lists(st.sampled_from(["nfa", "nc1"]), max_size=1)),
-        },
-        "sweep": draw(st.sampled_from([{}, {f"method.{rate}": [0.1, 0.5]}, {"model.hidden": [[3], [4, 5]]}])),
-        "seeds": draw(st.lists(st.integers(0, 9), min_size=1, max_size=3, unique=True)),
-        "epochs": draw(st.floats(0, 9)),
-        "evaluate_train": draw(st.booleans()),
-    }
-    return TrainConfig.from_dict(tree)
 
 
 @settings(max_examples=15)

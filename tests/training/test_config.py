@@ -1,45 +1,23 @@
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from gramscope.errors import InputError
 from gramscope.training.config import TrainConfig
-from gramscope.training.options import METHODS, SCHEDULES
+from training.helpers import configs
 
 
 def tree(**changes: Any) -> dict[str, Any]:
     return {"data": {"name": "digits"}, "model": {"name": "mlp"}, "method": {"name": "sgd"}, **changes}
 
 
-@st.composite
-def configs(draw: st.DrawFn) -> TrainConfig:
-    method = draw(st.sampled_from(sorted(METHODS)))
-    options = {
-        key: draw(st.floats(0, 10)) for key, option in METHODS[method].items() if isinstance(option.default, float)
-    }
-    rate = "gamma" if method == "vcl" else "lr"
-    return TrainConfig.from_dict(
-        tree(
-            data={"name": "digits", "validation": draw(st.floats(0, 0.9)), "noise": draw(st.floats(0, 1))},
-            model={"name": "mlp", "hidden": draw(st.lists(st.integers(1, 9))), "activation": draw(st.text(max_size=5))},
-            method={"name": method, **options},
-            schedule={"name": draw(st.sampled_from(SCHEDULES)), "warm_up": draw(st.integers(0, 3))},
-            sweep={rate: draw(st.lists(st.floats(0.001, 1), min_size=1, max_size=3, unique=True))},
-            seeds=draw(st.lists(st.integers(0, 99), min_size=1, max_size=3, unique=True)),
-            epochs=draw(st.integers(0, 9)),
-        )
-    )
-
-
 @given(configs())
 def test_toml_round_trip(config: TrainConfig) -> None:
-    import tomllib
-
     assert TrainConfig.from_dict(tomllib.loads(config.to_toml())) == config
     assert TrainConfig.from_dict(config.to_dict()) == config
 

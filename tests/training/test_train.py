@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from gramscope.cli.flags import to_arguments
 from gramscope.data import DataSet
 from gramscope.errors import InputError, ResultWarning
 from gramscope.runs.directory import RunDirectory
@@ -19,7 +23,7 @@ from gramscope.training.config import TrainConfig
 from gramscope.training.interrupt import Interrupted
 from gramscope.training.loop import Loop
 from gramscope.training.train import resume_run, train
-from training.helpers import StopAfter, weights, without_time
+from training.helpers import DEVICES, StopAfter, weights, without_time
 
 Config = Callable[..., TrainConfig]
 METHODS: list[str | dict[str, Any]] = [
@@ -78,12 +82,14 @@ def test_same_seed_same_bits(config: Config, blobs: DataSet, method: Any) -> Non
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("step", [1, 4, 7, 13])
 @pytest.mark.parametrize("method", METHODS)
 def test_interrupted_and_resumed_is_bit_identical(
-    tmp_path: Path, config: Config, blobs: DataSet, method: Any, step: int
+    tmp_path: Path, config: Config, blobs: DataSet, method: Any, step: int, device: str
 ) -> None:
-    settings = config(method, schedule={"name": "cosine", "warm_up": 1}, evaluate_every=0.4, checkpoint_every=0.6)
+    every = {"evaluate_every": 0.4, "checkpoint_every": 0.6, "device": device}
+    settings = config(method, schedule={"name": "cosine", "warm_up": 1}, **every)
     whole = train(settings, data=blobs)
     with pytest.raises(Interrupted, match=r"saved; continue with: gramscope train --resume .*run"):
         train(settings, tmp_path / "run", data=blobs, reporter=StopAfter(step))
@@ -139,6 +145,24 @@ def test_killed_between_record_and_checkpoint(
     resumed = train(settings, tmp_path / "run", data=blobs, resume=True)
     assert torch.equal(weights(resumed), weights(whole))
     assert without_time(run.records()) == without_time(list(whole.members["seed-0"].records))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL")
+def test_a_killed_command_resumes_bit_identically(tmp_path: Path, config: Config) -> None:
+    settings = config("adamw", seeds=[0, 1], epochs=12, checkpoint_every=0.6, execution="vectorised")
+    whole, killed = train(settings, tmp_path / "whole"), tmp_path / "killed"
+    command = [sys.executable, "-m", "gramscope", "train"]
+    for arguments in ([*to_arguments(settings), "--out", str(killed)], ["--resume", str(killed)]):
+        before = set(killed.glob("seed-1/checkpoints/step-*"))
+        process = subprocess.Popen([*command, *arguments], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        while process.poll() is None and set(killed.glob("seed-1/checkpoints/step-*")) <= before:
+            time.sleep(0.01)
+        process.kill()
+        process.wait()
+    resumed = resume_run(killed)
+    assert torch.equal(weights(resumed), weights(whole))
+    assert without_time(resumed.records) == without_time(whole.records)
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path: Path, config: Config, blobs: DataSet) -> None:

@@ -15,7 +15,7 @@ import gramscope
 from gramscope.errors import GramscopeError, GramscopeWarning, InputError, LayerError, MissingExtraError
 
 INTERRUPTED = 130
-#: what the system says of a path that was named wrongly
+#: error numbers of a path that the user has to change
 _WRONG_PATH = (
     errno.EACCES, errno.EEXIST, errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT,
     errno.ENOTDIR, errno.EPERM, errno.EROFS,

@@ -7,7 +7,7 @@ from typing import Annotated, Optional
 import typer
 
 from gramscope.bench.benchmarks import BENCHMARKS, run_benchmark
-from gramscope.cli.console import news, show
+from gramscope.cli.console import messages, show
 
 
 def command(
@@ -40,6 +40,6 @@ def command(
 
     device = str(resolve_device(device))
     if not json:
-        news().print(f"measuring {name} on {device}: {BENCHMARKS.get(name, '')} …")
+        messages().print(f"measuring {name} on {device}: {BENCHMARKS.get(name, '')} …")
     found = [row.to_dict() for row in run_benchmark(name, device=device, seconds=seconds)]
     show("", found, json)

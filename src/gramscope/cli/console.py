@@ -23,7 +23,7 @@ def results() -> Console:
     return Console(highlight=False, markup=False, soft_wrap=True)
 
 
-def news() -> Console:
+def messages() -> Console:
     """Where progress, notes and errors go."""
     return Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
@@ -54,7 +54,7 @@ def print_table(
         table.add_column(Text(heading), justify="right" if number else "left", overflow="fold", min_width=width)
     for row in rows:
         table.add_row(*(Text(cell(row.get(name))) for name in names))
-    # A pipe has no width; on a terminal a line may be longer than the window, but is never cut.
+    # Wider than the window rather than cut off.
     console.width = max(console_width(), sum(narrowest) + 3 * len(names) + 1)
     if title:
         results().print(title)
@@ -112,7 +112,7 @@ class TerminalReporter(Reporter):
     """Bars with rate and time left on a terminal, one line an evaluation elsewhere."""
 
     def __init__(self) -> None:
-        self._console = news()
+        self._console = messages()
         self._progress: Progress | None = None
         self._task: Any = None
         self._told = 0.0

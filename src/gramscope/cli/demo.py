@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from gramscope.cli.console import TerminalReporter, news, print_json, print_table, results, spread
+from gramscope.cli.console import TerminalReporter, messages, print_json, print_table, results, spread
 from gramscope.errors import MissingExtraError
 from gramscope.runs.directory import free_path
 
@@ -44,7 +44,7 @@ def command(
         print_json({"path": out, "summary": rows, "report": report})
         return
     print_table(f"digits, {epochs:g} epochs, {seeds} seeds: mean ± 2σ", rows)
-    news().print(f"done in {time.perf_counter() - began:.0f} s; records and checkpoints are in {out}")
+    messages().print(f"done in {time.perf_counter() - began:.0f} s; records and checkpoints are in {out}")
     if report is not None:
         results().print(f"report: {report}")
 
@@ -56,7 +56,7 @@ def write_report(out: Path, *, figures: bool = True) -> Path | None:
     try:
         return write.write_report([out], figures=figures).page
     except MissingExtraError as error:
-        news().print(str(error))
+        messages().print(str(error))
         return None
 
 

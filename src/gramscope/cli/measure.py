@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from gramscope.cli.console import cell, console_width, news, print_json, print_table, spread
+from gramscope.cli.console import cell, console_width, messages, print_json, print_table, spread
 from gramscope.cli.flags import parse_assignments
 from gramscope.errors import InputError
 from gramscope.training.config_tables import DataTable, MeasureTable, ModelTable
@@ -92,7 +92,7 @@ def command(
     for title, rows in _tables(found, per_seed, every):
         print_measures(title, rows)
     for note in dict.fromkeys(f"{where}: {reason}" for item in found for where, reason in item.table.notes.items()):
-        news().print(f"note: {note}")
+        messages().print(f"note: {note}")
 
 
 def _own_tables(model: str, data: str, data_dir: str | None, settings: list[str]) -> tuple[ModelTable, DataTable]:

@@ -8,7 +8,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from gramscope.cli.console import news, print_json, results
+from gramscope.cli.console import messages, print_json, results
 from gramscope.errors import InputError
 
 _Path = Optional[Path]  # noqa: UP045 - typer reads it at run time
@@ -54,7 +54,7 @@ def command(
     else:
         results().print(f"report: {report.page}", soft_wrap=True, markup=False)
         if report.figures:
-            news().print(f"{len(report.figures)} figures (PNG and PDF) beside it", markup=False)
+            messages().print(f"{len(report.figures)} figures (PNG and PDF) beside it", markup=False)
     if open_:
         webbrowser.open(report.page.resolve().as_uri())
 
@@ -66,10 +66,10 @@ def _serve(runs: list[Path], host: str, port: int, open_: bool) -> None:
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{server.server_port}/"
         results().print(f"live report: {address}", soft_wrap=True, markup=False)
-        news().print("Ctrl-C stops it", markup=False)
+        messages().print("Ctrl-C stops it", markup=False)
         if open_:
             webbrowser.open(address)
         try:
             server.serve_forever()
         except KeyboardInterrupt:
-            news().print("stopped", markup=False)
+            messages().print("stopped", markup=False)

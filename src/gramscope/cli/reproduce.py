@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from gramscope.cli.console import TerminalReporter, news, print_json, print_table, results, without_empty
+from gramscope.cli.console import TerminalReporter, messages, print_json, print_table, results, without_empty
 from gramscope.cli.demo import write_report
 from gramscope.errors import GramscopeError, InputError
 from gramscope.runs.directory import RunDirectory
@@ -115,7 +115,7 @@ def _several(paths: dict[str, Path | None], run: Callable[..., Reproduction], js
         except Interrupted:
             raise
         except GramscopeError as error:
-            news().print(f"{name}: {error}")
+            messages().print(f"{name}: {error}")
             summary.append({"experiment": name, "seconds": None, "hold": None, "claims": None, "note": str(error)})
             found.append({"name": name, "error": str(error)})
             continue

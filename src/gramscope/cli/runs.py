@@ -1,4 +1,4 @@
-"""``gramscope runs``: what has been run."""
+"""``gramscope runs``: list runs and show their results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gramscope.cli.console import print_json, print_table, results, without_empt
 from gramscope.errors import GramscopeError, InputError
 from gramscope.runs.directory import RunDirectory
 
-app = typer.Typer(no_args_is_help=True, help="See what has been run.")
+app = typer.Typer(no_args_is_help=True, help="List runs and show their results.")
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -79,7 +79,7 @@ def summary(run: RunDirectory) -> dict[str, Any]:
 
 
 def _identity(run: RunDirectory, state: str) -> dict[str, Any]:
-    """What is known of a run without its records."""
+    """Facts about a run that need no records."""
     config = run.config
     return {
         "run": str(run.path),
@@ -92,7 +92,7 @@ def _identity(run: RunDirectory, state: str) -> dict[str, Any]:
 
 
 def _summary_or_error(run: RunDirectory) -> dict[str, Any]:
-    """One line about a run, with what is wrong with it if it cannot be read."""
+    """One line about a run, with the error if it cannot be read."""
     try:
         return {**summary(run), "error": None}
     except (GramscopeError, OSError) as error:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from gramscope.cli.console import TerminalReporter, news, print_json, print_table, without_empty
+from gramscope.cli.console import TerminalReporter, messages, print_json, print_table, without_empty
 from gramscope.cli.flags import read_config, takes_flags
 from gramscope.errors import InputError
 from gramscope.runs.directory import free_path
@@ -89,4 +89,4 @@ def show_result(trained: Any, out: Path, json: bool) -> None:
         print_json({"path": out, "execution": trained.execution, "runs": shown})
         return
     print_table("", shown)
-    news().print(f"records, checkpoints and configuration: {out}")
+    messages().print(f"records, checkpoints and configuration: {out}")

@@ -1,4 +1,4 @@
-"""How several members run: stacked into one step, in processes, or one after another."""
+"""Choose how several members run: stacked into one step, in processes, or one after another."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def choose_execution(jobs: Sequence[Job], asked: str, *, portable: bool) -> tupl
     Args:
         jobs: the members.
         asked: ``auto`` or one of the ways.
-        portable: whether members can be sent to other processes (everything comes from their configuration).
+        portable: whether other processes can build the members, because everything comes from their configuration.
     """
     if len(jobs) == 1 or asked == "one-by-one":
         return "one-by-one", ""

@@ -1,4 +1,4 @@
-"""What data a run was begun with, so that it does not go on with others."""
+"""Fingerprints of data sets, so that a resumed run uses the data it was begun with."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PARTS = ("x_train", "y_train", "x_val", "y_val", "x_test", "y_test")
 
 
 def fingerprints(sets: Iterable[DataSet]) -> list[dict[str, str]]:
-    """One fingerprint a different data set, in order."""
+    """The fingerprint of each different data set, in order."""
     different = {id(data): data for data in sets}
     return [fingerprint(data) for data in different.values()]
 
@@ -42,8 +42,8 @@ def check_same_data(
 
     Args:
         path: the run.
-        before, now: fingerprints; none before means that they were not recorded.
-        drawn: the data may differ in their last bits, because they were drawn anew on another machine.
+        before, now: fingerprints; ``before`` is empty for runs of versions that did not record them.
+        drawn: the data were generated again on another machine, so that their last bits may differ.
     """
     if not before or list(before) == list(now):
         return
@@ -51,15 +51,15 @@ def check_same_data(
     old, new = pairs[0] if pairs else ({}, {})
     if drawn and len(before) == len(now) and all(_without_digest(a) == _without_digest(b) for a, b in pairs):
         warnings.warn(
-            f"{path} goes on with data drawn anew, which differ from those it was begun with: {_told(old)} then, "
-            f"{_told(new)} now",
+            f"{path} goes on with data drawn anew, which differ from those it was begun with: {_described(old)} then, "
+            f"{_described(new)} now",
             ResultWarning,
             stacklevel=3,
         )
         return
     counts = f"{len(before)} data sets then, {len(now)} now; " if len(before) != len(now) else ""
     raise InputError(
-        f"{path} was begun with other data: {counts}{_told(old)} then, {_told(new)} now; restore the data, or start again "
+        f"{path} was begun with other data: {counts}{_described(old)} then, {_described(new)} now; restore the data, or start again "
         "with --force"
     )
 
@@ -68,6 +68,6 @@ def _without_digest(found: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in found.items() if key != "digest"}
 
 
-def _told(found: Mapping[str, Any]) -> str:
+def _described(found: Mapping[str, Any]) -> str:
     parts = ", ".join(f"{part} {found[part]}" for part in ("x_train", "y_train") if part in found)
     return f"{found.get('name')} ({parts}, {str(found.get('digest'))[:15]}…)"

@@ -1,4 +1,4 @@
-"""Ctrl-C that lets the step in progress finish."""
+"""Ctrl-C and SIGTERM let the step in progress finish."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class StopRequest:
 
 
 @contextmanager
-def deaf_children() -> Iterator[None]:
-    """Processes started inside ignore Ctrl-C, so that the one that started them can stop them in good order."""
+def children_ignore_interrupts() -> Iterator[None]:
+    """Processes started inside ignore Ctrl-C; the process that started them stops them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -55,7 +55,7 @@ def stop_on_signal() -> Iterator[StopRequest]:
 
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # what the caller ignores stays ignored
+            if signal.getsignal(number) is not signal.SIG_IGN:  # signals that the caller ignores stay ignored
                 previous[number] = signal.signal(number, ask)
         yield request
     finally:

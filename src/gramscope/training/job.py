@@ -1,4 +1,4 @@
-"""From a configuration to what a training step needs: tensors on the device, a net, a loss."""
+"""One member ready to train: data and net on the device, and a loss."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Job:
     data: DataSet = field(repr=False)
     model: nn.Module = field(repr=False)
     loss: SampleLoss = field(repr=False)
-    #: what distinguishes it from other members, for its records
+    #: the values that distinguish it from other members, for its records
     labels: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -72,14 +72,14 @@ def resolve_device(name: str) -> torch.device:
 
 
 def load_data(table: DataTable, dtype: torch.dtype | None = None) -> DataSet:
-    """The data set a configuration names, cut, split and noised as it says, on the CPU."""
+    """The data set a configuration names, on the CPU, with its subset, validation split and label noise."""
     from gramscope.data import load
 
     return arrange(load(table.name, table.dir or None, seed=table.seed, **table.options), table).to(dtype=dtype)
 
 
 def arrange(data: DataSet, table: DataTable) -> DataSet:
-    """Cut the data, split off the validation part and give what is left for training its label noise."""
+    """Take a subset, split off the validation part, and add label noise to the remaining training samples."""
     if table.samples or table.test_samples:
         data = data.subset(table.samples or len(data.x_train), table.seed, test=table.test_samples or None)
     if table.validation:
@@ -98,7 +98,7 @@ def prepare(
     loss: SampleLoss | None = None,
     labels: Mapping[str, Any] | None = None,
 ) -> Job:
-    """Load, build and move everything a member needs; what is given in Python replaces what the configuration says."""
+    """Load data, build the net and move both to the device; objects given in Python replace the configured ones."""
     device, dtype = resolve_device(config.device), getattr(torch, config.dtype)
     if data is None:
         data = load_data(config.data, dtype)

@@ -1,4 +1,4 @@
-"""Layer measurements of nets: while they train, from run directories, and of the user's own."""
+"""Measure the layers of nets: while they train, from run directories, or of the user's own net."""
 
 from __future__ import annotations
 

@@ -27,13 +27,13 @@ from gramscope.training.torch_settings import torch_settings
 Measure: TypeAlias = Callable[[nn.Module, Job, int], Iterable[Mapping[str, Any]]]
 
 
-#: between checkpoints where the configuration names no cadence; small nets have epochs shorter than a disk's flush
+#: seconds between checkpoints by default; not epochs, because an epoch of a small net is shorter than writing to disk
 CHECKPOINT_SECONDS = 30.0
 
 
 @dataclass
 class Progress:
-    """What the loop itself remembers between steps; part of every checkpoint."""
+    """State of the loop between steps; part of every checkpoint."""
 
     step: int = 0
     seconds: float = 0.0
@@ -121,9 +121,9 @@ class Loop:
             return f"no improvement in {self._config.patience} evaluations"
         return ""
 
-    # -- what is due ----------------------------------------------------------------------------------------------
+    # -- evaluation and measurement -------------------------------------------------------------------------------
     def _observe(self, step: int) -> None:
-        """Evaluate and measure if it is time."""
+        """Evaluate and measure if due."""
         plan = self.engine.plan
         if plan.due(plan.evaluate_every, step):
             with self._clock.paused():
@@ -216,7 +216,7 @@ class Loop:
             model = {name: portable(tensor) for name, tensor in weights.items()}
             run.save_checkpoint(Checkpoint(self._progress.step, model, tensors, state))
         self._saved = time.perf_counter()
-        for run in runs:  # only now, so that a step that all members have is there at every moment
+        for run in runs:  # after all are written, so that some step is always there for every member
             run.prune_checkpoints(self._config.keep)
 
     def resume(self) -> int:

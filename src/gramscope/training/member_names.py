@@ -1,4 +1,4 @@
-"""Names of the members of a sweep, such as ``lr-0.1``: short, safe in file names, different for different values."""
+"""Names of the members of a sweep, such as ``lr-0.1``: short, safe in file names, and all different."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-#: what signs are called where their absence would make two names one
+#: words for signs, used where names would be equal without them
 _SIGNS = {"+": "_plus_", "*": "_times_", "/": "_over_", "^": "_to_", "%": "_mod_", "<": "_below_", ">": "_above_"}
 
 

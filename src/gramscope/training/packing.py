@@ -1,4 +1,4 @@
-"""Any nested training state as tensors plus JSON, and back, without pickle and without loss.
+"""Convert any nested training state to tensors plus JSON, and back, without pickle and without loss.
 
 Optimizers' ``state_dict`` nest dicts with number keys, lists, tuples, tensors and plain values. :func:`pack` moves the
 tensors to a flat dict (for safetensors) and leaves a reference in their place; what JSON does not know (number keys,

@@ -1,4 +1,4 @@
-"""Members in processes of their own, for what cannot be stacked into one step."""
+"""Members in processes of their own, for runs that cannot be stacked into one step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from gramscope.errors import GramscopeError
 from gramscope.training.config import TrainConfig
-from gramscope.training.interrupt import Interrupted, deaf_children, stop_on_signal
+from gramscope.training.interrupt import Interrupted, children_ignore_interrupts, stop_on_signal
 from gramscope.training.reporter import Reporter
 
 #: seconds between a process's messages about its progress
@@ -25,8 +25,8 @@ _NEWS_EVERY = 0.5
 
 
 @dataclass(frozen=True)
-class Errand:
-    """What a process is told: which member to train, in how many steps, and where."""
+class MemberTask:
+    """What a process needs to know: which member to train, in how many steps, and where."""
 
     name: str
     config: TrainConfig
@@ -41,53 +41,53 @@ def worker_count(members: int) -> int:
     return max(1, min(members, cores))
 
 
-def run_in_processes(errands: Sequence[Errand], reporter: Reporter) -> None:
+def run_in_processes(tasks: Sequence[MemberTask], reporter: Reporter) -> None:
     """Train each member in a fresh process, as many at a time as there are cores, one thread each.
 
     A member that fails stops the others, and its error is raised here. On an interrupt every process saves and ends.
     """
     context = multiprocessing.get_context("spawn")
-    waiting = list(errands)
-    running: dict[Connection, tuple[Errand, SpawnProcess]] = {}
-    done = {errand.name: 0 for errand in errands}
-    workers = worker_count(len(errands))
+    waiting = list(tasks)
+    running: dict[Connection, tuple[MemberTask, SpawnProcess]] = {}
+    done = {task.name: 0 for task in tasks}
+    workers = worker_count(len(tasks))
     failure, told = "", False
-    reporter.start(f"{len(errands)} runs in {workers} processes", sum(errand.steps for errand in errands))
+    reporter.start(f"{len(tasks)} runs in {workers} processes", sum(task.steps for task in tasks))
     with stop_on_signal() as stop:
         while (waiting and not failure and not stop.asked) or running:
             while waiting and len(running) < workers and not failure and not stop.asked:
-                errand = waiting.pop(0)
+                task = waiting.pop(0)
                 ours, theirs = context.Pipe(duplex=False)
-                process = context.Process(target=_work, args=(errand, theirs), name=errand.name)
-                with deaf_children():
+                process = context.Process(target=_work, args=(task, theirs), name=task.name)
+                with children_ignore_interrupts():
                     process.start()
                 theirs.close()
-                running[ours] = (errand, process)
+                running[ours] = (task, process)
             if (stop.asked or failure) and not told:
                 told = True
                 for _, process in running.values():
-                    process.terminate()  # which training takes as the request to save and stop
+                    process.terminate()  # training then saves and stops
             for connection in wait(list(running), timeout=0.2):
                 assert isinstance(connection, Connection)
-                errand, process = running[connection]
-                kind, content = _receive(connection, process, errand.name)
+                task, process = running[connection]
+                kind, content = _receive(connection, process, task.name)
                 if kind == "step":
-                    done[errand.name] = content
+                    done[task.name] = content
                     reporter.advance(sum(done.values()))
                 elif kind == "records":
-                    reporter.records(content, errand.name)
+                    reporter.records(content, task.name)
                 else:
                     process.join()
                     connection.close()
                     del running[connection]
                     stop.asked |= kind == "interrupted"
                     if kind == "failed" and not told:
-                        failure = failure or f"{errand.name}: {content}"
+                        failure = failure or f"{task.name}: {content}"
     reporter.finish()
     if failure:
         raise GramscopeError(failure)
     if stop.asked:
-        raise Interrupted(f"stopped and saved; continue with: gramscope train --resume {errands[0].path.parent}")
+        raise Interrupted(f"stopped and saved; continue with: gramscope train --resume {tasks[0].path.parent}")
 
 
 def _receive(connection: Connection, process: SpawnProcess, name: str) -> tuple[str, Any]:
@@ -100,7 +100,7 @@ def _receive(connection: Connection, process: SpawnProcess, name: str) -> tuple[
 
 
 class _Messenger(Reporter):
-    """Sends news to the process that started this one."""
+    """Sends progress to the process that started this one."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -118,8 +118,8 @@ class _Messenger(Reporter):
         self._connection.send(("records", records))
 
 
-def _work(errand: Errand, connection: Connection) -> None:
-    """Body of a process: train one member, tell how it goes and how it ended."""
+def _work(task: MemberTask, connection: Connection) -> None:
+    """Body of a process: train one member, and send its progress and how it ended."""
     import torch
 
     from gramscope.training.train import run_member
@@ -127,7 +127,7 @@ def _work(errand: Errand, connection: Connection) -> None:
     torch.set_num_threads(1)
     end: tuple[str, Any] = ("finished", "")
     try:
-        run_member(errand, _Messenger(connection))
+        run_member(task, _Messenger(connection))
     except (Interrupted, KeyboardInterrupt):
         end = ("interrupted", "")
     except GramscopeError as error:

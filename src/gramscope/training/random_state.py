@@ -1,8 +1,8 @@
-"""Randomness by purpose: every use has a generator of its own, derived from the run's seed and what it is for.
+"""Random numbers of a run: data orders, and a private state of torch's global generators.
 
-Adding a use changes no other, and the data order of epoch 7 can be made without the six before it. Nets with dropout
-draw from torch's global generator; :class:`PrivateRandomState` gives the run a private state of it and restores the
-user's.
+Each purpose has a generator of its own, derived from the run's seed, so that the order of epoch 7 needs none of the six
+before it. Nets with dropout draw from torch's global generator; :class:`PrivateRandomState` gives the run its own state of
+that generator and restores the user's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Matrices kept for the report: spectra, diagonals of WᵀW and AGOP, and the virtual covariance summed over training."""
+"""Matrices for the report: spectra, diagonals of WᵀW and AGOP, and the virtual covariance shift summed over training."""
 
 from __future__ import annotations
 

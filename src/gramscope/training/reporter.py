@@ -1,4 +1,4 @@
-"""What training tells its caller while it goes on. The library itself prints nothing."""
+"""How training reports its progress. The library itself prints nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Reporter:
-    """Receives news from training; this one ignores it. The command line shows bars or lines."""
+    """Receives notes and progress from training. This one ignores them; the command line prints them."""
 
     def note(self, text: str) -> None:
         """Something worth saying once: how members are run, which parameters an optimizer leaves to another."""

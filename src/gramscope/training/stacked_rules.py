@@ -89,7 +89,7 @@ class Rule(ABC):
                     tensor[run].copy_(stored[key][name])
 
     def tensors(self) -> list[Tensor]:
-        """Everything a step changes."""
+        """All tensors that a step changes."""
         return [*self.params.values(), *(t for stack in self.state.values() for t in stack.values())]
 
 

@@ -99,7 +99,7 @@ class StackedEngine(Engine):
 
     @override
     def active(self) -> AbstractContextManager[None]:
-        return nullcontext()  # what draws from the global generator is not stacked
+        return nullcontext()  # nets that draw random numbers are not stacked
 
     # -- evaluation -----------------------------------------------------------------------------------------------
     @override
@@ -165,7 +165,7 @@ class StackedEngine(Engine):
 
 
 def _same(sets: Sequence[tuple[Tensor, Tensor]]) -> bool:
-    """Whether all members look at the very same tensors."""
+    """Whether all members share the same tensors."""
     return all(x is sets[0][0] and y is sets[0][1] for x, y in sets)
 
 

@@ -16,7 +16,7 @@ from gramscope.training.interrupt import Interrupted
 from gramscope.training.job import Job, prepare
 from gramscope.training.layer_measures import LayerMeasures
 from gramscope.training.loop import Loop, Measure, Outcome
-from gramscope.training.processes import Errand, run_in_processes
+from gramscope.training.processes import MemberTask, run_in_processes
 from gramscope.training.reporter import Reporter
 from gramscope.training.sample_losses import SampleLoss
 from gramscope.training.stacking import StackedEngine
@@ -74,7 +74,7 @@ def train(
             list(jobs.values()), execution_asked(root, config, resume), portable=not parts.given()
         )
         groups = [list(jobs.values())] if execution == "vectorised" else [[job] for job in jobs.values()]
-        # made here, so that a method that does not fit shows before anything is written
+        # built before anything is written, because a method that does not fit the net raises here
         first: Engine | None = _engine(groups[0], execution)
         if reason:
             reporter.note(reason)
@@ -104,10 +104,10 @@ def resume_run(path: Path | str, *, reporter: Reporter | None = None) -> Trained
     return train(config, path, resume=True, reporter=reporter)
 
 
-def run_member(errand: Errand, reporter: Reporter) -> None:
-    """Train one member into its directory, going on where it stopped. Runs in a process of its own."""
-    job = prepare(errand.config, errand.name, labels=errand.labels)
-    _run(SingleEngine(job), [RunDirectory(errand.path)], Parts(), reporter, None)
+def run_member(task: MemberTask, reporter: Reporter) -> None:
+    """Train one member into its directory, from its last checkpoint on. Runs in a process of its own."""
+    job = prepare(task.config, task.name, labels=task.labels)
+    _run(SingleEngine(job), [RunDirectory(task.path)], Parts(), reporter, None)
 
 
 def _engine(group: list[Job], execution: str) -> Engine:
@@ -115,13 +115,13 @@ def _engine(group: list[Job], execution: str) -> Engine:
 
 
 def _in_processes(jobs: dict[str, Job], runs: dict[str, RunDirectory], reporter: Reporter) -> dict[str, Member]:
-    errands = [
-        Errand(name, job.config, runs[name].path, job.labels, job.plan.steps)
+    tasks = [
+        MemberTask(name, job.config, runs[name].path, job.labels, job.plan.steps)
         for name, job in jobs.items()
         if runs[name].status() != "finished"
     ]
-    if errands:
-        run_in_processes(errands, reporter)
+    if tasks:
+        run_in_processes(tasks, reporter)
     return {name: _from_disk(job, runs[name]) for name, job in jobs.items()}
 
 
