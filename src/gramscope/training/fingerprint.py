@@ -59,8 +59,8 @@ def check_same_data(
         return
     counts = f"{len(before)} data sets then, {len(now)} now; " if len(before) != len(now) else ""
     raise InputError(
-        f"{path} was begun with other data: {counts}{_described(old)} then, {_described(new)} now; restore the data, or start again "
-        "with --force"
+        f"{path} was begun with other data: {counts}{_described(old)} then, {_described(new)} now; restore the data, or "
+        "start again with --force"
     )
 
 
