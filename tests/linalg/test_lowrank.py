@@ -53,12 +53,10 @@ def test_dependent_and_known_rows_give_no_noise_directions(generator: torch.Gene
     assert (strong @ basis.mT).abs().max() < 1e-5
 
 
-def test_one_pass_is_worse_than_two(generator: torch.Generator):
+def test_directions_of_rows_near_the_basis_are_orthogonal_to_it(generator: torch.Generator):
     basis = basis_of(generator, 8, 60).float()
     x = rows(generator, 3, 8).float() @ basis * 1e3 + rows(generator, 3, 60).float()
-    overlap = [(extend_basis(basis, x, passes).directions @ basis.mT).abs().max() for passes in (1, 2)]
-    assert overlap[1] < 1e-6
-    assert overlap[0] > 3 * overlap[1]
+    assert (extend_basis(basis, x).directions @ basis.mT).abs().max() < 1e-6
 
 
 def test_reorthonormalising_squares_the_error(generator: torch.Generator):

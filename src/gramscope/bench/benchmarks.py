@@ -20,7 +20,7 @@ BENCHMARKS = {
     "train": "training epochs against pure arithmetic and a DataLoader; many runs at once",
 }
 #: name → module of this folder, where they differ
-_MODULES = {"measure": "measure_speed", "train": "train_speed"}
+_MODULES = {"measure": "measure_speed", "vcl": "vcl_speed", "train": "train_speed"}
 
 
 def run_benchmark(name: str, *, device: str = "cpu", seconds: float | None = None) -> list[Row]:

@@ -28,11 +28,11 @@ class Extension:
 def extend_basis(basis: Tensor, rows: Tensor, passes: int = 2) -> Extension:
     """Split rows into their part in the span of a basis and new orthonormal directions (block Gram–Schmidt).
 
-    The new directions come from Cholesky factors, as products are fast everywhere. A ridge of a few rounding units of the
-    largest residual, and of the rows themselves, keeps the factorisation alive where residuals are linearly dependent or
-    nothing but rounding. One pass leaves such directions shorter than one, down to zero; two passes look whether all are
-    orthonormal, and turn to a Householder decomposition where they are not. Where the rows could fill the whole space the
-    basis is simply completed.
+    The new directions come from Cholesky factors, because products are fast on every device. A ridge of a few rounding units
+    of the largest residual and of the rows lets the factorisation succeed where residuals are linearly dependent or only
+    rounding. After one pass such directions are shorter than one, down to zero. After two passes all directions are checked;
+    where they are not orthonormal, a Householder decomposition replaces them. Where the rows could fill the whole space the
+    basis is completed instead.
 
     Args:
         basis: ``[…, m, d]`` with orthonormal rows.
@@ -53,14 +53,14 @@ def extend_basis(basis: Tensor, rows: Tensor, passes: int = 2) -> Extension:
 
 
 def _departure(basis: Tensor, directions: Tensor) -> Tensor:
-    """The largest entry by which the directions are not orthonormal, or not orthogonal to the basis."""
+    """The largest error in the directions' orthonormality, or in their orthogonality to the basis."""
     gram = directions @ directions.mT
     gram.diagonal(dim1=-2, dim2=-1).sub_(1)
     return gram.abs().amax().maximum((directions @ basis.mT).abs().amax())
 
 
 def _by_reflections(basis: Tensor, rows: Tensor) -> Extension:
-    """The same by Householder's method: slower, and orthonormal whatever the rows are."""
+    """The extension by Householder reflections: slower, and orthonormal for any rows."""
     Q, R = torch.linalg.qr(torch.cat([basis, rows], -2).mT)
     m = basis.shape[-2]
     signs = R.diagonal(dim1=-2, dim2=-1)[..., :m].sign()
@@ -97,9 +97,8 @@ def reorthonormalised(basis: Tensor) -> Tensor:
 def leading_directions(A: Tensor, r: int, rounds: int = 3) -> Tensor:
     """Orthonormal columns ``[…, n, r]`` that nearly span the r directions of largest |eigenvalue| of symmetric A.
 
-    Orthogonal iteration from a fixed dense start, with products and Cholesky factors only: what it loses is
-    ``(|λ_{r+1}|/|λ_i|)^rounds`` of direction i. Where A has fewer than r directions some columns are shorter than one, down
-    to zero.
+    Orthogonal iteration from a fixed dense start, with products and Cholesky factors only. The error of direction i is about
+    ``(|λ_{r+1}|/|λ_i|)^rounds``. Where A has rank below r some columns are shorter than one, down to zero.
 
     Args:
         A: ``[…, n, n]``.
@@ -121,9 +120,9 @@ def _orthonormal_columns(Y: Tensor, ridge: float) -> Tensor:
 
 
 def _ridged_cholesky(gram: Tensor, ridge: float, noise: Tensor | float = 0.0) -> Tensor:
-    """The lower Cholesky factor of a Gram, with a ridge of a few rounding units of its largest entry and a given one ``[…]``.
+    """The lower Cholesky factor of a Gram plus a ridge: ``ridge`` rounding units of its largest entry, and ``noise`` ``[…]``.
 
-    Changes ``gram``.
+    The ridge is added to ``gram`` in place.
     """
     diagonal = gram.diagonal(dim1=-2, dim2=-1)
     finfo = torch.finfo(gram.dtype)
@@ -137,17 +136,17 @@ def positive_slope(gram: Tensor, p: int, corrections: int = 2) -> tuple[Tensor, 
     """The positive eigenspace of ``[[A, B], [Bᵀ, −N]]`` as a graph over the first p axes, approximately.
 
     With p positive eigenvalues their space is ``{(u, Xᵀu)}`` where X ``[…, p, q]`` solves the Riccati equation
-    ``AX + XN + XBᵀX = B``. The start is first-order perturbation theory, ``B_ij/(a_i + n_j)`` from the diagonals, each row
-    held back as the exact solution of a 2×2 block would be; the corrections are fixed-point steps on the residual, damped
-    by the off-diagonal part of A. They cost three small products each.
+    ``AX + XN + XBᵀX = B``. The start is first-order perturbation theory, ``B_ij/(a_i + n_j)`` from the diagonals, with each
+    row damped as in the exact solution of a 2×2 block. The corrections are fixed-point steps on the residual, damped by the
+    off-diagonal part of A; each costs three small products.
 
     Args:
         gram: ``[…, p + q, p + q]``, symmetric.
         p: size of A.
-        corrections: fixed-point steps; two leave a few per cent of X where A is nearly diagonal.
+        corrections: fixed-point steps; after two the error is a few per cent of X where A is nearly diagonal.
 
     Returns:
-        X, and the length of the longest row of the last correction ``[…]``: above about 0.2 the iteration is not settling
+        X, and the length of the longest row of the last correction ``[…]``: above about 0.2 the iteration does not converge
         (A is far from diagonal, or not positive) and X should not be used.
     """
     A, B, N = gram[..., :p, :p], gram[..., :p, p:], -gram[..., p:, p:]
@@ -167,8 +166,9 @@ def positive_slope(gram: Tensor, p: int, corrections: int = 2) -> tuple[Tensor, 
 class BlockReflection:
     """The symmetric orthogonal matrix ``F = I − 2Y(YᵀY)^{-1}Yᵀ`` with ``Y = [H; −I]``, for p + q coordinates.
 
-    Its first p rows span ``{(u, Xᵀu)}`` for slopes ``X = tan θ`` if ``H = tan(θ/2)``, and are the nearest such to the first p
-    axes; the others span the complement. Only q×q matrices are inverted, and products with F cost 2q, not p + q, a row.
+    With ``H = tan(θ/2)`` its first p rows span ``{(u, Xᵀu)}`` for slopes ``X = tan θ``, and of all such bases they are the
+    nearest to the first p axes; the other rows span the complement. Only q×q matrices are inverted, and a product with F costs
+    2q, not p + q, a row.
 
     Attributes:
         half: H, ``[…, p, q]``.
@@ -184,8 +184,8 @@ class BlockReflection:
     def towards(cls, slope: Tensor) -> BlockReflection:
         """For slopes X ``[…, p, q]``.
 
-        ``H = (X/2)(I + XᵀX/4)^{-1}`` is within 4 % of the half angle's tangent up to 45°; steeper slopes turn less.
-        Whatever the slope, F is orthogonal.
+        ``H = (X/2)(I + XᵀX/4)^{-1}`` is within 4 % of the half angle's tangent up to 45° and smaller for steeper slopes. F is
+        orthogonal for any slope.
         """
         identity = torch.eye(slope.shape[-1], dtype=slope.dtype, device=slope.device)
         half = 0.5 * slope @ _inverse(identity + 0.25 * slope.mT @ slope)
