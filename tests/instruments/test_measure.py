@@ -308,7 +308,7 @@ def test_nc4_reads_the_data_again() -> None:
     assert table["4"]["nc4"] == expected.nc4
     assert table["4"]["nc3"] == pytest.approx(expected.nc3)
     assert 0.2 < expected.nc4 < 0.9  # a number that says something
-    assert "only the readout" in table.notes["0.nc4"].text
+    assert "only at the readout" in table.notes["0.nc4"].text
     once = gs.measure(model, iter(batches), measures="nc4")
     assert once["4"]["nc4"] is None
     assert "this loader can be read once" in once.notes["4.nc4"].text

@@ -1,4 +1,4 @@
-"""Where a monitor's records go beside its own list: a function, or a TensorBoard writer."""
+"""The log of a monitor: a function or a TensorBoard writer that gets every record."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ScalarWriter(Protocol):
 
 @runtime_checkable
 class PictureWriter(ScalarWriter, Protocol):
-    """The rest of it: histograms and images."""
+    """The part of TensorBoard's ``SummaryWriter`` for histograms and images."""
 
     def add_histogram(self, tag: str, values: Tensor, global_step: int) -> None:
         """Write a distribution."""

@@ -42,7 +42,7 @@ def measure(
     """Measure every layer of ``model`` on the data of ``loader``.
 
     Args:
-        model: any module; it leaves as it came.
+        model: any module; it is left as it was.
         loader: a DataLoader, an iterable of batches, a data set, or tensors or NumPy arrays ``(x, y)``.
         loss: criterion or function of ``(output, target)``; without one, measures of gradients are left out.
         measures: names from ``gramscope.measures.columns.MEASURES``; ``None`` for the usual ones that the given data
@@ -74,22 +74,11 @@ def measure(
     names = _names(measures, given)
     needs = set().union(*(MEASURES[name].needs for name in names))
     explicit = measures is not None and measures != "all"
-    collecting.setdefault("residuals", "residuals" in needs)
-    collecting.setdefault("autograd", "autograd" in needs)
-    collecting.setdefault("features", "features" in needs)
-    if "gram" not in needs:
-        collecting.setdefault("gram", False)
-    collecting.setdefault("gradients", "loss" in needs)
-    collecting.setdefault("covariance", "covariance" in needs)
-    collecting.setdefault("jacobians", "jacobians" in needs and (explicit or "auto"))
-    options = dict(layers=layers, **collecting)
-    statistics = collect(
-        model,
-        loader,
-        loss,
-        reference=reference if "reference_jacobians" in needs else None,
-        **options,
-    )
+    options: dict[str, Any] = {name: name in needs for name in ("residuals", "autograd", "features", "covariance")}
+    options |= {"gradients": "loss" in needs, "gram": "gram" in needs and "auto"}
+    options |= {"jacobians": "jacobians" in needs and (explicit or "auto"), "layers": layers} | collecting
+    twin = reference if "reference_jacobians" in needs else None
+    statistics = collect(model, loader, loss, reference=twin, **options)
     others = None
     if held_out is not None:
         options |= {"gradients": False, "residuals": False, "autograd": False, "jacobians": False}

@@ -134,7 +134,7 @@ class Monitor:
         try:
             table = self.measure()
         except NumericalError as error:
-            if not self.records:  # not a run that diverged, but data or a model that cannot be measured
+            if not self.records:  # the run has not diverged: the data or the model cannot be measured
                 raise
             table = Table({}, notes={"(model)": Note("undefined", str(error))})
         record = {"step": self.step_count, **table.to_dict()}

@@ -1,4 +1,4 @@
-"""What is looked at rather than read: spectra of the weights, and diagonals at the input in the shape of the image.
+"""Pictures of a network: spectra of its weights, and diagonals at its input in the shape of the image.
 
 spectrum   singular values of W                    [min(k, d)]
 nfm        diagonal of WᵀW                         [height, width] or [channels, height, width]
@@ -44,8 +44,8 @@ def input_diagonals(
 ) -> dict[str, dict[str, Tensor]]:
     """Diagonals of WᵀW and of the AGOP at the layer that reads the images, ``{layer: {"nfm": …, "agop": …}}``.
 
-    That layer is the first fully connected one as wide as an image has pixels. Empty where inputs are no images, that is
-    neither ``[n, height, width]`` nor ``[n, channels, height, width]``, or where no layer reads them pixel by pixel.
+    That layer is the first fully connected one as wide as an image has pixels. Empty unless there is one and inputs are
+    images ``[n, height, width]`` or ``[n, channels, height, width]``.
 
     Args:
         model: any module.

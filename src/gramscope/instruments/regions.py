@@ -51,8 +51,9 @@ def region_crossings(
 ) -> RegionCrossings:
     """Count the linear-region boundaries that segments between samples cross ([Gram] Lemma 4).
 
-    Each segment is sampled at ``points`` places and changes in the state of every unit are counted, a unit that changes
-    and changes back between two places being missed: the count is a lower bound that rises to the truth with ``points``.
+    Each segment is sampled at ``points`` places and changes in the state of every unit are counted. A unit that changes
+    and changes back between two places is missed: the count is a lower bound, which approaches the true number with more
+    ``points``.
 
     Args:
         network: a module whose activations are ReLU-like modules (it is run in eval mode, without gradients, and left as

@@ -31,8 +31,8 @@ BATCH = 256
 def split_batch(batch: Any, unpack: Unpack | None = None) -> tuple[Any, Any]:
     """``(inputs, targets)`` of one batch of a loader.
 
-    ``(x, y)`` pairs are taken as they are; a mapping gives up its ``labels`` (or label, targets, target, y) and the
-    rest are keyword inputs; a bare tensor has no target. Anything else needs ``unpack``.
+    ``(x, y)`` pairs are taken as they are; the ``labels`` (or label, targets, target, y) of a mapping are its target and
+    the rest are keyword inputs; a bare tensor has no target. Anything else needs ``unpack``.
     """
     if unpack is not None:
         return unpack(batch)
@@ -66,8 +66,8 @@ def batches(data: Any, unpack: Unpack | None = None, dtype: torch.dtype | None =
     Args:
         data: a loader or any iterable of batches; a data set, in batches of 256; or one batch: a tensor, ``(x, y)``,
             ``((x1, x2), y)`` for models of several inputs, or a mapping. ``[x, y]`` is one batch too, unless both are
-            alike (same dtype and same axes but the first): then they are two batches without targets. Sequences of
-            different lengths in a list may be either; those of equally many rows are an error that says so.
+            alike (same dtype and same axes but the first): then they are two batches without targets. Two sequences of
+            different lengths with equally many rows could be either and raise an error.
         unpack: ``batch -> (inputs, target)`` for anything else.
         dtype: what floating-point NumPy arrays are converted to; tensors stay as they are.
     """

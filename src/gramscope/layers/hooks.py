@@ -92,10 +92,10 @@ def first_tensor(values: object) -> Tensor | None:
 
 
 def own_node(z: Tensor) -> Tensor | None:
-    """A replacement of ``z`` whose gradient can be watched, where its own cannot.
+    """A replacement of ``z`` whose gradient can be watched; ``None`` if ``z`` itself can be.
 
-    Frozen up to here, it has no gradient at all; and an in-place operation on a view (``Linear`` on sequences returns
-    one) rewrites the view's history, so that a node taken from it would be left out.
+    After frozen layers only, ``z`` has no gradient; and an in-place operation on a view (``Linear`` on sequences returns
+    one) rewrites the view's history, so that its gradient no longer passes through this node.
     """
     if not z.requires_grad:
         return z + torch.zeros((), dtype=z.dtype, device=z.device, requires_grad=True)
@@ -103,7 +103,7 @@ def own_node(z: Tensor) -> Tensor | None:
 
 
 def in_backward() -> bool:
-    """Whether this runs inside a backward pass, as what an activation checkpoint computes again does."""
+    """Whether this runs inside a backward pass, where activation checkpoints repeat their forward."""
     return int(torch._C._current_graph_task_id()) != -1
 
 

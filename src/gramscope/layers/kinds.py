@@ -264,8 +264,8 @@ class AttentionProjectionKind(LayerKind):
     """One of the query, key, value and output projections inside ``nn.MultiheadAttention``.
 
     The query, key and value weights are rows of the packed ``in_proj_weight`` unless key or value sizes differ from the
-    embedding's, in which case the module keeps them apart. Inputs and outputs reach us through the tape's own
-    interception, batch first, or without a batch axis.
+    embedding's, in which case the module keeps them apart. Inputs and outputs come from :mod:`gramscope.layers.hooks`,
+    batch first, or without a batch axis.
     """
 
     fixed_rank = True

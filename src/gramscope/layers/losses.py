@@ -11,8 +11,8 @@ Several loss terms of one sample are combined by what the criterion does inside 
 losses (mean squared error) of a ``"mean"`` criterion are **averaged** over the sample's own elements, so that only the
 average over the batch is undone. Class weights multiply the loss of their samples: ``L_i = w_{y_i} ℓ_i``.
 
-A stated ``reduction="mean"`` is undone by multiplying by the number of samples n. What a function divided by cannot be
-seen: class weights, ignored labels or a mean over tokens make it another number, to be given in place of ``"mean"``.
+A stated ``reduction="mean"`` is undone by multiplying by the number of samples n. A function that divides by another
+number (class weights, ignored labels, a mean over tokens) needs that number in place of ``"mean"``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def sample_losses(
         reduction: how ``loss`` reduces over the batch, where that cannot be seen: ``"mean"``, ``"sum"``, ``"none"``, or
             the factor that turns what it returns into the sum over samples. A number multiplies whatever comes: several
             losses (one per sample) are summed and then multiplied too. ``"mean"`` stands for a division by n.
-        ignore_index: the label that losses leave out, with which a mean is none over n.
+        ignore_index: the label that losses leave out; where it occurs, ``"mean"`` does not divide by n.
     """
     if reduction == "mean" and isinstance(target, Tensor) and not target.is_floating_point():
         ignored = int((target == ignore_index).sum())

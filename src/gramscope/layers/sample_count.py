@@ -12,11 +12,11 @@ from gramscope.layers.linear_layer import Layer
 
 
 class Call:
-    """One call of a model, and what its arguments, its layers and its outputs say of the number of samples.
+    """One call of a model and its number of samples.
 
-    Sizes of the arguments along ``batch_dim`` are candidates, in the order of the arguments, and lengths of lists (of
-    images, say); a size of one, which is broadcast, comes last. The one that most of the others know is taken: layers by
-    the rows of their inputs, and outputs.
+    Candidates are the sizes of the arguments along ``batch_dim``, in the order of the arguments, and the lengths of lists
+    (of images, say). A size of one comes last, since it may be broadcast. The candidate that occurs as the number of rows
+    of a layer's input and of the output is taken.
     """
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], batch_dim: int = 0) -> None:
@@ -53,14 +53,14 @@ class Call:
 
     @property
     def samples(self) -> int:
-        """The number of samples as far as it can be told; 0 where there was no tensor."""
+        """The most likely number of samples; 0 if there was no tensor."""
         if self._unbatched:
             return 1
         return max(self._arguments, key=self._known, default=0)
 
     @property
     def doubt(self) -> str | None:
-        """Why the number of samples may be another one; ``None`` where nothing speaks against it."""
+        """Why the number of samples is uncertain; ``None`` if it is not."""
         n = self.samples
         if self._unbatched:
             return None
@@ -78,9 +78,9 @@ class Call:
 
     @property
     def across_samples(self) -> dict[str, str]:
-        """Attention layers that ran along the axis taken for the batch, and what that means.
+        """Attention layers whose sequences run along the axis taken for the batch, each with an explanation.
 
-        Attention in windows (``samples × windows`` sequences) is none, unless the module has the batch second.
+        Attention in windows (``samples × windows`` sequences) does not count, unless the module has the batch second.
         """
         n = self.samples
         return {
@@ -94,7 +94,7 @@ class Call:
     def _unbatched(self) -> bool:
         """Whether this was one sample without a batch axis.
 
-        Convolutions and attention know; linear layers alone tell it by having seen nothing but vectors.
+        Convolutions and attention show it by the rank of their inputs; a model of linear layers by inputs that are vectors.
         """
         seen = self._ranked or self._vectors
         return bool(seen) and all(seen)

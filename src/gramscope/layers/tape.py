@@ -84,7 +84,7 @@ class Tape(Watcher):
 
     @property
     def batch_sizes(self) -> list[int]:
-        """How many samples each forward had, as far as it can be told (:class:`~gramscope.layers.sample_count.Call`)."""
+        """The most likely number of samples of each forward (:class:`~gramscope.layers.sample_count.Call`)."""
         return [call.samples for call in self.calls]
 
     def factor(self, call: int = 0) -> float:
@@ -146,7 +146,7 @@ class Tape(Watcher):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Gradients that flow inside this block are not recorded."""
+        """Do not record gradients that flow inside this block."""
         before, self._accepting = self._accepting, False
         try:
             yield
@@ -284,7 +284,7 @@ def capture(
         copy_inputs: copy each input, for models that overwrite it in place afterwards.
         copy_weights: copy each weight when its layer is first applied; ``False`` reads it when asked for.
 
-    The model leaves as it came, also after an exception. Layers that cannot be captured are in ``tape.unsupported``.
+    The model is left as it was, also after an exception. Layers that cannot be captured are in ``tape.unsupported``.
     Batch normalisation in train mode makes the samples of a batch depend on each other, so that gradients of single
     samples do not exist: a :class:`~gramscope.errors.ResultWarning` says so; ``model.eval()`` first gives them.
 

@@ -1,4 +1,4 @@
-"""What must hold for a measurement to mean something, and how it is found out."""
+"""Checks that a measurement is meaningful: samples are independent, layers linear, and all of them reached."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who sees a pass of a model: measurements of ours are hidden from captures and optimizers that were there before."""
+"""Hide the package's own forward passes from captures and optimizers that already watch the model."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Watcher:
 
     @property
     def watching(self) -> bool:
-        """Whether passes of the model are to be noticed."""
+        """Whether to notice passes of the model."""
         return self._away == 0
 
     @contextmanager
     def looking_away(self) -> Iterator[None]:
-        """Passes inside this block are not noticed."""
+        """Ignore passes of the model inside this block."""
         self._away += 1
         try:
             yield
@@ -38,7 +38,7 @@ class Watcher:
             self._away -= 1
 
     def is_foreign(self, model: nn.Module, modules: set[nn.Module]) -> bool:
-        """Whether this belongs to the user or to another measurement of ``model``, and watches one of its ``modules``.
+        """Whether this watches one of ``modules`` for the user or for another measurement of ``model``.
 
         A measurement of two networks that share modules has a watcher for each, and leaves both alone.
         """
@@ -47,7 +47,7 @@ class Watcher:
 
 @contextmanager
 def unseen(model: nn.Module, by_all_but: Watcher | None = None) -> Iterator[None]:
-    """Passes of ``model`` inside this block are noticed only by what starts watching inside it, and by one other."""
+    """Hide passes of ``model`` inside this block from the watchers that exist already, except ``by_all_but``."""
     modules = set(model.modules())
     with ExitStack() as stack:
         for watcher in list(_WATCHERS):

@@ -178,9 +178,10 @@ def reduce_moments(m: Moments, intercept: bool = False) -> Reduced:
 def least_squares_from_moments(m: Moments, intercept: bool = False) -> tuple[Tensor, int]:
     """``‖Y − Hβ‖_F²`` of the fit without a ridge, and the rank of H (plus one for the intercept).
 
-    The singular values of H, the costly part of :func:`reduce_moments`, are not needed: any basis of its columns does.
-    Beyond the centred directions it is only the constant that is in their span (``intercept``, or a constant part of H
-    along none of them) or leans against them by ``c``, in which case ``(1, −c)`` is orthogonal to all columns.
+    Any basis of the columns of H will do, so its singular values, the costly part of :func:`reduce_moments`, are not
+    needed. Either the constant can be fitted beside the centred directions (``intercept``, or h̄ has a part along none of
+    them), or H contains it only together with ``c`` times the directions, and then ``(1, −c)`` is orthogonal to all
+    columns.
     """
     centred = _centred_directions(m)
     outside = (m.C_yy.trace() - centred.targets.square().sum()).clamp(min=0.0)

@@ -102,7 +102,7 @@ def _vcs_gram_cosine(context: Context, layer: LayerStatistics) -> Tensor | float
 def _fle(context: Context, layer: LayerStatistics) -> Tensor | float:
     if layer.autograd is None or layer.shared:
         raise Missing(
-            "its weight is no trainable parameter of its own: computed, frozen, or shared with another module"
+            "its weight is not a trainable parameter of this layer alone: it is computed, frozen or shared with another module"
         )
     W = _weight(layer)
     return fle_residual(W, layer.autograd.double(), W.mT @ layer.gradient.double())
@@ -175,7 +175,7 @@ def _joint(layer: LayerStatistics, gram: bool) -> Moments:
 def _target_linearity(context: Context, layer: LayerStatistics) -> Tensor | float:
     joint = _joint(layer, gram=True)
     with warnings.catch_warnings():
-        if _features(layer).eps > 1e-10:  # what moments of float32 features cannot see is their own rounding
+        if _features(layer).eps > 1e-10:  # directions that moments of float32 features miss are rounding
             warnings.simplefilter("ignore", RescueWarning)
         return target_linearity_from_moments(joint, context.ridge, context.intercept)
 
@@ -206,7 +206,7 @@ def _feature_rank(context: Context, layer: LayerStatistics) -> Tensor | float:
     if joint.C_hh is None:
         raise Missing(f"HᵀH was not collected: d = {joint.mean_h.shape[-1]} is large; ask with gram=True")
     if joint.n < 2:
-        raise Missing("one row of features, which is zero when centred")
+        raise Missing("one row of features is zero once centred")
     return feature_spectrum_from_moments(joint).effective_rank
 
 
@@ -223,7 +223,7 @@ def _collapse(what: str) -> Callable[[Context, LayerStatistics], Tensor | float]
             )
         readout = layer.weight if what == "nc3" else None
         if what in ("nc3", "nc4") and (layer.name != context.last or layer.weight.shape[-2] < classes.counts.shape[0]):
-            raise Missing("only the readout's own inputs have a readout")
+            raise Missing("it is defined only at the readout, the layer executed last")
         if what == "nc4":
             if context.nearest_mean is None:
                 raise Missing("NC4 needs the samples a second time")

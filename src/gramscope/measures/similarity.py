@@ -1,4 +1,4 @@
-"""What users of other tools look for: linear CKA against a reference and linear-probe accuracy."""
+"""Linear CKA against reference features, and the accuracy of a linear probe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the weight-Gram paper proves about target linearity and its surrogate, each statement beside the truth."""
+"""Statements of [Gram] about target linearity and its surrogate, each beside the true value."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class LinearityBound:
 
     Args:
         bound: ``1 − λ²(M+m)²‖Y‖⁴ / (4Mm²(S + λ‖Y‖²)‖Y−ȳ‖²)``; often negative, that is vacuous.
-        target_linearity: the truth.
-        slack: truth − bound ≥ 0.
+        target_linearity: the true value.
+        slack: true value − bound ≥ 0.
         surrogate: ``S = tr(YᵀGY)``.
         smallest: m, the smallest eigenvalue of ``G + λI``.
         largest: M, the largest.

@@ -70,7 +70,7 @@ def virtual_trajectory(x: Array, gradients: Iterable[Array], gamma: float, every
         x: points ``[n, d]`` (any shape).
         gradients: one tensor of that shape per training step.
         gamma: virtual step size.
-        every: keep every so-manyth frame.
+        every: keep one frame in every so many steps.
 
     Returns:
         Frames ``[1 + steps // every, n, d]``; frame 0 is x.

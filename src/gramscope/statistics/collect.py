@@ -1,4 +1,4 @@
-"""``gs.collect``: one pass over a loader, and everything the measures need is in memory of fixed size."""
+"""``gs.collect``: everything the measures need, from one pass over a loader, in memory of fixed size."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def collect(
     """Collect the statistics of every layer in one pass over ``loader``; results do not depend on the batch size.
 
     Args:
-        model: any module; it leaves as it came.
+        model: any module; it is left as it was.
         loader: a DataLoader, any iterable of batches, a data set, or one batch such as tensors or NumPy arrays ``(x, y)``
             (:func:`gramscope.layers.batches.batches`).
         loss: criterion or function of ``(output, target)``, freed of its batch reduction (:mod:`gramscope.layers.losses`);
@@ -72,8 +72,8 @@ def collect(
         layers: names, globs or types of linear-like layers; ``None`` for all.
         outputs: names or globs of modules whose outputs are kept as features too.
         channels: where the features of those outputs are: ``"first"`` (after the batch), ``"last"``, or ``"auto"``: as the
-            module's type has them, else last of three axes and first of four. Three axes that could be
-            ``[batch, channels, length]``, in a network with 1-d convolutions, must be told.
+            module's type has them, else last of three axes and first of four. Say it where three axes could be
+            ``[batch, channels, length]``, in a network with 1-d convolutions.
         reduction: how a custom ``loss`` reduces over the batch: ``"mean"`` (it divides by the number of samples; a mean over
             tokens or weighted by class divides by something else, so pass the criterion itself or a number), ``"sum"``,
             ``"none"``, or a factor that multiplies the (summed) losses.

@@ -23,11 +23,11 @@ class Unpaired(InputError):
 
 
 class NoSuchSites(Unpaired):
-    """A layer has not the sites that ``tokens=`` asks for."""
+    """A layer lacks the sites that ``tokens=`` asks for."""
 
 
 def inputs_of(record: LayerRecord, axis: int, n: int, averaged: bool) -> Tensor:
-    """A layer's inputs in one forward of ``n`` samples, ``[…, n, sites, d]``; averaged over the sites, if so told.
+    """A layer's inputs in one forward of ``n`` samples, ``[…, n, sites, d]``; or averaged over the sites.
 
     Args:
         record: what was captured of the layer; several applications add sites.

@@ -147,7 +147,7 @@ Part = TypeVar("Part")
 
 
 def merge_optional(a: Part | None, b: Part | None, merge_both: Callable[[Part, Part], Part]) -> Part | None:
-    """Merge where both are there; a part that saw nothing adds nothing."""
+    """Merge if both exist, else take the one that does."""
     if a is None or b is None:
         return a if b is None else b
     return merge_both(a, b)

@@ -27,7 +27,7 @@ def check_channels(channels: str) -> str:
 
 
 def layout(module: nn.Module, model: nn.Module) -> str:
-    """``"first"`` or ``"last"`` where the module's type tells; ``"usual"`` or, with 1-d convolutions about, ``"unknown"``.
+    """``"first"`` or ``"last"`` where the module's type tells; else ``"usual"``, or ``"unknown"`` near 1-d convolutions.
 
     >>> layout(nn.Sequential(nn.Conv1d(2, 3, 1), nn.ReLU()), nn.Identity()), layout(nn.ReLU(), nn.Linear(2, 2))
     ('first', 'usual')

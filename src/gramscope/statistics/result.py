@@ -99,7 +99,7 @@ class Statistics:
         return _moved(whole, next((layer.weight.device for layer in self), torch.device("cpu")))
 
     def settled(self) -> Statistics:
-        """The same with every layer counting all samples and without what was left out in any part."""
+        """The same, with all samples counted in every layer; a statistic missing in one part is dropped for all."""
         layers = {}
         for name, layer in self.layers.items():
             gone: dict[str, Any] = {what: None for who, what in self.left_out if who in (name, EVERY)}
@@ -123,7 +123,7 @@ def output_of(module: str = "") -> str:
 
 
 def woven(known: Sequence[str], seen: Sequence[str]) -> list[str]:
-    """Names of both, in an order of execution: what is new comes after what went before it in ``seen``.
+    """Two orders of execution as one: a new name follows the name that precedes it in ``seen``.
 
     >>> woven(["embed", "expert 1", "readout"], ["embed", "expert 2", "readout"])
     ['embed', 'expert 2', 'expert 1', 'readout']
