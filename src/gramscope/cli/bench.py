@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -12,12 +12,12 @@ from gramscope.cli.console import messages, show
 
 def command(
     name: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Argument(help=f"One of {', '.join(BENCHMARKS)}; without a name they are listed."),
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …, or auto.")] = "cpu",
     seconds: Annotated[
-        Optional[float],  # noqa: UP045
+        float | None,
         typer.Option(help="Time for each comparison.", show_default=False),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Optional, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -101,7 +101,7 @@ def takes_flags(command: Callable[..., Any]) -> Callable[..., Any]:
             inspect.Parameter.KEYWORD_ONLY,
             default=None,
             annotation=Annotated[
-                Optional[flag.kind],  # noqa: UP045 - a runtime value
+                flag.kind | None,
                 typer.Option(flag.name, help=flag.help, rich_help_panel=flag.panel, show_default=False),
             ],
         )

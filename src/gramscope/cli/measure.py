@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,24 +18,24 @@ from gramscope.training.config_tables import DataTable, MeasureTable, ModelTable
 if TYPE_CHECKING:
     from gramscope.training.layer_measures import Measured
 
-_Path = Optional[Path]  # noqa: UP045 - typer reads it at run time
-_Text = Optional[str]  # noqa: UP045
 
 _OWN = "Your own net"
 
 
 def command(
-    run: Annotated[_Path, typer.Argument(help="A run, a group of runs, or one checkpoint folder.")] = None,
+    run: Annotated[Path | None, typer.Argument(help="A run, a group of runs, or one checkpoint folder.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Every kept checkpoint, in order, not only the newest.")] = False,
-    model: Annotated[_Text, typer.Option(help="package.module:factory, or mlp, cnn …", rich_help_panel=_OWN)] = None,
-    weights: Annotated[_Path, typer.Option(help="Weights: .safetensors or .pt.", rich_help_panel=_OWN)] = None,
-    data: Annotated[_Text, typer.Option(help="Data set or .npz file.", rich_help_panel=_OWN)] = None,
+    model: Annotated[
+        str | None, typer.Option(help="package.module:factory, or mlp, cnn …", rich_help_panel=_OWN)
+    ] = None,
+    weights: Annotated[Path | None, typer.Option(help="Weights: .safetensors or .pt.", rich_help_panel=_OWN)] = None,
+    data: Annotated[str | None, typer.Option(help="Data set or .npz file.", rich_help_panel=_OWN)] = None,
     data_dir: Annotated[
-        _Text,
+        str | None,
         typer.Option(help="Folder of downloaded sets (default: GRAMSCOPE_DATA, or the cache).", rich_help_panel=_OWN),
     ] = None,
     loss: Annotated[
-        _Text, typer.Option(help="auto (the default), cross-entropy, mse or half-squared.", rich_help_panel=_OWN)
+        str | None, typer.Option(help="auto (the default), cross-entropy, mse or half-squared.", rich_help_panel=_OWN)
     ] = None,
     set_: Annotated[
         list[str],
@@ -45,7 +45,8 @@ def command(
     samples: Annotated[int, typer.Option(help="Samples to measure on.")] = 1000,
     layers: Annotated[str, typer.Option(help="Glob of the layers, such as 'hidden*'.", show_default=False)] = "",
     measures: Annotated[
-        _Text, typer.Option(help="Measures with commas between, or all (default: the usual ones).", show_default=False)
+        str | None,
+        typer.Option(help="Measures with commas between, or all (default: the usual ones).", show_default=False),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
     per_seed: Annotated[

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,27 +17,25 @@ from gramscope.runs.directory import RunDirectory
 if TYPE_CHECKING:
     from gramscope.experiments.running import Reproduction
 
-_Path = Optional[Path]  # noqa: UP045 - typer reads it at run time
-_Text = Optional[str]  # noqa: UP045
 _HOLDS = {True: "yes", False: "no", None: "open"}
 
 
 def command(
     names: Annotated[list[str], typer.Argument(metavar="NAME…", help="Experiments, or all.", show_default=False)] = [],  # noqa: B006 - typer copies it
     scale: Annotated[
-        _Text,
+        str | None,
         typer.Option(
             help="quick (two minutes at most; the default) or paper (the published settings).", show_default=False
         ),
     ] = None,
-    data: Annotated[_Text, typer.Option(help="Data sets, with commas between.", show_default=False)] = None,
-    data_dir: Annotated[_Text, typer.Option(help="Folder of downloaded sets.", show_default=False)] = None,
-    seeds: Annotated[_Text, typer.Option(help="How many seeds (5), or which (0,3,7).", show_default=False)] = None,
+    data: Annotated[str | None, typer.Option(help="Data sets, with commas between.", show_default=False)] = None,
+    data_dir: Annotated[str | None, typer.Option(help="Folder of downloaded sets.", show_default=False)] = None,
+    seeds: Annotated[str | None, typer.Option(help="How many seeds (5), or which (0,3,7).", show_default=False)] = None,
     set_: Annotated[
         list[str], typer.Option("--set", help="Any other setting: steps=400. Can be repeated.", show_default=False)
     ] = [],  # noqa: B006
     select: Annotated[
-        _Text,
+        str | None,
         typer.Option(
             help="Choose hyper-parameters on a validation split (the default), or on test data as published.",
             show_default=False,
@@ -45,7 +43,7 @@ def command(
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …")] = "auto",
     out: Annotated[
-        _Path,
+        Path | None,
         typer.Option(
             help="Run directory (default: runs/NAME-SCALE); with several names their parent.", show_default=False
         ),

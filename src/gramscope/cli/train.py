@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
@@ -12,19 +12,17 @@ from gramscope.cli.flags import read_config, takes_flags
 from gramscope.errors import InputError
 from gramscope.runs.directory import free_path
 
-_Path = Optional[Path]  # noqa: UP045 - typer reads it at run time
-
 
 @takes_flags
 def command(
-    config: Annotated[_Path, typer.Argument(help="TOML configuration, or with --resume a run directory.")] = None,
+    config: Annotated[Path | None, typer.Argument(help="TOML configuration, or with --resume a run directory.")] = None,
     out: Annotated[
-        _Path, typer.Option(help="Run directory (default: runs/DATA-MODEL-METHOD, numbered).", show_default=False)
+        Path | None, typer.Option(help="Run directory (default: runs/DATA-MODEL-METHOD, numbered).", show_default=False)
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a stopped run where it was saved.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the run that is in the directory.")] = False,
-    seeds: Annotated[Optional[str], typer.Option(help="How many seeds (5), or which (0,3,7).")] = None,  # noqa: UP045
-    seed: Annotated[Optional[int], typer.Option(help="The seed, or the first of --seeds.")] = None,  # noqa: UP045
+    seeds: Annotated[str | None, typer.Option(help="How many seeds (5), or which (0,3,7).")] = None,
+    seed: Annotated[int | None, typer.Option(help="The seed, or the first of --seeds.")] = None,
     sweep: Annotated[
         list[str], typer.Option(help="Try several values: lr=0.1,0.01. Can be repeated.", show_default=False)
     ] = [],  # noqa: B006 - typer copies it

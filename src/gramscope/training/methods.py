@@ -137,23 +137,6 @@ def _wrapped(kind: str, name: str, model: nn.Module, options: Mapping[str, Any])
     return Method([first, *inner.optimizers[1:]], inner.notes)
 
 
-def _readout_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of the optimizer beside VCL, under the names that optimizer uses."""
-    given = {key.removeprefix("readout_"): value for key, value in options.items() if key.startswith("readout_")}
-    return optimizer_options(options["readout"], given)
-
-
-def _make_vcl(model: nn.Module, options: Mapping[str, Any], reduction: str) -> VCL:
-    """The VCL optimizer of a method's options."""
-    from gramscope.optim.vcl import VCL
-
-    def readout(parameters: list[nn.Parameter]) -> optim.Optimizer:
-        return _torch_optimizer(options["readout"], parameters, _readout_options(options))
-
-    own = optimizer_options("vcl", options)
-    return VCL(model, reduction=reduction, layers=options["layers"] or None, readout=readout, **own)
-
-
 class VCLMethod(Method):
     """VCL after a warm-up in which the readout's optimizer trains the last layer alone ([VCL] §3)."""
 
@@ -192,5 +175,13 @@ class VCLMethod(Method):
 
 
 def _vcl(model: nn.Module, options: Mapping[str, Any], reduction: str, steps_per_epoch: int) -> Method:
-    warm_up_steps = round(float(options["warm_up_epochs"]) * steps_per_epoch)
-    return VCLMethod(_make_vcl(model, options, reduction), warm_up_steps)
+    from gramscope.optim.vcl import VCL
+
+    beside = {key.removeprefix("readout_"): value for key, value in options.items() if key.startswith("readout_")}
+
+    def readout(parameters: list[nn.Parameter]) -> optim.Optimizer:
+        return _torch_optimizer(options["readout"], parameters, beside)
+
+    own = optimizer_options("vcl", options)
+    vcl = VCL(model, reduction=reduction, layers=options["layers"] or None, readout=readout, **own)
+    return VCLMethod(vcl, round(float(options["warm_up_epochs"]) * steps_per_epoch))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -20,7 +21,7 @@ def method_obstacle(jobs: Sequence[Job]) -> str:
     if len(names) > 1:
         return f"the methods differ ({', '.join(sorted(names))})"
     name = names.pop()
-    if split_wrapper(name)[1] not in RULES:
+    if split_wrapper(name)[1] not in (*_RULES, "muon"):
         return f"{name} has no vectorised form"
     first = jobs[0].config.method.options
     for key, value in first.items():
@@ -33,29 +34,13 @@ def build_rules(jobs: Sequence[Job], template: nn.Module, params: Stack) -> tupl
     """The rules that update all stacked parameters, and notes for the user."""
     options = [dict(job.config.method.options) for job in jobs]
     kind, name = split_wrapper(jobs[0].config.method.name)
-    rules, notes = RULES[name](template, params, options)
+    rules, notes = _muon(template, params, options) if name == "muon" else ([_RULES[name](params, options)], [])
     if kind:
         rules[0] = GramRule(rules[0], template, fixed=kind == "gram-fixed")
     return rules, notes
 
 
-_Built = tuple[list[Rule], list[str]]
-_Builder = Callable[[nn.Module, Stack, list[dict[str, Any]]], _Built]
-
-
-def _sgd(template: nn.Module, params: Stack, options: list[dict[str, Any]]) -> _Built:
-    return [SGDRule(params, options)], []
-
-
-def _adam(template: nn.Module, params: Stack, options: list[dict[str, Any]]) -> _Built:
-    return [AdamRule(params, options, decoupled=False)], []
-
-
-def _adamw(template: nn.Module, params: Stack, options: list[dict[str, Any]]) -> _Built:
-    return [AdamRule(params, options, decoupled=True)], []
-
-
-def _muon(template: nn.Module, params: Stack, options: list[dict[str, Any]]) -> _Built:
+def _muon(template: nn.Module, params: Stack, options: list[dict[str, Any]]) -> tuple[list[Rule], list[str]]:
     muon, adamw = muon_split(template, options[0]["readout"])
     rules: list[Rule] = [MuonRule({name: params[name] for name in muon}, options)]
     if not adamw:
@@ -65,4 +50,9 @@ def _muon(template: nn.Module, params: Stack, options: list[dict[str, Any]]) -> 
     return rules, [f"Muon trains {', '.join(muon)}; AdamW trains {', '.join(adamw)}"]
 
 
-RULES: dict[str, _Builder] = {"sgd": _sgd, "adam": _adam, "adamw": _adamw, "muon": _muon}
+#: rules that train all parameters alike
+_RULES: dict[str, Callable[[Stack, list[dict[str, Any]]], Rule]] = {
+    "sgd": SGDRule,
+    "adam": partial(AdamRule, decoupled=False),
+    "adamw": partial(AdamRule, decoupled=True),
+}
