@@ -20,6 +20,8 @@ from gramscope.optim.vcl.state import MATRICES, Recursion, rebased, start
 
 #: the tensors of a recursion that a light step changes
 _MOVED = ("basis", "shift", "weights", "rotation")
+#: the tensors that a light step computes for its report
+_REPORTED = ("before", "size", "discarded", "unsettled", "own", "rest")
 
 
 class Doubts(NamedTuple):
@@ -111,17 +113,8 @@ class MatrixStep:
         found = self._light(tensors | {name: x for name, x in optional.items() if x is not None})
         values = {**state, **{name: found[name] for name in (*_MOVED, "momentum") if name in found}}
         values["steps"], values["since"] = state["steps"] + 1, state["since"] + 1
-        report = Report(
-            eigenvalues=state["eigenvalues"],
-            singular_values=state["singular_values"],
-            before=found["before"],
-            after=found["weights"],
-            size=found["size"],
-            discarded=found.get("discarded"),
-            unsettled=found["unsettled"],
-            own=found["own"],
-            rest=found.get("rest"),
-        )
+        told = {name: found.get(name) for name in _REPORTED}
+        report = Report(state["eigenvalues"], state["singular_values"], after=found["weights"], **told)  # type: ignore[arg-type]
         return Proposal(found["matrix"], values, report, found["doubts"])
 
     def _light_tensors(self, given: Tensors) -> dict[str, Tensor]:
@@ -140,8 +133,7 @@ class MatrixStep:
             weights=self._distance(state, given["W"]),
         )
         found = {name: getattr(new, name) for name in _MOVED} | {"matrix": matrix, "doubts": doubts}
-        found |= {name: getattr(report, name) for name in ("before", "size", "unsettled", "own")}
-        optional = {"momentum": mean, "discarded": report.discarded, "rest": report.rest}
+        optional = {"momentum": mean, **{name: getattr(report, name) for name in _REPORTED}}
         return found | {name: x for name, x in optional.items() if x is not None}
 
     def _distance(self, state: Recursion, W: Tensor) -> Tensor:

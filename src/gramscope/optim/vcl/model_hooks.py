@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -48,7 +49,7 @@ class ModelHooks(Watcher):
         #: the applications of the latest call of the model with their outputs, while :meth:`keep_order`
         self.order: list[tuple[WeightMatrix | Layer, Tensor]] = []
         self._handles: list[RemovableHandle] = []
-        self._place(self.model, untrained)
+        self._place(untrained)
 
     def clear(self) -> None:
         """Forget the gathered gradients."""
@@ -67,47 +68,34 @@ class ModelHooks(Watcher):
             handle.remove()
         self._handles.clear()
 
-    def _place(self, root: nn.Module, untrained: Sequence[Layer]) -> None:
-        me = weakref.ref(self)
-
-        @torch.compiler.disable  # type: ignore[untyped-decorator]
-        def called(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            hooks = me()
-            if hooks is not None and module is root and hooks.watching:
-                hooks._called(args, kwargs)
-
-        @torch.compiler.disable  # type: ignore[untyped-decorator]
-        def returned(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            hooks = me()
-            if hooks is not None and module is root and hooks.watching:
-                hooks._returned(output)
-
-        @torch.compiler.disable  # type: ignore[untyped-decorator]
-        def applied(layer: Layer, x: Tensor, z: Tensor) -> None:
-            hooks = me()
-            if hooks is not None and hooks.watching:
-                hooks._applied(layer, x, z)
-
-        self._handles.append(root.register_forward_pre_hook(called, with_kwargs=True))
-        self._handles.append(root.register_forward_hook(returned))
+    def _place(self, untrained: Sequence[Layer]) -> None:
+        self._handles.append(self.model.register_forward_pre_hook(_weakly(self, ModelHooks._called), with_kwargs=True))
+        self._handles.append(self.model.register_forward_hook(_weakly(self, ModelHooks._returned)))
         layers = [layer for gatherer in self._gatherers for layer in gatherer.weight.layers]
-        self._observer = Observer([*layers, *untrained], applied)
+        self._observer = Observer([*layers, *untrained], _weakly(self, ModelHooks._applied))
         self._observer.attach()
-        for gatherer in self._gatherers:
-            last = gatherer.weight.parameters[-1]  # the bias, where there is one, receives its gradient no later
-            hook = _accumulation_hook(me, weakref.ref(gatherer))
-            for parameter in {id(p): p for p in (gatherer.weight.parameter, last)}.values():
+        accumulated = _weakly(self, ModelHooks._accumulated)
+        for number, gatherer in enumerate(self._gatherers):
+            for parameter in gatherer.weight.parameters:
+                hook = partial(accumulated, number)
                 self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
 
-    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if module is not self.model:  # a copy of the model has copies of the hooks
+            return
         self._call = Call(args, kwargs)
         if self._ordering and torch.is_grad_enabled():
             self.order, self._inside = [], True
 
-    def _returned(self, output: Any) -> None:
+    def _returned(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if module is not self.model:
+            return
         self._inside = False
         if self._call is not None:
             self._call.returned(output)
+
+    def _accumulated(self, number: int, parameter: Tensor) -> None:
+        self._gatherers[number].accumulated()
 
     def _applied(self, layer: Layer, x: Tensor, z: Tensor) -> None:
         if not torch.is_grad_enabled() or not z.requires_grad:
@@ -151,12 +139,14 @@ class ModelHooks(Watcher):
         return factor
 
 
-def _accumulation_hook(
-    hooks: Callable[[], ModelHooks | None], gatherer: Callable[[], Gatherer | None]
-) -> Callable[[Tensor], None]:
-    def hook(parameter: Tensor) -> None:
-        mine, found = hooks(), gatherer()
-        if mine is not None and mine.watching and found is not None:
-            found.accumulated()
+def _weakly(hooks: ModelHooks, method: Callable[..., None]) -> Callable[..., None]:
+    """A hook that calls ``method(hooks, …)`` while ``hooks`` lives and is watching."""
+    reference = weakref.ref(hooks)
 
-    return hook
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def hook(*args: Any) -> None:
+        found = reference()
+        if found is not None and found.watching:
+            method(found, *args)
+
+    return hook  # type: ignore[no-any-return]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
+from torch.utils._pytree import tree_map_only
 from typing_extensions import override
 
 from gramscope.errors import InputError
@@ -376,7 +377,8 @@ class VCL(Optimizer):
         for group, mine in zip(state_dict["param_groups"], self.param_groups, strict=True):
             for key, parameter in zip(group["params"], mine["params"], strict=True):
                 if id(parameter) in vcl and key in state_dict["state"]:
-                    self.state[parameter] = _copied_to(state_dict["state"][key], parameter.device)
+                    copied = partial(torch.Tensor.to, device=parameter.device, copy=True)
+                    self.state[parameter] = tree_map_only(Tensor, copied, state_dict["state"][key])
         self._hooks.clear()
 
 
@@ -384,14 +386,3 @@ def _own(unit: MatrixTrainer, state: dict[str, Any]) -> dict[str, Any]:
     """The state of one matrix within that of its parameter, which may be a packed weight of several matrices."""
     found: dict[str, Any] = state.get(unit.weight.part, {}) if unit.weight.part else state
     return found
-
-
-def _copied_to(state: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """A copy of nested state on a device, dtypes unchanged."""
-    copied: dict[str, Any] = {}
-    for key, value in state.items():
-        if isinstance(value, Tensor):
-            copied[key] = value.to(device, copy=True)
-        else:
-            copied[key] = _copied_to(value, device) if isinstance(value, Mapping) else value
-    return copied

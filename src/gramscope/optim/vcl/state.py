@@ -43,15 +43,8 @@ class Recursion:
 
     def small_as(self, dtype: torch.dtype) -> Recursion:
         """A copy with all matrices but the basis in another dtype."""
-        return replace(
-            self,
-            shift=self.shift.to(dtype),
-            weights=self.weights.to(dtype),
-            rotation=self.rotation.to(dtype),
-            eigenvalues=self.eigenvalues.to(dtype),
-            singular_values=self.singular_values.to(dtype),
-            response=self.response.to(dtype),
-        )
+        small = {name: getattr(self, name).to(dtype) for name in MATRICES if name != "basis"}
+        return replace(self, **small)
 
 
 #: names of the tensors in a recursion
