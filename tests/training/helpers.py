@@ -63,3 +63,11 @@ class StopAfter(Reporter):
     def advance(self, done: int) -> None:
         if done == self.step:
             signal.raise_signal(signal.SIGINT)
+
+
+class Notes(Reporter):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
