@@ -51,6 +51,12 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
+def randoms(*shapes: tuple[int, ...], seed: int = 0) -> list[Tensor]:
+    """Standard normal tensors of these shapes in float64, drawn one after the other."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(*shape, dtype=torch.float64, generator=generator) for shape in shapes]
+
+
 def split(x: Tensor, y: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
     """Batches ``(x, y)`` of ``size`` samples."""
     return list(zip(x.split(size), y.split(size), strict=True))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import gramscope as gs
+from cases import randoms
 from gramscope.errors import InputError, ResultWarning
 from gramscope.instruments.interpolation import interpolation_error, pair_blocks
 from gramscope.instruments.regions import region_crossings
@@ -16,8 +17,7 @@ from gramscope.linalg import row_blocks as rows_module
 
 
 def codes(n: int = 12, d: int = 3, p: int = 4, seed: int = 0, noise: float = 0.3) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    Z, A, E = (torch.randn(*s, dtype=torch.float64, generator=generator) for s in ((n, d), (d, p), (n, p)))
+    Z, A, E = randoms((n, d), (d, p), (n, p), seed=seed)
     return Z, Z @ A + noise * E
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gramscope as gs
-from cases import BY_NAME, sample_losses
+from cases import BY_NAME, normal, sample_losses
 from gramscope.errors import InputError
 from gramscope.layers.jacobians import jacobian_chunks
 from gramscope.measures.columns import DEFAULT, MEASURES
@@ -50,10 +50,8 @@ def r_squared(H: Tensor, Y: Tensor, ridge: float = 0.0) -> float:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_column_equals_the_dense_formula(name: str) -> None:
     model, _, _ = BY_NAME[name].make()
-    generator = torch.Generator().manual_seed(5)
     _, x, _ = BY_NAME[name].make(seed=1)
-    x = torch.randn(60, *x.shape[1:], generator=generator, dtype=torch.float64)
-    y = torch.arange(60) % 3
+    x, y = normal(60, *x.shape[1:], seed=5), torch.arange(60) % 3
     reference = twin_of(model)
     batches = list(zip(x.split(25), y.split(25), strict=True))
     table = gs.measure(
@@ -128,8 +126,7 @@ def test_every_column_equals_the_dense_formula(name: str) -> None:
 
 def test_held_out_linearity_matches_a_fit_on_arrays() -> None:
     model, _, _ = BY_NAME["mlp"].make()
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(80, 5, generator=generator, dtype=torch.float64)
+    x = normal(80, 5)
     y = (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
     train, test = (x[:50], y[:50]), (x[50:], y[50:])
     for intercept in (False, True):
@@ -153,9 +150,7 @@ def test_held_out_linearity_matches_a_fit_on_arrays() -> None:
 
 def test_prediction_of_theorem_3_is_exact_at_the_readout_to_first_order() -> None:
     model = nn.Sequential(nn.Linear(5, 8, bias=False), nn.ReLU(), nn.Linear(8, 3, bias=False)).double()
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(40, 5, generator=generator, dtype=torch.float64)
-    y = torch.arange(40) % 3
+    x, y = normal(40, 5), torch.arange(40) % 3
     names = ["surrogate_change", "surrogate_change_predicted"]
     row = gs.measure(model, (x, y), nn.CrossEntropyLoss(), measures=names, gamma=1e-7)["2"]
     assert row["surrogate_change_predicted"] == pytest.approx(row["surrogate_change"], rel=1e-5)
@@ -192,7 +187,7 @@ def test_notes_instead_of_silence() -> None:
 
 def test_large_outputs_are_sketched_only_when_asked() -> None:
     model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 300)).double()
-    x = torch.randn(20, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x = normal(20, 5)
     table = gs.measure(model, (x, torch.arange(20)), nn.CrossEntropyLoss())
     assert table["0"]["nfa"] is None
     assert "a sample has 300 outputs, more than 256; pass sketch=64" in table.notes["(output)"].text

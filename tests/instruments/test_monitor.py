@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import gramscope as gs
-from cases import BY_NAME
+from cases import BY_NAME, normal
 from gramscope.errors import InputError, NumericalError
 from gramscope.instruments.monitor import geometric
 
@@ -28,7 +28,7 @@ def train(model: nn.Module, x: torch.Tensor, y: torch.Tensor, steps: int, monito
 
 
 def data(n: int = 40) -> tuple[torch.Tensor, torch.Tensor]:
-    x = torch.randn(n, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x = normal(n, 5)
     return x, (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
 
 

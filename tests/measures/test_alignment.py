@@ -10,14 +10,10 @@ from torch import Tensor
 
 import gramscope as gs
 import reference
+from cases import randoms
 from gramscope.errors import InputError, ResultWarning
 from gramscope.linalg.factored import FactoredGram
 from gramscope.measures.alignment import corrupted, double_centered_ratio
-
-
-def randoms(*shapes: tuple[int, ...], seed: int = 0) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(*shape, dtype=torch.float64, generator=generator) for shape in shapes]
 
 
 def kernel(k: int, seed: int) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import gramscope as gs
 import reference
+from cases import normal
 from gramscope.errors import InputError, ResultWarning
 from gramscope.linalg.moments import ClassMoments, class_moments, merge
 from gramscope.measures.neural_collapse import neural_collapse_from_moments
@@ -77,7 +78,7 @@ def test_from_merged_moments() -> None:
 
 def test_labels_are_rows_of_the_readout() -> None:
     H, labels = data(30, 5, 3)
-    W = torch.randn(9, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    W = normal(9, 5)
     moved = gs.neural_collapse(H, labels * 2 + 1, W)
     plain = gs.neural_collapse(H, labels, W[[1, 3, 5]])
     assert moved.nc3 == pytest.approx(plain.nc3)
@@ -128,7 +129,7 @@ def test_bad_input_is_named() -> None:
 @pytest.mark.parametrize("scale", [1e-30, 1e30])
 def test_collapse_does_not_depend_on_the_scale(scale: float) -> None:
     H, labels = data(30, 5, 3)
-    W = torch.randn(3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    W = normal(3, 5)
     plain, scaled = gs.neural_collapse(H, labels, W), gs.neural_collapse(scale * H, labels, scale * W)
     for name in ("nc1", "nc2_equinorm", "nc2_equiangular", "nc2_simplex", "nc3", "nc4", "normalized_surrogate"):
         assert getattr(scaled, name) == pytest.approx(getattr(plain, name), rel=1e-8)

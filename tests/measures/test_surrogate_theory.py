@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import gramscope as gs
+from cases import randoms
 from gramscope.errors import InputError
 from gramscope.measures.surrogate_theory import (
     linearity_bound,
@@ -16,11 +17,6 @@ from gramscope.measures.surrogate_theory import (
     surrogate_step,
 )
 from gramscope.measures.targets import target_rows
-
-
-def randoms(*shapes: tuple[int, ...], seed: int = 0) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(*shape, dtype=torch.float64, generator=generator) for shape in shapes]
 
 
 @pytest.mark.filterwarnings("ignore::gramscope.errors.ResultWarning")

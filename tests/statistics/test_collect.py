@@ -79,8 +79,7 @@ def test_float32_sums_and_gram_choice() -> None:
 
 def test_dropout_is_off_and_everything_is_given_back() -> None:
     model = nn.Sequential(nn.Linear(5, 6), nn.Dropout(0.5), nn.BatchNorm1d(6), nn.Linear(6, 3)).double()
-    x = normal(6, 5)
-    y = torch.arange(6) % 3
+    x, y = normal(6, 5), torch.arange(6) % 3
     model[1].eval()
     state, rng = copy.deepcopy(model.state_dict()), torch.get_rng_state()
     first = gs.collect(model, (x, y), F.cross_entropy)
@@ -130,8 +129,7 @@ def backbone(m: Any, x: Tensor) -> Tensor:
 
 def test_execution_order_and_parts_without_a_graph() -> None:
     model = Around(backbone, head=nn.Linear(4, 3), body=nn.Linear(5, 4), frozen=nn.Linear(5, 5))
-    x = normal(30, 5)
-    y = torch.arange(30) % 3
+    x, y = normal(30, 5), torch.arange(30) % 3
     kept = x.clone().requires_grad_()
     stats = gs.collect(model, (kept, y), F.cross_entropy, jacobians=True)
     assert list(stats.layers) == ["frozen", "body", "head"]
@@ -168,8 +166,7 @@ def test_an_unbatched_input_is_one_sample() -> None:
 
 def test_accuracy_needs_to_know_the_class_axis() -> None:
     conv = nn.Conv1d(2, 5, 1).double()
-    x = normal(4, 2, 7)
-    y = torch.arange(28).reshape(4, 7) % 5
+    x, y = normal(4, 2, 7), torch.arange(28).reshape(4, 7) % 5
     stats = gs.collect(conv, (x, y), F.cross_entropy, features=False)
     assert stats.network.accuracy == pytest.approx(float((conv(x).argmax(1) == y).double().mean()))
     assert gs.collect(conv, (x[..., :5], y[:, :5]), F.cross_entropy, features=False).network.accuracy is None
