@@ -16,13 +16,13 @@ from optim.vcl.nets import data, mlp, train, train_both
     ("dtype", "factor", "times", "tolerance"),
     [
         (torch.float64, 1.5, 1, 1e-6),
-        (torch.float32, 1 - 1e-5, 100, 1e-3),
+        (torch.float32, 1 - 1e-5, 100, 1e-4),
         (torch.bfloat16, 0.7, 1, 0.05),
         (torch.float16, 1.05, 1, 0.05),
     ],
 )
 def test_weights_changed_from_outside_are_noticed(dtype: torch.dtype, factor: float, times: int, tolerance: float):
-    """As by the exact solver, which keeps no weights of its own; also changes of less than a step."""
+    """As by the exact solver, which keeps no weights of its own; in float64 through ``.data``, which no version counts."""
     models = [mlp(20, 12, 4).to(dtype) for _ in range(2)]
     options = {"gamma": 1e-3, "alpha": 0.5, "second_order": False}
     optimizers = [gs.VCL(m, solver=s, **options) for m, s in zip(models, ("recursive", "exact"), strict=True)]
@@ -30,7 +30,8 @@ def test_weights_changed_from_outside_are_noticed(dtype: torch.dtype, factor: fl
         if seed >= 3:
             with torch.no_grad():
                 for model in models:
-                    model[0].weight[:6].mul_(factor)
+                    weight = model[0].weight.data if dtype == torch.float64 else model[0].weight
+                    weight[:6].mul_(factor)
         train_both(models, optimizers, [data(20, 16, 4, seed)])
     W, expected = (model[0].weight.detach().double() for model in models)
     assert (W - expected).norm() < tolerance * expected.norm()
