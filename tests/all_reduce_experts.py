@@ -1,4 +1,7 @@
-"""One of two processes that see different experts, weights or options: all_reduce_experts.py RANK STORE."""
+"""One of two processes that see different experts, weights or options: all_reduce_experts.py RANK STORE.
+
+A process of its own, not a fork of the tests': a fork of a process with threads may find a lock taken for good.
+"""
 
 from __future__ import annotations
 

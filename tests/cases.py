@@ -87,6 +87,17 @@ def captured(model: nn.Module, x: Tensor, y: Tensor, layers: Any = None) -> gs.T
     return tape
 
 
+def train(model: nn.Module, x: Tensor, y: Tensor, steps: int, monitor: gs.Monitor | None = None) -> None:
+    """Gradient descent on the mean cross-entropy, watched by a monitor."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        if monitor is not None:
+            monitor.step()
+
+
 def close(a: Tensor, b: Tensor, tolerance: float = 1e-10) -> None:
     torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 

@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import gramscope as gs
+from cases import train
 from gramscope.instruments.log import as_picture
 from gramscope.instruments.pictures import input_diagonals, layer_spectra
 
@@ -33,15 +34,6 @@ def make_net() -> nn.Sequential:
     return net
 
 
-def train(net: nn.Module, x: Tensor, y: Tensor, monitor: gs.Monitor, steps: int) -> None:
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.2)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(net(x), y).backward()
-        optimizer.step()
-        monitor.step()
-
-
 def test_tensorboard_file_holds_what_measure_gives(tmp_path: Path, images: tuple[Tensor, Tensor]) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from torch.utils.tensorboard import SummaryWriter
@@ -50,7 +42,7 @@ def test_tensorboard_file_holds_what_measure_gives(tmp_path: Path, images: tuple
     net, measures = make_net(), ["nfa", "target_linearity", "effective_rank", "nc1"]
     with SummaryWriter(str(tmp_path)) as writer:
         monitor = gs.Monitor(net, (x, y), nn.CrossEntropyLoss(), measures=measures, every=2, log=writer)
-        train(net, x, y, monitor, 4)
+        train(net, x, y, 4, monitor)
     events = EventAccumulator(str(tmp_path), size_guidance={"images": 0, "histograms": 0, "scalars": 0}).Reload()
     table = gs.measure(net, (x, y), nn.CrossEntropyLoss(), measures=measures)
     for layer, row in table.rows.items():
@@ -58,7 +50,8 @@ def test_tensorboard_file_holds_what_measure_gives(tmp_path: Path, images: tuple
             logged = events.Scalars(f"{layer}/{name}")
             assert [event.step for event in logged] == [0, 2, 4]
             assert logged[-1].value == pytest.approx(value, rel=1e-6)
-    assert events.Scalars("network/accuracy")[-1].value == pytest.approx(table.network["accuracy"])
+    for name in ("accuracy", "loss"):
+        assert events.Scalars(f"network/{name}")[-1].value == pytest.approx(table.network[name], rel=1e-6)
 
     weights = {"1": net[1].weight.detach(), "3": net[3].weight.detach()}
     assert set(events.Tags()["histograms"]) == {"1/singular_values", "3/singular_values"}

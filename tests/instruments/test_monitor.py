@@ -7,24 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import gramscope as gs
-from cases import BY_NAME, normal
+from cases import BY_NAME, Around, normal, train
 from gramscope.errors import InputError, NumericalError
 from gramscope.instruments.monitor import geometric
-
-
-def train(model: nn.Module, x: torch.Tensor, y: torch.Tensor, steps: int, monitor: gs.Monitor | None = None) -> None:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
-        if monitor is not None:
-            monitor.step()
 
 
 def data(n: int = 40) -> tuple[torch.Tensor, torch.Tensor]:
@@ -95,26 +84,6 @@ def test_held_sample_comes_from_loaders_data_sets_and_tensors() -> None:
     assert kept.any()
 
 
-def test_logging_to_a_callable_and_to_tensorboard(tmp_path: Any) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    from torch.utils.tensorboard import SummaryWriter
-
-    model, _, _ = BY_NAME["mlp"].make()
-    x, y = data()
-    seen: list[tuple[int, dict[str, Any]]] = []
-    gs.Monitor(model, (x, y), log=lambda step, record: seen.append((step, record)))
-    assert seen[0][0] == 0
-    with SummaryWriter(str(tmp_path)) as writer:
-        monitor = gs.Monitor(model, (x, y), nn.CrossEntropyLoss(), log=writer, every=2)
-        train(model, x, y, 4, monitor)
-    events = EventAccumulator(str(tmp_path)).Reload()
-    logged = events.Scalars("0/target_linearity")
-    assert [e.step for e in logged] == [0, 2, 4]
-    table = gs.measure(model, (x, y), nn.CrossEntropyLoss())
-    assert logged[-1].value == pytest.approx(table["0"]["target_linearity"], rel=1e-6)
-    assert events.Scalars("network/loss")[-1].value == pytest.approx(table.network["loss"], rel=1e-6)
-
-
 def test_state_continues() -> None:
     model, _, _ = BY_NAME["mlp"].make()
     x, y = data()
@@ -154,10 +123,10 @@ def test_bad_arguments() -> None:
 def test_a_run_that_diverges_goes_on() -> None:
     model, _, _ = BY_NAME["mlp"].make()
     x, y = data()
-    seen: list[int] = []
+    seen: list[tuple[int, dict[str, Any]]] = []
     monitor = gs.Monitor(
         model, (x, y), nn.CrossEntropyLoss(), every=1, measures=["weight_norm", "nfa", "target_linearity"],
-        log=lambda step, record: seen.append(step),
+        log=lambda step, record: seen.append((step, record)),
     )  # fmt: skip
     with torch.no_grad():
         model[2].weight.fill_(float("nan"))
@@ -168,7 +137,7 @@ def test_a_run_that_diverges_goes_on() -> None:
         "network": {},
         "notes": {"(model)": "the model's output is NaN or infinite in batch 0; look at its inputs and weights"},
     }
-    assert seen == [0, 1]
+    assert seen == [(0, monitor.records[0]), (1, record)]
     assert [step for step, _ in monitor.series("nfa")["0"]] == [0]
     with pytest.raises(NumericalError, match="output is NaN"):
         gs.Monitor(model, (x, y))
@@ -186,15 +155,8 @@ def test_a_diverged_run_with_a_writer(tmp_path: Any) -> None:
 
 
 def test_mappings_and_notes_in_records() -> None:
-    class Named(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.head = nn.Linear(5, 3).double()
-
-        def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-            return self.head(pixels)
-
     x, y = data(12)
-    monitor = gs.Monitor(Named(), [UserDict({"pixels": x, "labels": y})], measures=["target_linearity"], samples=4)
+    named = Around(lambda m, pixels: m.head(pixels), head=nn.Linear(5, 3))
+    monitor = gs.Monitor(named, [UserDict({"pixels": x, "labels": y})], measures=["target_linearity"], samples=4)
     assert monitor.records[0]["network"]["samples"] == 4
     assert "near 1 for any target: 4 samples" in monitor.records[0]["notes"]["head.target_linearity"]

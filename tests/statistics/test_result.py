@@ -53,10 +53,6 @@ def test_merge_refuses_other_layers_options_and_weights() -> None:
         stats.merge(gs.collect(model, (x, y), F.cross_entropy))
 
 
-def test_all_reduce_over_two_processes(tmp_path: Path) -> None:
-    assert answers("all_reduce_rank.py", tmp_path) == [["same"], ["same"]]
-
-
 def test_all_reduce_without_a_group_changes_nothing() -> None:
     model, x, y = BY_NAME["mlp"].make()
     stats = gs.collect(model, (x, y))
@@ -104,7 +100,7 @@ def test_parts_collected_with_other_options_are_refused() -> None:
             other.merge(full)
 
 
-def test_processes_that_differ(tmp_path: Path) -> None:
+def test_all_reduce_over_two_processes(tmp_path: Path) -> None:
     expected = ["same", "InputError different weights", "InputError different options"]
     assert answers("all_reduce_experts.py", tmp_path) == [expected, expected]
 

@@ -1,4 +1,4 @@
-"""Samples whose label is to be ignored count in no measure, on held-out data neither; and what NC4 needs."""
+"""Neural collapse at the readout: ignored labels count nowhere, on held-out data neither; and what NC4 needs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import gramscope as gs
-from gramscope.measures.columns import MEASURES
+from cases import Around
 
 
 def task(ignored: int) -> tuple[nn.Module, Tensor, Tensor]:
@@ -60,24 +60,9 @@ def test_collapse_where_it_is_undefined() -> None:
 
 
 def test_held_out_data_that_do_not_reach_a_layer() -> None:
-    class Branch(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.r = nn.Linear(5, 5), nn.Linear(5, 4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.r(self.a(x) if x.shape[0] > 50 else x)
-
-    model, x, y = Branch().double(), *task(3)[1:]
+    _, x, y = task(3)
+    model = Around(lambda m, x: m.r(m.a(x) if len(x) > 50 else x), a=nn.Linear(5, 5), r=nn.Linear(5, 4))
     table = gs.measure(model, (x, y), held_out=(x[:40], y[:40]), measures="target_linearity_held_out")
     assert table["a"]["target_linearity_held_out"] is None
     assert table.notes["a.target_linearity_held_out"].text == "the held-out data do not reach it"
     assert table["r"]["target_linearity_held_out"] is not None
-
-
-def test_only_the_shifts_need_the_covariance() -> None:
-    assert {name for name in MEASURES if "covariance" in MEASURES[name].needs} == {
-        "vcs_cosine",
-        "vcs_residual",
-        "vcs_gram_cosine",
-    }
