@@ -124,6 +124,17 @@ def test_every_column_equals_the_dense_formula(name: str) -> None:
     assert checked >= 15 * len(tape)
 
 
+@pytest.mark.parametrize("name", MEASURES)
+def test_a_measure_alone_has_all_it_needs(name: str) -> None:
+    model, _, _ = BY_NAME["mlp"].make()
+    x, y = normal(60, 5), torch.arange(60) % 3
+    options = {"reference": twin_of(model), "held_out": (x[:30] + 0.1, y[:30]), "ridge": 0.5}
+    alone = gs.measure(model, (x, y), nn.CrossEntropyLoss(), measures=name, **options)
+    together = gs.measure(model, (x, y), nn.CrossEntropyLoss(), measures="all", **options)
+    assert alone.column(name) == pytest.approx(together.column(name))
+    assert any(value is not None for value in alone.column(name).values())
+
+
 def test_held_out_linearity_matches_a_fit_on_arrays() -> None:
     model, _, _ = BY_NAME["mlp"].make()
     x = normal(80, 5)

@@ -16,13 +16,13 @@ from gramscope.layers.record import Application, LayerRecord
 from gramscope.layers.tape import Tape
 from gramscope.layers.validity import shares_parameter
 from gramscope.notes import Note
+from gramscope.statistics.collect_options import Options
 from gramscope.statistics.feature_moments import FeatureAccumulator
 from gramscope.statistics.features import NoSuchSites, Tokens, Unpaired, inputs_of, rows_and_targets
 from gramscope.statistics.layer import SUMS, LayerStatistics, NetworkStatistics, merge_networks
 from gramscope.statistics.layer_sums import LayerSums
 from gramscope.statistics.layouts import SampleAxes, output_rows
 from gramscope.statistics.one_batch import Step
-from gramscope.statistics.options import Options
 from gramscope.statistics.result import EVERY, Statistics, output_of, true_notes, woven
 
 #: outputs of a sample up to which jacobians="auto" takes all of them

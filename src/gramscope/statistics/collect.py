@@ -25,10 +25,10 @@ from gramscope.layers.select import LayerSelector, select_modules
 from gramscope.layers.tape import Tape, capture
 from gramscope.layers.validity import check_reference
 from gramscope.statistics.accumulate import Accumulator
+from gramscope.statistics.collect_options import Options
 from gramscope.statistics.features import IGNORED, Tokens
 from gramscope.statistics.layouts import check_channels, layout, sample_axes
 from gramscope.statistics.one_batch import BatchRunner
-from gramscope.statistics.options import Options
 from gramscope.statistics.result import Statistics
 
 

@@ -10,7 +10,7 @@ from gramscope.layers.jacobians import jacobian_chunks
 from gramscope.layers.record import LayerRecord
 from gramscope.layers.tape import Tape
 from gramscope.linalg.arrays import gram_of_rows
-from gramscope.statistics.options import Options
+from gramscope.statistics.collect_options import Options
 
 #: samples whose gradients are summed in the model's precision
 GRADIENT_SAMPLES = 4096

@@ -16,7 +16,7 @@ from gramscope.layers.losses import Loss, sample_losses
 from gramscope.layers.model_call import OutputSelector, call_model, model_dtype, select_output
 from gramscope.layers.tape import Tape
 from gramscope.notes import Note
-from gramscope.statistics.options import Options
+from gramscope.statistics.collect_options import Options
 
 #: losses whose targets are numbers, also where they are stored as integers
 REGRESSION = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
