@@ -59,8 +59,9 @@ def test_every_layer_gets_the_gram_and_the_nearest_weights(kind: type, lr: float
         old, new = (before[name], proposal[name]) if kind is gs.GramWhitened else (proposal[name], before[name])
         stacks = [x.reshape(-1, *x.shape[-2:]) for x in (W, old, new)]
         for w, o, n in zip(*stacks, strict=True):
-            assert (gram(w) - gram(n)).norm() < 2e-6 * gram(n).norm(), name
-            torch.testing.assert_close(w.double(), reference.nearest_with_gram(o, n), atol=2e-6, rtol=0, msg=name)
+            assert (gram(w) - gram(n)).norm() < 2e-7 * gram(n).norm(), name
+            least = (reference.nearest_with_gram(o, n) - o).norm()
+            assert (w.double() - o).norm() <= (1.02 if method == "auto" else 1) * least + 1e-6 * n.norm(), name
     whitened = {id(layer.parameter) for layer in select_layers(model)}
     for p, q in zip(model.parameters(), plain.parameters(), strict=True):
         if id(p) not in whitened:
@@ -121,8 +122,10 @@ def test_other_precisions(dtype: torch.dtype) -> None:
     gs.GramWhitened(torch.optim.SGD(model.parameters(), lr=0.1), model).step()
     for name, W in matrices(model).items():
         assert W.dtype == dtype
-        exact = reference.nearest_with_gram(before[name], matrices(plain)[name])
-        assert (W.double() - exact).norm() < 2 * torch.finfo(dtype).eps * exact.norm() + 1e-14
+        proposal, rounding = matrices(plain)[name], 2 * torch.finfo(dtype).eps * W.double().norm() + 1e-14
+        assert (gram(W) - gram(proposal)).norm() < 2 * rounding * W.double().norm()
+        least = (reference.nearest_with_gram(before[name], proposal) - before[name]).norm()
+        assert (W.double() - before[name]).norm() < (1.02 if dtype != torch.float64 else 1) * least + rounding
 
 
 def test_step_inside_autocast_keeps_full_precision() -> None:
@@ -147,12 +150,91 @@ def test_channels_last_and_transposed_memory() -> None:
     assert model.weight.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_nan_names_the_parameter() -> None:
+@pytest.mark.parametrize("kind", [gs.GramWhitened, gs.GramFixed])
+def test_a_step_that_fails_names_the_parameter_and_changes_nothing(kind: type) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    optimizer = kind(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)
     fill(model)
+    optimizer.step()
+    kept = [
+        p.detach().clone() for p in (*model.parameters(), *(s["momentum_buffer"] for s in optimizer.state.values()))
+    ]
     model[1].weight.grad[0, 0] = float("nan")
-    with pytest.raises(NumericalError, match=r"SGD left NaN or infinite values in 1\.weight;"):
-        gs.GramWhitened(torch.optim.SGD(model.parameters(), lr=0.1), model).step()
+    with pytest.raises(
+        NumericalError, match=r"the gradient of 1\.weight has NaN or infinite values; nothing was changed"
+    ):
+        optimizer.step()
+    now = [*model.parameters(), *(s["momentum_buffer"] for s in optimizer.state.values())]
+    assert all(torch.equal(a, b) for a, b in zip(now, kept, strict=True))
+    model[1].weight.grad = torch.full((4, 4), 3e38)
+    optimizer.param_groups[0]["lr"] = 1e9
+    with pytest.raises(
+        NumericalError, match=r"SGD left NaN or infinite values in 1\.weight; all chosen matrices have their old"
+    ):
+        optimizer.step()
+    assert torch.equal(model[0].weight, kept[0])
+    assert torch.equal(model[1].weight, kept[2])
+
+
+@pytest.mark.parametrize("kind", [gs.GramWhitened, gs.GramFixed])
+@pytest.mark.parametrize("factor", [2.0, 2.5, 1.0])
+def test_steps_that_overshoot(kind: type, factor: float) -> None:
+    """``W₂ = (1 − factor) W₁``: W₁W₂ᵀ is negative definite, or zero."""
+    model = nn.Linear(12, 9)
+    fill(model)
+    W = model.weight.detach().clone()
+    model.weight.grad = factor * W
+    kind(torch.optim.SGD(model.parameters(), lr=1.0), model).step()
+    expected = W if kind is gs.GramFixed else abs(1 - factor) * W
+    assert (gram(model.weight.detach()) - gram(expected)).norm() < 2e-7 * gram(W).norm()
+
+
+def test_two_thousand_steps_keep_to_the_gram_of_float64() -> None:
+    """A net in real training beside a replay in float64 that whitens exactly the same proposals' Grams."""
+    with torch.random.fork_rng(devices=[]):
+        torch.random.default_generator.manual_seed(0)
+        model = nn.Sequential(nn.Linear(20, 48), nn.Tanh(), nn.Linear(48, 48), nn.Tanh(), nn.Linear(48, 4))
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(256, 20, generator=g)
+    y = (x[:, 0] > 0).long() + 2 * (x[:, 1] * x[:, 2] > 0).long()
+    plain = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer = gs.GramWhitened(plain, model)
+    names = ["0.weight", "2.weight", "4.weight"]
+    proposed: dict[str, Tensor] = {}
+    plain.register_step_post_hook(lambda *_: proposed.update({n: gram(model.get_parameter(n).detach()) for n in names}))
+    total = {name: torch.zeros(()).double() for name in names}
+    for _ in range(2000):
+        rows = torch.randint(256, (32,), generator=g)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
+        optimizer.step()
+        for name in names:  # what every step adds to the Gram beyond its proposal, summed with its sign
+            total[name] = total[name] + gram(model.get_parameter(name).detach()) - proposed[name]
+    for name in names:
+        assert total[name].norm() < 2e-6 * gram(model.get_parameter(name).detach()).norm(), name
+
+
+def test_ill_conditioned_weights_are_reported() -> None:
+    g = torch.Generator().manual_seed(0)
+    U, V = (torch.linalg.qr(torch.randn(96, 96, generator=g))[0] for _ in range(2))
+    model = nn.Linear(96, 96, bias=False)
+    model.weight.data = (U * torch.logspace(0, -6, 96)) @ V.mT
+    model.weight.grad = 1e-4 * torch.randn(96, 96, generator=g)
+    optimizer = gs.GramWhitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    assert optimizer.excess == {}
+    optimizer.step()
+    assert optimizer.excess["weight"] > 0.02
+    assert "longer than the shortest one with its Gram (tolerance 2 %" in optimizer.summary()
+
+
+def test_old_checkpoints_load() -> None:
+    """A basis that an earlier version kept is ignored; efforts come back."""
+    model = nn.Linear(6, 5)
+    optimizer = gs.GramWhitened(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)
+    state = optimizer.state_dict()
+    optimizer.load_state_dict({**state, "gram_bases": {"weight": [{"vectors": torch.eye(5), "age": 3}]}})
+    optimizer.load_state_dict({**state, "gram_efforts": {"1×5×6": [8, 1]}})
+    assert optimizer.state_dict()["gram_efforts"] == {"1×5×6": [8, 1]}
 
 
 # --- which parameters --------------------------------------------------------------------------------------------------
@@ -203,30 +285,8 @@ def test_params_by_tensor_pair_and_name() -> None:
         assert "1.weight" in optimizer.summary()
 
 
-def test_a_net_of_square_layers_is_whitened_exactly() -> None:
-    """Steps larger than the least singular value, in the third of which its sign changes."""
-    with torch.random.fork_rng(devices=[]):
-        torch.random.default_generator.manual_seed(0)
-        model = nn.Sequential(*(nn.Sequential(nn.Linear(140, 140), nn.Tanh()) for _ in range(3)), nn.Linear(140, 10))
-    plain = torch.optim.SGD(model.parameters(), lr=0.05)
-    optimizer = gs.GramWhitened(plain, model)
-    before, proposed = ([torch.empty(0)] * 3 for _ in range(2))
-    weights = [model.get_parameter(f"{i}.0.weight") for i in range(3)]
-    plain.register_step_post_hook(lambda *_: proposed.__setitem__(slice(None), [w.detach().clone() for w in weights]))
-    for step in range(6):
-        g = torch.Generator().manual_seed(step)
-        x, y = torch.randn(16, 140, generator=g), torch.randint(10, (16,), generator=g)
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        before = [w.detach().clone() for w in weights]
-        optimizer.step()
-        for W1, W2, W in zip(before, proposed, weights, strict=True):
-            wanted = reference.nearest_with_gram(W1, W2)
-            assert (W.detach().double() - wanted).norm() < 5e-7 * wanted.norm() + 1e-3 * (W2 - W1).double().norm()
-
-
 def test_equal_names_are_told_apart() -> None:
-    """Of two modules, say; nothing is dropped, and each keeps its own basis."""
+    """Of two modules, say; nothing is dropped."""
     a, b = nn.Linear(150, 150, bias=False), nn.Linear(140, 140, bias=False)
     groups = [{"params": list(module.named_parameters())} for module in (a, b)]
     pairs = [*a.named_parameters(), *b.named_parameters(), *b.named_parameters()]
@@ -293,6 +353,8 @@ def test_bad_arguments() -> None:
         gs.GramWhitened(torch.optim.SGD)
     with pytest.raises(InputError, match="'exact'; choose one of"):
         gs.GramWhitened(sgd, model, method="exact")
+    with pytest.raises(InputError, match="tolerance=0 must be between 0 and 1"):
+        gs.GramWhitened(sgd, model, tolerance=0)
     with pytest.raises(InputError, match="readout=False needs model="):
         gs.GramWhitened(sgd, readout=False)
     with pytest.raises(InputError, match="0.bias has 1 dimension"):

@@ -123,38 +123,6 @@ def test_checkpoints_continue_bit_for_bit_and_are_the_wrapped_optimizers() -> No
     assert resumed.state_dict().keys() == {"state", "param_groups"}
 
 
-def test_the_bases_of_large_matrices_are_part_of_the_checkpoint() -> None:
-    """Without them a resumed run would decompose anew and differ by rounding."""
-
-    def square(seed: int) -> tuple[nn.Module, gs.GramWhitened]:
-        torch.manual_seed(seed)
-        model = nn.Sequential(nn.Linear(130, 130), nn.Tanh(), nn.Linear(130, 3))
-        return model, gs.GramWhitened(torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), model)
-
-    def run(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
-        for step in steps:
-            x = torch.randn(8, 130, generator=torch.Generator().manual_seed(step))
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x), torch.arange(8) % 3).backward()
-            optimizer.step()
-
-    with torch.random.fork_rng(devices=[]):
-        model, optimizer = square(0)
-        other, resumed = square(1)
-    run(model, optimizer, range(3))
-    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
-    assert saved[1]["gram_bases"]["0.weight"][0]["vectors"].shape == (130, 130)
-    other.load_state_dict(saved[0])
-    resumed.load_state_dict(saved[1])
-    run(model, optimizer, range(3, 8))
-    run(other, resumed, range(3, 8))
-    for p, q in zip(model.parameters(), other.parameters(), strict=True):
-        assert torch.equal(p, q)
-    resumed.optimizer.load_state_dict(saved[1])  # the wrapped optimizer ignores what is not its own
-    resumed.load_state_dict(resumed.optimizer.state_dict())
-    assert "gram_bases" not in resumed.state_dict()
-
-
 @pytest.mark.parametrize(
     "schedule",
     [
@@ -247,7 +215,7 @@ def test_closures(kind: type) -> None:
 
 def test_lbfgs_with_many_evaluations_a_step() -> None:
     model = net()
-    optimizer = gs.GramWhitened(torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=5), model)
+    optimizer = gs.GramWhitened(torch.optim.LBFGS(model.parameters(), lr=0.3, max_iter=5), model)
     x, y = batch(0)
 
     def closure() -> Tensor:

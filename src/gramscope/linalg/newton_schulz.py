@@ -14,8 +14,6 @@ _SAFE = 0.05
 _DONE = 0.9999
 #: plain steps converge quickly from ‖XᵀX − I‖_F below this
 _NEAR = 0.9
-#: :func:`one_pass` has found the polar factor where its residual is below this
-CONVERGED = 0.02
 #: about the least singular value that W Wᵀ has for a random W of some hundred rows that is much wider than high
 _USUAL = 0.1
 
@@ -43,7 +41,7 @@ def newton_schulz(A: Tensor, tolerance: float | None = None) -> tuple[Tensor, Te
     assumed = _USUAL
     found = 1.0  # singular values above this, in units of √‖AᵀA‖_F, have been lifted to 1
     while True:
-        for alpha in scalings(assumed):
+        for alpha in _scalings(assumed):
             X = torch.baddbmm(X, X, G, beta=1.5 * alpha, alpha=-0.5 * alpha**3)
             G = torch.bmm(X.mT, X)
             found /= 1.5 * alpha
@@ -58,27 +56,6 @@ def newton_schulz(A: Tensor, tolerance: float | None = None) -> tuple[Tensor, Te
             deficient: Tensor = ~(torch.linalg.matrix_norm(G) < _NEAR)
             return _finish(X, G, _NEAR, tolerance), deficient
         G.diagonal(dim1=-2, dim2=-1).add_(1)
-
-
-def one_pass(A: Tensor, least: float = _USUAL) -> tuple[Tensor, Tensor]:
-    """A pass of :func:`newton_schulz` and three plain steps, without a look at the device.
-
-    Args:
-        A: ``[batch, m, n]``, m ≥ n.
-        least: the least singular value assumed, in units of ``√‖AᵀA‖_F``.
-
-    Returns:
-        ``X``, and ``‖XᵀX − I‖_F`` ``[batch]`` before the plain steps, which take 0.02 to below 1e-14.
-    """
-    X, G = _scaled(A)
-    for alpha in scalings(least):
-        X = torch.baddbmm(X, X, G, beta=1.5 * alpha, alpha=-0.5 * alpha**3)
-        G = torch.bmm(X.mT, X)
-    residual: Tensor = torch.linalg.matrix_norm(G - torch.eye(G.shape[-1], dtype=G.dtype, device=G.device))
-    X = torch.baddbmm(X, X, G, beta=1.5, alpha=-0.5)
-    for _ in range(2):
-        X = torch.baddbmm(X, X, torch.bmm(X.mT, X), beta=1.5, alpha=-0.5)
-    return X, residual
 
 
 def rank_tolerance(A: Tensor) -> float:
@@ -109,7 +86,7 @@ def _finish(X: Tensor, excess: Tensor, residual: float, tolerance: float) -> Ten
     return X
 
 
-def scalings(least: float) -> list[float]:
+def _scalings(least: float) -> list[float]:
     """The scalings α that bring singular values in [least, 1] into [_DONE, 1]."""
     alphas = []
     while least < _DONE:

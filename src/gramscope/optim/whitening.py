@@ -14,9 +14,8 @@ from typing_extensions import override
 
 from gramscope.errors import InputError, NumericalError
 from gramscope.linalg.autocast import without_autocast
-from gramscope.linalg.kept_basis import KeptBasis
 from gramscope.linalg.polar import PolarMethod
-from gramscope.linalg.procrustes import Replays, nearest_with_gram
+from gramscope.linalg.procrustes import Effort, Nearest, NearestWithGram
 from gramscope.optim.choose_matrices import Parameters, choose_matrices
 from gramscope.optim.weight_matrix import WeightMatrix
 from gramscope.optim.wrapper import OptimizerWrapper
@@ -38,18 +37,24 @@ class _GramUpdate(OptimizerWrapper):
         params: Parameters | None = None,
         readout: bool = True,
         method: PolarMethod = "auto",
+        tolerance: float = 0.02,
     ) -> None:
         if method not in get_args(PolarMethod):
             raise InputError(f"method={method!r}; choose one of {', '.join(map(repr, get_args(PolarMethod)))}")
+        self._nearest = NearestWithGram(method, tolerance)
         super().__init__(optimizer)
-        self.method: PolarMethod = method
-        self._replays = Replays()
         self._model = model
         several = isinstance(params, Iterable) and not isinstance(params, str | Tensor)
         self._params = list(params) if several else params  # type: ignore[arg-type]
         self._readout = readout
-        self._bases: dict[str, list[KeptBasis]] = {}
+        #: name of each matrix -> by how much its last step exceeded the least distance, as a part of it (an estimate)
+        self.excess: dict[str, float] = {}
         self._choose()
+
+    @property
+    def method(self) -> PolarMethod:
+        """How the nearest matrix is found."""
+        return self._nearest.method
 
     def _choose(self) -> None:
         self._snapshots: dict[Tensor, Tensor] = {}
@@ -60,21 +65,36 @@ class _GramUpdate(OptimizerWrapper):
         return sum(len(group["params"]) for group in self.param_groups)
 
     @abstractmethod
-    def corrected(self, before: Tensor, proposed: Tensor, kept: Sequence[KeptBasis]) -> Tensor:
+    def corrected(self, before: Tensor, proposed: Tensor) -> Nearest:
         """The weights ``[count, k, d]`` that replace the proposal of the wrapped optimizer."""
 
     def summary(self) -> str:
-        """A table of all parameters: which are worked on, as which matrices, and why the others are not."""
+        """A table of all parameters: which are corrected, as which matrices, and why the others are not.
+
+        A further line names each matrix whose last step was longer than the tolerance allows.
+        """
         self._follow_groups()
-        return f"{type(self).__name__} around {type(self.optimizer).__name__}\n{self._choice.table(self.verb)}"
+        lines = [f"{type(self).__name__} around {type(self.optimizer).__name__}", self._choice.table(self.verb)]
+        lines += [
+            f"{name}: the last step was about {100 * excess:.0f} % longer than the shortest one with its Gram "
+            f"(tolerance {100 * self._nearest.tolerance:g} %; the Gram is exact; method='svd' finds the shortest)"
+            for name, excess in self.excess.items()
+            if excess > self._nearest.tolerance
+        ]
+        return "\n".join(lines)
 
     @override
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """One step of the wrapped optimizer, then the correction of every chosen matrix.
 
         A parameter the wrapped optimizer did not touch (no gradient) is left as it is.
+
+        Raises:
+            NumericalError: a gradient or a proposal is not finite. Gradients are checked before anything changes. A proposal
+                can be checked only afterwards: then the chosen matrices get their old values back.
         """
         self._follow_groups()
+        self._check_gradients()
         before = {matrix.parameter: self._snapshot(matrix.parameter) for matrix in self._choice.matrices}
         versions = {parameter: parameter._version for parameter in before}
         loss = self.optimizer.step() if closure is None else self.optimizer.step(closure)
@@ -83,8 +103,33 @@ class _GramUpdate(OptimizerWrapper):
             for matrix in self._choice.matrices
             if matrix.parameter.grad is not None or matrix.parameter._version != versions[matrix.parameter]
         ]
-        self._correct(touched, before)
+        try:
+            corrections = self._corrections(touched, before)
+        except BaseException:
+            with torch.no_grad():
+                for parameter, old in before.items():
+                    parameter.copy_(old)
+            raise
+        for matrix, weights, excess in corrections:
+            matrix.assign(weights)
+            self.excess[matrix.name] = excess
         return loss
+
+    def _check_gradients(self) -> None:
+        """Raise if a gradient of a chosen matrix is not finite; nothing has been changed yet."""
+        given = {m.parameter.grad: m.name for m in self._choice.matrices if m.parameter.grad is not None}
+        norms = torch._foreach_norm([gradient.detach() for gradient in given]) if given else []
+        by_device: dict[torch.device, list[Tensor]] = defaultdict(list)
+        for norm in norms:
+            by_device[norm.device].append(norm.float())
+        if all(bool(torch.stack(some).isfinite().all()) for some in by_device.values()):
+            return
+        broken = [name for gradient, name in given.items() if not bool(gradient.isfinite().all())]
+        if broken:
+            raise NumericalError(
+                f"the gradient of {', '.join(broken)} has NaN or infinite values; nothing was changed. Lower the learning "
+                "rate, clip the gradients, or skip such steps (torch.amp.GradScaler does)"
+            )
 
     def _snapshot(self, parameter: Tensor) -> Tensor:
         """A copy of the parameter; on the CPU in memory kept from the last step, as new memory costs more than the copy."""
@@ -99,28 +144,14 @@ class _GramUpdate(OptimizerWrapper):
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_snapshots": {}}
 
-    def _kept(self, matrix: WeightMatrix) -> list[KeptBasis]:
-        if matrix.name not in self._bases:
-            self._bases[matrix.name] = [KeptBasis() for _ in range(matrix.shape[:-2].numel())]
-        return self._bases[matrix.name]
-
     @override
     def own_state(self) -> dict[str, Any]:
-        bases = {
-            name: [vars(basis).copy() for basis in kept]
-            for name, kept in self._bases.items()
-            if any(basis.used for basis in kept)
-        }
-        return {"gram_bases": bases} if bases else {}
+        efforts = {shape: list(effort) for shape, effort in self._nearest.efforts.items()}
+        return {"gram_efforts": efforts} if efforts else {}
 
     @override
     def load_own_state(self, state: dict[str, Any]) -> None:
-        saved = state.get("gram_bases", {})
-        self._bases = {}
-        for matrix in self._choice.matrices:
-            stored = [KeptBasis(**values) for values in saved.get(matrix.name, [])]
-            if len(stored) == len(self._kept(matrix)) and all(basis.fits(matrix.shape[-2]) for basis in stored):
-                self._bases[matrix.name] = [basis.to(matrix.parameter.device) for basis in stored]
+        self._nearest.efforts = {shape: Effort(*effort) for shape, effort in state.get("gram_efforts", {}).items()}
 
     def _follow_groups(self) -> None:
         """Parameter groups may have been added, here or to the wrapped optimizer."""
@@ -128,37 +159,42 @@ class _GramUpdate(OptimizerWrapper):
             self._choose()
 
     @torch.no_grad()
-    def _correct(self, matrices: Sequence[WeightMatrix], before: dict[Tensor, Tensor]) -> None:
+    def _corrections(
+        self, matrices: Sequence[WeightMatrix], before: dict[Tensor, Tensor]
+    ) -> list[tuple[WeightMatrix, Tensor, float]]:
+        """For each matrix its new weights, and their excess."""
         stacks: dict[tuple[Any, ...], list[WeightMatrix]] = defaultdict(list)
         for matrix in matrices:
             k, d = matrix.shape[-2:]
             stacks[k, d, matrix.parameter.dtype, matrix.parameter.device].append(matrix)
+        corrections = []
         for (k, d, _, device), alike in stacks.items():
             with without_autocast(device):
                 for some in _portions(alike, max(1, _STACK_ENTRIES // (k * d))):
-                    self._correct_stack(some, before)
+                    corrections += self._correct_stack(some, before)
+        return corrections
 
-    def _correct_stack(self, matrices: Sequence[WeightMatrix], before: dict[Tensor, Tensor]) -> None:
+    def _correct_stack(
+        self, matrices: Sequence[WeightMatrix], before: dict[Tensor, Tensor]
+    ) -> list[tuple[WeightMatrix, Tensor, float]]:
         old = _stacked([matrix.view(before[matrix.parameter]) for matrix in matrices])
         new = _stacked([matrix.view(matrix.parameter) for matrix in matrices])
         try:
-            corrected = self.corrected(old, new, [basis for matrix in matrices for basis in self._kept(matrix)])
+            found = self.corrected(old, new)
         except NumericalError:
             broken = [matrix.name for matrix in matrices if not bool(matrix.parameter.isfinite().all())]
             if not broken:
                 raise
             raise NumericalError(
-                f"the step of {type(self.optimizer).__name__} left NaN or infinite values in {', '.join(broken)}; lower the "
-                "learning rate, clip the gradients, or skip such steps (torch.amp.GradScaler does)"
+                f"the step of {type(self.optimizer).__name__} left NaN or infinite values in {', '.join(broken)}; all chosen "
+                "matrices have their old values again. Lower the learning rate"
             ) from None
-        if len(matrices) == 1:  # a slice and its new shape take a twentieth of the time that the host spends on a step
-            matrices[0].assign(corrected[0] if len(matrices[0].shape) == 2 else corrected)
-            return
-        start = 0
+        corrections, start = [], 0
         for matrix in matrices:
-            count = matrix.shape[:-2].numel()
-            matrix.assign(corrected[start : start + count].reshape(matrix.shape))
-            start += count
+            end = start + matrix.shape[:-2].numel()
+            corrections.append((matrix, found.matrix[start:end].reshape(matrix.shape), max(found.excess[start:end])))
+            start = end
+        return corrections
 
 
 class GramWhitened(_GramUpdate):
@@ -176,8 +212,11 @@ class GramWhitened(_GramUpdate):
             ``model`` nor ``params`` every tensor of two or more dimensions is taken as ``[shape[0], -1]``; groups of
             convolutions cannot be known then.
         readout: ``False`` leaves the model's last linear-like layer (as registered) to the wrapped optimizer.
-        method: how the polar factor is computed, see :func:`gramscope.polar`. ``"auto"`` is the fastest that is exact,
-            ``"svd"`` the reference, ``"newton-schulz"`` products only, with a convergence test.
+        method: ``"auto"`` gives the Gram to rounding and nearly the closest such matrix, by conjugate gradients where the step
+            is small (:class:`~gramscope.linalg.procrustes.NearestWithGram`). ``"svd"`` and ``"newton-schulz"`` compute the
+            polar factor itself, see :func:`gramscope.polar`.
+        tolerance: ``"auto"`` may leave ``‖W⁺ − W₁‖`` by this part above its minimum. Where ill-conditioned weights would need
+            too many iterations for that, :attr:`excess` and :meth:`summary` give an estimate of what was reached.
 
     Example:
         >>> import torch, gramscope as gs
@@ -195,8 +234,8 @@ class GramWhitened(_GramUpdate):
     verb = "whitened"
 
     @override
-    def corrected(self, before: Tensor, proposed: Tensor, kept: Sequence[KeptBasis]) -> Tensor:
-        return nearest_with_gram(before, proposed, self.method, self._replays, kept)
+    def corrected(self, before: Tensor, proposed: Tensor) -> Nearest:
+        return self._nearest(before, proposed)
 
 
 class GramFixed(_GramUpdate):
@@ -209,8 +248,8 @@ class GramFixed(_GramUpdate):
     verb = "kept at its Gram"
 
     @override
-    def corrected(self, before: Tensor, proposed: Tensor, kept: Sequence[KeptBasis]) -> Tensor:
-        return nearest_with_gram(proposed, before, self.method, self._replays, kept)
+    def corrected(self, before: Tensor, proposed: Tensor) -> Nearest:
+        return self._nearest(proposed, before)
 
 
 def _portions(matrices: Sequence[WeightMatrix], size: int) -> Iterator[Sequence[WeightMatrix]]:

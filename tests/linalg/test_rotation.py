@@ -1,0 +1,89 @@
+"""Rotations by conjugate gradients: orthogonal whatever they are used for, and honest about what they leave."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import reference
+from gramscope.linalg.rotation import Figures, estimated_excess, few_enough, rotation
+
+
+def weights(kind: str, generator: torch.Generator) -> Tensor:
+    if kind == "wide":
+        return torch.randn(96, 600, generator=generator) / 600**0.5
+    if kind == "square":
+        return torch.randn(160, 160, generator=generator) / 160**0.5
+    U, V = (torch.linalg.qr(torch.randn(128, 128, generator=generator))[0] for _ in range(2))
+    return (U * torch.logspace(0, -3, 128)) @ V.mT
+
+
+@given(k=st.integers(1, 12), size=st.floats(0, 0.4), iterations=st.integers(1, 6), seed=st.integers(0, 10**6))
+def test_rotations_are_orthogonal(k: int, size: float, iterations: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    W, D = torch.randn(1, k, 15, generator=generator), torch.randn(1, k, 15, generator=generator)
+    E, figures = rotation(W, size * D * W.norm() / D.norm(), iterations)
+    (one,) = Figures.read(figures)
+    Q = torch.eye(k, dtype=torch.float64) + E[0].double()
+    if one.angle <= 0.5:
+        assert one.orthogonal
+        assert torch.linalg.matrix_norm(Q.mT @ Q - torch.eye(k, dtype=torch.float64)) < 1e-6
+    K = 0.5 * (Q - Q.mT)  # sin of the angles
+    assert torch.linalg.matrix_norm(K, 2) <= one.angle * 1.01 + 1e-6
+
+
+def test_no_change_is_no_rotation(generator: torch.Generator) -> None:
+    W = torch.randn(2, 5, 9, generator=generator)
+    W[1, :3] = 0
+    E, figures = rotation(W, torch.zeros_like(W), 4)
+    assert torch.equal(E, torch.zeros(2, 5, 5))
+    assert [one.excess() for one in Figures.read(figures)] == [0.0, 0.0]
+
+
+def test_gains_are_what_the_iteration_gains(generator: torch.Generator) -> None:
+    """``‖D − K W‖²`` falls by the gains, down to its least value."""
+    W, D = torch.randn(1, 8, 20, generator=generator), 1e-4 * torch.randn(1, 8, 20, generator=generator)
+    for iterations in (1, 3, 8, 28):
+        E, figures = rotation(W, D, iterations)
+        (one,) = Figures.read(figures)
+        K = 0.5 * (E[0] - E[0].mT)
+        assert one.step - sum(one.gains) == pytest.approx(float((D[0] - K @ W[0]).square().sum()), rel=1e-3)
+    least = (reference.nearest_with_gram(W[0] + D[0], W[0]) - W[0] - D[0]).square().sum()
+    assert one.step - sum(one.gains) == pytest.approx(float(least), rel=1e-3)
+
+
+@pytest.mark.parametrize("change", [5e-4, 2e-2])
+@pytest.mark.parametrize("kind", ["wide", "square", "decades"])
+def test_the_estimate_follows_the_excess(kind: str, change: float, generator: torch.Generator) -> None:
+    """The estimate is of the right size, and the iteration never ends too early."""
+    W = weights(kind, generator)
+    D = torch.randn(W.shape, generator=generator)
+    D *= change * W.norm() / D.norm()
+    least = float((reference.nearest_with_gram(W + D, W) - W - D).norm())
+    for iterations in (2, 3, 4, 5, 6, 8, 12, 16, 24):
+        E, figures = rotation(W[None], D[None], iterations)
+        (one,) = Figures.read(figures)
+        excess = float((W + E[0] @ W - W - D).norm()) / least - 1
+        if iterations >= 6:
+            assert one.excess() > 0.4 * excess - 1e-4
+        if iterations >= 12:
+            assert one.excess() < 8 * excess + 1e-4
+        for tolerance in (0.1, 0.02, 0.005):
+            if few_enough(one.gains, one.step, tolerance):
+                assert excess <= 1.1 * tolerance
+
+
+def test_the_estimate_of_known_series() -> None:
+    power = [1 / n**2 - 1 / (n + 1) ** 2 for n in range(1, 33)]  # 1/(n + 1)² is left after n
+    geometric = [0.25 * 0.75**n for n in range(32)]  # 0.75ⁿ is left
+    for n in (8, 16, 32):
+        for gains, left in ((power, 1 / (n + 1) ** 2), (geometric, 0.75**n)):
+            excess = (1 + left) ** 0.5 - 1
+            assert 0.9 * excess < estimated_excess(2.0, gains[:n])
+        assert estimated_excess(2.0, power[:n]) < 2 * ((1 + 1 / (n + 1) ** 2) ** 0.5 - 1)
+    assert estimated_excess(2.0, geometric) < 1e-3
+    assert estimated_excess(1.0, [0.5]) == float("inf")
+    assert estimated_excess(0.0, [0.0, 0.0]) == 0.0
