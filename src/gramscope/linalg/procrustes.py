@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError, NumericalError
+from gramscope.linalg.cuda_graph import Replay, Tensors
 from gramscope.linalg.polar import PolarMethod, polar
 from gramscope.linalg.products import has_bfloat16, precise_product
-from gramscope.linalg.replay import Replay, Tensors
 from gramscope.linalg.rotation import MOST_ITERATIONS, MOST_POLISHES, Figures, few_enough, rotation
 
 #: numbers of iterations that are recorded as CUDA graphs
