@@ -12,10 +12,19 @@ from gramscope.errors import InputError, NumericalError
 from gramscope.linalg.cuda_graph import Replay, Tensors
 from gramscope.linalg.polar import PolarMethod, polar
 from gramscope.linalg.products import has_bfloat16, precise_product
-from gramscope.linalg.rotation import MOST_ITERATIONS, MOST_POLISHES, Figures, few_enough, rotation
+from gramscope.linalg.rotation import (
+    LARGEST_STEP,
+    LARGEST_STEP_OF_PAIRS,
+    MOST_ITERATIONS,
+    MOST_POLISHES,
+    Figures,
+    rotation,
+)
 
 #: numbers of iterations that are recorded as CUDA graphs
-_RECORDED = (2, 3, 4, 6, 8, 10, 12, 14, 16, 20, 24, 32, MOST_ITERATIONS)
+_RECORDED = (2, 3, 4, 6, 7, 8, 9, 10, 12, 14, 16, 20, 24, 32, MOST_ITERATIONS)
+#: one polish more is needed above each of these angles
+_ANGLES = (7e-3, 0.07, 0.2)
 #: Cholesky factors are trusted while their diagonals span less than this
 _SPAN = 1e-3
 
@@ -34,7 +43,7 @@ class Nearest(NamedTuple):
 
 
 class Effort(NamedTuple):
-    """What a recorded CUDA graph computes: iterations of conjugate gradients, and Newton–Schulz steps."""
+    """What a recorded CUDA graph computes: iterations of conjugate gradients, and polishes of the rotation."""
 
     iterations: int
     polishes: int
@@ -83,7 +92,8 @@ class NearestWithGram:
         if unscaled:
             X[unscaled], values = self._rescaled(target[unscaled].float(), source[unscaled].float())
             excess = [values.pop(0) if i in unscaled else value for i, value in enumerate(excess)]
-        large = [i for i, one in enumerate(figures) if one.scaled and not (one.usable and one.orthogonal)]
+        most = LARGEST_STEP_OF_PAIRS if _by_graph(source) else LARGEST_STEP
+        large = [i for i, one in enumerate(figures) if one.scaled and not (one.usable(most) and one.orthogonal)]
         if large:
             X[large] = _by_polar(target[large], source[large], "auto").to(X.dtype)
             excess = [0.0 if i in large else value for i, value in enumerate(excess)]
@@ -98,7 +108,7 @@ class NearestWithGram:
         if k > 2 * d:
             return self._in_basis(target, source)
         given = {"target": target, "source": source}
-        if not (source.is_cuda and has_bfloat16(source.device)):
+        if not _by_graph(source):
             found = _rotate(given, MOST_ITERATIONS, None, self.tolerance)
             return found["nearest"], Figures.read(found["figures"])
         shape = "×".join(map(str, source.shape))
@@ -109,7 +119,7 @@ class NearestWithGram:
             found = self._replays.setdefault(effort, Replay(partial(_rotate, **effort._asdict())))(given)
         figures = Figures.read(found["figures"])
         self.efforts[shape] = next_effort(figures, self.tolerance)
-        unfinished = any(one.usable and not one.orthogonal for one in figures)
+        unfinished = any(one.usable() and not one.orthogonal for one in figures)
         if effort is not None and unfinished and effort.polishes < MOST_POLISHES:
             self.efforts[shape] = self.efforts[shape]._replace(polishes=effort.polishes + 1)
             return self._rotated(target, source)
@@ -144,17 +154,16 @@ def next_effort(figures: list[Figures], tolerance: float) -> Effort:
     That is the least recorded number of iterations after which the estimate was within the tolerance for all matrices, or the
     next larger number where it never was.
     """
-    done = len(figures[0].gains)
-    enough = (
-        n
-        for n in _RECORDED
-        if n > done or all(few_enough(one.gains[:n], one.step, tolerance) for one in figures if one.usable)
-    )
-    iterations = next(enough, MOST_ITERATIONS)
-    # ¼‖K²‖² must be rounding without a Newton–Schulz step; each step squares it
-    size = max((one.angle for one in figures if one.usable), default=0.0)
-    polishes = sum(size > bound for bound in (5e-3, 0.1, 0.3))
-    return Effort(iterations, min(polishes, MOST_POLISHES))
+    usable = [one for one in figures if one.usable()]
+    done = figures[0].iterations
+    enough = (n for n in _RECORDED if n > done or all(one.enough(tolerance, n) for one in usable))
+    largest = max((one.angle for one in usable), default=0.0)
+    return Effort(next(enough, MOST_ITERATIONS), sum(largest > angle for angle in _ANGLES))
+
+
+def _by_graph(matrix: Tensor) -> bool:
+    """Whether the rotation is a CUDA graph, with products of bfloat16 pairs."""
+    return matrix.is_cuda and has_bfloat16(matrix.device)
 
 
 def _rotate(given: Tensors, iterations: int, polishes: int | None, tolerance: float | None = None) -> dict[str, Tensor]:
@@ -183,7 +192,10 @@ def _by_polar(target: Tensor, source: Tensor, method: PolarMethod) -> Tensor:
         if bool(((failed == 0) & (diagonal.amin(-1) > _SPAN * diagonal.amax(-1))).all()):
             L1, L2 = L.unbind()
             turned = polar(L1.mT @ L2, method, tolerance=tolerance) @ L2.mT
-            return (T @ torch.linalg.solve_triangular(L1.mT, turned, upper=True)).to(source.dtype)
+            found: Tensor = T @ torch.linalg.solve_triangular(L1.mT, turned, upper=True)
+            return found.to(source.dtype)
+    Y: Tensor
+    R: Tensor
     Y, R = torch.linalg.qr(W)
     return (polar(T @ R.mT, method, toward=Y, tolerance=tolerance) @ R).to(source.dtype)
 

@@ -30,6 +30,11 @@ def coarse_product(A: Tensor, B: Tensor) -> Tensor:
     return torch.bmm(A, B).float()
 
 
+def rounding(A: Tensor) -> float:
+    """The part of an entry by which :func:`coarse` may round it."""
+    return 2**-8 if has_bfloat16(A.device) else 2**-23
+
+
 def precise_product(A: Tensor, B: Tensor) -> Tensor:
     """``A B`` of float32 stacks ``[batch, …]``, to 5e-6 of ``‖A‖‖B‖`` or better, whatever the user allows torch to round.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -115,14 +116,14 @@ class _GramUpdate(OptimizerWrapper):
             self.excess[matrix.name] = excess
         return loss
 
+    @torch.no_grad()
     def _check_gradients(self) -> None:
         """Raise if a gradient of a chosen matrix is not finite; nothing has been changed yet."""
         given = {m.parameter.grad: m.name for m in self._choice.matrices if m.parameter.grad is not None}
-        norms = torch._foreach_norm([gradient.detach() for gradient in given]) if given else []
         by_device: dict[torch.device, list[Tensor]] = defaultdict(list)
-        for norm in norms:
-            by_device[norm.device].append(norm.float())
-        if all(bool(torch.stack(some).isfinite().all()) for some in by_device.values()):
+        for norm in torch._foreach_norm([*given]) if given else ():
+            by_device[norm.device].append(norm)
+        if all(math.isfinite(sum(torch.stack(norms).tolist())) for norms in by_device.values()):
             return
         broken = [name for gradient, name in given.items() if not bool(gradient.isfinite().all())]
         if broken:
