@@ -211,6 +211,6 @@ def test_cuda_graphs_give_the_gram_and_the_distance(shape: tuple[int, int], chan
             X = nearest(W1.cuda()[None], W2.cuda()[None]).matrix[0].cpu()
             assert gram_error(X, W2) < 2e-7
             least = (reference.nearest_with_gram(W1, W2) - W1).norm()
-            assert (X.double() - W1).norm() < (1.02 + 0.8 * change**2) * least
+            assert (X.double() - W1).norm() < (1.02 + 2 * change**2) * least
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before

@@ -22,7 +22,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from gramscope.linalg.products import coarse, coarse_product, precise_product, rounding
+from gramscope.linalg.products import antisymmetric_part, coarse, coarse_product, precise_product, rounding
 
 #: conjugate-gradient iterations at most
 MOST_ITERATIONS = 40
@@ -40,8 +40,10 @@ LARGEST_STEP = 0.2
 LARGEST_STEP_OF_PAIRS = 0.1
 #: squared row lengths outside this range are scaled first, so that S neither overflows nor underflows
 SQUARED_LENGTHS = (1e-20, 1e20)
+#: gains are compared between these parts of all iterations: the square of this, this, and one
+_WINDOW = 0.55
 #: the ratio of gains by which the sum of all gains to come is estimated is at most this
-_SLOWEST = 0.9
+_SLOWEST = 0.85
 #: a distance below this part of the step is zero to rounding
 _ZERO_DISTANCE = 1e-5
 #: added to what may be zero before a division, where zero over zero is to be zero
@@ -70,12 +72,14 @@ def rotation(
     lengths = S.diagonal(dim1=-2, dim2=-1)
     step = torch.linalg.vector_norm(change, dim=(-2, -1)).square()
     known = [step, lengths.sum(-1), lengths.amax(-1)]
+    seen = None
     if tolerance is not None:
         nothing = torch.zeros_like(step)
         figures = torch.stack([*known, nothing, nothing])
-        if not any(one.usable() for one in Figures.read(figures)):
+        seen = Figures.read(figures)
+        if not any(one.usable() for one in seen):
             return torch.zeros_like(S), figures
-    K, gains = _antisymmetric_solution(S, cross - cross.mT, step, iterations, tolerance)
+    K, gains = _antisymmetric_solution(S, antisymmetric_part(cross), iterations, seen, tolerance)
     E, angle, residual = _orthogonal(K, polishes)
     return E, torch.cat([torch.stack([*known, angle, residual]), gains])
 
@@ -130,14 +134,14 @@ class Figures:
     def excess(self, iterations: int | None = None) -> float:
         """By how much ``‖QW − T‖`` exceeds the least distance, as a part of it: an estimate from the first iterations, or all.
 
-        Let the gains between n/4 and n/2 iterations sum to A and those between n/2 and n to B. A remainder that falls like a
-        power of n then has ``B²/(A − B)`` left after n iterations; one that falls exponentially has less. B/A counts as 0.9
-        where it is larger. The estimate is infinite while it does not show that the least distance is above zero.
+        Let the gains between q²n and qn iterations sum to A and those between qn and n to B, q = 0.55. A remainder that falls
+        like a power of n then has ``B²/(A − B)`` left after n iterations; one that falls exponentially has less. B/A counts
+        as 0.85 where it is larger. The estimate is infinite while it does not show that the least distance is above zero.
         """
         n = self.iterations if iterations is None else iterations
         if n < 2:
             return math.inf
-        end, middle, start = self.gained[n], self._gained(n / 2), self._gained(n / 4)
+        end, middle, start = self.gained[n], self._gained(_WINDOW * n), self._gained(_WINDOW**2 * n)
         squared = self.step - end
         if squared <= _ZERO_DISTANCE**2 * self.step:
             return 0.0
@@ -158,11 +162,12 @@ class Figures:
 
 
 def _antisymmetric_solution(
-    S: Tensor, R: Tensor, step: Tensor, iterations: int, tolerance: float | None
+    S: Tensor, R: Tensor, iterations: int, seen: list[Figures] | None, tolerance: float | None
 ) -> tuple[Tensor, Tensor]:
     """K with ``K S + S K ≈ R`` ``[batch, k, k]``, and the gain ``[iterations, batch]`` of each iteration.
 
-    The preconditioner is the diagonal of the operator, ``S_ii + S_jj``.
+    The preconditioner is the diagonal of the operator, ``S_ii + S_jj``. With a tolerance, gains are added to ``seen`` as they
+    come, and the iteration ends when these say so.
     """
     lengths = S.diagonal(dim1=-2, dim2=-1)
     lengths = lengths.clamp_min(_SHORTEST_ROW * lengths.amax(-1, keepdim=True)).add(_TINY)
@@ -172,14 +177,12 @@ def _antisymmetric_solution(
     residual = R
     direction = residual * inverse
     sizes, steps = [_inner(residual, direction)], []
-    seen = [Figures(one, 0, 0, gained=[0.0]) for one in step.tolist()] if tolerance is not None else []
     for _ in range(iterations):
-        image = coarse_product(S, coarse(direction))
-        image = image - image.mT
+        image = antisymmetric_part(coarse_product(S, coarse(direction)))
         steps.append(sizes[-1] / (_inner(direction, image) + _TINY))
         K.addcmul_(direction, steps[-1])
         residual = torch.addcmul(residual, image, steps[-1], value=-1)
-        if tolerance is not None:
+        if seen is not None and tolerance is not None:
             for one, gain in zip(seen, (0.5 * sizes[-1] * steps[-1]).flatten().tolist(), strict=True):
                 one.gained.append(one.gained[-1] + gain)
             if all(one.enough(tolerance) for one in seen):
