@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from gramscope.bench.timing import Row, compare, ratio_row, synchronize
 from gramscope.data.named_sets import load
 from gramscope.errors import InputError
+from gramscope.linalg.products import has_bfloat16
 from gramscope.optim.vcl import VCL
 
 _BATCH = 64
@@ -153,13 +154,8 @@ def _muon(net: nn.Sequential) -> list[Optimizer]:
 
 def _processor() -> str:
     flags = torch.backends.cpu.get_cpu_capability()
-    bf16 = "bfloat16 instructions" if _has_bf16() else "no bfloat16 instructions"
+    bf16 = "bfloat16 instructions" if has_bfloat16(torch.device("cpu")) else "no bfloat16 instructions"
     return f"{torch.get_num_threads()} threads, {flags}, {bf16}"
-
-
-def _has_bf16() -> bool:
-    probe = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
-    return bool(probe()) if probe is not None else False
 
 
 # --- time to SGD's best ------------------------------------------------------------------------------------------

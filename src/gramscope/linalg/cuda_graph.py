@@ -24,10 +24,6 @@ _MOST = 32
 _LARGE = 2**18
 
 
-def _nothing() -> Sequence[Tensor]:
-    return ()
-
-
 class Replay:
     """Calls ``function``; on CUDA it records the function once for every form of its inputs and replays it from then on.
 
@@ -42,9 +38,7 @@ class Replay:
             restored before the first replay.
     """
 
-    def __init__(
-        self, function: Function, *_: object, state: Callable[[], Sequence[Tensor]] = _nothing, **__: object
-    ) -> None:
+    def __init__(self, function: Function, state: Callable[[], Sequence[Tensor]] = tuple) -> None:
         self._function = function
         self._state = state
         self._recordings: dict[Any, _Recording] = {}
