@@ -107,10 +107,12 @@ class Figures:
     @classmethod
     def read(cls, figures: Tensor) -> list[Figures]:
         """The figures of every matrix of a stack; this waits for the device."""
-        return [
-            cls(step, weights, longest, angle, residual, list(accumulate(gains, initial=0.0)))
-            for step, weights, longest, angle, residual, *gains in figures.mT.tolist()
-        ]
+        result = []
+        for step, weights, longest, angle, residual, *gains in figures.mT.tolist():
+            while len(gains) > 2 and gains[-1] == 0:  # this matrix needed fewer iterations than others
+                gains.pop()
+            result.append(cls(step, weights, longest, angle, residual, list(accumulate(gains, initial=0.0))))
+        return result
 
     @property
     def iterations(self) -> int:
@@ -182,16 +184,25 @@ def _antisymmetric_solution(
         steps.append(sizes[-1] / (_inner(direction, image) + _TINY))
         K.addcmul_(direction, steps[-1])
         residual = torch.addcmul(residual, image, steps[-1], value=-1)
-        if seen is not None and tolerance is not None:
-            for one, gain in zip(seen, (0.5 * sizes[-1] * steps[-1]).flatten().tolist(), strict=True):
-                one.gained.append(one.gained[-1] + gain)
-            if all(one.enough(tolerance) for one in seen):
-                break
         image = torch.mul(residual, inverse, out=image)
         sizes.append(_inner(residual, image))
+        if seen is not None and tolerance is not None:
+            unfinished = _unfinished(seen, (0.5 * sizes[-2] * steps[-1]).flatten().tolist(), tolerance)
+            if not any(unfinished):
+                break
+            if not all(unfinished):  # a size of zero keeps a matrix as it is
+                sizes[-1] *= torch.tensor(unfinished, device=R.device).reshape(-1, 1, 1)
         direction = torch.addcmul(image, direction, sizes[-1] / (sizes[-2] + _TINY), out=direction)
     gains = 0.5 * torch.stack(sizes[: len(steps)]) * torch.stack(steps)
     return K, gains.reshape(len(steps), -1)
+
+
+def _unfinished(seen: list[Figures], gains: list[float], tolerance: float) -> list[bool]:
+    """Add the gains of one iteration to what was seen, and say which matrices need more iterations."""
+    for one, gain in zip(seen, gains, strict=True):
+        if not one.enough(tolerance):
+            one.gained.append(one.gained[-1] + gain)
+    return [not one.enough(tolerance) for one in seen]
 
 
 def _inner(A: Tensor, B: Tensor) -> Tensor:
