@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -13,6 +15,7 @@ from torch.nn.utils import parametrizations, parametrize
 from torch.utils.checkpoint import checkpoint
 
 import gramscope as gs
+from gramscope.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,15 @@ def pooled(d: int, k: int, c: int) -> Around:
     return Around(lambda m, x: m.r(torch.tanh(m.e(x)).mean(1)), e=nn.Linear(d, k), r=nn.Linear(k, c))
 
 
+def twin_of(model: nn.Module) -> nn.Module:
+    """A copy of the model with other weights."""
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        for index, p in enumerate(twin.parameters()):
+            p.add_(0.3 * torch.sin(torch.arange(p.numel(), dtype=p.dtype) + index).reshape(p.shape))
+    return twin
+
+
 def captured(model: nn.Module, x: Tensor, y: Tensor, layers: Any = None) -> gs.Tape:
     """A capture of one forward and the backward of every sample's loss."""
     with gs.capture(model, layers) as tape:
@@ -100,6 +112,14 @@ def train(model: nn.Module, x: Tensor, y: Tensor, steps: int, monitor: gs.Monito
 
 def close(a: Tensor, b: Tensor, tolerance: float = 1e-10) -> None:
     torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+def refused(
+    call: Callable[..., Any], *args: Any, match: str, error: type[Exception] = InputError, **kwargs: Any
+) -> None:
+    """Assert that ``call(*args, **kwargs)`` raises ``error`` with a message that ``match`` describes."""
+    with pytest.raises(error, match=match):
+        call(*args, **kwargs)
 
 
 def close_to_autograd(tape: gs.Tape, total: Tensor) -> None:

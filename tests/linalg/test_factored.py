@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gramscope.errors import InputError
+from cases import randoms, refused
 from gramscope.linalg.factored import FactoredGram
-
-
-def factors(shape: tuple[int, ...], seed: int) -> FactoredGram:
-    generator = torch.Generator().manual_seed(seed)
-    return FactoredGram(*(torch.randn(shape, dtype=torch.float64, generator=generator) for _ in range(2)))
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 5), st.sampled_from([(), (3,)]), st.integers(0, 3))
 def test_equals_the_dense_form(r: int, q: int, d: int, stack: tuple[int, ...], seed: int) -> None:
-    A, B = factors((*stack, r, d), seed), factors((*stack, q, d), seed + 10)
+    U, V, X, Y = randoms((*stack, r, d), (*stack, r, d), (*stack, q, d), (*stack, q, d), seed=seed)
+    A, B = FactoredGram(U, V), FactoredGram(X, Y)
     a, b = A.dense(), B.dense()
 
     def close(one: Tensor, two: Tensor) -> bool:
@@ -43,5 +38,4 @@ def test_grams_are_factored() -> None:
 
 
 def test_factors_must_fit() -> None:
-    with pytest.raises(InputError, match="one shape"):
-        FactoredGram(torch.ones(2, 3), torch.ones(3, 3))
+    refused(FactoredGram, torch.ones(2, 3), torch.ones(3, 3), match="one shape")

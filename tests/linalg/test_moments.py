@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from cases import normal, randoms, refused
 from gramscope.errors import InputError
 from gramscope.linalg.moments import (
     ClassMoments,
@@ -48,9 +49,8 @@ def splits(draw: st.DrawFn) -> tuple[int, list[Tensor]]:
 @given(splits(), st.booleans(), st.sampled_from([0.0, 1e4]), st.integers(0, 3))
 def test_merge_equals_one_pass(split: tuple[int, list[Tensor]], gram: bool, offset: float, seed: int) -> None:
     n, parts = split
-    generator = torch.Generator().manual_seed(seed)
-    H = torch.randn(n, 3, dtype=torch.float64, generator=generator) + offset
-    Y = torch.randn(n, 2, dtype=torch.float64, generator=generator) - offset
+    H, Y = randoms((n, 3), (n, 2), seed=seed)
+    H, Y = H + offset, Y - offset
     merged = reduce(merge, (moments(H[part], Y[part], gram) for part in parts))
     assert same(merged, moments(H, Y, gram), 1 + offset)
 
@@ -59,15 +59,13 @@ def test_merge_equals_one_pass(split: tuple[int, list[Tensor]], gram: bool, offs
 def test_class_merge_equals_one_pass(split: tuple[int, list[Tensor]], seed: int) -> None:
     n, parts = split
     generator = torch.Generator().manual_seed(seed)
-    H = torch.randn(n, 3, dtype=torch.float64, generator=generator)
-    labels = torch.randint(4, (n,), generator=generator)
+    H, labels = normal(n, 3, seed=seed), torch.randint(4, (n,), generator=generator)
     merged = reduce(merge, (class_moments(H[part], coded(labels[part], 4)) for part in parts))
     assert same(merged, class_moments(H, coded(labels, 4)))
 
 
-def test_uncentred_forms_come_back(generator: torch.Generator) -> None:
-    H = torch.randn(30, 4, dtype=torch.float64, generator=generator) + 2
-    Y = torch.randn(30, 2, dtype=torch.float64, generator=generator) - 1
+def test_uncentred_forms_come_back() -> None:
+    H, Y = normal(30, 4) + 2, normal(30, 2, seed=1) - 1
     m = moments(H, Y)
     assert torch.allclose(m.HtH, H.T @ H)
     assert torch.allclose(m.HtY, H.T @ Y)
@@ -78,15 +76,13 @@ def test_uncentred_forms_come_back(generator: torch.Generator) -> None:
 
 
 def test_class_moments_hold_the_one_hot_moments(generator: torch.Generator) -> None:
-    H = torch.randn(30, 4, dtype=torch.float64, generator=generator) + 2
-    labels = torch.randint(3, (30,), generator=generator)
+    H, labels = normal(30, 4) + 2, torch.randint(3, (30,), generator=generator)
     one_hot = torch.nn.functional.one_hot(labels, 3).double()
     assert same(class_moments(H, coded(labels, 3)).to_moments(), moments(H, one_hot))
 
 
-def test_groups_have_moments_of_their_own(generator: torch.Generator) -> None:
-    h = torch.randn(2, 9, 3, dtype=torch.float64, generator=generator)
-    y = torch.randn(9, 2, dtype=torch.float64, generator=generator)
+def test_groups_have_moments_of_their_own() -> None:
+    h, y = randoms((2, 9, 3), (9, 2))
     stacked = merge(block_moments(h[:, :4], y[:4]), block_moments(h[:, 4:], y[4:]))
     for group in range(2):
         alone = moments(h[group], y)
@@ -96,12 +92,9 @@ def test_groups_have_moments_of_their_own(generator: torch.Generator) -> None:
 
 def test_kinds_that_do_not_fit_are_refused() -> None:
     H, labels = torch.ones(3, 2), torch.arange(3)
-    with pytest.raises(InputError, match="different kinds"):
-        merge(moments(H, H), moments(H, H, gram=False))
-    with pytest.raises(InputError, match="different kinds"):
-        merge(class_moments(H, coded(labels, 3)), class_moments(H, coded(labels, 4)))
-    with pytest.raises(InputError, match="cannot merge Moments with ClassMoments"):
-        merge(moments(H, H), class_moments(H, coded(labels, 3)))  # type: ignore[type-var]
+    refused(merge, moments(H, H), moments(H, H, gram=False), match="different kinds")
+    refused(merge, class_moments(H, coded(labels, 3)), class_moments(H, coded(labels, 4)), match="different kinds")
+    refused(merge, moments(H, H), class_moments(H, coded(labels, 3)), match="cannot merge Moments with ClassMoments")
     with pytest.raises(InputError, match="gram=True"):
         _ = moments(H, H, gram=False).HtH
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import reference
-from gramscope.errors import InputError, NumericalError
+from cases import refused
+from gramscope.errors import NumericalError
 from gramscope.linalg.procrustes import Effort, NearestWithGram, nearest_with_gram, next_effort
 from gramscope.linalg.rotation import Figures
 
@@ -164,8 +165,7 @@ def test_entries_that_are_not_finite_raise(which: int, bad: float) -> None:
     for method in METHODS:
         matrices = list(pair(6, 9, 0, 1e-3, 0))
         matrices[which][2, 3] = bad
-        with pytest.raises(NumericalError, match="NaN or infinite entries"):
-            nearest_with_gram(*matrices, method)
+        refused(nearest_with_gram, *matrices, method, match="NaN or infinite entries", error=NumericalError)
 
 
 def test_the_source_is_not_changed_and_reduced_precision_is_not_used() -> None:
@@ -183,8 +183,7 @@ def test_the_source_is_not_changed_and_reduced_precision_is_not_used() -> None:
 
 @pytest.mark.parametrize("tolerance", [0.0, -1.0, 1.0, float("nan")])
 def test_tolerances_out_of_range_raise(tolerance: float) -> None:
-    with pytest.raises(InputError, match="tolerance=.* must be between 0 and 1"):
-        NearestWithGram(tolerance=tolerance)
+    refused(NearestWithGram, tolerance=tolerance, match="tolerance=.* must be between 0 and 1")
 
 
 def test_the_next_effort_is_the_least_that_would_have_been_enough() -> None:
