@@ -10,14 +10,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cases import normal, randoms
+from cases import normal
 from gramscope.linalg.moments import moments
 from gramscope.measures.spectrum import feature_spectrum, feature_spectrum_from_moments, weight_spectrum
 
 
 @given(st.integers(1, 8), st.integers(1, 8), st.integers(0, 3))
 def test_weight_spectrum_equals_numpy(k: int, d: int, seed: int) -> None:
-    (W,) = randoms((k, d), seed=seed)
+    W = normal(k, d, seed=seed)
     s = np.linalg.svd(W.numpy(), compute_uv=False)
     p = s / s.sum()
     result = weight_spectrum(W)
@@ -28,16 +28,18 @@ def test_weight_spectrum_equals_numpy(k: int, d: int, seed: int) -> None:
     assert result.participation_ratio == pytest.approx((s**2).sum() ** 2 / (s**4).sum(), rel=1e-10)
 
 
-def test_stacked_weights_are_diagonal_blocks() -> None:
-    (W,) = randoms((3, 2, 4))
+def test_stacked_weights_are_diagonal_blocks_and_zero_has_no_rank() -> None:
+    W = normal(3, 2, 4)
     assert torch.allclose(weight_spectrum(W).values, weight_spectrum(torch.block_diag(*W)).values)
+    nothing = weight_spectrum(torch.zeros(3, 2))
+    assert nothing.rank == 0
+    assert math.isnan(nothing.effective_rank)
 
 
 @pytest.mark.parametrize("center", [False, True])
 @pytest.mark.parametrize("n", [40, 4])
 def test_feature_spectrum(n: int, center: bool) -> None:
-    (H,) = randoms((n, 6))
-    H = H + 2
+    H = normal(n, 6) + 2
     h = H - H.mean(0) if center else H
     expected = torch.linalg.svdvals(h)
     result = feature_spectrum(H, center)
@@ -49,19 +51,11 @@ def test_feature_spectrum(n: int, center: bool) -> None:
     assert by_moments.rank == result.rank
 
 
-def test_nothing_has_no_rank() -> None:
-    result = weight_spectrum(torch.zeros(3, 2))
-    assert result.rank == 0
-    assert math.isnan(result.effective_rank)
-
-
 @pytest.mark.parametrize("scale", [1e-30, 1e30])
 def test_ranks_do_not_depend_on_the_scale(scale: float) -> None:
     H = normal(30, 4)
     for spectrum in (weight_spectrum, feature_spectrum):
         plain, scaled = spectrum(H), spectrum(scale * H)
-        assert scaled.effective_rank == pytest.approx(plain.effective_rank, rel=1e-9)
-        assert scaled.stable_rank == pytest.approx(plain.stable_rank, rel=1e-9)
-        assert scaled.participation_ratio == pytest.approx(plain.participation_ratio, rel=1e-9)
-        assert scaled.rank == plain.rank
+        for name in ("rank", "effective_rank", "stable_rank", "participation_ratio"):
+            assert getattr(scaled, name) == pytest.approx(getattr(plain, name), rel=1e-9)
     assert weight_spectrum(1e-140 * H).participation_ratio == pytest.approx(weight_spectrum(H).participation_ratio)

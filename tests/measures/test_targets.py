@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from cases import refused
 from gramscope.errors import InputError
 from gramscope.linalg import row_blocks as rows_module
 from gramscope.measures.targets import label_rows, target_rows
@@ -31,21 +32,10 @@ def test_booleans_are_labels_and_integer_matrices_values() -> None:
     assert torch.equal(as_targets(one_hot), one_hot.double())
 
 
-def test_floats_stay() -> None:
-    y = torch.tensor([1.0, 2.0, 4.0])
-    assert torch.equal(as_targets(y), y.double()[:, None])
-    Y = np.arange(6.0, dtype=np.float32).reshape(3, 2)
-    assert torch.equal(as_targets(Y), torch.from_numpy(Y).double())
-
-
-def test_more_classes_than_samples_give_empty_columns() -> None:
-    result = as_targets(torch.tensor([3, 0]), classes=5)
-    assert result.tolist() == [[-0.5, 0.0, 0.0, 0.5, 0.0], [0.5, 0.0, 0.0, -0.5, 0.0]]
-
-
-def test_given_classes_are_sorted() -> None:
-    labels = torch.tensor([3, 0, 3])
-    assert torch.equal(as_targets(labels, classes=torch.tensor([3, 0])), as_targets(labels))
+def test_given_classes_are_sorted_and_give_empty_columns() -> None:
+    expected = [[-0.5, 0.0, 0.0, 0.5, 0.0], [0.5, 0.0, 0.0, -0.5, 0.0]]
+    for classes in (5, torch.tensor([4, 3, 0, 1, 2])):
+        assert as_targets(torch.tensor([3, 0]), classes=classes).tolist() == expected
 
 
 def test_blocks_count_the_same_classes(monkeypatch: pytest.MonkeyPatch, generator: torch.Generator) -> None:
@@ -74,27 +64,21 @@ BAD: list[tuple[object, str]] = [
 
 @pytest.mark.parametrize(("Y", "message"), BAD)
 def test_bad_targets_are_named(Y: Tensor, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        as_targets(Y)
+    refused(as_targets, Y, match=message)
 
 
 def test_lengths_and_classes_must_fit() -> None:
-    with pytest.raises(InputError, match="there are 5 samples"):
-        as_targets(torch.tensor([0, 1, 2]), n=5)
+    refused(as_targets, torch.tensor([0, 1, 2]), n=5, match="there are 5 samples")
     with pytest.raises(InputError, match=r"labels \[7\] that are not among the classes \[0, 1, 2\]"):
         as_targets(torch.tensor([0, 1, 7]), classes=3)
-    with pytest.raises(InputError, match="goes with integer labels"):
-        as_targets(torch.tensor([0.0, 1.0]), classes=2)
-    with pytest.raises(InputError, match="vector of integer labels"):
-        label_rows(torch.tensor([0.5, 1.0]))
+    refused(as_targets, torch.tensor([0.0, 1.0]), classes=2, match="goes with integer labels")
+    refused(label_rows, torch.tensor([0.5, 1.0]), match="vector of integer labels")
 
 
-def test_arrays_of_any_layout_are_read() -> None:
+def test_floats_of_any_layout_stay() -> None:
     y = np.arange(5.0)
     y.flags.writeable = False
-    expected = as_targets(torch.arange(5.0))
-    assert torch.equal(as_targets(y), expected)
-    assert torch.equal(as_targets(y[::-1].copy()[::-1]), expected)
-    assert torch.equal(as_targets(y.astype(">f4")), expected)
-    assert torch.equal(as_targets(y.astype(np.longdouble)), expected)
-    assert torch.equal(as_targets([0.0, 1.0, 2.0, 3.0, 4.0]), expected)
+    expected = torch.arange(5.0).double()[:, None]
+    layouts = [y, y[::-1].copy()[::-1], y.astype(">f4"), y.astype(np.longdouble), y.astype(np.float32)[:, None]]
+    for same in (*layouts, y.tolist(), torch.arange(5.0)):
+        assert torch.equal(as_targets(same), expected)

@@ -6,25 +6,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 import gramscope as gs
 import reference
-from cases import randoms
+from cases import randoms, refused
 from gramscope.errors import InputError
 from gramscope.measures.gram import fle_residual, gram_shift, gram_shift_residual
 from gramscope.measures.virtual import AccumulatedShift, virtual_covariance_factors, virtual_trajectory, virtual_update
 
 
-def layer(n: int, k: int, d: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """W, h and δ."""
-    W, h, delta = randoms((k, d), (n, d), (n, k), seed=seed)
-    return W, h, delta
-
-
 @given(st.integers(1, 6), st.integers(1, 5), st.integers(1, 5), st.floats(0.01, 3.0), st.integers(0, 3))
 def test_shift_equals_the_sum_over_samples(n: int, k: int, d: int, gamma: float, seed: int) -> None:
-    W, h, delta = layer(n, k, d, seed)
+    W, h, delta = randoms((k, d), (n, d), (n, k), seed=seed)
     D, Sigma = delta.T @ h, delta.T @ delta
     expected = reference.virtual_shift(W, h, delta, gamma)
     shift = gs.virtual_covariance_shift(W, D, Sigma, gamma)
@@ -41,10 +34,8 @@ def test_shift_equals_the_sum_over_samples(n: int, k: int, d: int, gamma: float,
 
 
 def test_stacks_are_matrix_by_matrix() -> None:
-    parts = [layer(7, 3, 4, seed) for seed in range(2)]
-    W = torch.stack([p[0] for p in parts])
-    D = torch.stack([p[2].T @ p[1] for p in parts])
-    Sigma = torch.stack([p[2].T @ p[2] for p in parts])
+    W, h, delta = randoms((2, 3, 4), (2, 7, 4), (2, 7, 3))
+    D, Sigma = delta.mT @ h, delta.mT @ delta
     stacked = gs.virtual_covariance_shift(W, D, Sigma, 0.3)
     for i in range(2):
         assert torch.allclose(stacked[i], gs.virtual_covariance_shift(W[i], D[i], Sigma[i], 0.3))
@@ -63,8 +54,7 @@ def test_accumulated_shift_is_the_sum(form: str, stack: tuple[int, ...]) -> None
     assert total.steps == 5
     assert torch.allclose(total.diagonal(), expected.diagonal(dim1=-2, dim2=-1))
     if form == "diagonal":
-        with pytest.raises(InputError, match="only the diagonal"):
-            total.dense()
+        refused(total.dense, match="only the diagonal")
         return
     assert torch.allclose(total.dense(), expected, atol=1e-10)
     if form == "low-rank":
@@ -105,19 +95,12 @@ def test_bad_input_is_named() -> None:
         InputError, match=r"Sigma has shape \(3, 3\) but W of shape \(2, 3\) needs Sigma of shape \(2, 2\)"
     ):
         gs.virtual_covariance_shift(torch.ones(2, 3), torch.ones(2, 3), torch.ones(3, 3), 0.1)
-    with pytest.raises(InputError, match="must agree"):
-        virtual_update(torch.ones(2), torch.ones(3), 0.1)
-    with pytest.raises(InputError, match=r"gradients\[1\] has shape"):
-        virtual_trajectory(torch.ones(2), [torch.ones(2), torch.ones(3)], 0.1)
-    with pytest.raises(InputError, match="at least 1"):
-        virtual_trajectory(torch.ones(2), [], 0.1, every=0)
-    with pytest.raises(InputError, match="rank="):
-        AccumulatedShift("low-rank")
-    with pytest.raises(InputError, match="form must be"):
-        AccumulatedShift("sparse")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="no shift has been added"):
-        AccumulatedShift().dense()
+    refused(virtual_update, torch.ones(2), torch.ones(3), 0.1, match="must agree")
+    refused(virtual_trajectory, torch.ones(2), [torch.ones(2), torch.ones(3)], 0.1, match=r"gradients\[1\] has shape")
+    refused(virtual_trajectory, torch.ones(2), [], 0.1, every=0, match="at least 1")
+    refused(AccumulatedShift, "low-rank", match="rank=")
+    refused(AccumulatedShift, "sparse", match="form must be")
+    refused(AccumulatedShift().dense, match="no shift has been added")
     one = AccumulatedShift()
     one.add(torch.ones(1, 1), torch.ones(1, 1), torch.ones(1, 1), 0.1)
-    with pytest.raises(InputError, match="has no factors"):
-        one.factored()
+    refused(one.factored, match="has no factors")
