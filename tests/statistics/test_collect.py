@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gramscope as gs
-from cases import BY_NAME, CASES, Around, Case, normal, sample_losses, split
+from cases import BY_NAME, CASES, Around, Case, captured, normal, refused, sample_losses, split, twin_of
 from comparing import assert_same
 from gramscope.errors import InputError, LayerError, NumericalError
 from gramscope.notes import joined
@@ -22,11 +22,7 @@ USABLE = [case for case in CASES if case.name != "checkpoint-reentrant"]
 @pytest.mark.parametrize("case", USABLE, ids=lambda c: c.name)
 def test_results_do_not_depend_on_the_batch_size(case: Case) -> None:
     model, x, y = case.make()
-    reference = copy.deepcopy(model)
-    with torch.no_grad():
-        for p in reference.parameters():
-            p.mul_(0.9)
-    options = {"reference": reference, "residuals": True, "gram": True}
+    options = {"reference": twin_of(model), "residuals": True, "gram": True}
     whole = gs.collect(model, (x, y), sample_losses, **options)
     for size in (1, 4):
         assert_same(whole, gs.collect(model, split(x, y, size), sample_losses, **options))
@@ -36,12 +32,9 @@ def test_results_do_not_depend_on_the_batch_size(case: Case) -> None:
 def test_sums_equal_dense_autograd(case: Case) -> None:
     model, x, y = case.make()
     stats = gs.collect(model, split(x, y, 4), sample_losses, jacobians=True)
-    with gs.capture(model) as tape:
-        losses = sample_losses(model(x), y)
-        tape.backward(losses)
     assert stats.n == 6
-    assert stats.network.loss == pytest.approx(losses.mean().item())
-    for record in tape:
+    assert stats.network.loss == pytest.approx(sample_losses(model(x), y).mean().item())
+    for record in captured(model, x, y):
         layer = stats[record.name]
         torch.testing.assert_close(layer.D, torch.einsum("...bsk,...bsd->...kd", record.delta, record.h))
         torch.testing.assert_close(layer.Sigma, torch.einsum("...bsk,...bsl->...kl", record.delta, record.delta))
@@ -59,8 +52,7 @@ def test_module_outputs_and_named_outputs() -> None:
     inner, x, y = BY_NAME["encoder"].make()
     model = Around(lambda m, pixels: {"scores": m.inner(pixels), "extra": pixels}, inner=inner)
     batches = [{"pixels": x[:3], "labels": y[:3]}, {"pixels": x[3:], "labels": y[3:]}]
-    with pytest.raises(InputError, match=r"keys \['scores', 'extra'\]; name one with output="):
-        gs.collect(model, batches, sample_losses)
+    refused(gs.collect, model, batches, sample_losses, match=r"keys \['scores', 'extra'\]; name one with output=")
     stats = gs.collect(model, batches, sample_losses, output="scores", outputs="inner.0", tokens=0)
     assert stats.outputs["inner.0"].n == 6
     torch.testing.assert_close(stats.outputs["inner.0"].joint.mean_h, inner[0](x)[:, 0].mean(0).detach())
@@ -73,8 +65,7 @@ def test_float32_sums_and_gram_choice() -> None:
     stats = gs.collect(model.float(), (x.float(), y), F.cross_entropy, dtype=torch.float32, gram=False)
     assert stats["0"].D.dtype == torch.float32
     assert stats["0"].features.classes.within is None
-    with pytest.raises(InputError, match="dtype=torch.bfloat16"):
-        gs.collect(model, (x, y), dtype=torch.bfloat16)
+    refused(gs.collect, model, (x, y), dtype=torch.bfloat16, match="dtype=torch.bfloat16")
 
 
 def test_dropout_is_off_and_everything_is_given_back() -> None:
@@ -152,8 +143,7 @@ def test_samples_that_are_not_the_first_axis_of_the_output() -> None:
     for name in first.layers:
         torch.testing.assert_close(first[name].K, second[name].K)
     flat = nn.Sequential(nn.Linear(4, 2), nn.Flatten(0, 1)).double()
-    with pytest.raises(InputError, match=r"the output has shape \(15, 2\) for 3 samples; bring it to"):
-        gs.collect(flat, x, jacobians=True)
+    refused(gs.collect, flat, x, jacobians=True, match=r"the output has shape \(15, 2\) for 3 samples; bring it to")
 
 
 def test_an_unbatched_input_is_one_sample() -> None:
@@ -216,5 +206,4 @@ def test_a_reference_that_shares_weights() -> None:
 )
 def test_flags_that_are_none(options: dict[str, Any], message: str) -> None:
     model, x, y = BY_NAME["mlp"].make()
-    with pytest.raises(InputError, match=message):
-        gs.collect(model, (x, y), **options)
+    refused(gs.collect, model, (x, y), **options, match=message)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import gramscope as gs
-from cases import BY_NAME, Around, normal, pooled
+from cases import BY_NAME, Around, normal, pooled, refused
 from comparing import assert_same
 from gramscope.errors import InputError, NumericalError
 from gramscope.linalg.moments import ClassMoments, Moments
@@ -33,12 +33,9 @@ def test_token_selection(tokens: object, rows: int | None) -> None:
 
 def test_token_selection_errors() -> None:
     model, x, y = BY_NAME["tokens"].make()
-    with pytest.raises(InputError, match="tokens=9: layer '0' has 4 sites"):
-        gs.collect(model, (x, y), tokens=9)
-    with pytest.raises(InputError, match="tokens='cls'"):
-        gs.collect(model, (x, y), tokens="cls")
-    with pytest.raises(InputError, match=r"mask has shape \(6,\)"):
-        gs.collect(model, (x, y), tokens=lambda inputs, target: target > 0)
+    refused(gs.collect, model, (x, y), tokens=9, match="tokens=9: layer '0' has 4 sites")
+    refused(gs.collect, model, (x, y), tokens="cls", match="tokens='cls'")
+    refused(gs.collect, model, (x, y), tokens=lambda inputs, target: target > 0, match=r"mask has shape \(6,\)")
 
 
 def test_tokens_of_a_sequence_classifier() -> None:
@@ -93,8 +90,7 @@ def test_the_label_to_ignore() -> None:
 def test_labels_of_minus_one_and_one() -> None:
     model, x, _ = BY_NAME["mlp"].make()
     y = torch.tensor([1, -1, 1, 1, -1, -1])
-    with pytest.raises(InputError, match=r"found -1; .*targets=lambda x, y: \(y > 0\).long\(\) makes classes"):
-        gs.collect(model, (x, y))
+    refused(gs.collect, model, (x, y), match=r"found -1; .*targets=lambda x, y: \(y > 0\).long\(\) makes classes")
     classes = gs.collect(model, (x, y), targets=lambda x, y: (y > 0).long())
     assert classes["0"].features.classes.counts.tolist() == [3, 3]
     real = gs.measure(model, (x, y.double()), measures=["surrogate", "nc1"])
@@ -159,8 +155,7 @@ def test_a_data_loader_and_integer_targets_of_other_shapes() -> None:
     stats = gs.collect(model, (x, torch.ones(6, 2, dtype=torch.long)))
     assert stats["0"].features is None
     assert "integer targets of shape (6, 2) do not give one label to each of 6 rows" in joined(stats.notes["0"]).text
-    with pytest.raises(InputError, match="loss='mse' is not callable"):
-        gs.collect(model, (x, y), "mse")
+    refused(gs.collect, model, (x, y), "mse", match="loss='mse' is not callable")
 
 
 def test_labels_that_mark_nothing_and_labels_that_are_too_large() -> None:
@@ -168,8 +163,7 @@ def test_labels_that_mark_nothing_and_labels_that_are_too_large() -> None:
     marked = y.clone()
     marked[0] = -100
     assert gs.collect(model, (x, marked))["0"].features.n == 5
-    with pytest.raises(InputError, match="labels reach 2000000002"):
-        gs.collect(model, (x, y + 2_000_000_000))
+    refused(gs.collect, model, (x, y + 2_000_000_000), match="labels reach 2000000002")
     with pytest.raises(NumericalError, match="the targets are NaN"):
         gs.collect(model, (x, torch.full((6, 1), float("nan"), dtype=torch.float64)))
     with (

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gramscope as gs
-from cases import Around, normal, split
+from cases import Around, normal, refused, split
 from gramscope.errors import InputError
 from gramscope.notes import joined
 from gramscope.statistics.layouts import layout
@@ -33,8 +33,7 @@ def test_channels_of_one_dimensional_convolutions() -> None:
             gs.collect(model, (x, y), outputs=name)
         assert gs.collect(model, (x, y), outputs=name, channels="first").outputs[name].joint.mean_h.shape == (3,)
     assert gs.measure(model, (x, y), outputs="2", channels="last")["2"]["feature_rank"] is not None
-    with pytest.raises(InputError, match="channels='middle'"):
-        gs.collect(model, (x, y), outputs="0", channels="middle")
+    refused(gs.collect, model, (x, y), outputs="0", channels="middle", match="channels='middle'")
 
 
 def test_other_outputs_are_read_as_before() -> None:
