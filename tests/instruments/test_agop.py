@@ -12,27 +12,23 @@ from torch import Tensor, nn
 from torch.func import jacrev, vmap
 
 import gramscope as gs
-from cases import BY_NAME, CASES, Case, normal, pooled
-from gramscope.errors import InputError
+from cases import BY_NAME, CASES, Around, Case, normal, pooled, refused, twin_of
 from gramscope.instruments.agop import dual_tangent_kernel
+from gramscope.layers.select import select_layers
 from reference import output_jacobian
 
 PLAIN = [BY_NAME[name] for name in ("mlp", "tokens", "conv2d", "conv2d-grouped", "residual", "gpt")]
 
 
-def dense(case: Case, name: str) -> tuple[torch.Tensor, ...]:
+def dense(model: nn.Module, x: Tensor, name: str) -> Tensor:
     """J of every sample in normal form, [n, c, groups, sites, k], by one backward per output."""
-    model, x, _ = case.make()
-    with gs.capture(model) as tape:
-        model(x)
-    layer = tape[name].layer
+    layer = select_layers(model, name).layers[0]
     rows = []
     for i in range(x.shape[0]):
         native = output_jacobian(model, layer.module, x[i : i + 1])[:, 0]
         rows.append(torch.stack([layer.kind.outputs(layer.module, z) for z in native]))
-    J = torch.stack(rows)  # [n, c, (groups), 1, sites, k]
-    J = J.squeeze(-3)
-    return (J if J.dim() == 5 else J.unsqueeze(2)), layer.weight()
+    J = torch.stack(rows).squeeze(-3)  # [n, c, (groups), sites, k]
+    return J if J.dim() == 5 else J.unsqueeze(2)
 
 
 @pytest.mark.parametrize("case", PLAIN, ids=lambda c: c.name)
@@ -41,7 +37,7 @@ def test_kernel_agop_and_dual_equal_dense_autograd(case: Case) -> None:
     K, G = gs.tangent_kernel(model, x), gs.agop(model, x)
     duals, blocks = dual_tangent_kernel(model, x), dual_tangent_kernel(model, x, blocks=True)
     for name, found in K.items():
-        J, W = dense(case, name)
+        J, W = dense(model, x, name), select_layers(model, name).layers[0].weight()
         n, c = J.shape[:2]
         expected = torch.einsum("ncgsk,ncgsl->gkl", J, J) / n
         stacked = W if W.dim() == 3 else W.unsqueeze(0)
@@ -65,25 +61,13 @@ def test_input_agop_is_the_mean_of_input_jacobians() -> None:
 @pytest.mark.parametrize("case", PLAIN, ids=lambda c: c.name)
 def test_centered_kernel_uses_both_jacobians(case: Case) -> None:
     model, x, _ = case.make()
-    reference = copy.deepcopy(model)
-    with torch.no_grad():
-        for p in reference.parameters():
-            p.mul_(0.7)
-    found = gs.tangent_kernel(model, x, reference=reference)
-    for name, (K, K_centered) in found.items():
-        with gs.capture(model) as tape:
-            model(x)
-        layer = tape[name].layer
-        twin_layer = dict(reference.named_modules())[name]
-        total = torch.zeros_like(K_centered)
-        for i in range(6):
-            ours = output_jacobian(model, layer.module, x[i : i + 1])[:, 0]
-            theirs = output_jacobian(reference, twin_layer, x[i : i + 1])[:, 0]
-            for a, b in zip(ours, theirs, strict=True):
-                d = layer.kind.outputs(layer.module, a - b)
-                total += torch.einsum("...bsk,...bsl->...kl", d, d)
-        torch.testing.assert_close(K_centered, total / 6, rtol=1e-8, atol=1e-10)
-        torch.testing.assert_close(K, gs.tangent_kernel(model, x)[name])
+    reference = twin_of(model)
+    alone = gs.tangent_kernel(model, x)
+    for name, (K, K_centered) in gs.tangent_kernel(model, x, reference=reference).items():
+        difference = dense(model, x, name) - dense(reference, x, name)
+        expected = torch.einsum("ncgsk,ncgsl->gkl", difference, difference) / 6
+        torch.testing.assert_close(K_centered.reshape(expected.shape), expected, rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(K, alone[name])
 
 
 def test_sketched_reference_shares_its_signs() -> None:
@@ -106,32 +90,26 @@ def test_every_case_runs_and_batches_agree() -> None:
 
 def test_bad_input() -> None:
     model, x, _ = BY_NAME["mlp"].make()
-    with pytest.raises(InputError, match="yielded no batch|is empty"):
-        gs.agop(model, x[:0])
-    with pytest.raises(InputError, match="loader is a NoneType"):
-        gs.agop(model, None)
+    refused(gs.agop, model, x[:0], match="yielded no batch|is empty")
+    refused(gs.agop, model, None, match="loader is a NoneType")
 
 
-class SequenceFirst(nn.Module):
+def sequence_first(pooled: bool) -> nn.Module:
     """``[time, batch, 6] → [time, batch, 2]``, or ``[batch, 2]`` if pooled."""
 
-    def __init__(self, pooled: bool) -> None:
-        super().__init__()
-        self.inner = nn.Linear(6, 6)
-        self.attention = nn.MultiheadAttention(6, 2)
-        self.head, self.pooled = nn.Linear(6, 2), pooled
+    def forward(m: Any, x: Tensor) -> Tensor:
+        h = torch.tanh(m.inner(x))
+        f = m.head(m.attention(h, h, h)[0])
+        return f.mean(0) if pooled else f
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.tanh(self.inner(x))
-        f = self.head(self.attention(h, h, h)[0])
-        return f.mean(0) if self.pooled else f
+    return Around(forward, inner=nn.Linear(6, 6), attention=nn.MultiheadAttention(6, 2), head=nn.Linear(6, 2)).eval()
 
 
 @pytest.mark.parametrize("pooled", [False, True])
 @pytest.mark.parametrize("batch", [5, 7])
 def test_sequence_first_models_take_batch_dim(pooled: bool, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gramscope.instruments.agop.BATCH", 3)
-    model, x = SequenceFirst(pooled).double().eval(), normal(7, batch, 6)
+    model, x = sequence_first(pooled), normal(7, batch, 6)
     G, K = gs.agop(model, x, batch_dim=1), gs.tangent_kernel(model, {"x": x.numpy()}, batch_dim=1)
     dual = dual_tangent_kernel(model, x, batch_dim=1)
     for name in ("inner", "head"):
@@ -145,7 +123,7 @@ def test_sequence_first_models_take_batch_dim(pooled: bool, batch: int, monkeypa
     # The attention's value projection, through an independent route: one sample at a time.
     single = [gs.tangent_kernel(model, x[:, i : i + 1], batch_dim=1)["attention.v_proj"] for i in range(batch)]
     torch.testing.assert_close(K["attention.v_proj"], torch.stack(single).mean(0))
-    centered = gs.tangent_kernel(model, x, reference=SequenceFirst(pooled).double().eval(), batch_dim=1)
+    centered = gs.tangent_kernel(model, x, reference=sequence_first(pooled), batch_dim=1)
     torch.testing.assert_close(centered["inner"].K, K["inner"])
 
 
@@ -165,7 +143,7 @@ def test_two_batches_of_different_lengths(rows: int, convert: Callable[[Tensor],
 
 
 def test_several_inputs_without_a_common_length_are_one_batch() -> None:
-    class Pointed(nn.Module):
+    class Pointed(nn.Module):  # its signature says that it takes two inputs
         def __init__(self) -> None:
             super().__init__()
             self.a = nn.Linear(3, 2).double()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,8 +19,7 @@ from gramscope.instruments.pictures import input_diagonals, layer_spectra
 
 @pytest.fixture
 def images() -> tuple[Tensor, Tensor]:
-    g = torch.Generator().manual_seed(3)
-    x = torch.rand(30, 1, 4, 5, generator=g)
+    x = torch.rand(30, 1, 4, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     return x, (x.flatten(1)[:, :10].sum(1) > 5).long()
 
 
@@ -38,7 +36,7 @@ def test_tensorboard_file_holds_what_measure_gives(tmp_path: Path, images: tuple
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from torch.utils.tensorboard import SummaryWriter
 
-    x, y = images[0].double(), images[1]
+    x, y = images
     net, measures = make_net(), ["nfa", "target_linearity", "effective_rank", "nc1"]
     with SummaryWriter(str(tmp_path)) as writer:
         monitor = gs.Monitor(net, (x, y), nn.CrossEntropyLoss(), measures=measures, every=2, log=writer)
@@ -63,11 +61,9 @@ def test_tensorboard_file_holds_what_measure_gives(tmp_path: Path, images: tuple
         assert last.histogram_value.sum_squares == pytest.approx(float(W.square().sum()))
 
     assert set(events.Tags()["images"]) == {"1/diagonal_nfm", "1/diagonal_agop"}
-    expected = {
-        "nfm": gs.weight_gram(weights["1"]).diagonal(),
-        "agop": gs.agop(net, x, "1")["1"].diagonal(),
-    }
-    for name, diagonal in expected.items():
+    expected = {"nfm": gs.weight_gram(weights["1"]), "agop": gs.agop(net, x, "1")["1"]}
+    for name, matrix in expected.items():
+        diagonal = matrix.diagonal()
         last_image = events.Images(f"1/diagonal_{name}")[-1]
         pixels = np.asarray(Image.open(io.BytesIO(last_image.encoded_image_string)).convert("L"), dtype=float)
         scaled = (diagonal - diagonal.min()) / (diagonal.max() - diagonal.min())
@@ -83,17 +79,13 @@ def test_a_writer_of_scalars_alone_gets_scalars(images: tuple[Tensor, Tensor]) -
             self.found[tag] = scalar_value
 
     writer = Writer()
-    net = make_net()
-    x, y = images[0].double(), images[1]
-    monitor = gs.Monitor(net, (x, y), measures=["effective_rank"], log=writer)
-    expected: dict[str, Any] = monitor.records[0]["layers"]
-    assert writer.found["1/effective_rank"] == expected["1"]["effective_rank"]
+    monitor = gs.Monitor(make_net(), images, measures=["effective_rank"], log=writer)
+    assert writer.found["1/effective_rank"] == monitor.records[0]["layers"]["1"]["effective_rank"]
     assert "network/samples" in writer.found
 
 
 def test_diagonals_only_where_inputs_are_images(images: tuple[Tensor, Tensor]) -> None:
-    x = images[0].double()
-    net = make_net()
+    x, net = images[0], make_net()
     found = input_diagonals(net, x, agop=False)
     assert list(found["1"]) == ["nfm"]
     torch.testing.assert_close(found["1"]["nfm"].flatten(), net[1].weight.square().sum(0).detach())

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import gramscope as gs
-from cases import BY_NAME, Around, normal, train
+from cases import BY_NAME, Around, normal, refused, train
 from gramscope.errors import InputError, NumericalError
 from gramscope.instruments.monitor import geometric
 
@@ -42,8 +42,7 @@ def test_records_equal_measure_and_training_is_undisturbed() -> None:
     assert json.loads(json.dumps(monitor.records)) == monitor.records
     assert [step for step, _ in monitor.series("nfa")["0"]] == [0, 3, 6, 7]
     assert monitor.series("nfa_centered")["0"][0][1] is None
-    with pytest.raises(InputError, match="no measure 'nc1' was recorded; there are: nfa"):
-        monitor.series("nc1")
+    refused(monitor.series, "nc1", match="no measure 'nc1' was recorded; there are: nfa")
 
 
 def test_default_cadence_and_measures() -> None:
@@ -99,25 +98,17 @@ def test_state_continues() -> None:
 
 def test_bad_arguments() -> None:
     model, x, y = BY_NAME["mlp"].make()
-    with pytest.raises(InputError, match="every=0"):
-        gs.Monitor(model, (x, y), every=0)
-    with pytest.raises(InputError, match="samples=1"):
-        gs.Monitor(model, (x, y), samples=1)
-    with pytest.raises(InputError, match="reference='start'"):
-        gs.Monitor(model, (x, y), reference="start")
-    with pytest.raises(InputError, match="yielded no batch"):
-        gs.Monitor(model, [])
-    with pytest.raises(InputError, match="no measure 'tl'"):
-        gs.Monitor(model, (x, y), measures="tl")
+    refused(gs.Monitor, model, (x, y), samples=1, match="samples=1")
+    refused(gs.Monitor, model, (x, y), reference="start", match="reference='start'")
+    refused(gs.Monitor, model, [], match="yielded no batch")
+    refused(gs.Monitor, model, (x, y), measures="tl", match="no measure 'tl'")
     for every in ("epoch", 2.5, 0, -1, "2 epochs", True):
         with pytest.raises(
             InputError, match=r"every=.*: give a positive whole number of steps.*once an epoch with every=1"
         ):
             gs.Monitor(model, (x, y), every=every)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="log='runs' is a str; give a function"):
-        gs.Monitor(model, (x, y), log="runs")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="samples=2.5"):
-        gs.Monitor(model, (x, y), samples=2.5)  # type: ignore[arg-type]
+    refused(gs.Monitor, model, (x, y), log="runs", match="log='runs' is a str; give a function")
+    refused(gs.Monitor, model, (x, y), samples=2.5, match="samples=2.5")
 
 
 def test_a_run_that_diverges_goes_on() -> None:
@@ -139,8 +130,7 @@ def test_a_run_that_diverges_goes_on() -> None:
     }
     assert seen == [(0, monitor.records[0]), (1, record)]
     assert [step for step, _ in monitor.series("nfa")["0"]] == [0]
-    with pytest.raises(NumericalError, match="output is NaN"):
-        gs.Monitor(model, (x, y))
+    refused(gs.Monitor, model, (x, y), match="output is NaN", error=NumericalError)
 
 
 def test_a_diverged_run_with_a_writer(tmp_path: Any) -> None:

@@ -7,13 +7,11 @@ import torch
 from torch import Tensor, nn
 
 import gramscope as gs
-from cases import Around
+from cases import Around, normal
 
 
 def task(ignored: int) -> tuple[nn.Module, Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(200, 5, generator=generator, dtype=torch.float64)
-    y = torch.randint(0, 4, (200,), generator=generator)
+    x, y = normal(200, 5), torch.randint(0, 4, (200,), generator=torch.Generator().manual_seed(0))
     return nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 4)).double(), x, torch.where(y == 3, ignored, y)
 
 
@@ -39,10 +37,9 @@ def test_ignored_samples_count_nowhere(ignored: int) -> None:
 
 def test_nc4_of_targets_of_ones_own() -> None:
     model, x, y = task(3)
-    halves = gs.measure(model, (x, y), measures="nc4", targets=lambda i, t: torch.where(t == 3, -100, t))
-    assert (
-        halves["2"]["nc4"] == gs.measure(model, (x, y), nn.CrossEntropyLoss(ignore_index=3), measures="nc4")["2"]["nc4"]
-    )
+    own = gs.measure(model, (x, y), measures="nc4", targets=lambda i, t: torch.where(t == 3, -100, t))
+    expected = gs.measure(model, (x, y), nn.CrossEntropyLoss(ignore_index=3), measures="nc4")
+    assert own["2"]["nc4"] == expected["2"]["nc4"]
 
 
 def test_collapse_where_it_is_undefined() -> None:
@@ -55,7 +52,8 @@ def test_collapse_where_it_is_undefined() -> None:
     own = gs.measure(nn.Linear(5, 200).double(), (x, torch.arange(200)), measures=names)
     for name in names:
         assert "each of the 200 rows has a class of its own" in own.notes[f"(model).{name}"].text
-    once = gs.measure(model, ((a, b) for a, b in [(x, y)]), measures="nc4")
+    once = gs.measure(model, iter([(x, y)]), measures="nc4")
+    assert once["2"]["nc4"] is None
     assert "this loader can be read once; give a DataLoader" in once.notes["2.nc4"].text
 
 

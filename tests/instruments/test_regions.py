@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from gramscope.errors import InputError, LayerError
+from cases import refused
+from gramscope.errors import LayerError
 from gramscope.instruments.regions import region_crossings
 
 
@@ -64,5 +65,4 @@ def test_the_network_is_left_as_it_was(generator: torch.Generator) -> None:
 def test_networks_that_hide_their_units_are_named() -> None:
     with pytest.raises(LayerError, match="no ReLU-like module in the network"):
         region_crossings(nn.Linear(2, 2), torch.ones(2, 2))
-    with pytest.raises(InputError, match="points"):
-        region_crossings(nn.ReLU(), torch.ones(2, 2), points=1)
+    refused(region_crossings, nn.ReLU(), torch.ones(2, 2), points=1, match="points")
