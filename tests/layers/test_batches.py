@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import gramscope as gs
-from cases import normal
+from cases import normal, refused
 from gramscope.errors import InputError
 from gramscope.layers.batches import batches, head
 
@@ -55,10 +55,8 @@ def test_several_inputs_and_several_batches() -> None:
         assert torch.equal(target, Y)
     assert [len(x) for x, _ in batches([X, X[:2]])] == [6, 2]  # alike: two batches without targets
     assert [len(x) for x, _ in batches(((X, Y), (X[:2], Y[:2])))] == [6, 2]
-    with pytest.raises(InputError, match=r"a tuple of 3 tensors is neither a batch .* nor a loader"):
-        list(batches((X, X, Y)))
-    with pytest.raises(InputError, match="the loader yielded no batch"):
-        list(batches(()))
+    refused(list, batches((X, X, Y)), match=r"a tuple of 3 tensors is neither a batch .* nor a loader")
+    refused(list, batches(()), match="the loader yielded no batch")
 
 
 def test_numpy_takes_the_models_type() -> None:
@@ -97,8 +95,7 @@ def test_how_lists_of_two_arrays_are_read() -> None:
         assert [target for _, target in batches(data)] == [None, None]
     ids = torch.zeros(5, 7, dtype=torch.long)
     for data in ([normal(5, 7, 4), normal(5, 9, 4)], [normal(5, 3, 8, 8), normal(5, 3, 4, 4)], [ids, ids[:, :4]]):
-        with pytest.raises(InputError, match=r"may be inputs and target or two batches: write the tuple \(x, y\), or"):
-            list(batches(data))
+        refused(list, batches(data), match=r"may be inputs and target or two batches: write the tuple \(x, y\), or")
         assert len(list(batches(tuple(data)))) == 1
         assert len(list(batches([(x, None) for x in data]))) == 2
 
@@ -128,5 +125,4 @@ def test_single_samples_are_no_batches(samples: list[Any], loss: Any) -> None:
 )
 def test_odd_loaders(data: object, message: str) -> None:
     model = nn.Sequential(nn.Linear(5, 3))
-    with pytest.raises(InputError, match=message):
-        gs.collect(model, data, F.cross_entropy)
+    refused(gs.collect, model, data, F.cross_entropy, match=message)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 import gramscope as gs
-from cases import CASES, Case, captured, close, close_to_autograd, normal, sample_losses
+from cases import CASES, Case, captured, close, close_to_autograd, normal, refused, sample_losses
 from gramscope.errors import LayerError
 from gramscope.layers.kinds import AttentionProjectionKind
 from gramscope.layers.select import select_layers
@@ -157,8 +157,7 @@ def test_layer_assign_writes_normal_form_back() -> None:
         model, _, _ = case.make()
         for layer in select_layers(model):
             if layer.parameter is None:
-                with pytest.raises(LayerError, match="computed weight"):
-                    layer.assign(layer.weight())
+                refused(layer.assign, layer.weight(), match="computed weight", error=LayerError)
                 continue
             new = torch.randn_like(layer.weight())
             layer.assign(new)

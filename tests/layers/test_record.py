@@ -16,8 +16,6 @@ from gramscope.instruments.agop import dual_tangent_kernel
 from gramscope.notes import joined
 
 CE = nn.CrossEntropyLoss()
-
-
 Y = torch.arange(6) % 3
 
 

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gramscope as gs
-from cases import Around, close_to_autograd, normal
-from gramscope.errors import InputError, LayerError
+from cases import Around, close_to_autograd, normal, refused
+from gramscope.errors import LayerError
 from gramscope.notes import joined
 
 
@@ -137,8 +137,7 @@ def test_sequence_first_models_without_batch_dim_are_told(batch: int) -> None:
     model = nn.Sequential(OrderedDict(e=encoder, r=nn.Linear(6, 2))).double().eval()  # [time, batch, 6]
     x = normal(7, batch, 6)
     for kernel in (gs.tangent_kernel, gs.agop):
-        with pytest.raises(InputError, match=r"'e.layers.0.self_attn.*batch_dim=1"):
-            kernel(model, x)
+        refused(kernel, model, x, match=r"'e.layers.0.self_attn.*batch_dim=1")
     with gs.capture(model, reduction="mean") as tape:
         model(x).mean().backward()
     with pytest.raises(LayerError, match=r"self_attn.*batch_dim=1"):

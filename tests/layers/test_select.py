@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from cases import BY_NAME
+from cases import BY_NAME, refused
 from gramscope.errors import LayerError
 from gramscope.layers.select import select_layers
 
@@ -30,10 +30,8 @@ def test_selectors_that_match_nothing() -> None:
     model, _, _ = BY_NAME["mlp"].make()
     with pytest.raises(LayerError, match=r"layers='fc\*' matches no linear-like layer; there are: 0, 2, 4"):
         select_layers(model, "fc*")
-    with pytest.raises(LayerError, match="has no linear-like layer"):
-        select_layers(nn.Sequential(nn.ReLU()))
-    with pytest.raises(LayerError, match="lookup table"):
-        select_layers(nn.Sequential(nn.Embedding(3, 4)))
+    refused(select_layers, nn.Sequential(nn.ReLU()), match="has no linear-like layer", error=LayerError)
+    refused(select_layers, nn.Sequential(nn.Embedding(3, 4)), match="lookup table", error=LayerError)
     with pytest.raises(LayerError, match="complex weights"):
         select_layers(nn.Sequential(nn.Linear(3, 3, dtype=torch.complex64)), "0")
 
@@ -41,7 +39,5 @@ def test_selectors_that_match_nothing() -> None:
 def test_a_module_is_no_selector() -> None:
     model = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 3))
     for selector in (model[1], [model[1]]):
-        with pytest.raises(LayerError, match=r"not a module \(Linear\); this one is '1'"):
-            select_layers(model, selector)
-    with pytest.raises(LayerError, match="this one is not in the model"):
-        select_layers(model, nn.Linear(2, 2))
+        refused(select_layers, model, selector, match=r"not a module \(Linear\); this one is '1'", error=LayerError)
+    refused(select_layers, model, nn.Linear(2, 2), match="this one is not in the model", error=LayerError)

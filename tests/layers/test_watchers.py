@@ -17,20 +17,12 @@ from gramscope.theory.network import early_alignment
 CE = nn.CrossEntropyLoss()
 
 
-def data(n: int = 30) -> tuple[Tensor, Tensor]:
-    return normal(n, 4, seed=n), torch.arange(n) % 3
-
-
 def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
 
 
-X, Y = data()
-
-
-XS, YS = data(7)
-
-
+X, Y = normal(30, 4), torch.arange(30) % 3
+XS, YS = normal(7, 4, seed=7), torch.arange(7) % 3
 PASSES: dict[str, Callable[[nn.Module], object]] = {
     "measure": lambda net: gs.measure(net, (XS, YS), CE, measures=["gradient_norm", "nfa", "nc4"]),
     "reference": lambda net: gs.measure(
