@@ -140,17 +140,10 @@ def test_an_interrupted_download_is_resumed_next_time(
     assert not (tmp_path / "things" / "file.dat.part").exists()
 
 
-def test_a_server_without_ranges_starts_again(site: Site, tmp_path: Path) -> None:
-    site.files["/file.dat"] = CONTENT
-    site.ranges = False
-    (tmp_path / "things").mkdir()
-    (tmp_path / "things" / "file.dat.part").write_bytes(CONTENT[:1000])
-    assert fetch(one_file(site), tmp_path).paths["file"].read_bytes() == CONTENT
-
-
-@pytest.mark.parametrize("left", [b"x" * 1000, b"x" * 300_000, b"x" * 300_001])
-def test_what_another_file_left_does_not_spoil_the_download(site: Site, tmp_path: Path, left: bytes) -> None:
-    site.files["/file.dat"] = CONTENT
+@pytest.mark.parametrize("left", [CONTENT[:1000], b"x" * 1000, b"x" * 300_000, b"x" * 300_001])
+@pytest.mark.parametrize("ranges", [True, False])
+def test_what_was_left_does_not_spoil_the_download(site: Site, tmp_path: Path, left: bytes, ranges: bool) -> None:
+    site.files["/file.dat"], site.ranges = CONTENT, ranges
     (tmp_path / "things").mkdir()
     (tmp_path / "things" / "file.dat.part").write_bytes(left)
     assert fetch(one_file(site), tmp_path).paths["file"].read_bytes() == CONTENT

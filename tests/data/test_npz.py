@@ -17,55 +17,43 @@ def save(path: Path, **arrays: Any) -> str:
     return str(path)
 
 
+def split(path: Path, x: Any, y: Any) -> str:
+    """A file of six training and three test samples."""
+    return save(path, x_train=x[:6], y_train=y[:6], x_test=x[6:], y_test=y[6:])
+
+
 def test_npz_of_labels_targets_images_and_tokens(tmp_path: Path) -> None:
     x, y = np.random.default_rng(0).normal(size=(9, 4)), np.arange(9) % 3
-    data = load(save(tmp_path / "a.npz", x_train=x[:6], y_train=y[:6], x_test=x[6:], y_test=y[6:]))
+    data = load(split(tmp_path / "a.npz", x, y))
     assert (data.name, data.classes, data.x_train.dtype) == ("a", 3, torch.float32)
     np.testing.assert_allclose(data.x_train.numpy(), x[:6], rtol=1e-6)
-
-    data = load(save(tmp_path / "b.npz", x_train=x[:6], y_train=x[:6, :2], x_test=x[6:], y_test=x[6:, :2]))
+    data = load(split(tmp_path / "b.npz", x, x[:, :2]))
     assert (data.classes, data.outputs, data.y_train.dtype) == (None, 2, torch.float32)
-
     grey = (np.arange(9 * 16) % 256).astype(np.uint8).reshape(9, 4, 4)
-    data = load(
-        save(tmp_path / "c.npz", x_train=grey[:6], y_train=y[:6], x_test=grey[6:], y_test=y[6:]), scale="signed"
-    )
+    data = load(split(tmp_path / "c.npz", grey, y), scale="signed")
     assert data.input_shape == (1, 4, 4)
     np.testing.assert_allclose(data.x_test.numpy()[:, 0], grey[6:] / 127.5 - 1, atol=1e-6)
-
     colour = np.random.default_rng(1).integers(0, 256, (9, 5, 6, 3), np.uint8)
-    data = load(
-        save(tmp_path / "d.npz", x_train=colour[:6], y_train=y[:6, None], x_test=colour[6:], y_test=y[6:, None])
-    )
+    data = load(split(tmp_path / "d.npz", colour, y[:, None]))
     assert data.input_shape == (3, 5, 6)
     assert float(data.x_train[2, 1, 3, 4]) == pytest.approx(colour[2, 3, 4, 1] / 255)
-
-    tokens = np.arange(18).reshape(9, 2)
-    data = load(save(tmp_path / "e.npz", x_train=tokens[:6], y_train=y[:6], x_test=tokens[6:], y_test=y[6:]))
-    assert data.x_train.dtype == torch.int64
+    assert load(split(tmp_path / "e.npz", np.arange(18).reshape(9, 2), y)).x_train.dtype == torch.int64
 
 
-def test_wrong_npz_is_explained(tmp_path: Path) -> None:
+def test_wrong_files_and_options_are_explained(tmp_path: Path) -> None:
     x, y = np.zeros((4, 2)), np.zeros(4, int)
-    good: dict[str, Any] = {"x_train": x, "y_train": y, "x_test": x, "y_test": y}
-    with pytest.raises(InputError, match="no file"):
-        load(str(tmp_path / "none.npz"))
-    with pytest.raises(InputError, match=r"no y_train; it has x_train, x_test, y_test"):
-        load(save(tmp_path / "a.npz", **{k: v for k, v in good.items() if k != "y_train"}))
-    with pytest.raises(InputError, match="cannot be read as .npz"):
-        load(save(tmp_path / "b.npz", **(good | {"x_train": np.array([{"a": 1}, None], object)})))
-    with pytest.raises(InputError, match="y_test is <U1"):
-        load(save(tmp_path / "c.npz", **(good | {"y_test": np.array(list("abcd"))})))
-    with pytest.raises(InputError, match="scale='signed' is for images"):
-        load(save(tmp_path / "d.npz", **good), scale="signed")
-    with pytest.raises(InputError, match="has no option top"):
-        load(str(tmp_path / "d.npz"), top=3)
-    cut = tmp_path / "e.npz"
-    cut.write_bytes(Path(save(tmp_path / "f.npz", **good)).read_bytes()[:-40])
-    with pytest.raises(InputError, match="cannot be read"):
-        load(str(cut))
-    with pytest.raises(InputError, match="labels or floats for both"):
-        load(save(tmp_path / "g.npz", **(good | {"y_test": np.zeros(4)})))
+    good = Path(save(tmp_path / "good.npz", x_train=x, y_train=y, x_test=x, y_test=y))
+    save(tmp_path / "part.npz", x_train=x, x_test=x, y_test=y)
+    (tmp_path / "cut.npz").write_bytes(good.read_bytes()[:-40])
+    for name, options, message in (
+        ("none", {}, "no file"),
+        ("part", {}, "no y_train; it has x_train, x_test, y_test"),
+        ("cut", {}, "cannot be read"),
+        ("good", {"scale": "signed"}, "scale='signed' is for images"),
+        ("good", {"top": 3}, "has no option top"),
+    ):
+        with pytest.raises(InputError, match=message):
+            load(str(tmp_path / f"{name}.npz"), **options)
 
 
 @pytest.mark.parametrize(
@@ -79,6 +67,9 @@ def test_wrong_npz_is_explained(tmp_path: Path) -> None:
         ),
         ({"x_test": np.zeros((0, 2)), "y_test": np.zeros(0, int)}, r"x_test \(0, 2\) is empty"),
         ({"x_train": np.zeros((0, 2)), "y_train": np.zeros(0, int)}, r"x_train \(0, 2\) is empty"),
+        ({"x_train": np.array([{"a": 1}, None], object)}, "cannot be read as .npz"),
+        ({"y_test": np.array(list("abcd"))}, "y_test is <U1"),
+        ({"y_test": np.zeros(4)}, "labels or floats for both"),
         ({"y_train": np.array([0, 1, 2, 2_000_000_000])}, "4 different labels go up to 2000000000, .* give classes"),
     ],
 )
