@@ -40,6 +40,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gramscope.linalg.procrustes import Nearest
 from gramscope.models.cnn import CNN
 from gramscope.models.mlp import MLP
 from gramscope.optim.whitening import GramFixed, GramWhitened
@@ -52,14 +53,14 @@ class Published(GramWhitened):
 
     verb = "whitened by the unconverged iteration"
 
-    def corrected(self, before: Tensor, proposed: Tensor) -> Tensor:
+    def corrected(self, before: Tensor, proposed: Tensor) -> Nearest:
         """The proposal, rotated by what the iteration has when it stops."""
         A = before @ proposed.mT
         X = A / A.norm(dim=(-2, -1), keepdim=True)
         for _ in range(10):
             G = X @ X.mT
             X = (15 * X - 10 * G @ X + 3 * G @ (G @ X)) / 8
-        return X @ proposed
+        return Nearest(X @ proposed, [0.0] * len(X))
 
 
 # --- data --------------------------------------------------------------------------------------------------------------

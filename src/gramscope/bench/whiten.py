@@ -11,6 +11,7 @@ from torch.optim import SGD, Muon, Optimizer
 
 from gramscope.bench.timing import Row, compare
 from gramscope.linalg.procrustes import nearest_with_gram
+from gramscope.linalg.products import has_bfloat16
 from gramscope.optim.whitening import GramWhitened
 
 
@@ -27,6 +28,8 @@ class Case:
 CASES = (Case(256, 3072), Case(1024, 1024), Case(64, 576), Case(4096, 4096, cpu_goal=2.0, other_goal=3.0))
 #: by how much of its norm a step moves the weight: late in training, and early at large learning rates
 STEPS = (5e-4, 2e-2)
+#: larger matrices are left out where bfloat16 is emulated
+_EMULATED = 256
 #: larger matrices are not decomposed to find the least distance
 _DECOMPOSED = 1024
 
@@ -34,6 +37,7 @@ _DECOMPOSED = 1024
 def run(device: torch.device | str = "cpu", seconds: float = 4.0) -> list[Row]:
     """Time one optimizer step on one matrix of each shape, the ways in alternation.
 
+    A CPU without bfloat16 instructions emulates Muon's products, which takes minutes for large matrices: these are left out.
     The weight starts as ``nn.Linear`` starts it. The gradients are those of four batches of 64 random samples, in turn.
 
     Args:
@@ -41,7 +45,10 @@ def run(device: torch.device | str = "cpu", seconds: float = 4.0) -> list[Row]:
         seconds: time for each case.
     """
     rows: list[Row] = []
+    emulated = torch.device(device).type == "cpu" and not has_bfloat16(torch.device(device))
     for case in CASES:
+        if emulated and case.k > _EMULATED:
+            continue
         goal = case.cpu_goal if torch.device(device).type == "cpu" else case.other_goal
         for step in STEPS:
             ways: dict[str, Callable[[], object]] = {
@@ -49,7 +56,15 @@ def run(device: torch.device | str = "cpu", seconds: float = 4.0) -> list[Row]:
                 "GramWhitened(SGD)": _stepper(case, step, device, lambda W: GramWhitened(_sgd(W))),
                 "SGD": _stepper(case, step, device, _sgd),
             }
-            took = compare(ways, device=device, seconds=seconds, warm_up=3, least=3, calls=24 if case.k <= 1024 else 2)
+            few = emulated or case.k > 1024
+            took = compare(
+                ways,
+                device=device,
+                seconds=seconds,
+                warm_up=1 if few else 3,
+                least=1 if few else 3,
+                calls=1 if few else 24,
+            )
             for name, time in took.items():
                 whitened, ratio = name.startswith("GramWhitened"), time / took["Muon"]
                 rows.append(
