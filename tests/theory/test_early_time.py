@@ -7,7 +7,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gramscope.errors import InputError
 from gramscope.theory.early_time import (
     Speeds,
     labelled_inputs,
@@ -15,6 +14,7 @@ from gramscope.theory.early_time import (
     speeds_from_kernel,
     speeds_from_tangents,
 )
+from refusals import assert_refused
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -61,15 +61,12 @@ def test_labelled_inputs_of_several_outputs() -> None:
 
 def test_bad_data_is_named() -> None:
     x, y = normal(4, 3), normal(4)
-    with pytest.raises(InputError, match="labels"):
-        labelled_inputs(x, torch.zeros(4))
-    with pytest.raises(InputError, match="x is zero"):
-        labelled_inputs(torch.zeros(4, 3), y)
-    with pytest.raises(InputError, match="x holds 1 NaN"):
-        labelled_inputs(x.clone().index_put_((torch.tensor(0), torch.tensor(0)), torch.tensor(math.nan).double()), y)
-    with pytest.raises(InputError, match="y holds 4"):
-        labelled_inputs(x, y * math.inf)
-    with pytest.raises(InputError, match="must be"):
-        labelled_inputs(x, y[:3])
-    with pytest.raises(InputError, match="0/0"):
-        _ = speeds_from_tangents(torch.zeros(4, 2, dtype=torch.float64), x).correlation
+    broken = x.clone()
+    broken[0, 0] = math.nan
+    assert_refused("labels", labelled_inputs, x, torch.zeros(4))
+    assert_refused("x is zero", labelled_inputs, torch.zeros(4, 3), y)
+    assert_refused("x holds 1 NaN", labelled_inputs, broken, y)
+    assert_refused("y holds 4", labelled_inputs, x, y * math.inf)
+    assert_refused("must be", labelled_inputs, x, y[:3])
+    still = speeds_from_tangents(torch.zeros(4, 2, dtype=torch.float64), x)
+    assert_refused("0/0", lambda: still.correlation)

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gramscope.errors import InputError
 from gramscope.theory.early_time import speeds_from_kernel
 from gramscope.theory.montecarlo import estimate, kernel_moments
 from gramscope.theory.random_mlp import RandomMLP
+from refusals import assert_refused
 
 
 def stacks(nets: int, chunk: int) -> list[torch.Tensor]:
@@ -57,7 +57,5 @@ def test_prediction_is_that_of_the_mean_kernels() -> None:
 
 
 def test_one_net_has_no_error_bar() -> None:
-    with pytest.raises(InputError, match="at least 2"):
-        kernel_moments(stacks(1, 1))
-    with pytest.raises(InputError, match="at least 2"):
-        estimate(torch.ones(1))
+    assert_refused("at least 2", kernel_moments, stacks(1, 1))
+    assert_refused("at least 2", estimate, torch.ones(1))

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gramscope.errors import InputError
 from gramscope.theory.early_time import labelled_inputs, speeds_from_kernel
 from gramscope.theory.quadratic import data_matrices, observed_traces, weight_matrix
+from refusals import assert_refused
 
 
 def task(n: int = 9, d: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
@@ -24,9 +24,6 @@ def test_observed_traces_are_those_of_the_kernel() -> None:
 
 def test_degenerate_data_is_named() -> None:
     x, y = task()
-    with pytest.raises(InputError, match="labels"):
-        data_matrices(x, torch.zeros(9))
-    with pytest.raises(InputError, match="exactly zero"):
-        data_matrices(torch.cat([x[:1], x[:1]]), torch.tensor([1.0, -1.0]))
-    with pytest.raises(InputError, match="one output"):
-        data_matrices(x, torch.ones(9, 2))
+    assert_refused("labels", data_matrices, x, torch.zeros(9))
+    assert_refused("exactly zero", data_matrices, torch.cat([x[:1], x[:1]]), torch.tensor([1.0, -1.0]))
+    assert_refused("one output", data_matrices, x, torch.ones(9, 2))
