@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ import torch
 
 from gramscope.data import DataSet
 from gramscope.training.config import TrainConfig
+from training.helpers import Config
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def blobs() -> DataSet:
 
 
 @pytest.fixture
-def config() -> Callable[..., TrainConfig]:
+def config() -> Config:
     """Makes a configuration of a small net; ``method`` takes a name or a table."""
 
     def build(method: str | dict[str, Any] = "sgd", **changes: Any) -> TrainConfig:

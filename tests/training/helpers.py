@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,10 +12,13 @@ import torch
 from hypothesis import strategies as st
 
 from gramscope.training.config import TrainConfig
+from gramscope.training.interrupt import Interrupted
 from gramscope.training.options import METHODS, SCHEDULES
 from gramscope.training.reporter import Reporter
+from gramscope.training.train import train
 from gramscope.training.trained import Trained
 
+Config = Callable[..., TrainConfig]
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 DEVICES = ["cpu", pytest.param("cuda", marks=needs_cuda)]
 
@@ -29,12 +34,7 @@ def configs(draw: st.DrawFn) -> TrainConfig:
     names = draw(st.lists(st.sampled_from(["nfa", "nc1"]), max_size=1))
     tree: dict[str, Any] = {
         "data": {**data, "validation": draw(st.floats(0, 0.9))},
-        "model": {
-            "name": "mlp",
-            "hidden": hidden,
-            "bias": draw(st.booleans()),
-            "activation": activation,
-        },
+        "model": {"name": "mlp", "hidden": hidden, "bias": draw(st.booleans()), "activation": activation},
         "method": {"name": method, **{key: draw(st.floats(0, 10)) for key in floats}},
         "schedule": {"name": draw(st.sampled_from(SCHEDULES)), "final": draw(st.floats(0, 1))},
         "measure": {"every": draw(st.floats(0, 3)), "names": names},
@@ -63,6 +63,12 @@ class StopAfter(Reporter):
     def advance(self, done: int) -> None:
         if done == self.step:
             signal.raise_signal(signal.SIGINT)
+
+
+def train_until(step: int, settings: TrainConfig, out: Path, **options: Any) -> None:
+    """Trains, and interrupts during step ``step``; the message says how to go on."""
+    with pytest.raises(Interrupted, match=rf"saved; continue with: gramscope train --resume .*{out.name}"):
+        train(settings, out, reporter=StopAfter(step), **options)
 
 
 class Notes(Reporter):

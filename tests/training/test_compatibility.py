@@ -23,8 +23,8 @@ from gramscope.training.layer_measures import measure_own, measure_runs
 from gramscope.training.model_factory import load_factory
 from gramscope.training.sample_losses import joined, joined_loss
 from gramscope.training.train import train
-
-Config = Callable[..., TrainConfig]
+from refusals import assert_refused
+from training.helpers import Config
 
 
 class Dict(nn.Linear):
@@ -37,10 +37,7 @@ class Dict(nn.Linear):
 @pytest.mark.parametrize(
     ("net", "message"),
     [
-        (
-            lambda: nn.Linear(9, 3),
-            r"Linear fails on the inputs of blobs, float32 \[n, 8\]: RuntimeError: mat1 and mat2",
-        ),
+        (lambda: nn.Linear(9, 3), r"Linear fails on the inputs of blobs, float32 \[n, 8\]: RuntimeError: mat1"),
         (lambda: Dict(8, 3), r"Dict returns dict, but the loss takes a tensor \[n, 3\]"),
         (lambda: nn.Linear(8, 2), r"returns \[n, 2\], but classification of blobs takes \[n, 3\]"),
         (lambda: nn.Sequential(nn.Linear(8, 3), nn.Flatten(0)), r"returns \[6\], but classification"),
@@ -49,16 +46,15 @@ class Dict(nn.Linear):
 def test_a_net_that_does_not_fit(
     tmp_path: Path, config: Config, blobs: DataSet, net: Callable[[], nn.Module], message: str
 ) -> None:
-    with pytest.raises(InputError, match=message):
-        train(config(), tmp_path / "run", data=blobs, model=lambda member, data: net())
+    assert_refused(message, train, config(), tmp_path / "run", data=blobs, model=lambda member, data: net())
     assert not (tmp_path / "run").exists()
 
 
 def test_a_loss_that_does_not_fit(config: Config, blobs: DataSet) -> None:
-    with pytest.raises(InputError, match=r"the loss gives float32 \[\] for 2 samples; it must give one value a sample"):
-        train(config(), data=blobs, loss=nn.functional.cross_entropy)
-    with pytest.raises(InputError, match="the loss fails on what the net MLP returns, float32 .*: AttributeError"):
-        train(config(), data=blobs, loss=lambda output, target: output.logits)
+    scalar = r"the loss gives float32 \[\] for 2 samples; it must give one value a sample"
+    assert_refused(scalar, train, config(), data=blobs, loss=nn.functional.cross_entropy)
+    fails = "the loss fails on what the net MLP returns, float32 .*: AttributeError"
+    assert_refused(fails, train, config(), data=blobs, loss=lambda output, target: output.logits)
 
 
 def test_own_factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: Config, blobs: DataSet) -> None:
@@ -68,14 +64,12 @@ def test_own_factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: 
     with pytest.raises(InputError, match="unexpected keyword argument 'foo'; it takes width=4, given as model.NAME"):
         train(config(model={"name": "ownnet:build", "foo": 2}), data=blobs)
     for wrong in (":build", "./ownnet.py:build", "ownnet:", "own-net:build", "a..b:c"):
-        with pytest.raises(InputError, match="give package.module:function, such as mynet:build"):
-            load_factory(wrong)
+        assert_refused("give package.module:function, such as mynet:build", load_factory, wrong)
 
 
 def test_devices_that_are_not_there() -> None:
     for name in ("meta", "meta:x", *(() if torch.backends.mps.is_available() else ("xpu", "mps"))):
-        with pytest.raises(InputError, match=f"device = '{name}'"):
-            resolve_device(name)
+        assert_refused(f"device = '{name}'", resolve_device, name)
 
 
 # -- whole numbers ------------------------------------------------------------------------------------------------
@@ -98,15 +92,13 @@ def test_whole_numbers_that_are_features_become_floats(tmp_path: Path, config: C
 
 def test_tokens_go_to_nets_that_take_them(config: Config) -> None:
     tokens = {"name": "modular-arithmetic", "p": 7, "encoding": "tokens"}
-    with pytest.raises(
-        InputError, match="data.encoding = 'tokens': the net MLP takes numbers, not tokens; use .*one_hot"
-    ):
+    with pytest.raises(InputError, match="data.encoding = 'tokens': the net MLP takes numbers, not tokens; .*one_hot"):
         train(config(data=tokens))
     transformer = {"name": "transformer", "vocabulary": 7, "width": 8, "heads": 2, "depth": 1}
     job = prepare(config(data=tokens, model=transformer))
     assert job.data.x_train.dtype == torch.int64
-    with pytest.raises(InputError, match="Transformer fails on the inputs .*IndexError"):
-        prepare(config(data=tokens, model=transformer | {"vocabulary": 6}))
+    small = config(data=tokens, model=transformer | {"vocabulary": 6})
+    assert_refused("Transformer fails on the inputs .*IndexError", prepare, small)
 
 
 # -- VAE ----------------------------------------------------------------------------------------------------------
@@ -148,8 +140,7 @@ def test_a_vae_is_measured_with_its_own_loss(tmp_path: Path, config: Config) -> 
 
 def test_a_vae_refuses_other_losses_and_inputs(config: Config) -> None:
     vae = {"name": "vae", "hidden": [12], "latent": 3}
-    with pytest.raises(InputError, match="loss = 'mse': a VAE has its own loss"):
-        train(config(model=vae, loss="mse"))
+    assert_refused("loss = 'mse': a VAE has its own loss", train, config(model=vae, loss="mse"))
     with pytest.raises(InputError, match=r"inputs from -1 to 1; a VAE needs floats from 0 to 1, .*data.scale = 'unit'"):
         train(config(model=vae, data={"name": "digits", "scale": "signed"}))
 

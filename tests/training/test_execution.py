@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,9 +15,7 @@ from gramscope.training.config import TrainConfig
 from gramscope.training.execution import choose_execution
 from gramscope.training.job import prepare
 from gramscope.training.train import train
-from training.helpers import Notes
-
-Config = Callable[..., TrainConfig]
+from training.helpers import Config, Notes
 
 
 class Doubled(nn.Sequential):
@@ -65,22 +62,17 @@ def test_nets_that_differ_beyond_their_weights_are_noticed(config: Config, blobs
     assert "differ in more than their weights" in reason
 
 
+MOMENTUM = {"name": "sgd", "momentum": 0.5}
+VALIDATED = {"name": "gaussian", "validation": 0.5}
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({"sweep": {"model.hidden": [[4], [5]]}}, "their nets differ in shape"),
-        (
-            {"sweep": {"nesterov": [True, False]}, "method": {"name": "sgd", "momentum": 0.5}},
-            "method.nesterov differs between them",
-        ),
-        (
-            {"sweep": {"data.n_train": [30, 40]}, "data": {"name": "gaussian"}},
-            "their numbers of steps or losses differ",
-        ),
-        (
-            {"patience": 1, "seeds": [0, 1], "data": {"name": "gaussian", "validation": 0.5}},
-            "each run may stop early on its own",
-        ),
+        ({"sweep": {"nesterov": [True, False]}, "method": MOMENTUM}, "method.nesterov differs between them"),
+        ({"sweep": {"data.n_train": [30, 40]}}, "their numbers of steps or losses differ"),
+        ({"patience": 1, "seeds": [0, 1], "data": VALIDATED}, "each run may stop early on its own"),
     ],
 )
 def test_other_obstacles(config: Config, changes: dict[str, Any], reason: str) -> None:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 from gramscope.data import DataSet
-from gramscope.errors import InputError
 from gramscope.optim.vcl import VCL
-from gramscope.training.config import TrainConfig
 from gramscope.training.engine import SingleEngine
 from gramscope.training.execution import choose_execution
 from gramscope.training.job import prepare
 from gramscope.training.methods import VCLMethod
-
-Config = Callable[..., TrainConfig]
+from refusals import assert_refused
+from training.helpers import Config
 
 
 @pytest.mark.parametrize("asked", ["vectorised", "auto"])
@@ -79,5 +76,5 @@ def test_a_run_continues_from_the_checkpoint_of_a_stack(
 
 def test_other_stacked_checkpoints_are_refused(config: Config, blobs: DataSet) -> None:
     engine = SingleEngine(prepare(config("sgd"), data=blobs))
-    with pytest.raises(InputError, match="written by vectorised runs"):
-        engine.load_states([(engine.job.model.state_dict(), {"stacked": [{}]})])
+    stored = [(engine.job.model.state_dict(), {"stacked": [{}]})]
+    assert_refused("written by vectorised runs", engine.load_states, stored)

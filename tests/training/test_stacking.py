@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,17 +11,15 @@ import pytest
 import torch
 
 from gramscope.data import DataSet
-from gramscope.errors import InputError
 from gramscope.runs.directory import RunDirectory
 from gramscope.training.config import TrainConfig
-from gramscope.training.interrupt import Interrupted
 from gramscope.training.job import Job, prepare
 from gramscope.training.stacking import StackedEngine
 from gramscope.training.train import train
 from gramscope.training.trained import Trained
-from training.helpers import DEVICES, Notes, StopAfter, needs_cuda, without_time
+from refusals import assert_refused
+from training.helpers import DEVICES, Config, Notes, needs_cuda, train_until, weights, without_time
 
-Config = Callable[..., TrainConfig]
 METHODS: dict[str, dict[str, Any]] = {
     "sgd": {"name": "sgd"},
     "momentum": {"name": "sgd", "momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
@@ -52,16 +49,20 @@ def compare(one: Trained, other: Trained, tolerance: float = 2e-4) -> None:
                     assert a["batch_loss"] == pytest.approx(b["batch_loss"], rel=1e-3)
 
 
+def stacked_and_alone(settings: TrainConfig, data: DataSet | None = None) -> tuple[Trained, Trained]:
+    made = [train(replace(settings, execution=way), data=data) for way in ("vectorised", "one-by-one")]
+    assert [trained.execution for trained in made] == ["vectorised", "one-by-one"]
+    return made[0], made[1]
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", METHODS)
 def test_stack_equals_one_by_one(config: Config, blobs: DataSet, name: str, device: str) -> None:
     """On a GPU a step is replayed as a CUDA graph; one that cannot be captured warns, and warnings are errors here."""
     schedule = {"name": "linear", "warm_up": 1}
     settings = config(METHODS[name], seeds=[0, 4], sweep={"lr": [0.05, 0.01]}, schedule=schedule, device=device)
-    alone = train(replace(settings, execution="one-by-one"), data=blobs)
-    stacked = train(replace(settings, execution="vectorised"), data=blobs)
-    assert (alone.execution, stacked.execution) == ("one-by-one", "vectorised")
-    compare(stacked, alone, 5e-3 if "muon" in name or device == "cuda" else 2e-4)  # bfloat16 iterations
+    tolerance = 5e-3 if "muon" in name or device == "cuda" else 2e-4  # bfloat16 iterations
+    compare(*stacked_and_alone(settings, blobs), tolerance)
 
 
 @pytest.mark.parametrize("method", ["adamw", "whiten-sgd"])
@@ -72,8 +73,7 @@ def test_stack_of_convolutions_with_validation_and_full_batch(config: Config, me
     settings = config(
         method, model={"name": "cnn", "channels": [4, 4, 4]}, seeds=[1, 2], batch_size=0, epochs=4, reduction="sum"
     )
-    alone = train(replace(settings, execution="one-by-one"), data=data)
-    stacked = train(replace(settings, execution="vectorised"), data=data)
+    stacked, alone = stacked_and_alone(settings, data)
     compare(stacked, alone)
     assert "validation_accuracy" in stacked.records[0]
 
@@ -84,9 +84,7 @@ def test_stack_over_data_and_initial_scale(config: Config) -> None:
         data={"name": "gaussian", "n_train": 40, "n_test": 10, "d": 6},
         sweep={"data.seed": [0, 1], "model.init_scale": [0.5, 2.0]},
     )
-    alone = train(replace(settings, execution="one-by-one"))
-    stacked = train(replace(settings, execution="vectorised"))
-    assert stacked.execution == "vectorised"
+    stacked, alone = stacked_and_alone(settings)
     compare(stacked, alone)
     found = {
         (r["data_seed"], r["model_init_scale"]): r["test_loss"] for r in stacked.records if r["kind"] == "evaluation"
@@ -134,16 +132,13 @@ def test_stacked_run_resumes_bit_identically(
     every = {"execution": "vectorised", "checkpoint_every": 0.4, "device": device}
     settings = config(METHODS[method], seeds=[0, 1, 2], **every)
     whole = train(settings, data=blobs)
-    with pytest.raises(Interrupted, match="--resume"):
-        train(settings, tmp_path / "run", data=blobs, reporter=StopAfter(8))
+    train_until(8, settings, tmp_path / "run", data=blobs)
     group = RunDirectory.open(tmp_path / "run")
     assert group.status() == "stopped"
     # a kill while checkpoints were being written: one member lacks the newest
     shutil.rmtree(tmp_path / "run" / "seed-1" / "checkpoints" / "step-000000008")
     resumed = train(settings, tmp_path / "run", data=blobs, resume=True)
-    for name, member in whole.members.items():
-        for p, q in zip(member.model.parameters(), resumed.members[name].model.parameters(), strict=True):
-            assert torch.equal(p, q)
+    assert torch.equal(weights(resumed), weights(whole))
     assert without_time(resumed.records) == without_time(whole.records)
     assert without_time(group.records()) == without_time(whole.records)
 
@@ -168,5 +163,4 @@ def test_processes_give_the_same_and_carry_errors(tmp_path: Path, config: Config
     alone = train(replace(settings, execution="one-by-one"))
     compare(apart, alone)
     assert RunDirectory.open(tmp_path / "run").status() == "finished"
-    with pytest.raises(InputError, match="cannot be sent"):
-        train(settings, data=alone and DataSet("x", *[torch.ones(9, 2)] * 4))
+    assert_refused("cannot be sent", train, settings, data=DataSet("x", *[torch.ones(9, 2)] * 4))

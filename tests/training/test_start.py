@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +10,13 @@ import pytest
 import torch
 
 from gramscope.data import DataSet
-from gramscope.errors import GramscopeError, InputError, ResultWarning
+from gramscope.errors import GramscopeError, ResultWarning
 from gramscope.runs.directory import RunDirectory
-from gramscope.training.config import TrainConfig
 from gramscope.training.config_tables import MeasureTable
-from gramscope.training.interrupt import Interrupted
 from gramscope.training.layer_measures import measure_runs
 from gramscope.training.train import resume_run, train
-from training.helpers import StopAfter, weights
-
-Config = Callable[..., TrainConfig]
+from refusals import assert_refused
+from training.helpers import Config, train_until, weights
 
 
 @pytest.mark.parametrize(
@@ -65,35 +61,30 @@ def test_a_relative_file_is_found_from_everywhere(
     save(tmp_path / "x.npz", 40)
     settings = config(data={"name": "x.npz"})
     whole = train(settings)
-    with pytest.raises(Interrupted):
-        train(settings, tmp_path / "run", reporter=StopAfter(4))
+    train_until(4, settings, tmp_path / "run")
     (tmp_path / "other").mkdir()
     save(tmp_path / "other" / "x.npz", 40, seed=1)
     monkeypatch.chdir(tmp_path / "other")
     assert torch.equal(weights(resume_run(tmp_path / "run")), weights(whole))
     table = MeasureTable(samples=20, names=("weight_norm",))
     assert len(list(measure_runs(tmp_path / "run", table, device="cpu"))) == 1
-    with pytest.raises(InputError, match="another configuration"):
-        train(settings, tmp_path / "run", resume=True)
+    assert_refused("another configuration", train, settings, tmp_path / "run", resume=True)
 
 
 @pytest.mark.parametrize(("rows", "seed"), [(48, 0), (40, 1)])
 def test_other_data_are_noticed(tmp_path: Path, config: Config, rows: int, seed: int) -> None:
     save(tmp_path / "x.npz", 40)
     settings = config(data={"name": str(tmp_path / "x.npz")}, seeds=[0, 1])
-    with pytest.raises(Interrupted):
-        train(settings, tmp_path / "run", reporter=StopAfter(4))
+    train_until(4, settings, tmp_path / "run")
     save(tmp_path / "x.npz", rows, seed)
     both = rf"begun with other data: x \(x_train float32 \[40, 4\].* then, x \(x_train float32 \[{rows}, 4\].* now"
-    with pytest.raises(InputError, match=both):
-        resume_run(tmp_path / "run")
+    assert_refused(both, resume_run, tmp_path / "run")
     save(tmp_path / "x.npz", 40)
     assert torch.equal(weights(resume_run(tmp_path / "run")), weights(train(settings)))
 
 
 def test_a_run_without_a_fingerprint_goes_on(tmp_path: Path, config: Config, blobs: DataSet) -> None:
-    with pytest.raises(Interrupted):
-        train(config(), tmp_path / "run", data=blobs, reporter=StopAfter(4))
+    train_until(4, config(), tmp_path / "run", data=blobs)
     run = RunDirectory.open(tmp_path / "run")
     run.write_environment({key: value for key, value in run.environment.items() if key != "data"})
     resumed = train(config(), tmp_path / "run", data=blobs, resume=True)
@@ -103,14 +94,11 @@ def test_a_run_without_a_fingerprint_goes_on(tmp_path: Path, config: Config, blo
 
 def test_data_drawn_anew_on_another_machine_are_announced(tmp_path: Path, config: Config) -> None:
     settings = config(data={"name": "gaussian", "n_train": 40, "n_test": 10})
-    with pytest.raises(Interrupted):
-        train(settings, tmp_path / "run", reporter=StopAfter(2))
+    train_until(2, settings, tmp_path / "run")
     run = RunDirectory.open(tmp_path / "run")
     (found,) = run.environment["data"]
     run.write_environment({**run.environment, "data": [{**found, "digest": "sha256:other"}]})
-    with pytest.raises(InputError, match="other data"):
-        resume_run(tmp_path / "run")
+    assert_refused("other data", resume_run, tmp_path / "run")
     run.write_environment({**run.environment, "torch": "1.0"})
-    with pytest.warns(ResultWarning) as caught:
+    with pytest.warns(ResultWarning, match="drawn anew"), pytest.warns(ResultWarning, match="torch: 1.0 then"):
         resume_run(tmp_path / "run")
-    assert [str(w.message) for w in caught if "drawn anew" in str(w.message)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,16 +15,18 @@ from torch import nn
 
 from gramscope.cli.flags import to_arguments
 from gramscope.data import DataSet
-from gramscope.errors import InputError, ResultWarning
+from gramscope.data.seeds import generator
+from gramscope.errors import ResultWarning
+from gramscope.models import build
 from gramscope.runs.directory import RunDirectory
 from gramscope.runs.layer_snapshots import load_diagonals, load_spectra, snapshot_steps
 from gramscope.training.config import TrainConfig
-from gramscope.training.interrupt import Interrupted
 from gramscope.training.loop import Loop
+from gramscope.training.random_state import epoch_order
 from gramscope.training.train import resume_run, train
-from training.helpers import DEVICES, StopAfter, weights, without_time
+from refusals import assert_refused
+from training.helpers import DEVICES, Config, train_until, weights, without_time
 
-Config = Callable[..., TrainConfig]
 METHODS: list[str | dict[str, Any]] = [
     {"name": "sgd", "momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
     "adam",
@@ -53,15 +54,12 @@ def test_training_learns_and_records(config: Config, blobs: DataSet) -> None:
     assert member.records[-1] | {"finished": True, "reason": ""} == member.records[-1]
 
 
-def test_one_epoch_of_sgd_is_what_it_should_be(config: Config, blobs: DataSet) -> None:
+@pytest.mark.parametrize("seed", [0, 1])
+def test_one_epoch_of_sgd_is_what_it_should_be(config: Config, blobs: DataSet, seed: int) -> None:
     """Against a loop written out by hand."""
-    from gramscope.data.seeds import generator
-    from gramscope.models import build
-    from gramscope.training.random_state import epoch_order
-
-    trained = train(config({"name": "sgd", "lr": 0.3}, epochs=1), data=blobs)
-    model = build("mlp", (8,), 3, generator=generator(0, "weights"), hidden=(6, 5))
-    order = epoch_order(0, 0, 70)
+    trained = train(config({"name": "sgd", "lr": 0.3}, epochs=1, seeds=[seed]), data=blobs)
+    model = build("mlp", (8,), 3, generator=generator(seed, "weights"), hidden=(6, 5))
+    order = epoch_order(seed, 0, 70)
     assert [len(part) for part in order.split(16)] == [16, 16, 16, 16, 6]
     for part in order.split(16):
         model.zero_grad()
@@ -73,26 +71,17 @@ def test_one_epoch_of_sgd_is_what_it_should_be(config: Config, blobs: DataSet) -
     torch.testing.assert_close(weights(trained), expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_same_seed_same_bits(config: Config, blobs: DataSet, method: Any) -> None:
-    before = torch.get_rng_state()
-    first = weights(train(config(method), data=blobs))
-    assert torch.equal(first, weights(train(config(method), data=blobs)))
-    assert not torch.equal(first, weights(train(config(method, seeds=[1]), data=blobs)))
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("step", [1, 4, 7, 13])
 @pytest.mark.parametrize("method", METHODS)
 def test_interrupted_and_resumed_is_bit_identical(
     tmp_path: Path, config: Config, blobs: DataSet, method: Any, step: int, device: str
 ) -> None:
+    before = torch.get_rng_state()
     every = {"evaluate_every": 0.4, "checkpoint_every": 0.6, "device": device}
     settings = config(method, schedule={"name": "cosine", "warm_up": 1}, **every)
     whole = train(settings, data=blobs)
-    with pytest.raises(Interrupted, match=r"saved; continue with: gramscope train --resume .*run"):
-        train(settings, tmp_path / "run", data=blobs, reporter=StopAfter(step))
+    train_until(step, settings, tmp_path / "run", data=blobs)
     assert RunDirectory.open(tmp_path / "run").status() == "stopped"
     resumed = train(settings, tmp_path / "run", data=blobs, resume=True)
     assert torch.equal(weights(resumed), weights(whole))
@@ -100,19 +89,18 @@ def test_interrupted_and_resumed_is_bit_identical(
     run = RunDirectory.open(tmp_path / "run")
     assert without_time(run.records()) == without_time(list(whole.members["seed-0"].records))
     assert run.status() == "finished"
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_dropout_uses_a_private_state_that_is_resumed(tmp_path: Path, config: Config, blobs: DataSet) -> None:
     def net(member: TrainConfig, data: DataSet) -> nn.Module:
-        torch.random.default_generator  # noqa: B018 - the layers below draw from it
         return nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.5), nn.ReLU(), nn.Linear(16, 3))
 
     state = torch.get_rng_state()
     settings = config(checkpoint_every=0.5)
     whole = train(settings, data=blobs, model=net)
     torch.set_rng_state(state)
-    with pytest.raises(Interrupted):
-        train(settings, tmp_path / "run", data=blobs, model=net, reporter=StopAfter(4))
+    train_until(4, settings, tmp_path / "run", data=blobs, model=net)
     torch.set_rng_state(state)
     resumed = train(settings, tmp_path / "run", data=blobs, model=net, resume=True)
     assert torch.equal(weights(resumed), weights(whole))
@@ -165,43 +153,41 @@ def test_a_killed_command_resumes_bit_identically(tmp_path: Path, config: Config
     assert without_time(resumed.records) == without_time(whole.records)
 
 
-def test_resuming_a_finished_run_changes_nothing(tmp_path: Path, config: Config, blobs: DataSet) -> None:
-    first = train(config(), tmp_path / "run", data=blobs)
-    content = (tmp_path / "run" / "records.jsonl").read_bytes()
-    again = train(config(), tmp_path / "run", data=blobs, resume=True)
+def test_resuming_a_finished_run(tmp_path: Path, config: Config, blobs: DataSet) -> None:
+    """It changes nothing, warns where the machine differs, and needs the same configuration."""
+    out = tmp_path / "run"
+    first = train(config(), out, data=blobs)
+    content = (out / "records.jsonl").read_bytes()
+    again = train(config(), out, data=blobs, resume=True)
     assert torch.equal(weights(first), weights(again))
-    assert (tmp_path / "run" / "records.jsonl").read_bytes() == content
-
-
-def test_resume_needs_the_same_configuration(tmp_path: Path, config: Config, blobs: DataSet) -> None:
-    train(config(), tmp_path / "run", data=blobs)
-    with pytest.raises(InputError, match="another configuration"):
-        train(config(epochs=9), tmp_path / "run", data=blobs, resume=True)
-    with pytest.raises(InputError, match="already holds a run"):
-        train(config(), tmp_path / "run", data=blobs)
-    train(config(epochs=1), tmp_path / "run", data=blobs, force=True)
-
-
-def test_resuming_elsewhere_warns(tmp_path: Path, config: Config, blobs: DataSet) -> None:
-    train(config(), tmp_path / "run", data=blobs)
-    run = RunDirectory.open(tmp_path / "run")
+    assert (out / "records.jsonl").read_bytes() == content
+    run = RunDirectory.open(out)
     run.write_environment({**run.environment, "torch": "1.0"})
     with pytest.warns(ResultWarning, match="torch: 1.0 then"):
-        train(config(), tmp_path / "run", data=blobs, resume=True)
+        train(config(), out, data=blobs, resume=True)
+    assert_refused("another configuration", train, config(epochs=9), out, data=blobs, resume=True)
+    assert_refused("already holds a run", train, config(), out, data=blobs)
+    train(config(epochs=1), out, data=blobs, force=True)
 
 
-def test_only_the_newest_checkpoints_are_kept(
-    tmp_path: Path, config: Config, blobs: DataSet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    train(config(keep=2, checkpoint_every=0.2), tmp_path / "two", data=blobs)
-    assert RunDirectory(tmp_path / "two").checkpoint_steps() == [14, 15]
-    train(config(keep=0, checkpoint_every=0.2), tmp_path / "all", data=blobs)
-    assert RunDirectory(tmp_path / "all").checkpoint_steps() == list(range(1, 16))
-    train(config(checkpoint_every=0), tmp_path / "end", data=blobs)
-    assert RunDirectory(tmp_path / "end").checkpoint_steps() == [15]
-    monkeypatch.setattr("gramscope.training.loop.CHECKPOINT_SECONDS", 0.0)
-    train(config(checkpoint_every=0, keep=0), tmp_path / "timed", data=blobs)
-    assert RunDirectory(tmp_path / "timed").checkpoint_steps() == list(range(1, 16))
+@pytest.mark.parametrize(
+    ("changes", "seconds", "kept"),
+    [
+        ({"keep": 2, "checkpoint_every": 0.2}, 1e9, [14, 15]),
+        ({"keep": 0, "checkpoint_every": 0.2}, 1e9, list(range(1, 16))),
+        ({"checkpoint_every": 0}, 1e9, [15]),
+        ({"keep": 0, "checkpoint_every": 0}, 0.0, list(range(1, 16))),  # by time
+        ({"epochs": 0}, 1e9, [0]),  # the initial net
+    ],
+)
+def test_the_newest_checkpoints_are_kept(
+    tmp_path: Path, config: Config, blobs: DataSet, monkeypatch: pytest.MonkeyPatch, changes: Any, seconds: float,
+    kept: list[int],
+) -> None:  # fmt: skip
+    monkeypatch.setattr("gramscope.training.loop.CHECKPOINT_SECONDS", seconds)
+    trained = train(config(**changes), tmp_path / "run", data=blobs)
+    assert trained.members["seed-0"].last("step") == kept[-1]
+    assert RunDirectory(tmp_path / "run").checkpoint_steps() == kept
 
 
 def test_early_stopping_watches_the_validation_set(tmp_path: Path, config: Config, blobs: DataSet) -> None:
@@ -209,8 +195,7 @@ def test_early_stopping_watches_the_validation_set(tmp_path: Path, config: Confi
     trained = train(settings, tmp_path / "run", data=blobs)
     end = trained.members["seed-0"].records[-1]
     assert (end["step"], end["reason"]) == (3 * 4, "no improvement in 3 evaluations")
-    with pytest.raises(InputError, match="early stopping needs data.validation above 0"):
-        train(config(patience=1), data=blobs)
+    assert_refused("early stopping needs data.validation above 0", train, config(patience=1), data=blobs)
     again = train(settings, tmp_path / "run", data=blobs, resume=True)
     assert again.members["seed-0"].records[-1]["step"] == 12
 
@@ -246,16 +231,7 @@ def test_full_batch_and_regression(config: Config) -> None:
     assert member.last("test_accuracy") is None
     assert member.last("batch_loss") < 0.05
     assert next(member.model.parameters()).dtype == torch.float64
-    with pytest.raises(InputError, match="the data's task is regression"):
-        train(config(loss="cross-entropy"), data=data)
-
-
-def test_resume_run_reads_its_own_configuration(tmp_path: Path, config: Config) -> None:
-    settings = config(data={"name": "digits", "samples": 64, "test_samples": 20}, epochs=4)
-    with pytest.raises(Interrupted):
-        train(settings, tmp_path / "run", reporter=StopAfter(5))
-    resumed = resume_run(tmp_path / "run")
-    assert torch.equal(weights(resumed), weights(train(settings)))
+    assert_refused("the data's task is regression", train, config(loss="cross-entropy"), data=data)
 
 
 @pytest.mark.parametrize("stored", [True, False])
@@ -263,8 +239,7 @@ def test_a_run_of_the_earlier_refresh_goes_on_with_it(tmp_path: Path, config: Co
     """Earlier versions decomposed every 16 steps by default and stored that; a stored configuration may also lack it."""
     table = {"name": "digits", "samples": 32, "test_samples": 10}
     for name in ("command", "python"):
-        with pytest.raises(Interrupted):
-            train(config({"name": "vcl", "refresh": 16}, data=table), tmp_path / name, reporter=StopAfter(2))
+        train_until(2, config({"name": "vcl", "refresh": 16}, data=table), tmp_path / name)
         path = tmp_path / name / "config.toml"
         text = path.read_text()
         assert "refresh = 16\n" in text
@@ -277,13 +252,15 @@ def test_a_run_of_the_earlier_refresh_goes_on_with_it(tmp_path: Path, config: Co
 
 def test_kept_matrices_follow_the_gram(tmp_path: Path, config: Config, blobs: DataSet) -> None:
     """For small full-batch gradient descent the summed virtual shifts are the change of the Gram, to second order."""
-    settings = config(
-        {"name": "sgd", "lr": 0.01}, batch_size=0, epochs=20, dtype="float64", measure={"every": 10, "matrices": True}
-    )
+    measure = {"every": 10, "matrices": True}
+    net = {"name": "mlp", "hidden": [8, 8]}  # the second hidden layer takes as many numbers as an image has pixels
+    settings = config({"name": "sgd", "lr": 0.01}, model=net, batch_size=0, epochs=20, dtype="float64", measure=measure)
     trained = train(settings, tmp_path / "run", data=images(blobs))
     run = RunDirectory.open(tmp_path / "run")
     assert snapshot_steps(run, "spectra") == snapshot_steps(run, "diagonals") == [0, 10, 20]
     W = trained.members["seed-0"].model.get_parameter("hidden1.weight").detach()
+    assert set(load_diagonals(run, 20)) == {"hidden1"}  # the only layer that sees images
+    assert set(load_spectra(run, 20)) == {"hidden1", "hidden2", "readout"}
     first, last = (load_diagonals(run, step)["hidden1"] for step in (0, 20))
     assert last["nfm"].shape == (2, 4)
     torch.testing.assert_close(last["nfm"].flatten(), (W.mT @ W).diagonal().float())
@@ -307,8 +284,7 @@ def test_watched_shifts_are_resumed(tmp_path: Path, config: Config, blobs: DataS
     settings = config("adamw", measure={"every": 1, "matrices": True}, checkpoint_every=0.5)
     blobs = images(blobs)
     train(settings, tmp_path / "whole", data=blobs)
-    with pytest.raises(Interrupted):
-        train(settings, tmp_path / "run", data=blobs, reporter=StopAfter(7))
+    train_until(7, settings, tmp_path / "run", data=blobs)
     train(settings, tmp_path / "run", data=blobs, resume=True)
     for name in RunDirectory(tmp_path / "whole").artefacts():
         expected, found = (RunDirectory(tmp_path / run).load_artefact(name) for run in ("whole", "run"))
@@ -316,19 +292,6 @@ def test_watched_shifts_are_resumed(tmp_path: Path, config: Config, blobs: DataS
         assert all(torch.equal(expected[key], found[key]) for key in expected)
     whole, run = (RunDirectory(tmp_path / name).records() for name in ("whole", "run"))
     assert without_time(whole) == without_time(run)
-
-
-def test_only_the_layer_that_sees_images_has_diagonals(tmp_path: Path, config: Config, blobs: DataSet) -> None:
-    settings = config(model={"name": "mlp", "hidden": [8, 8]}, epochs=1, measure={"every": 1, "matrices": True})
-    train(settings, tmp_path / "run", data=images(blobs))
-    assert set(load_diagonals(RunDirectory(tmp_path / "run"), 5)) == {"hidden1"}
-    assert set(load_spectra(RunDirectory(tmp_path / "run"), 5)) == {"hidden1", "hidden2", "readout"}
-
-
-def test_no_epochs_evaluates_and_saves_the_initial_net(tmp_path: Path, config: Config, blobs: DataSet) -> None:
-    trained = train(config(epochs=0), tmp_path / "run", data=blobs)
-    assert trained.members["seed-0"].last("step") == 0
-    assert RunDirectory(tmp_path / "run").checkpoint_steps() == [0]
 
 
 def test_the_machine_is_left_as_it_was(config: Config, blobs: DataSet) -> None:
