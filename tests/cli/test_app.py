@@ -26,6 +26,7 @@ from gramscope.cli import app
 from gramscope.errors import InputError
 from gramscope.report import write
 from gramscope.training.layer_measures import load_weights
+from refusals import assert_refused
 
 Command = Callable[..., "Done"]
 RUN = [sys.executable, "-c", "from gramscope.cli.app import main; main()"]
@@ -65,22 +66,20 @@ def test_help_and_completion_need_no_torch(tmp_path: Path) -> None:
         "from gramscope.cli.app import main\n"
         "try:\n    main()\nfinally:\n    assert 'torch' not in sys.modules, 'torch was imported'\n"
     )
+    run = partial(subprocess.run, cwd=tmp_path, capture_output=True, text=True)
     for arguments in (
-        ["--help"],
-        ["train", "--help"],
-        ["measure", "--help"],
-        ["runs", "list"],
-        ["bench"],
-        ["data", "--help"],
+        "--help",
+        "train --help",
+        "measure --help",
+        "runs list",
+        "reproduce --list",
+        "bench",
+        "data --help",
     ):
-        done = subprocess.run(
-            [sys.executable, "-c", code, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
-        )
+        done = run([sys.executable, "-c", code, *arguments.split()])
         assert done.returncode == 0, done.stderr
     complete = {"_GRAMSCOPE_COMPLETE": "complete_bash", "COMP_WORDS": "gramscope tr", "COMP_CWORD": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, env={**os.environ, **complete}
-    )
+    done = run([sys.executable, "-c", code], env={**os.environ, **complete})
     assert "train" in done.stdout
     assert "torch was imported" not in done.stderr
 
@@ -137,31 +136,28 @@ def test_train_measure_runs_resume(gramscope: Command) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train", "--method", "sdg"], "gramscope: method.name = 'sdg': choose one of sgd"),
-        (["train", "--data", "nosuchset"], "nosuchset"),
-        (["train", "--resume"], "--resume: name the run directory"),
-        (["train", "--resume", "nowhere"], "holds no run"),
-        (["train", "--lr"], "requires an argument"),
-        (["measure"], "name a run directory, or your own net"),
-        (["measure", "--model", "nomodule:f", "--data", "digits"], "'nomodule:f': No module named 'nomodule'"),
-        (["bench", "nothing"], "benchmark 'nothing' is not known"),
-        (["bench", "measure", "--seconds", "-1"], "seconds = -1: must be a finite number of at least 0"),
-        (["bench", "measure", "--device", "foo"], "device = 'foo': use auto, cpu, cuda"),
-        (["reproduce", "nfa-fig1", "--device", "foo"], "device = 'foo': use auto, cpu, cuda"),
-        (["runs", "show", "nowhere"], "holds no run"),
-        (["nothing"], "No such command"),
-        (["measure", "x", "--set", "data.seed=3"], "x is measured as its own configuration says: leave out --set"),
-        (["measure", "x", "--loss", "mse", "--data-dir", "d"], "leave out --data-dir, --loss"),
-        (["measure", "--model", "mlp", "--data", "digits", "--all"], "--all chooses checkpoints of a run"),
-        (
-            ["measure", "--model", "mlp", "--data", "digits", "--set", "method.lr=3"],
-            "method: set model.KEY or data.KEY",
-        ),
-        (["measure", "--model", "mlp", "--data", "digits", "--set", "model=cnn"], "model: set model.KEY or data.KEY"),
+        ("train --method sdg", "gramscope: method.name = 'sdg': choose one of sgd"),
+        ("train --data nosuchset", "nosuchset"),
+        ("train --resume", "--resume: name the run directory"),
+        ("train --resume nowhere", "holds no run"),
+        ("train --lr", "requires an argument"),
+        ("measure", "name a run directory, or your own net"),
+        ("measure --model nomodule:f --data digits", "'nomodule:f': No module named 'nomodule'"),
+        ("bench nothing", "benchmark 'nothing' is not known"),
+        ("bench measure --seconds -1", "seconds = -1: must be a finite number of at least 0"),
+        ("bench measure --device foo", "device = 'foo': use auto, cpu, cuda"),
+        ("reproduce nfa-fig1 --device foo", "device = 'foo': use auto, cpu, cuda"),
+        ("runs show nowhere", "holds no run"),
+        ("nothing", "No such command"),
+        ("measure x --set data.seed=3", "x is measured as its own configuration says: leave out --set"),
+        ("measure x --loss mse --data-dir d", "leave out --data-dir, --loss"),
+        ("measure --model mlp --data digits --all", "--all chooses checkpoints of a run"),
+        ("measure --model mlp --data digits --set method.lr=3", "method: set model.KEY or data.KEY"),
+        ("measure --model mlp --data digits --set model=cnn", "model: set model.KEY or data.KEY"),
     ],
 )
-def test_wrong_use_is_one_clear_line(gramscope: Command, arguments: list[str], message: str) -> None:
-    done = gramscope(*arguments)
+def test_wrong_use_is_one_clear_line(gramscope: Command, arguments: str, message: str) -> None:
+    done = gramscope(*arguments.split())
     assert done.code == 2
     assert message in done.err
     assert "Traceback" not in done.err
@@ -280,14 +276,12 @@ def test_files_that_would_run_code_are_refused(tmp_path: Path) -> None:
             return (os.system, (f"touch {tmp_path / 'ran'}",))
 
     torch.save({"w": Evil()}, tmp_path / "evil.pt")
-    with pytest.raises(InputError, match="cannot be read as weights only"):
-        load_weights(nn.Linear(1, 1), tmp_path / "evil.pt")
+    net = nn.Linear(1, 1)
+    assert_refused("cannot be read as weights only", load_weights, net, tmp_path / "evil.pt")
     assert not (tmp_path / "ran").exists()
     (tmp_path / "short.pt").write_bytes(b"PK")
-    with pytest.raises(InputError, match=r"short\.pt"):
-        load_weights(nn.Linear(1, 1), tmp_path / "short.pt")
-    with pytest.raises(InputError, match="is not a file"):
-        load_weights(nn.Linear(1, 1), tmp_path / "none.pt")
+    assert_refused(r"short\.pt", load_weights, net, tmp_path / "short.pt")
+    assert_refused("is not a file", load_weights, net, tmp_path / "none.pt")
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ def configs(draw: st.DrawFn) -> TrainConfig:
     rate = "gamma" if method == "vcl" else "lr"
     data = {"name": draw(st.sampled_from(["digits", "my data.npz"])), "seed": draw(st.integers(0, 5)), "d": 3}
     hidden, activation = draw(st.lists(st.integers(1, 9), max_size=2)), draw(st.text("a =\"'", max_size=5))
-    names = draw(st.lists(st.sampled_from(["nfa", "nc1"]), max_size=1))
+    names = draw(st.lists(st.sampled_from(["nfa", "nc1"]), max_size=2))
     tree: dict[str, Any] = {
         "data": {**data, "validation": draw(st.floats(0, 0.9))},
         "model": {"name": "mlp", "hidden": hidden, "bias": draw(st.booleans()), "activation": activation},
