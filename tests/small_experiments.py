@@ -1,7 +1,8 @@
-"""Settings of experiments that run in seconds."""
+"""Settings of experiments that run in seconds, and those of a made-up one."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 DIGITS = {"data": ("digits",), "seeds": (0, 1), "epochs": 1.0}
@@ -34,3 +35,10 @@ SMALL: dict[str, dict[str, Any]] = {
     "nfa-fig6": {"seeds": (0,), "n": 16, "d": 16, "widths": (16, 64), "alphas": (0.0, 1.0, 4.0), "nets": 2},
     "nfa-fig9": {"seeds": (0,), "samples": 40, "image_size": 12, "width": 8, "epochs": 2, "corruptions": 2},
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class MadeUpSettings:
+    seeds: tuple[int, ...] = (0, 1)
+    steps: int = 3
+    rate: float = 0.5

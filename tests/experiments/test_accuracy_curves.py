@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from gramscope.errors import InputError
 from gramscope.experiments.accuracy_curves import Curve, choose, compare_finals, data_table, part_name, settings_of
 from gramscope.experiments.experiment import Options, Results
 from gramscope.runs.directory import RunDirectory
+from refusals import assert_refused
 
 
 def curve(*seeds: list[float]) -> Curve:
@@ -44,16 +44,13 @@ def written(path: Path, runs: dict[str, list[dict[str, Any]]]) -> RunDirectory:
 
 def test_the_setting_is_chosen_on_the_asked_part(tmp_path: Path) -> None:
     good, bad = {"test_accuracy": 0.9, "validation_accuracy": 0.5}, {"test_accuracy": 0.5, "validation_accuracy": 0.9}
-    root = written(
-        tmp_path / "x",
-        {"lr-0.1,seed-0": [good], "lr-0.1,seed-1": [good], "lr-1e-05,seed-0": [bad], "lr-1e-05,seed-1": [bad]},
-    )
+    runs = {f"lr-{lr},seed-{seed}": [values] for lr, values in (("0.1", good), ("1e-05", bad)) for seed in (0, 1)}
+    root = written(tmp_path / "x", runs)
     for select, setting in (("test", "lr 0.1"), ("validation", "lr 1e-05")):
         found = choose(Results("x", None, Options(select=select), root), "sgd-digits")  # type: ignore[arg-type]
         assert found.setting == setting
         assert len(found.records) == 2
-    with pytest.raises(InputError, match="no evaluations of vcl-digits"):
-        settings_of(Results("x", None, Options(), root), "vcl-digits")
+    assert_refused("no evaluations of vcl-digits", settings_of, Results("x", None, Options(), root), "vcl-digits")
 
 
 def test_a_validation_part_is_cut_only_where_something_is_chosen_on_it() -> None:

@@ -13,9 +13,13 @@ import torch
 import gramscope as gs
 from gramscope.data import load
 from gramscope.errors import InputError
+from gramscope.experiments import gram_grokking, gram_labels, gram_linearity
 from gramscope.experiments.experiment import Options, Results
+from gramscope.experiments.gram_layers import by_depth, features_of
 from gramscope.experiments.running import Reproduction, reproduce
+from gramscope.experiments.vcl_diagonals import _diagonals, _pearson
 from gramscope.runs.directory import RunDirectory
+from gramscope.training.job import arrange
 
 Read = Callable[[str], Results[Any]]
 Run = Callable[[str], Reproduction]
@@ -43,8 +47,6 @@ def test_the_error_splits_into_features_and_chase(results: Read) -> None:
 
 
 def test_every_hidden_layer_is_measured_at_its_output(results: Read) -> None:
-    from gramscope.experiments.gram_layers import by_depth, features_of
-
     found = results("gram-fig4")
     measured = found.records("measurement")
     assert {r["layer"] for r in measured} == {"hidden2", "readout"}
@@ -57,39 +59,32 @@ def test_every_hidden_layer_is_measured_at_its_output(results: Read) -> None:
 
 
 def test_settings_are_told_apart_and_the_fitting_one_is_judged(results: Read, done: Run) -> None:
-    from gramscope.experiments.gram_linearity import _judged, _runs
-
     made = done("gram-fig4")
-    fast, slow = _runs(results("gram-fig4"))
+    fast, slow = gram_linearity._runs(results("gram-fig4"))
     assert (fast.text, slow.text) == ("lr 0.1, momentum 0.9", "lr 0.01, momentum 0.9")
     assert len(fast.evaluated) == len(slow.evaluated) == 2 * 4
     assert fast.last("train_accuracy") > slow.last("train_accuracy") + 0.2
-    assert [run.text for run in _judged(results("gram-fig4"))] == [fast.text]
+    assert [run.text for run in gram_linearity._judged(results("gram-fig4"))] == [fast.text]
     assert sum("accuracies" in claim.claim for claim in made.claims) == 2
 
 
 def test_both_kernels_are_run(done: Run) -> None:
     made = done("gram-fig6")
     assert [claim.claim.split(":")[0] for claim in made.claims] == ["digits, 3×3 kernels", "digits, 2×2 kernels"]
-    shapes = [
-        RunDirectory(made.path / f"sgd-kernel{size}-digits").load_checkpoint().model["conv2.weight"].shape[-1]
-        for size in (3, 2)
-    ]
-    assert shapes == [3, 2]
+    for size in (3, 2):
+        stored = RunDirectory(made.path / f"sgd-kernel{size}-digits").load_checkpoint()
+        assert stored.model["conv2.weight"].shape[-1] == size
 
 
 def test_random_labels_lower_linearity_and_can_reach_the_test_set(results: Read) -> None:
-    from gramscope.experiments.gram_labels import Settings, parts
-    from gramscope.training.job import arrange
-
     found = results("gram-fig12")
     last = {
         part: [r["target_linearity"] for r in found.records("measurement", part=part, layer="readout")][-1]
         for part in ("p-0-digits", "p-1-digits")
     }
     assert last["p-1-digits"] < last["p-0-digits"]
-    settings = Settings(data=("digits",), fractions=(1.0,), noisy_test=True)
-    (part,) = parts(settings, Options())
+    settings = gram_labels.Settings(data=("digits",), fractions=(1.0,), noisy_test=True)
+    (part,) = gram_labels.parts(settings, Options())
     assert part.data is not None
     noisy, clean = arrange(part.data(), part.config.data), load("digits")
     assert (noisy.y_test != clean.y_test).float().mean() > 0.7
@@ -124,9 +119,7 @@ def test_data_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 
 
 def test_grokking_runs_are_told_apart_by_their_decay(results: Read) -> None:
-    from gramscope.experiments.gram_grokking import _runs
-
-    runs = _runs(results("gram-fig13"))
+    runs = gram_grokking._runs(results("gram-fig13"))
     assert [run.decay for run in runs] == [0.0, 1.0]
     assert len(runs[0].evaluated) == len(runs[1].evaluated) == 3
     assert runs[0].evaluated != runs[1].evaluated
@@ -134,14 +127,10 @@ def test_grokking_runs_are_told_apart_by_their_decay(results: Read) -> None:
 
 
 def test_single_jumps_do_not_count_as_a_change_of_the_gap() -> None:
-    from gramscope.experiments.gram_grokking import _smoothed
-
-    assert _smoothed([0.0, 0.0, 9.0, 0.0, 0.0, 0.0, 1.0, 1.0]) == [0.0] * 6 + [0.5, 1.0]
+    assert gram_grokking._smoothed([0.0, 0.0, 9.0, 0.0, 0.0, 0.0, 1.0, 1.0]) == [0.0] * 6 + [0.5, 1.0]
 
 
 def test_diagonals_are_those_of_the_trained_net(done: Run) -> None:
-    from gramscope.experiments.vcl_diagonals import _diagonals, _pearson
-
     run = RunDirectory(done("vcl-fig1").path / "sgd-digits" / "seed-1")
     found = _diagonals(run)
     weight = run.load_checkpoint().model["hidden1.weight"]

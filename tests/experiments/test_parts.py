@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from gramscope.errors import InputError
 from gramscope.experiments.experiment import Claim, Options, Results
 from gramscope.experiments.parts import Recorder, Training
 from gramscope.runs.directory import RunDirectory
 from gramscope.training.config import TrainConfig
 from gramscope.training.reporter import Reporter
 from gramscope.training.trained import Trained
+from refusals import assert_refused
 
 
 def test_training_part(tmp_path: Path) -> None:
@@ -52,6 +52,5 @@ def test_training_part(tmp_path: Path) -> None:
 
 
 def test_an_open_claim_needs_a_reason() -> None:
-    with pytest.raises(InputError, match="undecided without a reason"):
-        Claim("x", "1", "2", None)
+    assert_refused("undecided without a reason", Claim, "x", "1", "2", None)
     assert Claim("x", "1", "2", torch.tensor(True)).holds is True  # type: ignore[arg-type]

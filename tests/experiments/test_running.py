@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from gramscope.errors import InputError
 from gramscope.experiments import running
 from gramscope.experiments.catalogue import Entry
 from gramscope.experiments.experiment import Claim, Experiment, Options, Results
@@ -22,14 +21,9 @@ from gramscope.experiments.plots import band, panels
 from gramscope.experiments.running import Reproduction, reproduce
 from gramscope.runs.directory import RunDirectory
 from gramscope.training.interrupt import Interrupted
+from refusals import assert_refused
 from small_experiments import SMALL
-
-
-@dataclass(frozen=True)
-class Settings:
-    seeds: tuple[int, ...] = (0, 1)
-    steps: int = 3
-    rate: float = 0.5
+from small_experiments import MadeUpSettings as Settings
 
 
 class Made:
@@ -138,14 +132,12 @@ def test_a_part_that_fails_starts_again_and_the_others_are_kept(
 
 
 def test_other_settings_are_refused(made: Made, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="steps = 0: must be at least 1"):
-        run(tmp_path / "x", values={"steps": 0})
+    assert_refused("steps = 0: must be at least 1", run, tmp_path / "x", values={"steps": 0})
     assert not (tmp_path / "x").exists()
     run(tmp_path / "x", values={"steps": 2})
-    with pytest.raises(InputError, match=r"steps = 2, not 3.*--force"):
-        run(tmp_path / "x")
-    with pytest.raises(InputError, match="scale = quick, not paper"):
-        reproduce("made", Options("paper", device="cpu"), out=tmp_path / "x")
+    assert_refused(r"steps = 2, not 3.*--force", run, tmp_path / "x")
+    paper = Options("paper", device="cpu")
+    assert_refused("scale = quick, not paper", reproduce, "made", paper, out=tmp_path / "x")
 
 
 def test_plot_only_takes_the_stored_settings(made: Made, tmp_path: Path) -> None:
@@ -157,10 +149,9 @@ def test_plot_only_takes_the_stored_settings(made: Made, tmp_path: Path) -> None
     assert made.computed == ["seed-0"]
     assert len(found.claims) == 2
     run(tmp_path / "x", plot_only=True, values={"steps": 3, "seeds": 0})  # as it was made
-    with pytest.raises(InputError, match="x holds made with steps = 3, not 2; --plot-only cannot change that"):
-        run(tmp_path / "x", plot_only=True, values={"steps": 2})
-    with pytest.raises(InputError, match="--force"):
-        run(tmp_path / "x", plot_only=True, force=True)
+    other = "x holds made with steps = 3, not 2; --plot-only cannot change that"
+    assert_refused(other, run, tmp_path / "x", plot_only=True, values={"steps": 2})
+    assert_refused("--force", run, tmp_path / "x", plot_only=True, force=True)
 
 
 def test_plot_only_takes_the_stored_options(made: Made, tmp_path: Path) -> None:
@@ -169,20 +160,19 @@ def test_plot_only_takes_the_stored_options(made: Made, tmp_path: Path) -> None:
     for options in (None, paper):
         found = reproduce("made", options, out=tmp_path / "x", plot_only=True)
         assert (found.options.scale, found.options.select) == ("paper", "test")
-    with pytest.raises(InputError, match="scale = paper, not quick; --plot-only"):
-        reproduce("made", Options("quick", "test"), out=tmp_path / "x", plot_only=True)
-    with pytest.raises(InputError, match="select = test, not validation; --plot-only"):
-        reproduce("made", Options("paper", "validation"), out=tmp_path / "x", plot_only=True)
+    for wrong, message in (
+        (Options("quick", "test"), "scale = paper, not quick; --plot-only"),
+        (Options("paper", "validation"), "select = test, not validation; --plot-only"),
+    ):
+        assert_refused(message, reproduce, "made", wrong, out=tmp_path / "x", plot_only=True)
 
 
 def test_plot_only_needs_complete_records(made: Made, tmp_path: Path) -> None:
     made.broken = "seed-1"
     with pytest.raises(Interrupted):
         run(tmp_path / "x")
-    with pytest.raises(InputError, match=r"not complete \(seed-1\)"):
-        run(tmp_path / "x", plot_only=True)
-    with pytest.raises(InputError, match="holds no run"):
-        run(tmp_path / "y", plot_only=True)
+    assert_refused(r"not complete \(seed-1\)", run, tmp_path / "x", plot_only=True)
+    assert_refused("holds no run", run, tmp_path / "y", plot_only=True)
 
 
 @pytest.mark.parametrize("name", SMALL)
