@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from gramscope.cli.app import app
@@ -19,3 +20,15 @@ def test_report_command(tmp_path: Path) -> None:
     assert found == {"page": str(run.path / "figures" / "report.html"), "figures": []}
     assert Path(found["page"]).stat().st_size > 1e6
     assert_refused("--live", CliRunner().invoke, app, [*arguments, "--live"], catch_exceptions=False)
+
+
+def test_live_names_wrong_ports_and_open_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = write_run(tmp_path / "x", epochs=1)
+
+    def live(*options: str) -> str:
+        return CliRunner().invoke(app, ["report", str(run.path), "--live", *options], catch_exceptions=False).output
+
+    assert_refused("port 99999 does not exist", live, "--port", "99999")
+    monkeypatch.setattr("gramscope.report.live.LiveServer.serve_forever", lambda self: None)
+    assert "warning" in live("--host", "0.0.0.0", "--port", "0", "--allow-host", "lab.example")
+    assert "warning" not in live("--port", "0")

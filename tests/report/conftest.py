@@ -41,8 +41,10 @@ def serving() -> Callable[[Path], AbstractContextManager[int]]:
         with make_server([path], interval=100) as server:
             thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
             thread.start()
-            yield server.server_port
-            server.shutdown()
-            thread.join()
+            try:
+                yield server.server_port
+            finally:
+                server.shutdown()
+                thread.join()
 
     return serve

@@ -6,22 +6,54 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gramscope.report.layer_panels import MOMENTS, layer_panels
+from gramscope.report.layer_panels import layer_panels
+from gramscope.report.layer_views import COLUMNS
 from gramscope.report.loaded_runs import read_runs
 from gramscope.report.panel import Panel
 from made_up_runs import append_epoch, value, write_run
 
+KINDS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.up_proj")
+LLAMA = [f"model.layers.{block}.{kind}" for block in range(11) for kind in KINDS] + ["lm_head"]
+PLAIN = [f"hidden{i}" for i in range(8)]
 
-def test_maps_hold_layers_by_time(panels: dict[str, Panel]) -> None:
+
+def measured(path: Path, layers: list[str], epochs: int = 2) -> dict[str, Panel]:
+    run = write_run(path, layers=layers, epochs=epochs, snapshots=False)
+    return {panel.key: panel for panel in layer_panels(read_runs([run.path]))}
+
+
+def test_a_few_layers_are_lines_over_training(panels: dict[str, Panel]) -> None:
     facets = panels["surrogate"].views[0].facets
-    assert [facet.title for facet in facets] == ["sgd", "vcl"]
-    maps = [facet.frames[0] for facet in facets]
-    assert all(found.log for found in maps)
-    assert (maps[1].x_ticks, maps[1].y_ticks) == (("0", "1", "2", "3", "4"), ("hidden1", "readout"))
-    expected = [[statistics.mean(value("surrogate", s, e, d, 0.9) for s in (0, 1)) for e in range(5)] for d in range(2)]
-    np.testing.assert_allclose(np.array(maps[1].values, dtype=float), expected)
-    assert len({(found.low, found.high) for found in maps}) == 1
+    assert [facet.title for facet in facets] == ["hidden1", "readout"]
+    plot = facets[1].frames[0]
+    assert (plot.log_y, [line.name for line in plot.lines]) == (True, ["sgd", "vcl"])
+    expected = [statistics.mean(value("surrogate", s, e, 1, 0.9) for s in (0, 1)) for e in range(5)]
+    assert plot.lines[1].y == pytest.approx(expected)
     assert "my own" in [view.label for view in panels["weights"].views]
+
+
+def test_more_layers_are_maps_over_training(tmp_path: Path) -> None:
+    (view,) = measured(tmp_path / "x", PLAIN)["nfa"].views
+    (heat,) = view.facets[0].frames
+    assert (heat.x_ticks, heat.y_ticks) == (("0", "1", "2"), tuple(PLAIN))
+    expected = [[value("nfa", 0, e, d, 0.5) for e in range(3)] for d in range(8)]
+    np.testing.assert_allclose(np.array(heat.values, dtype=float), expected)
+
+
+def test_deep_nets_are_shown_by_block_and_no_layer_is_left_out(tmp_path: Path) -> None:
+    found = measured(tmp_path / "x", LLAMA)
+    by_block, every = found["nfa"].views
+    assert by_block.moments == ("epoch 0", "epoch 1", "epoch 2")
+    last = by_block.facets[0].frames[-1]
+    assert (last.x_ticks, last.y_ticks) == ((*map(str, range(11)), "out"), (*KINDS, "lm_head"))
+    assert last.values[1][10] == pytest.approx(value("nfa", 0, 2, LLAMA.index("model.layers.10.self_attn.k_proj"), 0.5))
+    assert sum(cell is not None for row in last.values for cell in row) == len(LLAMA)
+    assert every.label == "NFA, uncentred: every layer over training"
+    labels = every.facets[0].frames[0].y_ticks
+    assert (len(labels), len(set(labels)), labels[51]) == (56, 56, "10 self_attn.k_proj")
+    depth = next(view for view in found["by-layer"].views if view.label == "NFA, uncentred").facets[0].frames[0]
+    assert ([line.name for line in depth.lines], depth.legend) == ([*KINDS, "lm_head"], True)
+    assert depth.lines[0].x == list(range(11))
 
 
 def test_layers_are_compared_at_their_last_measurement(panels: dict[str, Panel]) -> None:
@@ -34,11 +66,22 @@ def test_layers_are_compared_at_their_last_measurement(panels: dict[str, Panel])
 
 
 def test_long_runs_are_thinned_and_say_so(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "long", epochs=1, snapshots=False, finished=False)
+    run = write_run(tmp_path / "long", layers=PLAIN, epochs=1, snapshots=False, finished=False)
     for epoch in range(2, 90):
-        append_epoch(run, epoch)
+        append_epoch(run, epoch, layers=PLAIN)
     found = next(panel for panel in layer_panels(read_runs([run.path])) if panel.key == "nfa")
     heat = found.views[0].facets[0].frames[0]
-    assert (len(heat.x_ticks), heat.x_ticks[0], heat.x_ticks[-1]) == (MOMENTS, "0", "89")
-    assert f"{MOMENTS} of 90 moments" in found.note
-    assert len(found.table.rows) == 180
+    assert (len(heat.x_ticks), heat.x_ticks[0], heat.x_ticks[-1]) == (COLUMNS, "0", "89")
+    assert f"{COLUMNS} of 90 moments" in found.note
+    assert len(found.table.rows) == 8 * 90
+
+
+def test_the_sentence_describes_the_measure_that_is_shown(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "x", layers=(), epochs=1, snapshots=False, finished=False)
+    run.append({"kind": "measurement", "step": 10, "layer": "fc", "vcs_gram_cosine": 0.5})
+    run.close()
+    panel = next(panel for panel in layer_panels(read_runs([run.path])) if panel.key == "virtual-covariance")
+    (view,) = panel.views
+    assert view.formula == "ρ(v, WᵀW)"
+    assert "along the weight Gram WᵀW" in view.sentence
+    assert "true change" not in view.sentence

@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, suppress
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any
@@ -11,11 +14,15 @@ from typing import Any
 import pytest
 
 from gramscope.errors import InputError
-from gramscope.report.live import LiveReport, make_server
+from gramscope.report.live import CONNECTIONS, LiveReport, is_reachable, make_server
+from gramscope.report.loaded_runs import Runs
+from gramscope.report.page import Content
+from gramscope.report.write import report_content
 from gramscope.runs.directory import RunDirectory
 from made_up_runs import append_epoch, write_run
 
 Ask = Callable[..., tuple[HTTPResponse, bytes]]
+Serving = Callable[[Path], AbstractContextManager[int]]
 
 
 @pytest.fixture
@@ -24,7 +31,7 @@ def run(tmp_path: Path) -> RunDirectory:
 
 
 @pytest.fixture
-def ask(run: RunDirectory, serving: Callable[[Path], AbstractContextManager[int]]) -> Iterator[Ask]:
+def ask(run: RunDirectory, serving: Serving) -> Iterator[Ask]:
     with serving(run.path) as port:
 
         def question(path: str, method: str = "GET", **headers: str) -> tuple[HTTPResponse, bytes]:
@@ -76,6 +83,9 @@ def test_no_file_is_sent(ask: Ask, path: str) -> None:
 
 def test_only_this_machine_is_answered(ask: Ask) -> None:
     assert ask("/data.json", Host="evil.example")[0].status == 403
+    assert ask("/data.json", Host="10.0.0.7")[0].status == 403
+    assert ask("/data.json", Host="[")[0].status == 400
+    assert ask("http://[/", Host="localhost")[0].status == 400
     assert ask("/data.json", Host="localhost:1234")[0].status == 200
     assert ask("/data.json", "POST")[0].status == 501
 
@@ -89,7 +99,12 @@ def test_addresses(run: RunDirectory) -> None:
         make_server([run.path.parent / "nothing"])
     with pytest.raises(InputError, match="at least one"):
         make_server([])
+    for port in (-1, 99_999):
+        with pytest.raises(InputError, match=f"port {port} does not exist"):
+            make_server([run.path], port=port)
     if socket.has_dualstack_ipv6():
+        with make_server([run.path], host="::1") as server:
+            assert server.server_address[0] == "::1"
         with pytest.raises(InputError, match="cannot listen"):
             make_server([run.path], host="no.such.host.invalid")
 
@@ -120,3 +135,59 @@ def test_version_sees_records_artefacts_and_the_lock(run: RunDirectory) -> None:
         seen.add(live.version())
     assert len(seen) == 4
     run.close()
+
+
+def test_names_are_checked_on_every_address(run: RunDirectory) -> None:
+    with make_server([run.path], host="0.0.0.0", names=["lab.example"]) as server:
+        handler = server.RequestHandlerClass
+    assert "lab.example" in handler.own_names
+    assert "evil.example" not in handler.own_names
+    assert handler.by_number
+    assert [is_reachable(host) for host in ("0.0.0.0", "::", "127.0.0.1", "::1", "localhost", "lab.example")] == [
+        True, True, False, False, False, True,
+    ]  # fmt: skip
+
+
+def test_parallel_requests_share_one_rendering(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    rendered = []
+
+    def slowly(runs: Runs) -> Content:
+        rendered.append(runs)
+        time.sleep(0.2)
+        return report_content(runs)
+
+    monkeypatch.setattr("gramscope.report.live.report_content", slowly)
+    live = LiveReport([run.path])
+    with ThreadPoolExecutor(12) as pool:
+        pages = list(pool.map(lambda _: live.page(), range(12)))
+    assert len(rendered) == 1
+    assert all(page is pages[0] for page in pages)
+
+
+def test_silent_connections_are_closed(run: RunDirectory, serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gramscope.report.live._Handler.timeout", 0.2)
+    with serving(run.path) as port, socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: loc")
+        assert connection.recv(1) == b""
+
+
+def test_slow_connections_are_closed(run: RunDirectory, serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gramscope.report.live.LONGEST", 0.3)
+    with serving(run.path) as port, socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        ended = threading.Event()
+        threading.Thread(target=lambda: (connection.recv(1), ended.set())).start()
+        for _ in range(100):  # never silent for long
+            with suppress(OSError):
+                connection.sendall(b"G")
+            if ended.wait(0.05):
+                break
+        assert ended.is_set()
+
+
+def test_too_many_connections_are_refused(run: RunDirectory, serving: Serving) -> None:
+    with serving(run.path) as port, ExitStack() as stack:
+        for _ in range(CONNECTIONS):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+        time.sleep(0.5)
+        last = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
+        assert last.recv(1) == b""

@@ -98,12 +98,13 @@ def values(trace: dict[str, Any]) -> list[Any]:
 
 
 def test_hostile_names_are_shown_and_not_obeyed(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "x", method=HOSTILE[0], layers=HOSTILE, epochs=1)
+    layers = (*HOSTILE, "six", "seven")  # enough for a map
+    run = write_run(tmp_path / "x", method=HOSTILE[0], layers=layers, epochs=1)
     run.append({"kind": HOSTILE[1], HOSTILE[0]: HOSTILE[1]})
     claim = {"kind": "claim", "claim": HOSTILE[0], "published": HOSTILE[1], "measured": HOSTILE[2], "holds": None}
     run.append({**claim, "reason": HOSTILE[1]})
     run.close()
-    write_run(tmp_path / "y", method=HOSTILE[1], layers=HOSTILE, epochs=1)
+    write_run(tmp_path / "y", method=HOSTILE[1], layers=layers, epochs=1)
     content = report_content(read_runs([tmp_path / "x", tmp_path / "y"]))
     outline = Outline(render_page(content))
     assert len(outline.scripts) == 3
@@ -113,7 +114,7 @@ def test_hostile_names_are_shown_and_not_obeyed(tmp_path: Path) -> None:
     nfa = next(panel for panel in payload["panels"] if panel["key"] == "nfa")
     ticks = nfa["views"][0]["facets"][0]["layout"]["yaxis"]["ticktext"]
     assert all("<" not in tick for tick in ticks)
-    assert {row[nfa["table"]["columns"].index("layer")] for row in nfa["table"]["rows"]} == set(HOSTILE)
+    assert {row[nfa["table"]["columns"].index("layer")] for row in nfa["table"]["rows"]} == set(layers)
     for panel in content.panels:
         if panel.key in ("ends", "target-linearity", "spectra", "diagonals"):  # matplotlib reads dollars as mathematics
             assert all(path.stat().st_size > 1000 for path in save_panel(panel, tmp_path, "panel-"))

@@ -124,10 +124,13 @@ def test_slider_views_and_settings_with_the_keyboard(desk: Any) -> None:
     assert button.get_attribute("aria-pressed") == "false"
     visible = "() => document.querySelector('#panel-accuracy .plot').data.map((trace) => trace.visible)"
     assert page.evaluate(visible) == [True, True, False, False]
-    assert surrogate.locator(".plot").count() == 1
     page.keyboard.press("Space")
     assert page.evaluate(visible) == [True] * 4
-    assert surrogate.locator(".plot").count() == 2
+    scale = "document.querySelector('#panel-loss .plot').layout.yaxis.type"
+    page.locator("#panel-loss .switch input").press("Space")
+    assert page.evaluate(scale) == "log"
+    page.locator("#panel-loss .switch input").press("Space")
+    assert page.evaluate(scale) != "log"
 
 
 def test_tables_sort_and_data_can_be_taken_away(desk: Any, tmp_path: Path) -> None:
@@ -161,15 +164,15 @@ def test_hovering_shows_values(desk: Any) -> None:
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 4)
     hover = page.locator("#panel-target-linearity .hovertext").first
     hover.wait_for()
-    assert "hidden1" in hover.text_content()
-    assert "±" in hover.text_content()
+    assert "epoch" in hover.text_content()
+    assert " to " in hover.text_content()
 
 
 def test_hostile_names_run_nothing(browser: Any, tmp_path: Path) -> None:
     hostile = "<img src=x onerror=\"window.hurt='yes'\">"
-    layers = (hostile, "</script><script>window.hurt=1</script>")
+    layers = (hostile, "</script><script>window.hurt=1</script>", *"abcdef")  # enough for a map
     run = write_run(tmp_path / "x", method=hostile, layers=layers, epochs=2)
-    write_run(tmp_path / "y", method="=1+1", layers=(hostile, "b"), epochs=2)
+    write_run(tmp_path / "y", method="=1+1", layers=layers, epochs=2)
     written = write_report([run.path, tmp_path / "y"], tmp_path / "out", figures=False).page
     with opened(browser, written.as_uri()) as page:
         draw_all(page)
@@ -177,6 +180,30 @@ def test_hostile_names_run_nothing(browser: Any, tmp_path: Path) -> None:
         ticks = page.locator("#panel-nfa .plot").first.locator(".yaxislayer-above").text_content()
         assert "<img" in ticks
         assert page.locator("main img").count() == 0
+        page.locator("#panel-nfa .plot .nsewdrag").first.hover()
+        page.locator("#panel-nfa .hovertext").first.wait_for()
+        assert page.evaluate("window.hurt") is None
+
+
+def test_a_deep_net_by_block(browser: Any, tmp_path: Path) -> None:
+    layers = [f"model.layers.{i}.{kind}" for i in range(28) for kind in ("self_attn.q_proj", "mlp.up_proj")] + [
+        "lm_head"
+    ]
+    run = write_run(tmp_path / "deep", layers=layers, epochs=2)
+    for screen in (DESKTOP, PHONE):
+        with opened(browser, write_report([run.path], tmp_path, figures=False).page.as_uri(), **screen) as page:
+            draw_all(page)
+            assert page.evaluate("document.documentElement.scrollWidth") == screen["viewport"]["width"]
+            panel = page.locator("#panel-nfa")
+            assert panel.bounding_box()["height"] < 900
+            assert panel.locator(".yaxislayer-above").first.text_content() == "self_attn.q_projmlp.up_projlm_head"
+            if screen is DESKTOP:
+                panel.locator(".nsewdrag").hover(position={"x": 5, "y": 5})
+                assert "self_attn.q_projblock 0" in panel.locator(".hovertext").first.text_content()
+                bar, cells = panel.locator(".modebar").bounding_box(), panel.locator(".nsewdrag").bounding_box()
+                assert bar["y"] + bar["height"] <= cells["y"]
+            box = page.locator("#tables .scroll").last
+            assert box.bounding_box()["x"] + box.bounding_box()["width"] <= screen["viewport"]["width"]
 
 
 def test_printing_draws_everything(browser: Any, report: str) -> None:
@@ -203,7 +230,7 @@ def test_the_live_page_keeps_up_and_keeps_choices(browser: Any, tmp_path: Path, 
             until(page, f"{POINTS} === 4")
             until(page, "document.querySelectorAll('.state-running').length === 1")
         assert page.locator("#panel-surrogate select option:checked").text_content() == "Surrogate, normalised"
-        assert page.evaluate("document.querySelector('#panel-surrogate .plot').data[0].z[0].length") == 4
+        assert page.evaluate("document.querySelector('#panel-surrogate .plot').data.at(-1).y.length") == 4
         assert "epoch 3" in page.locator("#summary").inner_text()
         assert page.locator("table[data-table=layers] tbody tr").first.locator("td").nth(1).inner_text() == "readout"
         run.append({"kind": "end", "step": 30, "finished": True, "reason": ""})

@@ -31,7 +31,7 @@ def test_spectra_and_diagonals_follow_the_slider(panels: dict[str, Panel], group
 
 
 def test_large_images_and_many_layers_stay_small(tmp_path: Path) -> None:
-    layers = [f"block{i}.fc" for i in range(60)]
+    layers = [f"fc{i}" for i in range(60)]
     run = write_run(tmp_path / "deep", layers=layers, epochs=1, snapshots=False)
     for step in range(0, 300, 10):
         save_spectra(run, step, {layer: torch.linspace(1, 0, 400) for layer in layers})
@@ -42,4 +42,21 @@ def test_large_images_and_many_layers_stay_small(tmp_path: Path) -> None:
     assert len(spectra.views[0].facets) == 8
     assert "8 of 60 layers" in spectra.note
     assert sum(len(row) for row in spectra.table.rows) < 100_000
+    blocks = spectra_panel(read_runs([write_blocks(tmp_path / "blocks")]))
+    assert {view.label: len(view.facets) for view in blocks.views} == {"head": 1, "fc": 4}
     assert np.shape(diagonals_panel(runs).views[0].facets[0].frames[0].values) == (64, 64)
+
+
+def write_blocks(path: Path) -> Path:
+    run = write_run(path, layers=(), epochs=1, snapshots=False)
+    save_spectra(run, 0, {layer: torch.ones(4) for layer in (*(f"layers.{i}.fc" for i in range(4)), "head")})
+    return run.path
+
+
+def test_damaged_artefacts_are_left_out_and_named(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "x", epochs=2)
+    (run.path / "artefacts" / "spectra-000000010.safetensors").write_bytes(b"broken")
+    save_spectra(run, 20, {"hidden1": torch.tensor([float("nan")])})
+    runs = read_runs([run.path])
+    assert spectra_panel(runs).views[0].moments == ("epoch 0",)
+    assert any("spectra-000000010" in problem for problem in runs.problems)

@@ -12,6 +12,7 @@ from gramscope.cli.console import messages, print_json, results
 from gramscope.errors import InputError
 
 _Path = Optional[Path]  # noqa: UP045 - typer reads it at run time
+_Names = Optional[list[str]]  # noqa: UP045
 
 
 def command(
@@ -28,6 +29,10 @@ def command(
         str, typer.Option(help="Address to serve on; all but 127.0.0.1 and ::1 are reachable from the network.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to serve on (0: any free one).")] = 8787,
+    allow_host: Annotated[
+        _Names,
+        typer.Option(help="A further host name under which browsers may ask; may be repeated.", show_default=False),
+    ] = None,
     open_: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the paths as JSON.")] = False,
 ) -> None:
@@ -44,7 +49,7 @@ def command(
     if live:
         if out is not None or json:
             raise InputError("--live serves the report and writes nothing; leave out --out and --json")
-        _serve(runs, host, port, open_)
+        _serve(runs, host, port, open_, allow_host or [])
         return
     from gramscope.report.write import write_report
 
@@ -59,10 +64,12 @@ def command(
         webbrowser.open(report.page.resolve().as_uri())
 
 
-def _serve(runs: list[Path], host: str, port: int, open_: bool) -> None:
-    from gramscope.report.live import make_server
+def _serve(runs: list[Path], host: str, port: int, open_: bool, names: list[str]) -> None:
+    from gramscope.report.live import is_reachable, make_server
 
-    with make_server(runs, host, port) as server:
+    with make_server(runs, host, port, names=names) as server:
+        if is_reachable(host):
+            news().print(f"warning: everybody who can reach {host} on the network can read this report", markup=False)
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{server.server_port}/"
         results().print(f"live report: {address}", soft_wrap=True, markup=False)

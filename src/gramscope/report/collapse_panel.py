@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from gramscope.report.layer_panels import all_positive, measure_table, recorded_layers, recorded_measures
+from gramscope.report.layer_panels import measure_table, recorded_layers, recorded_measures
 from gramscope.report.loaded_runs import Runs
 from gramscope.report.measure_texts import COLLAPSE, measure_text
 from gramscope.report.panel import Facet, LinePlot, Panel, View
 from gramscope.report.seed_statistics import layer_curve
-from gramscope.report.training_panels import as_line
+from gramscope.report.training_panels import all_positive, as_line
 
 _HOW = 'measure while training with measure.names = ["nc1", "nc2_equinorm", "nc2_equiangular", "nc3", …]'
 

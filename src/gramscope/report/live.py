@@ -7,9 +7,12 @@ address can lead outside them.
 from __future__ import annotations
 
 import hashlib
+import socket
+import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
@@ -21,13 +24,17 @@ from typing_extensions import override
 
 from gramscope.errors import GramscopeError, InputError
 from gramscope.report.loaded_runs import read_runs
-from gramscope.report.page import Content, render_page, render_update, require_extra
+from gramscope.report.page import render_page, render_update, require_extra
 from gramscope.report.write import report_content
 from gramscope.runs.directory import ARTEFACTS, RECORDS, RunDirectory
 from gramscope.runs.files import to_json
 
 #: least milliseconds between two requests of the page
 INTERVAL = 2000
+#: most connections that are answered at a time
+CONNECTIONS = 32
+#: seconds after which a silent connection is closed, and after which any connection is
+SILENT, LONGEST = 10, 60
 #: largest share of the time spent on rendering, so that training on the same machine is hardly slowed
 SHARE = 0.1
 
@@ -42,7 +49,8 @@ class LiveReport:
         self._paths = [Path(path) for path in paths]
         self._least, self._interval = interval, interval
         self._lock = threading.Lock()
-        self._update: tuple[str, bytes] = ("", b"")
+        self._shown = ""
+        self._bytes: dict[str, bytes] = {}
         read_runs(self._paths)  # raise an error for wrong paths now, not on the first request
 
     def version(self) -> str:
@@ -57,65 +65,136 @@ class LiveReport:
 
     def page(self) -> bytes:
         """The whole page."""
-        version, content = self.version(), self._content()
-        return render_page(content, version=version, interval=self._interval).encode()
+        return self._rendered("page")
 
     def update(self, known: str) -> bytes | None:
         """The data behind the page as JSON, or ``None`` when ``known`` is still the present version."""
-        version = self.version()
-        if version == known:
-            return None
-        with self._lock:
-            if self._update[0] != version:
-                data = render_update(self._content(), version=version, interval=self._interval)
-                self._update = version, to_json(data).encode()
-            return self._update[1]
+        return None if self.version() == known else self._rendered("data")
 
-    def _content(self) -> Content:
-        began = time.perf_counter()
-        content = report_content(read_runs(self._paths))
-        self._interval = max(self._least, round(1000 * (time.perf_counter() - began) / SHARE))
-        return content
+    def _rendered(self, what: str) -> bytes:
+        """The page or its data, rendered once for each version: parallel requests wait and share the result."""
+        with self._lock:
+            version = self.version()
+            if version != self._shown:
+                began = time.perf_counter()
+                content = report_content(read_runs(self._paths))
+                self._interval = max(self._least, round(1000 * (time.perf_counter() - began) / SHARE))
+                state: dict[str, Any] = {"version": version, "interval": self._interval}
+                self._bytes = {
+                    "page": render_page(content, **state).encode("utf-8", "replace"),
+                    "data": to_json(render_update(content, **state)).encode("utf-8", "replace"),
+                }
+                self._shown = version
+            return self._bytes[what]
 
 
 def make_server(
-    paths: Sequence[Path | str], host: str = "127.0.0.1", port: int = 0, *, interval: int = INTERVAL
-) -> ThreadingHTTPServer:
+    paths: Sequence[Path | str],
+    host: str = "127.0.0.1",
+    port: int = 0,
+    *,
+    interval: int = INTERVAL,
+    names: Sequence[str] = (),
+) -> LiveServer:
     """A server for ``serve_forever``; port 0 takes a free one (``server.server_port``).
 
     Args:
         paths: the run directories to show, and the only ones.
-        host: address to listen on; any but a loopback address is reachable from the network.
-        port: port to listen on.
+        host: address to listen on, IPv4 or IPv6; any but a loopback address is reachable from the network.
+        port: port to listen on, 0 to 65535.
         interval: least milliseconds between two requests of the page.
+        names: further host names under which browsers may ask; those of this machine are always allowed.
     """
+    if not 0 <= port <= 65535:
+        raise InputError(f"port {port} does not exist; choose one from 0 to 65535 (0: any free one)")
     report = LiveReport(paths, interval)
+    allowed = frozenset({"localhost", "127.0.0.1", "::1", host, socket.gethostname(), *names})
 
     class Handler(_Handler):
         live = report
-        own_names = _own_names(host)
+        own_names = frozenset(name.lower() for name in allowed)
+        by_number = is_reachable(host)
+
+    class Server(LiveServer):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
     try:
-        server = ThreadingHTTPServer((host, port), Handler)
-    except OSError as error:
+        return Server((host, port), Handler)
+    except (OSError, UnicodeError) as error:
         raise InputError(f"cannot listen on {host}:{port}: {error}; choose another --port or --host") from error
-    server.daemon_threads = True
-    return server
+
+
+def is_reachable(host: str) -> bool:
+    """Whether a server on ``host`` can be reached from the network."""
+    try:
+        return not ip_address(host).is_loopback
+    except ValueError:
+        return host != "localhost"
+
+
+def is_address(name: str) -> bool:
+    """Whether a host name is a numeric address, which no foreign page can bind to this machine."""
+    try:
+        return bool(ip_address(name))
+    except ValueError:
+        return False
+
+
+class LiveServer(ThreadingHTTPServer):
+    """A server whose threads end with the program. At most :data:`CONNECTIONS` requests are answered at a time."""
+
+    daemon_threads = True
+
+    def __init__(self, *args: Any) -> None:
+        self._free = threading.BoundedSemaphore(CONNECTIONS)
+        super().__init__(*args)
+
+    @override
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread, or close the connection if too many are open."""
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    @override
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer within :data:`LONGEST` seconds, then make room for another connection."""
+        timer = threading.Timer(LONGEST, _cut, [request])
+        timer.daemon = True
+        timer.start()
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            timer.cancel()
+            self._free.release()
+
+    @override
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Report errors, but not connections that broke off."""
+        if not isinstance(sys.exception(), OSError | ValueError):  # writing to a closed file is a ValueError
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
     live: LiveReport
-    #: host names a browser may use; ``None`` for any
-    own_names: frozenset[str] | None
+    #: host names a browser may use, and whether it may use any numeric address
+    own_names: frozenset[str]
+    by_number: bool
     server_version = "gramscope"
     sys_version = ""
+    timeout = SILENT
 
     def do_GET(self) -> None:
-        """Answer the page, its data, or nothing."""
-        if not self._addressed_to_us():
-            self._send(HTTPStatus.FORBIDDEN, b"this server answers under its own address only")
+        """Answer the page, its data, or nothing; not under a foreign name, which its owner may bind to our address."""
+        try:
+            name, address = urlsplit(f"//{self.headers.get('Host', '')}").hostname, urlsplit(self.path)
+        except ValueError:
+            self._send(HTTPStatus.BAD_REQUEST, b"the address or the Host header cannot be read")
             return
-        address = urlsplit(self.path)
+        if name not in self.own_names and not (self.by_number and is_address(name or "")):
+            self._send(HTTPStatus.FORBIDDEN, b"this host name is not allowed; allow it with --allow-host")
+            return
         try:
             if address.path == "/":
                 self._send(HTTPStatus.OK, self.live.page(), "text/html; charset=utf-8")
@@ -130,12 +209,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_HEAD = do_GET
 
-    def _addressed_to_us(self) -> bool:
-        """Whether the Host header names this machine; a foreign page that rebinds its name to our address does not."""
-        if self.own_names is None:
-            return True
-        return (urlsplit(f"//{self.headers.get('Host', '')}").hostname or "") in self.own_names
-
     def _send(self, status: HTTPStatus, body: bytes, kind: str = "text/plain; charset=utf-8") -> None:
         try:
             self.send_response(status)
@@ -148,7 +221,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
             if self.command != "HEAD":
                 self.wfile.write(body)
-        except ConnectionError:  # the browser has gone
+        except OSError:  # the browser has gone, or is too slow
             self.close_connection = True
 
     @override
@@ -156,15 +229,10 @@ class _Handler(BaseHTTPRequestHandler):
         """Print nothing: the terminal belongs to the user."""
 
 
-def _own_names(host: str) -> frozenset[str] | None:
-    """Host names allowed for a server on ``host``; ``None`` (any) if it is reachable from the network."""
-    if host == "localhost":
-        return frozenset({"localhost", "127.0.0.1", "::1"})
-    try:
-        loopback = ip_address(host).is_loopback
-    except ValueError:
-        return None
-    return frozenset({"localhost", "127.0.0.1", "::1", host}) if loopback else None
+def _cut(connection: socket.socket) -> None:
+    """End a connection while its thread reads from it."""
+    with suppress(OSError):  # it has ended already
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _size(path: Path) -> str:

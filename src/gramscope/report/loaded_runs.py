@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 from gramscope.report.panel import shorten
+from gramscope.report.run_files import RunFiles, is_inside, is_number, read_config, read_run_files, run_status
 from gramscope.runs.directory import RunDirectory
 from gramscope.runs.records import Record
 
@@ -31,16 +31,22 @@ class Run:
     Args:
         directory: where it is.
         root: the directory given to the report: the run itself, or a group that contains it.
-        config: its configuration.
-        status: running, finished, stopped or new.
-        records: everything it recorded; records of a monitor count as measurements.
+        files: its configuration, records and state; records of a monitor count as measurements.
     """
 
     directory: RunDirectory
     root: RunDirectory
-    config: Mapping[str, Any]
-    status: str
-    records: Sequence[Record]
+    files: RunFiles
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The configuration; empty for a run that a training loop of the user's own filled."""
+        return self.files.config
+
+    @property
+    def records(self) -> list[Record]:
+        """All readable records."""
+        return self.files.records
 
     @cached_property
     def name(self) -> str:
@@ -54,19 +60,18 @@ class Run:
         """Records of the whole net, by step; records of a monitor count as those of a held sample."""
         found = [record for record in self.records if record.get("kind") == "evaluation"]
         for record in self.records:
-            if isinstance(record.get("network"), Mapping):
-                values = {f"held_{k}": v for k, v in record["network"].items() if k in ("loss", "accuracy")}
+            values = {f"held_{k}": v for k, v in record.get("network", {}).items() if k in ("loss", "accuracy")}
+            if values:
                 found.append({"step": record["step"], **values})
         return sorted(found, key=_step)
 
     @cached_property
     def measurements(self) -> list[Record]:
         """Records of layers, one for each layer and step, by step."""
-        found = [record for record in self.records if record.get("kind") == "measurement" and "layer" in record]
+        found = [record for record in self.records if record.get("kind") == "measurement"]
         for record in self.records:
-            if isinstance(record.get("layers"), Mapping):
-                head: Record = {key: value for key, value in record.items() if key in ("step", "epoch")}
-                found += [{**head, "layer": layer, **row} for layer, row in record["layers"].items()]
+            head: Record = {key: value for key, value in record.items() if key in ("step", "epoch")}
+            found += [{**row, **head, "layer": layer} for layer, row in record.get("layers", {}).items()]
         return sorted(found, key=_step)
 
     @cached_property
@@ -88,12 +93,17 @@ class Run:
         return found
 
     @property
+    def monitored(self) -> bool:
+        """Whether the records come from a monitor in a training loop of the user's own."""
+        return "method" not in self.config and any("layers" in record for record in self.records)
+
+    @property
     def seed(self) -> int | None:
         """The seed, where it is known."""
         seeds = self.config.get("seeds")
-        if isinstance(seeds, list) and len(seeds) == 1:
-            return int(seeds[0])
-        return next((record["seed"] for record in self.records if "seed" in record), None)
+        if isinstance(seeds, list) and len(seeds) == 1 and isinstance(seeds[0], int):
+            return seeds[0]
+        return next((seed for record in self.records if isinstance(seed := record.get("seed"), int)), None)
 
     @property
     def end(self) -> Record:
@@ -110,7 +120,8 @@ class Run:
 
     @cached_property
     def _epochs(self) -> dict[int, float]:
-        return {record["step"]: float(record["epoch"]) for record in self.records if "epoch" in record}
+        timed = (record for record in self.records if "epoch" in record and "step" in record)
+        return {record["step"]: float(record["epoch"]) for record in timed if isinstance(record["step"], int)}
 
     @property
     def clock(self) -> str:
@@ -141,11 +152,13 @@ class Runs:
         roots: the directories that were given.
         settings: the runs in which nets were trained, evaluated or measured.
         others: other runs: claims and computations of an experiment.
+        unread: sentences about parts of groups that could not be read.
     """
 
     roots: tuple[RunDirectory, ...]
     settings: tuple[Setting, ...]
     others: tuple[Run, ...] = ()
+    unread: tuple[str, ...] = ()
 
     @property
     def all(self) -> list[Run]:
@@ -160,8 +173,14 @@ class Runs:
     @property
     def status(self) -> str:
         """The worst state of all runs."""
-        found = {root.status() for root in self.roots}
-        return next(name for name in ("running", "stopped", "new", "finished") if name in found)
+        found = {run_status(root) for root in self.roots}
+        return next(name for name in ("running", "damaged", "stopped", "new", "finished") if name in found)
+
+    @property
+    def problems(self) -> list[str]:
+        """Sentences about everything that could not be read."""
+        runs = (*self.all, *self.others)
+        return [*self.unread, *(f"{run.name}: {problem}" for run in runs for problem in run.files.problems)]
 
     def records(self, kind: str) -> list[Record]:
         """Records of a kind from everything that was given."""
@@ -173,27 +192,28 @@ def read_runs(paths: Sequence[Path | str]) -> Runs:
     roots = tuple(RunDirectory.open(path) for path in paths)
     groups: dict[tuple[int, str], list[Run]] = {}
     others = []
+    unread: list[str] = []
     for number, root in enumerate(roots):
+        if root.members():
+            read_config(root, unread)
         for directory in root.runs():
-            config = directory.config
-            run = Run(directory, root, config, directory.status(), directory.records())
-            if "method" not in config and not run.evaluations and not run.measurements:
+            if not is_inside(directory.path, root.path):
+                unread.append(f"{directory.path} is a link out of its group and was not read.")
+                continue
+            run = Run(directory, root, read_run_files(directory))
+            if "method" not in run.config and not run.evaluations and not run.measurements:
                 others.append(run)
                 continue
-            groups.setdefault((number, repr(_decisive(config)) if "method" in config else run.name), []).append(run)
+            key = repr(_decisive(run.config)) if "method" in run.config else run.name
+            groups.setdefault((number, key), []).append(run)
     names = _names([runs[0] for runs in groups.values()])
     settings = zip(names, groups.values(), strict=True)
     found = tuple(Setting(name, index, tuple(runs)) for index, (name, runs) in enumerate(settings))
-    return Runs(roots, found, tuple(others))
-
-
-def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether a recorded value is a finite number."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return Runs(roots, found, tuple(others), tuple(unread))
 
 
 def _step(record: Record) -> int:
-    return int(record.get("step", 0))
+    return int(record["step"])
 
 
 # -- names of settings ----------------------------------------------------------------------------------------------

@@ -87,7 +87,9 @@ def _rows(panel: Panel) -> list[list[tuple[str, Plot]]]:
 
 
 def _height(plot: LinePlot | HeatMap) -> float:
-    if isinstance(plot, LinePlot) or plot.picture:
+    if isinstance(plot, LinePlot):
+        return 2.4 + 0.11 * plot.legend * len(plot.lines)
+    if plot.picture:
         return 2.4
     return max(1.4, min(9.0, 0.8 + 0.22 * len(plot.values)))
 
@@ -95,7 +97,8 @@ def _height(plot: LinePlot | HeatMap) -> float:
 def _legend(figure: Figure, plots: Sequence[Plot]) -> None:
     from matplotlib.lines import Line2D
 
-    lines = {line.name: line for plot in plots if isinstance(plot, LinePlot) and plot.joined for line in plot.lines}
+    shared = [plot for plot in plots if isinstance(plot, LinePlot) and plot.joined]
+    lines = {line.name: line for plot in shared for line in plot.lines}
     if len(lines) > 1:
         handles = [Line2D([], [], label=_plain(name), **_style(line)) for name, line in lines.items()]
         figure.legend(handles=handles, loc="outside lower center", ncols=min(4, len(handles)))
@@ -120,13 +123,17 @@ def _lines(axes: Axes, plot: LinePlot) -> None:
             if line.low is not None and line.high is not None:
                 axes.fill_between(line.x, line.low, line.high, color=colour(line.index), alpha=0.18, linewidth=0)  # type: ignore[arg-type]
         else:
-            reach = None if line.high is None else [h - m for h, m in zip(line.high, y, strict=True) if h is not None]
+            reach = None
+            if line.low is not None and line.high is not None:
+                above = [high - m for high, m in zip(line.high, y, strict=True) if high is not None]
+                reach = [[m - low for low, m in zip(line.low, y, strict=True) if low is not None], above]
             shape = MATPLOTLIB_MARKERS[marker(line.index)]
             axes.errorbar(line.x, y, reach, color=colour(line.index), marker=shape, linestyle="", capsize=4)
     if plot.ticks:
-        long = sum(map(len, plot.ticks)) > 40
-        names = [_plain(name) for name in plot.ticks]
-        axes.set_xticks(range(len(names)), names, rotation=30 * long, ha="right" if long else "center")
+        chosen = tick_positions(len(plot.ticks), 20)
+        names = [_plain(plot.ticks[i]) for i in chosen]
+        long = sum(map(len, names)) > 40
+        axes.set_xticks(chosen, names, rotation=30 * long, ha="right" if long else "center")
         axes.set_xlim(-0.4, len(plot.ticks) - 0.6)
     if plot.y_range is not None:
         axes.set_ylim(*plot.y_range)
@@ -148,7 +155,8 @@ def _map(axes: Axes, plot: HeatMap) -> AxesImage:
         return image
     chosen = tick_positions(len(plot.x_ticks))
     axes.set_xticks(chosen, [_plain(plot.x_ticks[i]) for i in chosen])
-    axes.set_yticks(range(len(plot.y_ticks)), [_plain(name) for name in plot.y_ticks])
+    named = tick_positions(len(plot.y_ticks), 60)
+    axes.set_yticks(named, [_plain(plot.y_ticks[i]) for i in named])
     axes.set_xlabel(_plain(plot.x_label))
     return image
 

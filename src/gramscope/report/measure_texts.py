@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class MeasureText:
-    """Label and formula of a measure."""
+    """Label and formula of a measure, and a sentence where that of its group does not describe it."""
 
     label: str
     formula: str
+    sentence: str = ""
 
 
 @dataclass(frozen=True)
@@ -37,21 +38,48 @@ MEASURES: dict[str, MeasureText] = {
     "target_linearity_held_out": MeasureText("Target linearity, held out", "the same on data not fitted"),
     "surrogate": MeasureText("Surrogate", "‖HᵀY‖_F²"),
     "surrogate_linearized": MeasureText("Surrogate, linearised", "‖W HᵀY‖_F²"),
-    "surrogate_normalized": MeasureText("Surrogate, normalised", "⟨G, YYᵀ⟩ / (‖G‖ ‖YYᵀ‖), centred features"),
+    "surrogate_normalized": MeasureText(
+        "Surrogate, normalised",
+        "⟨G, YYᵀ⟩ / (‖G‖ ‖YYᵀ‖), centred features",
+        "How strongly the centred features point along the targets, free of their size: 1 means that the Gram "
+        "matrix of the features is proportional to that of the targets.",
+    ),
     "nfa": MeasureText("NFA, uncentred", "ρ(WᵀW, WᵀKW)"),
     "nfa_centered": MeasureText("NFA, centred", "ρ(W̄ᵀW̄, W̄ᵀKW̄), W̄ = W − W₀"),
     "nfa_double": MeasureText("NFA, double-centred", "ρ(W̄ᵀW̄, W̄ᵀK̄W̄)"),
     "nfa_ptk": MeasureText("NFA, tangent-centred", "ρ(W₀ᵀW₀, W₀ᵀK̄W₀)"),
-    "nfa_corrupted": MeasureText("NFA, corrupted", "ρ(WᵀW, WᵀQW), Q with K's spectrum and random eigenvectors"),
+    "nfa_corrupted": MeasureText(
+        "NFA, corrupted",
+        "ρ(WᵀW, WᵀQW), Q with K's spectrum and random eigenvectors",
+        "The ansatz with random eigenvectors in place of those of K: the value to expect without feature learning.",
+    ),
     "double_ratio": MeasureText("Double-centred ratio", "tr(W̄ᵀW̄ W̄ᵀK̄W̄) / tr(W̄ᵀW̄ W̄ᵀKW̄)"),
     "effective_rank": MeasureText("Effective rank of W", "exp(−Σ p log p), p = s/Σs over the singular values of W"),
     "stable_rank": MeasureText("Stable rank of W", "‖W‖_F² / ‖W‖₂²"),
     "feature_rank": MeasureText("Effective rank of the inputs", "effective rank of the centred features"),
-    "vcs_cosine": MeasureText("Virtual against true shift", "ρ(v, Gram shift of a GD step)"),
-    "vcs_residual": MeasureText("Relative residual", "‖γ²(DᵀD − WᵀΣW)‖ / ‖Gram shift‖"),
-    "vcs_gram_cosine": MeasureText("Virtual shift against WᵀW", "ρ(v, WᵀW)"),
+    "vcs_cosine": MeasureText(
+        "Virtual against true shift",
+        "ρ(v, Gram shift of a GD step)",
+        "How closely the virtual covariance shift v, which backpropagation gives for free, follows the true "
+        "change of the weight Gram WᵀW in one gradient step: ρ is their cosine, and 1 means proportional.",
+    ),
+    "vcs_residual": MeasureText(
+        "Relative residual",
+        "‖γ²(DᵀD − WᵀΣW)‖ / ‖Gram shift‖",
+        "How much of the true change of the weight Gram in one gradient step the virtual covariance shift misses: "
+        "0 means that it misses nothing.",
+    ),
+    "vcs_gram_cosine": MeasureText(
+        "Virtual shift against WᵀW",
+        "ρ(v, WᵀW)",
+        "How far the virtual covariance shift v of one gradient step points along the weight Gram WᵀW as it is: ρ "
+        "is their cosine. At 1 the step scales the Gram, at 0 it changes the Gram in new directions, below 0 it "
+        "shrinks the Gram.",
+    ),
     "fle_residual": MeasureText(
-        "Error of the Feature Learning Equation", "‖Wᵀ∇_W L − Σ g hᵀ‖ / ‖Σ g hᵀ‖ with the parameter's own gradient"
+        "Error of the Feature Learning Equation",
+        "‖Wᵀ∇_W L − Σ g hᵀ‖ / ‖Σ g hᵀ‖ with the parameter's own gradient",
+        "Whether the Feature Learning Equation holds in floating point: 0 up to rounding if it does.",
     ),
     "weight_norm": MeasureText("Weight norm", "‖W‖_F"),
     "weight_change": MeasureText("Weight change", "‖W − W₀‖ / ‖W₀‖"),
@@ -83,7 +111,7 @@ GROUPS: tuple[Group, ...] = (
         "surrogate",
         "Surrogate of target linearity",
         "How strongly the features H point along the targets Y; unlike target linearity it keeps their size, and grows "
-        "with training and usually with depth. Colours are logarithmic.",
+        "with training and usually with depth. The scale is logarithmic.",
         ("surrogate", "surrogate_linearized", "surrogate_normalized"),
         log=frozenset({"surrogate", "surrogate_linearized"}),
         unit=frozenset({"surrogate_normalized"}),
@@ -105,8 +133,8 @@ GROUPS: tuple[Group, ...] = (
     Group(
         "virtual-covariance",
         "Virtual covariance",
-        "How closely the virtual covariance shift v, which backpropagation gives for free, follows the true change of the "
-        "weight Gram in one gradient step.",
+        "The virtual covariance shift v, which backpropagation gives for free, compared with the weight Gram and its true "
+        "change in one gradient step.",
         ("vcs_cosine", "vcs_residual", "vcs_gram_cosine", "fle_residual"),
         unit=frozenset({"vcs_cosine", "vcs_gram_cosine"}),
         log=frozenset({"vcs_residual", "fle_residual"}),

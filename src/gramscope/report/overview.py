@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gramscope.report.loaded_runs import Runs, Setting, value_text
+from gramscope.report.headline import headline
+from gramscope.report.loaded_runs import Run, Runs, value_text
 from gramscope.report.measure_texts import readable
-from gramscope.report.seed_statistics import Curve, evaluation_curve
+from gramscope.report.run_files import is_inside, read_config, read_environment
+from gramscope.report.seed_statistics import evaluation_curve
 from gramscope.report.tables import (
     Table,
     layer_table,
@@ -39,10 +41,14 @@ class Card:
 
 @dataclass(frozen=True)
 class Overview:
-    """Everything above and below the panels. ``pictures`` are the PNG files of the runs' folders, name -> data address."""
+    """Everything above and below the panels.
+
+    ``problems`` says what could not be read; ``pictures`` are the PNG files of the runs' folders, name -> data address.
+    """
 
     title: str
     headline: str
+    problems: list[str]
     status: str
     cards: list[Card]
     claims: Sequence[Mapping[str, Any]]
@@ -59,19 +65,18 @@ class Overview:
 
 def overview(runs: Runs) -> Overview:
     """Summarise runs."""
-    claims = runs.records("claim")
+    claims = _claims(runs)
     cards = [Card("runs", str(len(runs.all)), plural(len(runs.settings), "setting"))] if runs.all else []
-    best = _best(runs)
-    if best is not None:
-        setting, curve, key = best
-        cards.append(Card(f"best {readable(key)}", with_spread(curve.values[-1], key), setting.name))
+    cards += _best_card(runs)
     if claims:
-        undecided = sum(claim.get("holds") is None for claim in claims)
-        cards.append(Card("claims that hold", _held(claims), f"{undecided} open" if undecided else ""))
+        held = sum(claim["holds"] is True for claim in claims)
+        undecided = sum(claim["holds"] not in (True, False) for claim in claims)
+        cards.append(Card("claims that hold", f"{held} of {len(claims)}", f"{undecided} open" if undecided else ""))
     cards.append(Card("state", runs.status, _progress(runs)))
     return Overview(
         ", ".join(root.name for root in runs.roots),
-        _headline(runs, best),
+        headline(runs),
+        runs.problems,
         runs.status,
         cards,
         claims,
@@ -82,48 +87,25 @@ def overview(runs: Runs) -> Overview:
     )
 
 
-# -- the outcome ----------------------------------------------------------------------------------------------------
-def _held(claims: Sequence[Mapping[str, Any]]) -> str:
-    return f"{sum(claim.get('holds') is True for claim in claims)} of {len(claims)}"
+def _claims(runs: Runs) -> list[dict[str, Any]]:
+    """The claims of experiments, with every field."""
+    texts = ("claim", "published", "measured", "reason")
+    return [
+        {**{key: str(record.get(key) or "") for key in texts}, "holds": record.get("holds")}
+        for record in runs.records("claim")
+    ]
 
 
-def _best(runs: Runs) -> tuple[Setting, Curve, str] | None:
-    """The setting with the best last value, its curve and the key that was compared."""
+def _best_card(runs: Runs) -> list[Card]:
+    """The best last value, if anything was evaluated."""
     score = main_score(runs)
     if score is None:
-        return None
-    found = [(setting, evaluation_curve(setting, score[0], runs.clock)) for setting in runs.settings]
-    ranked = [(setting, curve) for setting, curve in found if curve]
-    pick = max if score[1] else min
-    setting, curve = pick(ranked, key=lambda item: item[1].values[-1].mean)
-    return setting, curve, score[0]
-
-
-def _headline(runs: Runs, best: tuple[Setting, Curve, str] | None) -> str:
-    if best is None:
-        claims = runs.records("claim")
-        if claims:
-            return f"Claims that hold: {_held(claims)}."
-        return f"{plural(len(runs.all) + len(runs.others), 'run')} without evaluations of a net."
-    setting, curve, key = best
-    seeds = plural(curve.values[-1].count, "seed")
-    outcome = f"{readable(key)} {with_spread(curve.values[-1], key)} at {runs.clock} {curve.times[-1]:g} ({seeds})"
-    if len(runs.settings) == 1:
-        return f"{setting.name} has {outcome}."
-    return f"Of {len(runs.settings)} settings {setting.name} ends best: {outcome}{_rivals(runs, setting, curve, key)}."
-
-
-def _rivals(runs: Runs, best: Setting, curve: Curve, key: str) -> str:
-    """The settings whose mean ± 2σ overlaps with that of the best."""
-    top, close = curve.values[-1], []
-    for setting in runs.settings:
-        found = evaluation_curve(setting, key, runs.clock)
-        if setting is not best and found and found.values[-1].high >= top.low and found.values[-1].low <= top.high:
-            close.append(setting.name)
-    if not close or top.deviation is None:
-        return ""
-    names = " and ".join(close) if len(close) < 3 else f"{len(close)} others"
-    return f"; the ± 2σ range of {names} overlaps with it"
+        return []
+    key, more = score
+    found = [(setting.name, evaluation_curve(setting, key, runs.clock)) for setting in runs.settings]
+    ends = [(curve.values[-1], name) for name, curve in found if curve]
+    value, name = (max if more else min)(ends, key=lambda end: end[0].mean)
+    return [Card(f"best {readable(key)}, last value", with_spread(value, key), name)]
 
 
 # -- what was run ---------------------------------------------------------------------------------------------------
@@ -131,7 +113,7 @@ def _facts(runs: Runs, number: int) -> list[tuple[str, list[str]]]:
     """Facts about a directory: names, each with one or several values."""
     root = runs.roots[number]
     mine = [run for run in runs.all if run.root is root]
-    config, environment = root.config, _environment(root)
+    config, environment = read_config(root, []), _environment(root)
     trained = [run.config for run in mine if "method" in run.config]
     facts: list[tuple[str, list[str]]] = []
     if "experiment" in config:
@@ -139,6 +121,7 @@ def _facts(runs: Runs, number: int) -> list[tuple[str, list[str]]]:
     for key in ("data", "model", "method"):
         tables = [one[key] for one in trained if isinstance(one.get(key), Mapping)]
         facts.append((key, list(dict.fromkeys(map(_describe, tables)))))
+    facts.append(("training loop", list(dict.fromkeys(_own_loop(run) for run in mine if "method" not in run.config))))
     facts.append(("seeds", [", ".join(map(str, sorted({run.seed for run in mine if run.seed is not None})))]))
     for key in ("epochs", "batch_size", "dtype"):
         values = dict.fromkeys(value_text(key, one[key]) for one in trained if key in one)
@@ -152,25 +135,35 @@ def _facts(runs: Runs, number: int) -> list[tuple[str, list[str]]]:
     return [(key, values) for key, values in facts if any(values)]
 
 
+def _own_loop(run: Run) -> str:
+    """What is known about a run without a training configuration."""
+    steps = [record["step"] for record in (*run.measurements, *run.evaluations)]
+    source = "your own, watched by gs.Monitor" if run.monitored else "unknown: records without a configuration"
+    found = f"steps {min(steps)} to {max(steps)}, {plural(len(run.by_layer), 'layer')} measured"
+    return f"{source}; {found}"
+
+
 def _environment(root: RunDirectory) -> Mapping[str, Any]:
     """The environment of a run; of a group without one, that of its first member that has one."""
     inside = (root, *root.members(), *root.runs())
-    return next((found for run in inside if (found := run.environment)), {})
+    found = (read_environment(run, []) for run in inside if is_inside(run.path, root.path))
+    return next((environment for environment in found if environment), {})
 
 
 def _describe(table: Mapping[str, Any]) -> str:
-    """A table of the configuration in one line, without options that are off."""
+    """A table of the configuration in one line, without options that are off and switches of single layers."""
     rest = [
-        f"{key.replace('_', ' ')} {value_text(key, value)}"
+        key.replace("_", " ") + ("" if value is True else f" {value_text(key, value)}")
         for key, value in table.items()
         if key not in ("name", "dir") and value not in (0, 0.0, "", False, None, []) and not isinstance(value, Mapping)
+        if not (isinstance(value, list) and all(isinstance(item, bool) for item in value))
     ]
     return ", ".join([*([str(table["name"])] if "name" in table else []), *rest])
 
 
 def _basename(part: str) -> str:
     """The program's name without its folder."""
-    return part.rsplit("/", 1)[-1] if part.endswith("/gramscope") else part
+    return "gramscope" if part.endswith(("/gramscope", "/gramscope/__main__.py")) else part
 
 
 def _progress(runs: Runs) -> str:
@@ -187,8 +180,10 @@ def _pictures(runs: Runs) -> dict[str, str]:
     found, left = {}, PICTURE_BYTES
     for root in runs.roots:
         for path in sorted((root.path / FIGURES).glob("*.png")):
+            if path.name.startswith(OWN_FIGURE) or not path.is_file() or not is_inside(path, root.path):
+                continue
             size = path.stat().st_size
-            if path.name.startswith(OWN_FIGURE) or size > left:
+            if size > left:
                 continue
             left -= size
             found[path.stem] = "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()

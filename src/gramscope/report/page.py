@@ -138,13 +138,15 @@ def _panel(panel: Panel) -> dict[str, Any]:
             "label": view.label,
             "formula": formula_html(view.formula),
             "moments": view.moments,
+            "sentence": view.sentence or panel.sentence,
             "facets": [_facet(facet) for facet in view.facets],
         }
         for view in panel.views
     ]
     rows = [[float(f"{v:.7g}") if isinstance(v, float) else v for v in row] for row in panel.table.rows]
     table = {"columns": panel.table.columns, "rows": rows}
-    return {"key": panel.key, "title": panel.title, "note": panel.note, "views": views, "table": table}
+    head = {"key": panel.key, "title": panel.title, "note": panel.note, "log_switch": panel.log_switch}
+    return {**head, "views": views, "table": table}
 
 
 def _facet(facet: Facet) -> dict[str, Any]:

@@ -43,6 +43,7 @@ class LinePlot:
         x_label, y_label: of the axes.
         ticks: names of the positions 0, 1, 2 … on the horizontal axis, where it has names.
         joined: whether the points of a line are joined; otherwise they stand alone with error bars.
+        legend: whether the plot has a legend of its own, for lines that are not settings.
         log_y: logarithmic vertical axis.
         y_range: fixed range of the vertical axis, so that facets and moments compare.
     """
@@ -52,6 +53,7 @@ class LinePlot:
     y_label: str
     ticks: tuple[str, ...] = ()
     joined: bool = True
+    legend: bool = False
     log_y: bool = False
     y_range: tuple[float, float] | None = None
 
@@ -64,7 +66,7 @@ class HeatMap:
         values: rows from top to bottom.
         x_ticks, y_ticks: names of columns and rows; none for pictures.
         low, high: ends of the colour scale.
-        spread: twice the standard deviation over seeds, shown on hovering.
+        spread: lower and upper end of each value over seeds, shown on hovering.
         log: logarithmic colours.
         diverging: two-sided colours around zero.
         picture: square pixels and no axes.
@@ -76,7 +78,7 @@ class HeatMap:
     x_ticks: tuple[str, ...] = ()
     y_ticks: tuple[str, ...] = ()
     x_label: str = ""
-    spread: Sequence[Numbers] | None = None
+    spread: tuple[Sequence[Numbers], Sequence[Numbers]] | None = None
     log: bool = False
     diverging: bool = False
     picture: bool = False
@@ -96,12 +98,21 @@ class Facet:
 
 @dataclass(frozen=True)
 class View:
-    """What a panel shows at a time: plots side by side. ``moments`` names the positions of the slider."""
+    """What a panel shows at a time: plots side by side.
+
+    Args:
+        label: its name among the panel's views.
+        facets: the plots.
+        formula: of the measure.
+        moments: names of the positions of the slider, if it has one.
+        sentence: what this view shows, where the panel's own sentence does not fit.
+    """
 
     label: str
     facets: tuple[Facet, ...]
     formula: str = ""
     moments: tuple[str, ...] = ()
+    sentence: str = ""
 
 
 @dataclass(frozen=True)
@@ -125,6 +136,7 @@ class Panel:
         table: its data.
         missing: what was not recorded and how to record it.
         note: what was left out.
+        log_switch: whether the reader can switch to a logarithmic vertical axis.
     """
 
     key: str
@@ -135,6 +147,7 @@ class Panel:
     table: DataTable = field(default_factory=DataTable)
     missing: str = ""
     note: str = ""
+    log_switch: bool = False
 
 
 def thin(items: Sequence[T], limit: int) -> list[T]:

@@ -35,7 +35,8 @@ def _lines(plot: LinePlot) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         traces += _line(plot, line) if plot.joined else [_points(plot, line)]
     x_axis: dict[str, Any] = {"title": {"text": label(plot.x_label)}, "automargin": True}
     if plot.ticks:
-        ticks = {"tickvals": list(range(len(plot.ticks))), "ticktext": [label(name) for name in plot.ticks]}
+        chosen = tick_positions(len(plot.ticks), 20)
+        ticks = {"tickvals": chosen, "ticktext": [label(plot.ticks[i]) for i in chosen]}
         x_axis |= {"tickmode": "array", **ticks, "range": [-0.4, len(plot.ticks) - 0.6]}
     y_axis: dict[str, Any] = {"title": {"text": label(plot.y_label)}, "automargin": True}
     if plot.log_y:
@@ -43,7 +44,10 @@ def _lines(plot: LinePlot) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         y_axis |= {"type": "log", "tickvals": marks, "ticktext": [f"{mark:.3g}" for mark in marks]}
     if plot.y_range is not None:
         y_axis["range"] = [math.log10(end) if plot.log_y else end for end in plot.y_range]
-    return traces, {"xaxis": x_axis, "yaxis": y_axis, "showlegend": False, "hovermode": "closest", "height": 320}
+    legend = {"orientation": "h", "y": -0.28, "font": {"size": 11}}
+    height = 320 + plot.legend * 14 * len(plot.lines)
+    layout = {"xaxis": x_axis, "yaxis": y_axis, "hovermode": "closest", "height": height, "showlegend": plot.legend}
+    return traces, layout | ({"legend": legend} if plot.legend else {})
 
 
 def log_ends(plot: LinePlot) -> tuple[float, float]:
@@ -61,7 +65,7 @@ def _line(plot: LinePlot, line: Line) -> list[dict[str, Any]]:
         low = _positive(line.low, line.y) if plot.log_y else line.low
         band = {"x": rounded(around), "y": rounded([*line.high, *reversed(low)]), "fill": "toself", "mode": "lines"}
         flat = {"fillcolor": faint(colour(line.index), 0.18), "line": {"width": 0}, "hoverinfo": "skip"}
-        traces.append({"type": "scatter", "legendgroup": line.name, **band, **flat})
+        traces.append({"type": "scatter", "legendgroup": line.name, "showlegend": False, **band, **flat})
     look = {
         "mode": "lines+markers" if len(line.x) <= MARKS else "lines",
         "line": {"color": colour(line.index), "dash": dash(line.index), "width": 2},
@@ -80,8 +84,11 @@ def _x(x: Sequence[float]) -> dict[str, Any]:
 def _points(plot: LinePlot, line: Line) -> dict[str, Any]:
     look = {"mode": "markers", "marker": {"symbol": marker(line.index), "size": 11, "color": colour(line.index)}}
     trace = {**_values(plot, line), **look}
-    if line.high is not None:
-        trace["error_y"] = {"type": "data", "array": trace["customdata"], "thickness": 2, "width": 8}
+    if line.low is not None and line.high is not None:
+        ends = [(h or 0.0, y or 0.0, low or 0.0) for h, y, low in zip(line.high, line.y, line.low, strict=True)]
+        above, below = rounded(h - y for h, y, _ in ends), rounded(y - low for _, y, low in ends)
+        error = {"type": "data", "symmetric": False, "array": above, "arrayminus": below, "thickness": 2, "width": 8}
+        trace["error_y"] = error
     return trace
 
 
@@ -90,10 +97,9 @@ def _values(plot: LinePlot, line: Line) -> dict[str, Any]:
     where = "%{text}" if plot.ticks else f"{label(plot.x_label)} %{{x:.4~g}}"
     spread = ""
     trace = {"type": "scatter", "name": label(line.name), "legendgroup": line.name, **_x(line.x), "y": rounded(line.y)}
-    if line.high is not None:
-        spread = " ± %{customdata:.2~g}"
-        pairs = zip(line.high, line.y, strict=True)
-        trace["customdata"] = rounded(None if high is None or y is None else high - y for high, y in pairs)
+    if line.low is not None and line.high is not None:
+        spread = " (%{customdata[0]:.4~g} to %{customdata[1]:.4~g})"
+        trace["customdata"] = [list(ends) for ends in zip(rounded(line.low), rounded(line.high), strict=True)]
     if plot.ticks:
         trace["text"] = [label(plot.ticks[int(x)]) for x in line.x]
     return trace | {"hovertemplate": f"{label(line.name)}<br>{where}<br>%{{y:.4~g}}{spread}<extra></extra>"}
@@ -128,16 +134,23 @@ def _map(plot: HeatMap) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         x_axis = {**square, "range": [-0.5, columns - 0.5]}
         y_axis = {**square, "range": [rows - 0.5, -0.5], "scaleanchor": "x"}
         return [trace], {"xaxis": x_axis, "yaxis": y_axis, "height": 300}
-    trace |= {"hovertext": _cells(plot), "hovertemplate": "%{hovertext}<extra></extra>"}
+    trace |= {"meta": _hover_parts(plot), "hovertemplate": "%{hovertext}<extra></extra>"}
     chosen = tick_positions(columns)
     names = [label(plot.x_ticks[i]) for i in chosen]
     x_axis = {"tickvals": chosen, "ticktext": names, "title": {"text": label(plot.x_label)}}
-    y_axis = {"tickvals": [*range(rows)], "ticktext": [*map(label, plot.y_ticks)], "autorange": "reversed"}
+    named = tick_positions(rows, 80)
+    y_axis = {"tickvals": named, "ticktext": [label(plot.y_ticks[i]) for i in named], "autorange": "reversed"}
+    row, font = (30, 12) if rows <= 12 else (21, 11) if rows <= 30 else (max(4, min(15, 1200 // rows)), 10)
     hidden = {"showgrid": False, "zeroline": False, "automargin": True}
-    return [trace], {"xaxis": x_axis | hidden, "yaxis": y_axis | hidden, "height": max(190, 110 + 34 * rows)}
+    height = max(200, 110 + row * rows)
+    return [trace], {
+        "xaxis": x_axis | hidden,
+        "yaxis": y_axis | hidden | {"tickfont": {"size": font}},
+        "height": height,
+    }
 
 
-def tick_positions(count: int, most: int = 8) -> list[int]:
+def tick_positions(count: int, most: int = 12) -> list[int]:
     """Evenly spaced positions out of ``count``, at most ``most``."""
     return list(range(0, count, max(1, math.ceil(count / most))))
 
@@ -167,14 +180,13 @@ def _log(value: float | None) -> float | None:
     return math.log10(value) if value is not None and value > 0 else None
 
 
-def _cells(plot: HeatMap) -> list[list[str]]:
-    """The text of each cell on hovering."""
-    found = []
-    for i, (row, name) in enumerate(zip(plot.values, plot.y_ticks, strict=True)):
-        line = []
-        for j, (value, moment) in enumerate(zip(row, plot.x_ticks, strict=True)):
-            spread = None if plot.spread is None else plot.spread[i][j]
-            number = "" if value is None else f"{value:.4g}" + ("" if spread is None else f" ± {spread:.2g}")
-            line.append(f"{label(name)}<br>{label(plot.x_label)} {label(moment)}<br>{number}")
-        found.append(line)
-    return found
+def _hover_parts(plot: HeatMap) -> dict[str, Any]:
+    """The parts from which the page's script puts together the text of each cell on hovering."""
+    low, high = plot.spread or (None, None)
+    return {
+        "x": [f"{label(plot.x_label)} {label(name)}" for name in plot.x_ticks],
+        "y": [label(name) for name in plot.y_ticks],
+        "log": plot.log,
+        "low": None if low is None else [rounded(row) for row in low],
+        "high": None if high is None else [rounded(row) for row in high],
+    }

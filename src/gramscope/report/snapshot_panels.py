@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from gramscope.errors import GramscopeError
+from gramscope.report.block_layout import block_layout, layer_label
 from gramscope.report.loaded_runs import Run, Runs, Setting
-from gramscope.report.panel import DataTable, Facet, HeatMap, Line, LinePlot, Panel, View, rounded, shorten, thin
+from gramscope.report.panel import DataTable, Facet, HeatMap, Line, LinePlot, Panel, View, rounded, thin
+from gramscope.report.run_files import text
 from gramscope.runs.layer_snapshots import DIAGONALS, SPECTRA, load_diagonals, load_spectra, snapshot_steps
 
 if TYPE_CHECKING:
@@ -17,8 +20,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: most moments of a slider, layers that are drawn, values of a spectrum, pixels along a side, numbers in a panel
+#: most moments of a slider, layers in a view, values of a spectrum, pixels along a side, numbers in a panel
 MOMENTS, LAYERS, VALUES, PIXELS, BUDGET = 16, 8, 128, 64, 40_000
+#: most values of a spectrum if there are many layers
+FEW_VALUES = 32
 
 QUANTITIES = {
     "nfm": ("Weight Gram WᵀW", "diag(WᵀW)"),
@@ -49,11 +54,38 @@ class _Stored(Generic[T]):
 def _stored(runs: Runs, kind: str, load: Any, moments: int) -> list[_Stored[Any]]:
     result = []
     for setting in runs.settings:
-        run = next((run for run in setting.runs if snapshot_steps(run.directory, kind)), None)
+        run = next(
+            (run for run in setting.runs if run.files.has_artefacts and snapshot_steps(run.directory, kind)), None
+        )
         if run is not None:
             steps = thin(snapshot_steps(run.directory, kind), moments)
-            result.append(_Stored(setting, run, {step: load(run.directory, step) for step in steps}))
+            found = {step: tensors for step in steps if (tensors := _loaded(load, run, step))}
+            if found:
+                result.append(_Stored(setting, run, found))
     return result
+
+
+def _loaded(load: Any, run: Run, step: int) -> dict[str, Any]:
+    """The usable tensors of an artefact; none, with a note among the run's problems, if it cannot be read."""
+    try:
+        tensors = load(run.directory, step)
+    except GramscopeError as error:
+        run.files.problems.append(str(error))
+        return {}
+    found = {}
+    for layer, value in tensors.items():
+        images = (
+            {name: image for name, image in value.items() if _usable(image, 2, 3)} if isinstance(value, dict) else {}
+        )
+        if images or (not isinstance(value, dict) and _usable(value, 1)):
+            found[text(layer)] = images or value
+    return found
+
+
+def _usable(values: Tensor, *dimensions: int) -> bool:
+    return (
+        values.dim() in dimensions and values.numel() > 0 and not values.is_complex() and bool(values.isfinite().all())
+    )
 
 
 # -- spectra --------------------------------------------------------------------------------------------------------
@@ -70,44 +102,53 @@ def spectra_panel(runs: Runs) -> Panel:
     if not stored:
         return Panel(*words, missing="No spectra were stored with these runs.")
     layers = list(dict.fromkeys(layer for item in stored for layer in item.layers))
-    shown = thin(layers, LAYERS)
+    most = VALUES if len(layers) <= LAYERS else FEW_VALUES
     steps = sorted({step for item in stored for step in item.found})
-    steps = thin(steps, max(2, min(MOMENTS, BUDGET // (len(stored) * len(layers) * VALUES))))
-    view = View(
-        "",
-        tuple(_spectrum_facet(layer, stored, steps) for layer in shown),
-        "W = U diag(s) Vᵀ, s₁ ≥ s₂ ≥ …",
-        tuple(_time(stored[0].run, runs, step) for step in steps),
-    )
+    steps = thin(steps, max(2, min(MOMENTS, BUDGET // (len(stored) * len(layers) * most))))
+    views, left_out = [], []
+    for label, found in _drawn_together(layers).items():
+        shown = thin(found, LAYERS)
+        facets = tuple(_spectrum_facet(layer, stored, steps, most) for layer in shown)
+        moments = tuple(_time(stored[0].run, runs, step) for step in steps)
+        views.append(View(label, facets, "W = U diag(s) Vᵀ, s₁ ≥ s₂ ≥ …", moments))
+        if len(shown) < len(found):
+            left_out.append(f"{len(shown)} of {len(found)} layers{label and f' {label}'} are drawn; the table has all.")
     rows = [
-        [item.setting.name, step, layer, *rounded(thin(item.at(step)[layer].tolist(), VALUES))]
+        [item.setting.name, step, layer, *rounded(thin(item.at(step)[layer].tolist(), most))]
         for item in stored
         for step in steps
         for layer in item.layers
         if layer in item.at(step)
     ]
     width = max(map(len, rows)) - 3
-    notes = [_first_seeds(stored)]
-    if len(shown) < len(layers):
-        notes.append(f"{len(shown)} of {len(layers)} layers are drawn; the table has all.")
-    if width == VALUES:
-        notes.append(f"Of a longer spectrum {VALUES} values are kept, evenly spread.")
+    notes = [_first_seeds(stored), *left_out]
+    if width == most:
+        notes.append(f"Of a longer spectrum {most} values are kept, evenly spread.")
     columns = ("setting", "step", "layer", *(f"s{i + 1}" for i in range(width)))
-    return Panel(*words, (view,), DataTable(columns, rows), note=" ".join(notes))
+    return Panel(*words, tuple(views), DataTable(columns, rows), note=" ".join(notes).strip())
 
 
-def _spectrum_facet(layer: str, stored: Sequence[_Stored[Tensor]], steps: Sequence[int]) -> Facet:
+def _drawn_together(layers: Sequence[str]) -> dict[str, list[str]]:
+    """Layers that share a view: those of a kind in deep nets, else all of them."""
+    layout = block_layout(layers)
+    if layout is None:
+        return {"": list(layers)}
+    rows = zip(layout.kinds, layout.layers, strict=True)
+    return {kind: [layer for layer in row if layer is not None] for kind, row in rows}
+
+
+def _spectrum_facet(layer: str, stored: Sequence[_Stored[Tensor]], steps: Sequence[int], most: int) -> Facet:
     known = [item.at(step)[layer] for item in stored for step in steps if layer in item.at(step)]
     ends = _log_range([float(value) for values in known for value in values[values > 0]])
     frames = []
     for step in steps:
-        lines = tuple(_spectrum(item.setting, item.at(step)[layer]) for item in stored if layer in item.at(step))
+        lines = tuple(_spectrum(item.setting, item.at(step)[layer], most) for item in stored if layer in item.at(step))
         frames.append(LinePlot(lines, "index", "singular value", log_y=True, y_range=ends))
-    return Facet(shorten(layer), tuple(frames))
+    return Facet(layer_label(layer), tuple(frames))
 
 
-def _spectrum(setting: Setting, values: Tensor) -> Line:
-    chosen = thin(range(len(values)), VALUES)
+def _spectrum(setting: Setting, values: Tensor, most: int) -> Line:
+    chosen = thin(range(len(values)), most)
     numbers = values.tolist()
     y = [numbers[i] if numbers[i] > 0 else None for i in chosen]
     return Line(setting.name, setting.index, [float(i + 1) for i in chosen], y)

@@ -11,7 +11,7 @@ from gramscope.report.layer_panels import last_measurements
 from gramscope.report.loaded_runs import KNOWN_KINDS, Runs
 from gramscope.report.measure_texts import measure_text, readable
 from gramscope.report.panel import thin
-from gramscope.report.seed_statistics import Curve, Summary, evaluation_curve
+from gramscope.report.seed_statistics import FEW_SEEDS, Curve, Summary, evaluation_curve
 from gramscope.report.training_panels import evaluated_keys
 from gramscope.runs.records import Record
 
@@ -77,9 +77,9 @@ def results_table(runs: Runs) -> Table | None:
         row += [_last_cell(evaluation_curve(setting, key, runs.clock), key) for key in others]
         row += [cell(main.times[-1]), cell(len(setting.runs))]
         rows.append([*row, cell(seconds.values[-1].mean if seconds else None)])
-    note = (
-        "Means over seeds ± 2σ. “Best” is the best mean during training, chosen on the same data for which it is shown."
-    )
+    few = any(1 < len(setting.runs) < FEW_SEEDS for setting in runs.settings)
+    spread = "the range of few seeds in brackets" if few else "± 2σ"
+    note = f"Means over seeds, {spread}. “Best” is the best mean during training, chosen on the data for which it is shown."
     return Table("results", "Results", tuple(columns), rows, note)
 
 
@@ -95,7 +95,7 @@ def runs_table(runs: Runs) -> Table:
             for record in run.evaluations:
                 last |= {key: value for key, value in record.items() if value is not None}
             time = run.time(last["step"]) if "step" in last else None
-            row = [run.name, setting.name, run.seed, run.status, time, *(last.get(key) for key in keys)]
+            row = [run.name, setting.name, run.seed, run.files.status, time, *(last.get(key) for key in keys)]
             rows.append([cell(value) for value in (*row, last.get("seconds"), run.end.get("reason"))])
     names = ["run", "setting", "seed", "state", runs.clock, *map(readable, keys), "seconds", "note"]
     return Table("runs", "Every run", tuple(names), rows)
@@ -147,12 +147,18 @@ def _last_cell(curve: Curve, key: str) -> Cell:
 
 
 def with_spread(value: Summary, key: str) -> str:
-    """Mean ± 2σ; accuracies in per cent."""
-    if key.endswith("accuracy"):
-        text = f"{100 * value.mean:.1f} %"
-        return text if value.deviation is None else f"{100 * value.mean:.1f} ± {200 * value.deviation:.1f} %"
-    text = f"{value.mean:.4g}"
-    return text if value.deviation is None else f"{text} ± {2 * value.deviation:.2g}"
+    """Mean and spread, ± 2σ or the range of few seeds; accuracies in per cent."""
+    percent = key.endswith("accuracy")
+
+    def show(number: float) -> str:
+        return f"{100 * number:.1f}" if percent else f"{number:.4g}"
+
+    unit = " %" if percent else ""
+    if value.deviation is None:
+        return show(value.mean) + unit
+    if value.count < FEW_SEEDS:
+        return f"{show(value.mean)}{unit} ({show(value.least)} to {show(value.largest)})"
+    return f"{show(value.mean)} ± {show(2 * value.deviation) if percent else f'{2 * value.deviation:.2g}'}{unit}"
 
 
 def plural(count: int, noun: str) -> str:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple
 
-from gramscope.report.loaded_runs import Run, Runs, Setting, is_number
+from gramscope.report.loaded_runs import Run, Runs, Setting
 from gramscope.report.measure_texts import PARTS, readable
 from gramscope.report.panel import DataTable, Facet, Line, LinePlot, Panel, View, shorten, thin, thin_table
-from gramscope.report.seed_statistics import Curve, Summary, evaluation_curve
+from gramscope.report.run_files import is_number
+from gramscope.report.seed_statistics import Curve, Summary, evaluation_curve, spread_sentence
 
 #: most points of a drawn line
 POINTS = 300
 
 _SENTENCES = {
-    "accuracy": "Share of samples classified correctly, for each setting; lines are means over seeds and bands are "
-    "mean ± 2σ.",
-    "loss": "Mean loss per sample, for each setting; lines are means over seeds and bands are mean ± 2σ.",
+    "accuracy": "Share of samples classified correctly, for each setting; lines are means over seeds.",
+    "loss": "Mean loss per sample, for each setting; lines are means over seeds.",
 }
-_FORMULAS = {
-    "accuracy": "(1/n) Σ_i [argmax f(x_i) = y_i]; σ is the standard deviation over seeds",
-    "loss": "(1/n) Σ_i L_i; σ is the standard deviation over seeds",
-}
+_FORMULAS = {"accuracy": "(1/n) Σ_i [argmax f(x_i) = y_i]", "loss": "(1/n) Σ_i L_i"}
 
 
 def training_panels(runs: Runs) -> list[Panel]:
@@ -48,7 +46,7 @@ def evaluated_keys(runs: Runs) -> list[str]:
 
 def _panel(runs: Runs, what: str) -> Panel:
     parts = evaluated_parts(runs.all, what)
-    views = []
+    views, drawn = [], list[Line]()
     for clock in (runs.clock, "seconds"):
         lines: dict[str, list[Line]] = {}
         for part in parts:
@@ -57,15 +55,21 @@ def _panel(runs: Runs, what: str) -> Panel:
                 if line is not None:
                     lines.setdefault(PARTS.get(part, part), []).append(line)
         if lines:
-            ends = common_range(
-                [line for found in lines.values() for line in found], 1.0 if what == "accuracy" else None
-            )
+            drawn = [line for found in lines.values() for line in found]
+            ends = common_range(drawn, 1.0 if what == "accuracy" else None)
             plots = {title: LinePlot(tuple(found), clock, what, y_range=ends) for title, found in lines.items()}
             label = "over seconds of training" if clock == "seconds" else f"over {clock}s"
             views.append(View(label, tuple(Facet(t, (plot,)) for t, plot in plots.items()), _FORMULAS[what]))
     table, note = _table(runs, [f"{part}_{what}" for part in parts])
     missing = "" if views else f"No {what} was recorded: records of kind “evaluation” hold test_{what}."
-    return Panel(what, "Training", what.capitalize(), _SENTENCES[what], tuple(views), table, missing, note)
+    sentence = f"{_SENTENCES[what]} {spread_sentence(runs)}"
+    switch = what == "loss" and all_positive(drawn)
+    return Panel(what, "Training", what.capitalize(), sentence, tuple(views), table, missing, note, switch)
+
+
+def all_positive(lines: Iterable[Line]) -> bool:
+    """Whether every point of the lines fits on a logarithmic axis."""
+    return all(y is not None and y > 1e-300 for line in lines for y in line.y)
 
 
 def as_line(setting: Setting, curve: Curve) -> Line | None:
@@ -112,16 +116,16 @@ def _last_values(runs: Runs) -> Panel:
             if curve:
                 last = curve.values[-1]
                 lines.append(Line(setting.name, setting.index, [float(setting.index)], [last.mean], *band([last])))
-                rows.append((setting.name, key, last.mean, last.deviation, last.count, curve.times[-1]))
+                rows.append((setting.name, key, *astuple(last), curve.times[-1]))
         plot = LinePlot(tuple(lines), "", what, ticks=names, joined=False)
         views.append(View(readable(key).capitalize(), (Facet("", (plot,)),), _FORMULAS[what]))
     return Panel(
         "ends",
         "Training",
         "Last values",
-        "The last value of each setting: the point is the mean over seeds, the bar reaches ± 2σ.",
+        f"The last value of each setting: the point is the mean over seeds. {spread_sentence(runs)}",
         tuple(views),
-        DataTable(("setting", "measure", "mean", "sigma", "seeds", runs.clock), rows),
+        DataTable(("setting", "measure", "mean", "sigma", "seeds", "least", "largest", runs.clock), rows),
         missing="" if views else "Nothing was evaluated.",
     )
 

@@ -13,9 +13,10 @@ from gramscope.report.loaded_runs import Runs, read_runs
 from gramscope.report.matplotlib_figures import save_panel
 from gramscope.report.overview import OWN_FIGURE, overview
 from gramscope.report.page import Content, render_page, require_extra
+from gramscope.report.run_files import is_inside
 from gramscope.report.snapshot_panels import diagonals_panel, spectra_panel
 from gramscope.report.training_panels import training_panels
-from gramscope.runs.directory import RunDirectory
+from gramscope.runs.directory import FIGURES, RunDirectory
 from gramscope.runs.files import write_file
 
 PAGE = "report.html"
@@ -65,12 +66,15 @@ def report_content(runs: Runs) -> Content:
         diagonals_panel(runs),
         collapse_panel(runs),
     ]
-    return Content(runs, overview(runs), panels)
+    return Content(runs, overview(runs), panels)  # the overview last: it lists what the panels could not read
 
 
 def _folder(paths: Sequence[Path | str], out: Path | str | None) -> Path:
     if out is None and len(paths) == 1:
-        return RunDirectory.open(paths[0]).figure_path(PAGE).parent
+        run = RunDirectory.open(paths[0])
+        if not is_inside(run.path / FIGURES, run.path):
+            raise InputError(f"{run.path / FIGURES} is a link out of the run's directory; remove it or choose --out")
+        return run.figure_path(PAGE).parent
     folder = Path("report" if out is None else out)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 "use strict";
 (() => {
-  const state = { view: {}, frame: {}, hidden: new Set(), sort: {}, playing: {} };
+  const state = { view: {}, frame: {}, log: {}, hidden: new Set(), sort: {}, playing: {} };
   let payload = JSON.parse(document.getElementById("payload").textContent);
   const drawn = new Set();
   const touch = matchMedia("(pointer: coarse)");
@@ -28,7 +28,7 @@
     return {
       layout: {
         paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font, xaxis: axis, yaxis: axis,
-        margin: { l: 50, r: 14, t: 14, b: 42 },
+        margin: { l: 50, r: 14, t: 32, b: 42 },
         hoverlabel: { bgcolor: colour("--card"), bordercolor: colour("--muted"), font, align: "left" },
         modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("--muted"), activecolor: colour("--accent") },
       },
@@ -36,7 +36,8 @@
   }
 
   function layoutOf(panel, facet, plot) {
-    const layout = { ...facet.layout, template: template(), uirevision: `${panel.key}-${state.view[panel.key] || 0}` };
+    const layout = { ...facet.layout, template: template(), uirevision: `${panel.key}-${state.view[panel.key] || 0}-${state.log[panel.key]}` };
+    if (state.log[panel.key]) layout.yaxis = { ...layout.yaxis, type: "log", range: undefined, autorange: true };
     layout.dragmode = touch.matches ? false : "zoom";
     if (document.documentElement.classList.contains("printing")) {
       layout.width = plot.parentElement.clientWidth;
@@ -45,8 +46,19 @@
     return layout;
   }
 
-  const tracesOf = (facet, frame) =>
-    facet.frames[clamp(frame, facet.frames.length)].map((trace) => ({ ...trace, visible: !state.hidden.has(trace.legendgroup) }));
+  const short = (value) => String(Number(value.toPrecision(4)));
+
+  function cellTexts({ z, meta }) { // what each cell of a map says on hovering
+    return z.map((row, i) => row.map((value, j) => {
+      if (value === null) return "";
+      const ends = meta.low && meta.low[i][j] !== null ? ` (${short(meta.low[i][j])} to ${short(meta.high[i][j])})` : "";
+      return `${meta.y[i]}<br>${meta.x[j]}<br>${short(meta.log ? 10 ** value : value)}${ends}`;
+    }));
+  }
+
+  const tracesOf = (facet, frame) => facet.frames[clamp(frame, facet.frames.length)].map((trace) => ({
+    ...trace, visible: !state.hidden.has(trace.legendgroup), ...(trace.meta ? { hovertext: cellTexts(trace) } : {}),
+  }));
 
   // -- panels --------------------------------------------------------------------------------------------------------
   function present() {
@@ -75,6 +87,8 @@
       element.hidden = !text;
     };
     put(".note", panel.note);
+    put(".sentence", view.sentence);
+    place.querySelector(".switch").hidden = !panel.log_switch;
     const formula = place.querySelector(".formula");
     formula.innerHTML = view.formula; // escaped where it was written
     formula.hidden = !formula.textContent;
@@ -105,7 +119,7 @@
     const focused = [...box.children].indexOf(document.activeElement);
     box.dataset.labels = labels;
     box.replaceChildren(...shown.map((setting) => {
-      const swatch = make("i");
+      const swatch = make("i", { hidden: !lines.includes(setting.name) }); // a setting may be a plot instead of a line
       swatch.style.borderTopStyle = { dash: "dashed", dot: "dotted" }[setting.dash] || "solid";
       swatch.style.borderTopColor = setting.colour;
       const button = make("button", { type: "button", className: "key", onclick: () => toggle(setting.name) }, swatch, setting.name);
@@ -243,10 +257,11 @@
   });
   document.addEventListener("change", (event) => {
     const panel = event.target.closest(".panel");
-    if (panel && event.target.matches("select")) {
-      state.view[panel.dataset.key] = Number(event.target.value);
-      draw(panel.dataset.key);
-    }
+    if (!panel) return;
+    const key = panel.dataset.key;
+    if (event.target.matches("select")) state.view[key] = Number(event.target.value);
+    if (event.target.matches(".switch input")) state.log[key] = event.target.checked;
+    draw(key);
   });
   document.addEventListener("input", (event) => {
     const panel = event.target.closest(".panel");
