@@ -27,6 +27,11 @@ NUMBERS = """() => Object.fromEntries([...document.querySelectorAll(".panel")].m
     [...panel.querySelectorAll(".plot")].map((plot) => (plot.data || []).flatMap((trace) => (trace.z || [trace.y]).flat())
     .filter((value) => typeof value === "number").length)]))"""
 
+#: place of the last point of target linearity in its plot
+LAST_POINT = """() => { const plot = document.querySelector("#panel-target-linearity .plot");
+    const { xaxis, yaxis } = plot._fullLayout;
+    return [xaxis._offset + xaxis.l2p(4), yaxis._offset + yaxis.l2p(plot.data.at(-1).y.at(-1))]; }"""
+
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
@@ -160,8 +165,9 @@ def test_hovering_shows_values(desk: Any) -> None:
     page = desk
     plot = page.locator("#panel-target-linearity .plot").first
     plot.scroll_into_view_if_needed()
-    box = plot.locator(".nsewdrag").bounding_box()
-    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 4)
+    box = plot.bounding_box()
+    x, y = page.evaluate(LAST_POINT)
+    page.mouse.move(box["x"] + x, box["y"] + y)
     hover = page.locator("#panel-target-linearity .hovertext").first
     hover.wait_for()
     assert "epoch" in hover.text_content()

@@ -148,5 +148,5 @@ def _colour_range(values: Sequence[float], *, unit: bool, log: bool) -> tuple[fl
     if unit:  # a round range, so that noise in the fourth digit does not look like structure
         low, high = math.floor(round(low * 10, 6)) / 10, math.ceil(round(high * 10, 6)) / 10
     if high <= low:
-        return (low / 2, high * 2) if log else (low - 0.5, high + 0.5)
+        return (low / 2, high * 2) if log else (low - max(0.5, abs(low) / 2), high + max(0.5, abs(high) / 2))
     return low, high

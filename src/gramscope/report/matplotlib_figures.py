@@ -70,15 +70,15 @@ def draw_panel(panel: Panel) -> Figure:
                 image = _map(axes, plot)
                 if plot.picture or axes is places[len(row) - 1]:  # a row of maps shares one colour scale
                     _colour_bar(figure, image, axes if plot.picture else list(places[: len(row)]), plot)
-    moments = panel.views[0].moments
-    figure.suptitle(_plain(f"{panel.title}, {moments[-1]}" if moments else panel.title), fontsize=10)
+    figure.suptitle(_plain(panel.title), fontsize=10)
     _legend(figure, [plot for row in rows for _, plot in row])
     return figure
 
 
 def _rows(panel: Panel) -> list[list[tuple[str, Plot]]]:
     def titled(view: View) -> list[tuple[str, Plot]]:
-        return [("\n".join(part for part in (view.label, f.title) if part), f.frames[-1]) for f in view.facets]
+        label = ", ".join(part for part in (view.label, *view.moments[-1:]) if part)
+        return [("\n".join(part for part in (label, f.title) if part), f.frames[-1]) for f in view.facets]
 
     cells = [titled(view) for view in panel.views]
     if all(len(view) == 1 for view in cells):
@@ -153,7 +153,7 @@ def _map(axes: Axes, plot: HeatMap) -> AxesImage:
     if plot.picture:
         axes.set_axis_off()
         return image
-    chosen = tick_positions(len(plot.x_ticks))
+    chosen = tick_positions(len(plot.x_ticks), 8)
     axes.set_xticks(chosen, [_plain(plot.x_ticks[i]) for i in chosen])
     named = tick_positions(len(plot.y_ticks), 60)
     axes.set_yticks(named, [_plain(plot.y_ticks[i]) for i in named])

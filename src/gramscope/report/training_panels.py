@@ -100,7 +100,7 @@ def common_range(lines: Sequence[Line], ceiling: float | None = None) -> tuple[f
         low = max(low, 0.0)
     if ceiling is not None and max(means) <= ceiling:
         high = min(high, ceiling)
-    margin = 0.04 * (high - low) or 0.1
+    margin = max(0.04 * (high - low), 1e-6 * abs(high)) or 0.1
     return low - margin, high + margin
 
 
