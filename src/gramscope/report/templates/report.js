@@ -35,9 +35,15 @@
     };
   }
 
+  function logAxis(view) { // one range for all plots of a view
+    const values = view.facets.flatMap((facet) => facet.frames.flat()).flatMap((trace) => trace.y).filter((value) => value > 0);
+    const ends = [Math.log10(Math.min(...values)) - 0.05, Math.log10(Math.max(...values)) + 0.05];
+    return { type: "log", range: ends, dtick: ends[1] - ends[0] < 3 ? "D2" : 1 };
+  }
+
   function layoutOf(panel, facet, plot) {
     const layout = { ...facet.layout, template: template(), uirevision: `${panel.key}-${state.view[panel.key] || 0}-${state.log[panel.key]}` };
-    if (state.log[panel.key]) layout.yaxis = { ...layout.yaxis, type: "log", range: undefined, autorange: true };
+    if (state.log[panel.key]) layout.yaxis = { ...layout.yaxis, ...logAxis(panel.views[clamp(state.view[panel.key] || 0, panel.views.length)]) };
     layout.dragmode = touch.matches ? false : "zoom";
     if (document.documentElement.classList.contains("printing")) {
       layout.width = plot.parentElement.clientWidth;
