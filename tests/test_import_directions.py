@@ -39,7 +39,10 @@ def test_folders_import_what_the_table_says() -> None:
     assert {path.parent.name for path in ROOT.glob("*/__init__.py")} == set(TABLE)
     wrong = []
     for folder, allowed in TABLE.items():
-        used = {path: imported(path) - {folder, "errors", "names", "notes"} for path in sorted((ROOT / folder).rglob("*.py"))}
+        used = {
+            path: imported(path) - {folder, "errors", "names", "notes"}
+            for path in sorted((ROOT / folder).rglob("*.py"))
+        }
         wrong += [f"{path.relative_to(ROOT)} imports {sorted(u - allowed)}" for path, u in used.items() if u - allowed]
         unused = allowed.difference(*used.values())
         wrong += [f"ARCHITECTURE.md: {folder} does not import {sorted(unused)}"] if unused else []

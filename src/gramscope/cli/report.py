@@ -69,7 +69,7 @@ def _serve(runs: list[Path], host: str, port: int, open_: bool, names: list[str]
 
     with make_server(runs, host, port, names=names) as server:
         if is_reachable(host):
-            news().print(f"warning: everybody who can reach {host} on the network can read this report", markup=False)
+            messages().print(f"warning: with --host {host} everybody on the network can read this report", markup=False)
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{server.server_port}/"
         results().print(f"live report: {address}", soft_wrap=True, markup=False)

@@ -24,7 +24,7 @@ from typing_extensions import override
 
 from gramscope.errors import GramscopeError, InputError
 from gramscope.report.loaded_runs import read_runs
-from gramscope.report.page import render_page, render_update, require_extra
+from gramscope.report.page import Content, render_page, render_update, require_extra
 from gramscope.report.write import report_content
 from gramscope.runs.directory import ARTEFACTS, RECORDS, RunDirectory
 from gramscope.runs.files import to_json
@@ -50,6 +50,7 @@ class LiveReport:
         self._least, self._interval = interval, interval
         self._lock = threading.Lock()
         self._shown = ""
+        self._content: Content | None = None
         self._bytes: dict[str, bytes] = {}
         read_runs(self._paths)  # raise an error for wrong paths now, not on the first request
 
@@ -75,16 +76,16 @@ class LiveReport:
         """The page or its data, rendered once for each version: parallel requests wait and share the result."""
         with self._lock:
             version = self.version()
-            if version != self._shown:
+            if version != self._shown or self._content is None:
                 began = time.perf_counter()
-                content = report_content(read_runs(self._paths))
+                self._content = report_content(read_runs(self._paths))
                 self._interval = max(self._least, round(1000 * (time.perf_counter() - began) / SHARE))
+                self._shown, self._bytes = version, {}
+            if what not in self._bytes:
                 state: dict[str, Any] = {"version": version, "interval": self._interval}
-                self._bytes = {
-                    "page": render_page(content, **state).encode("utf-8", "replace"),
-                    "data": to_json(render_update(content, **state)).encode("utf-8", "replace"),
-                }
-                self._shown = version
+                page = what == "page"
+                text = render_page(self._content, **state) if page else to_json(render_update(self._content, **state))
+                self._bytes[what] = text.encode("utf-8", "replace")
             return self._bytes[what]
 
 
