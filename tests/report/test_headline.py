@@ -58,5 +58,6 @@ def test_a_training_loop_of_the_users_own_is_named(tmp_path: Path) -> None:
         "1 run of your own training loop, watched by gs.Monitor. "
         "The held sample loss of mine goes from 2 at step 0 to 1.7 at step 3 (1 seed)."
     )
+    assert runs.status == "recorded"
     facts = dict(overview(runs).facts[0][1])
     assert facts["training loop"] == ["your own, watched by gs.Monitor; steps 0 to 3, 1 layer measured"]

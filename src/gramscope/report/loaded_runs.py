@@ -173,8 +173,10 @@ class Runs:
     @property
     def status(self) -> str:
         """The worst state of all runs."""
-        found = {run_status(root) for root in self.roots}
-        return next(name for name in ("running", "damaged", "stopped", "new", "finished") if name in found)
+        found = {run.files.status for run in (*self.all, *self.others)}
+        if any(run_status(root) == "running" for root in self.roots):
+            return "running"
+        return next((name for name in ("damaged", "stopped", "new", "recorded") if name in found), "finished")
 
     @property
     def problems(self) -> list[str]:

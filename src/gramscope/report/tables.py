@@ -77,8 +77,8 @@ def results_table(runs: Runs) -> Table | None:
         row += [_last_cell(evaluation_curve(setting, key, runs.clock), key) for key in others]
         row += [cell(main.times[-1]), cell(len(setting.runs))]
         rows.append([*row, cell(seconds.values[-1].mean if seconds else None)])
-    few = any(1 < len(setting.runs) < FEW_SEEDS for setting in runs.settings)
-    spread = "the range of few seeds in brackets" if few else "± 2σ"
+    seeds = max(len(setting.runs) for setting in runs.settings)
+    spread = "± 2σ" if seeds >= FEW_SEEDS else "their range in brackets" if seeds > 1 else "of which there is one"
     note = f"Means over seeds, {spread}. “Best” is the best mean during training, chosen on the data for which it is shown."
     return Table("results", "Results", tuple(columns), rows, note)
 
