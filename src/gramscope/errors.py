@@ -19,6 +19,14 @@ class NumericalError(GramscopeError, ArithmeticError):
     """A computation produced NaN or infinity, or did not converge."""
 
 
+class StorageError(GramscopeError, OSError):
+    """The system could not write a file of a run; what was written before is intact."""
+
+
+class DamagedCheckpointError(InputError):
+    """The files of a checkpoint are not those that were written."""
+
+
 class MissingExtraError(GramscopeError, ImportError):
     """An optional dependency is needed; the message names the extra that installs it."""
 

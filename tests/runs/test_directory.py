@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,6 @@ import torch
 from gramscope.errors import InputError
 from gramscope.runs.checkpoints import Checkpoint, is_checkpoint
 from gramscope.runs.directory import RunDirectory
-from gramscope.runs.environment import describe_environment, differences
 
 
 def checkpoint(step: int) -> Checkpoint:
@@ -103,9 +104,107 @@ def test_checkpoints_are_kept_and_pruned(tmp_path: Path) -> None:
     assert torch.equal(run.load_checkpoint(4).tensors["m"], torch.arange(3))
     with pytest.raises(InputError, match="no checkpoint at step 5; there are: 4, 10"):
         run.load_checkpoint(5)
-    (run.path / "checkpoints" / "step-000000010" / "model.safetensors").write_bytes(b"damaged")
-    with pytest.raises(InputError, match="cannot read"):
-        run.load_checkpoint()
+
+
+def test_nothing_is_followed_out_of_the_directory(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "step-000000001").mkdir()
+    for name in ("file", "spectra-1.safetensors", "report.html"):
+        (victim / name).write_text("precious")
+    before = sorted(victim.rglob("*"))
+    for name in (
+        "lock",
+        ".files",
+        "records.jsonl",
+        "environment.json",
+        "checkpoints",
+        "artefacts",
+        "figures",
+        "seed-0",
+    ):
+        run = RunDirectory.create(tmp_path / f"run-{name}", {})
+        (run.path / name).symlink_to(victim if name[0] in "cafs" else victim / "file")
+        actions: list[Callable[[], object]] = [
+            lambda run=run: RunDirectory.create(run.path, {}, force=True),
+            lambda run=run: run.append({"step": 1}),
+            lambda run=run: run.save_checkpoint(checkpoint(1)),
+            lambda run=run: run.save_artefact("a", {"w": torch.ones(1)}),
+            lambda run=run: run.figure_path("report.html").write_text("ours"),
+            lambda run=run: run.write_environment({}),
+            lambda run=run: (run.figures(), run.artefacts(), run.records(), run.checkpoint_steps(), run.members()),
+        ]
+        for action in actions:
+            with suppress(InputError):
+                action()
+        run.close()
+        assert run.name not in [member.name for member in run.members()]
+    assert sorted(victim.rglob("*")) == before
+    assert {path.read_text() for path in before if path.is_file()} == {"precious"}
+
+
+@pytest.mark.parametrize("name", ["../victim", "{out}/victim", "figures/../../victim", "config.toml", "figures/"])
+def test_the_list_of_files_names_only_artefacts_and_figures(tmp_path: Path, name: str) -> None:
+    (tmp_path / "victim").write_text("precious")
+    run = RunDirectory.create(tmp_path / "x", {})
+    run.figure_path("a.png").write_text("ours")
+    with (run.path / ".files").open("a") as file:
+        file.write(name.format(out=tmp_path) + "\n")
+    run.clear()
+    assert (tmp_path / "victim").read_text() == "precious"
+    assert list(run.path.iterdir()) == []
+
+
+def test_a_linked_figure_is_neither_shown_nor_written(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    run = RunDirectory.create(tmp_path / "x", {})
+    run.figure_path("a.png").write_text("ours")
+    (run.path / "figures" / "b.png").symlink_to(tmp_path / "secret")
+    assert [path.name for path in run.figures(".png")] == ["a.png"]
+    with pytest.raises(InputError, match="b.png is a link"):
+        run.figure_path("b.png")
+
+
+def test_a_start_that_was_killed_can_be_started_again(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.mkdir()
+    (path / ".partial-77-config.toml").write_text("half")
+    (path / "lock").write_text('{"pid": 77, "host": "here"}')
+    run = RunDirectory.create(path, {"epochs": 1})
+    with run.lock:
+        pass
+    assert sorted(p.name for p in path.iterdir()) == ["config.toml"]
+    (tmp_path / "y").mkdir()
+    (tmp_path / "y" / "lock").write_text("my own file")
+    with pytest.raises(InputError, match="no run of ours"):
+        RunDirectory.create(tmp_path / "y", {})
+
+
+def test_force_checks_every_member_before_it_erases_one(tmp_path: Path) -> None:
+    group = RunDirectory.create(tmp_path / "g", {})
+    members = [RunDirectory.create(group.path / f"seed-{seed}", {"seeds": [seed]}) for seed in range(3)]
+    with members[2].lock, pytest.raises(InputError, match="seed-2 is in use"):
+        RunDirectory.create(group.path, {}, force=True)
+    assert [member.config for member in members] == [{"seeds": [seed]} for seed in range(3)]
+
+
+def test_litter_of_killed_writers_is_removed_from_a_group(tmp_path: Path) -> None:
+    group = RunDirectory.create(tmp_path / "g", {})
+    member = RunDirectory.create(group.path / "seed-0", {})
+    member.save_checkpoint(checkpoint(1))
+    (member.path / "checkpoints" / ".partial-77-step-000000002").mkdir()
+    (member.path / "lock").write_text("")
+    half = group.path / "seed-1"
+    half.mkdir()
+    (half / ".partial-77-config.toml").write_text("")
+    (group.path / ".partial-77-environment.json").write_text("")
+    with group.lock:
+        group.remove_litter()
+    left = sorted(path.relative_to(group.path).as_posix() for path in group.path.rglob("*") if path.is_file())
+    folder = "seed-0/checkpoints/step-000000001"
+    names = ("manifest.json", "model.safetensors", "state.json", "training.safetensors")
+    assert left == ["config.toml", *(f"{folder}/{name}" for name in names), "seed-0/config.toml"]
+    assert not half.exists()
 
 
 def test_groups_join_their_members(tmp_path: Path) -> None:
@@ -136,14 +235,3 @@ def test_artefacts_and_figures(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="cannot name a file"):
             run.figure_path(name)
     assert run.figure_path("curves.png").parent.is_dir()
-
-
-def test_environment_says_what_matters(tmp_path: Path) -> None:
-    run = RunDirectory.create(tmp_path / "x", {})
-    assert run.environment == {}
-    facts = describe_environment()
-    run.write_environment(facts)
-    stored = run.environment
-    assert stored["torch"] == torch.__version__
-    assert differences(stored, facts) == {}
-    assert differences({**stored, "threads": 99}, facts) == {"threads": (99, torch.get_num_threads())}

@@ -1,14 +1,27 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from gramscope.errors import InputError
-from gramscope.runs.files import TEMPORARY, remove_unfinished, to_json, write_file, write_folder
+from gramscope.errors import InputError, StorageError
+from gramscope.runs import files
+from gramscope.runs.files import (
+    TEMPORARY,
+    from_toml,
+    inside,
+    read_file,
+    remove,
+    remove_unfinished,
+    to_json,
+    write_file,
+    write_folder,
+)
 
 
 def test_write_file_replaces_or_leaves_the_old_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,26 +30,60 @@ def test_write_file_replaces_or_leaves_the_old_content(tmp_path: Path, monkeypat
     write_file(path, b"new")
     assert path.read_bytes() == b"new"
 
-    def fails(self: Path, target: Path) -> Path:
-        raise OSError("disk full")
+    def fails(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "disk full")
 
-    monkeypatch.setattr(Path, "replace", fails)
-    with pytest.raises(OSError, match="disk full"):
+    monkeypatch.setattr(files.system, "replace", fails)
+    with pytest.raises(StorageError, match="cannot write .*a.txt: disk full"):
         write_file(path, b"newer")
     assert path.read_bytes() == b"new"
     assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
 
 
 def test_write_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
-    def broken(folder: Path) -> None:
-        (folder / "one").write_text("1")
-        raise RuntimeError("killed")
-
-    with pytest.raises(RuntimeError):
-        write_folder(tmp_path / "f", broken)
+    with pytest.raises(StorageError, match="cannot write"):
+        write_folder(tmp_path / "f", {"one": b"1", "no/such/folder": b"2"})
     assert list(tmp_path.iterdir()) == []
-    write_folder(tmp_path / "f", lambda folder: (folder / "one").write_text("1") and None)
-    assert (tmp_path / "f" / "one").read_text() == "1"
+    write_folder(tmp_path / "f", {"one": b"1"})
+    assert (tmp_path / "f" / "one").read_bytes() == b"1"
+
+
+@pytest.mark.parametrize("name", ["../victim", "a/../../victim", "/etc/passwd", "", "link", "link/x", "a\0b"])
+def test_no_name_leads_out_of_a_folder(tmp_path: Path, name: str) -> None:
+    (tmp_path / "victim").write_text("precious")
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "link").symlink_to(tmp_path)
+    with pytest.raises(InputError, match="is not a name inside|is a link"):
+        inside(root, name)
+    assert inside(root, "a/b") == root / "a" / "b"
+
+
+def test_links_pipes_and_large_files_are_not_read(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"12345")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    os.mkfifo(tmp_path / "pipe")
+    assert read_file(tmp_path / "file", 5) == b"12345"
+    for name, message in (("file", "has 5 bytes; at most 4"), ("link", "cannot read"), ("pipe", "not a regular file")):
+        with pytest.raises(InputError, match=message):
+            read_file(tmp_path / name, 4)
+
+
+@pytest.mark.parametrize("content", [b"x = " + b"[" * 5000, b"x = " + b"9" * 5000, b"\xff", b"x = "])
+def test_bad_toml_is_explained(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.toml").write_bytes(content)
+    with pytest.raises(InputError, match="cannot read .*a.toml"):
+        from_toml(tmp_path / "a.toml")
+
+
+def test_removing_removes_links_and_not_what_they_name(tmp_path: Path) -> None:
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "victim" / "file").write_text("precious")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "link").symlink_to(tmp_path / "victim")
+    remove(tmp_path / "folder")
+    assert not (tmp_path / "folder").exists()
+    assert (tmp_path / "victim" / "file").read_text() == "precious"
 
 
 def test_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:

@@ -1,20 +1,21 @@
-"""Checkpoints on disk: one folder a step, ``model.safetensors``, ``training.safetensors`` and ``state.json``.
+"""Checkpoints on disk: one folder a step, ``model.safetensors``, ``training.safetensors``, ``state.json``, ``manifest.json``.
 
 A folder appears under its name only when it is complete. ``model.safetensors`` is the model's own ``state_dict``, so
-that anybody can load it; the rest is what training needs to go on.
+that anybody can load it; the rest is what training needs to go on. Checkpoints of earlier versions have no manifest.
 """
 
 from __future__ import annotations
 
+import json
 import re
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gramscope.errors import InputError
-from gramscope.runs.files import from_json, remove_unfinished, to_json, write_folder
+from gramscope.errors import DamagedCheckpointError, InputError
+from gramscope.runs import files
+from gramscope.runs.manifest import MANIFEST, check_manifest, with_manifest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 MODEL = "model.safetensors"
 TRAINING = "training.safetensors"
 STATE = "state.json"
-_NAME = re.compile(r"step-(\d+)")
+#: most bytes of tensors that are read at once
+MOST = 1 << 40
+_NAME = re.compile(r"step-(\d{9,18})")
 
 
 @dataclass(frozen=True)
@@ -40,52 +43,96 @@ def is_checkpoint(folder: Path) -> bool:
     return _NAME.fullmatch(folder.name) is not None and (folder / MODEL).is_file()
 
 
+def checkpoint_path(folder: Path, step: int) -> Path:
+    """The folder of a step."""
+    return files.inside(folder, f"step-{step:09d}")
+
+
 def checkpoint_steps(folder: Path) -> list[int]:
     """Steps with a complete checkpoint, ascending."""
-    found = (_NAME.fullmatch(path.name) for path in folder.glob("step-*"))
-    return sorted(int(match.group(1)) for match in found if match)
+    found = ((name, _NAME.fullmatch(name)) for name in files.names_in(folder))
+    return sorted(int(match.group(1)) for name, match in found if match and files.is_folder(folder / name))
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Write a checkpoint atomically; one that is there already stays."""
-    from safetensors.torch import save_file
+    """Write a checkpoint atomically. One that is there already stays, unless it is damaged."""
+    from safetensors.torch import save
 
-    folder.mkdir(parents=True, exist_ok=True)
-    remove_unfinished(folder)
-    path = folder / f"step-{checkpoint.step:09d}"
-
-    def fill(target: Path) -> None:
-        save_file(dict(checkpoint.model), target / MODEL)
-        save_file(dict(checkpoint.tensors), target / TRAINING)
-        (target / STATE).write_text(to_json(dict(checkpoint.state), indent=1) + "\n", encoding="utf-8")
-
-    if not path.exists():
-        write_folder(path, fill)
+    with files.explained(str(folder)):
+        files.make_folder(folder)
+        files.remove_unfinished(folder)
+        path = checkpoint_path(folder, checkpoint.step)
+        if files.exists(path):
+            if is_intact(path):
+                return path
+            files.remove(path)
+    contents = {
+        MODEL: save(dict(checkpoint.model)),
+        TRAINING: save(dict(checkpoint.tensors)),
+        STATE: (files.to_json(dict(checkpoint.state), indent=1) + "\n").encode(),
+    }
+    files.write_folder(path, with_manifest(checkpoint.step, contents))
     return path
 
 
 def prune_checkpoints(folder: Path, keep: int) -> None:
-    """Remove all checkpoints but the newest ``keep``; nothing else in the folder is touched."""
+    """Remove all checkpoints but the newest ``keep``; nothing else in the folder is touched.
+
+    A checkpoint is renamed first, so that a crash never leaves a part of one under its name.
+    """
     steps = checkpoint_steps(folder)
-    for step in steps[: len(steps) - keep]:
-        shutil.rmtree(folder / f"step-{step:09d}")
+    with files.explained(str(folder)):
+        for step in steps[: len(steps) - keep]:
+            path = checkpoint_path(folder, step)
+            doomed = path.with_name(f"{files.TEMPORARY}{path.name}")
+            files.remove(doomed)
+            files.system.rename(path, doomed)
+            files.remove(doomed)
+
+
+def is_intact(path: Path) -> bool:
+    """Whether a checkpoint can be read and is what was written."""
+    try:
+        read_checkpoint(path)
+    except InputError:
+        return False
+    return True
 
 
 def read_checkpoint(path: Path, device: str = "cpu") -> Checkpoint:
-    """Read the checkpoint in folder ``path`` (named ``step-…``)."""
+    """Read the checkpoint in folder ``path`` (named ``step-…``), and compare it with its manifest, if it has one."""
     match = _NAME.fullmatch(path.name)
     if match is None:
         raise InputError(f"{path} is not a checkpoint; checkpoints are folders named step-000000123")
-    tensors = read_tensors(path / TRAINING, device)
-    return Checkpoint(int(match.group(1)), read_tensors(path / MODEL, device), tensors, from_json(path / STATE))
+    step = int(match.group(1))
+    paths = {name: files.inside(path, name) for name in (MODEL, TRAINING, STATE)}
+    missing = [name for name, file in paths.items() if not files.exists(file)]
+    if missing:
+        raise DamagedCheckpointError(f"{path} has no {', '.join(missing)}; restore it or remove its folder")
+    contents = {name: files.read_file(file, MOST) for name, file in paths.items()}
+    manifest = files.inside(path, MANIFEST)
+    if files.exists(manifest):
+        check_manifest(path, step, contents, files.read_file(manifest))
+    try:
+        state = json.loads(contents[STATE])
+    except (ValueError, RecursionError) as error:
+        raise DamagedCheckpointError(f"cannot read {path / STATE}: {error}; restore it or remove {path}") from error
+    if not isinstance(state, dict):
+        raise DamagedCheckpointError(f"{path / STATE} holds {type(state).__name__}, not an object; remove {path}")
+    model, tensors = (_tensors(path / name, contents[name], device) for name in (MODEL, TRAINING))
+    return Checkpoint(step, model, tensors, state)
 
 
 def read_tensors(path: Path, device: str = "cpu") -> dict[str, Tensor]:
-    """Read a safetensors file, with an error that names it."""
+    """Read a safetensors file that the user named (it may be a link), with an error that names it."""
+    return _tensors(path, files.read_file(path.resolve(), MOST), device)
+
+
+def _tensors(path: Path, content: bytes, device: str) -> dict[str, Tensor]:
     from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    from safetensors.torch import load
 
     try:
-        return load_file(path, device=device)
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"cannot read {path}: {error}; restore the file, or remove its folder") from error
+        return {name: tensor.to(device) for name, tensor in load(content).items()}
+    except (SafetensorError, ValueError, RuntimeError, KeyError, TypeError) as error:
+        raise DamagedCheckpointError(f"cannot read {path}: {error}; restore the file, or remove its folder") from error

@@ -3,7 +3,7 @@
     config.toml       what to run
     environment.json  versions, machine, device, git state
     records.jsonl     evaluations and measurements, one JSON object a line, append-only
-    checkpoints/      step-000000123/{model.safetensors, training.safetensors, state.json}
+    checkpoints/      step-000000123/{model.safetensors, training.safetensors, state.json, manifest.json}
     artefacts/        matrices kept for the report (diagonals, spectra), safetensors
     figures/          PNG, PDF, HTML
     .files            names of the artefacts and figures that gramscope wrote
@@ -11,19 +11,23 @@
 
 A directory whose sub-directories are run directories is a *group*: seeds and learning rates of one configuration, or
 all runs of an experiment. Reading a group reads its members.
+
+A run directory may come from somebody else: links in it are not followed, and names in its files lead nowhere outside.
 """
 
 from __future__ import annotations
 
 import re
-import tomllib
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gramscope.errors import InputError
+from gramscope.errors import DamagedCheckpointError, InputError, ResultWarning
+from gramscope.runs import files
 from gramscope.runs.checkpoints import (
     Checkpoint,
+    checkpoint_path,
     checkpoint_steps,
     is_checkpoint,
     prune_checkpoints,
@@ -31,7 +35,7 @@ from gramscope.runs.checkpoints import (
     read_tensors,
     write_checkpoint,
 )
-from gramscope.runs.files import from_json, remove_if_empty, remove_unfinished, to_json, write_file
+from gramscope.runs.files import from_json, from_toml, inside, is_file, is_folder, names_in, to_json, write_file
 from gramscope.runs.lock import Lock
 from gramscope.runs.records import Record, RecordWriter, read_records, truncate_records
 
@@ -47,13 +51,11 @@ FIGURES = "figures"
 FILES = ".files"
 LOCK = "lock"
 
-#: names that only gramscope gives
-_OWN = (
-    f"{ARTEFACTS}/spectra-*[0-9].safetensors",
-    f"{ARTEFACTS}/diagonals-*[0-9].safetensors",
-    f"{FIGURES}/report.html",
-    f"{FIGURES}/panel-*.p[nd][gf]",
-)
+#: names that only gramscope gives, in artefacts/ and figures/
+_OWN = {
+    ARTEFACTS: re.compile(r"(spectra|diagonals)-.*\d\.safetensors"),
+    FIGURES: re.compile(r"report\.html|panel-.*\.(png|pdf)"),
+}
 
 
 class RunDirectory:
@@ -80,20 +82,54 @@ class RunDirectory:
             if run.exists():
                 run.clear()
             run.path.mkdir(parents=True, exist_ok=True)
+            run.remove_litter()
             run.write_config(config)
         except OSError as error:
             raise InputError(f"cannot write a run to {run.path}: {error}; choose another directory") from error
         return run
 
-    def check_free(self, *, force: bool = False) -> None:
-        """Raise an error where :meth:`create` would refuse to start a run; nothing is changed."""
+    def check_free(self, *, force: bool = False, members: Sequence[str] = ()) -> None:
+        """Raise an error where :meth:`create` would refuse to start a run, or one of its ``members``; nothing is changed."""
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"{self.path} is a file; choose another directory for the run")
         if self.exists():
             if not force:
                 raise InputError(f"{self.path} already holds a run; resume it (--resume) or replace it (--force)")
-        elif self.path.is_dir() and any(self.path.iterdir()):
+            self._check_clearable()
+        elif self.path.is_dir() and not self._is_litter():
             raise InputError(f"{self.path} is not empty and is no run of ours; choose another directory for the run")
+        if len(members) > 1:  # a single member is the run itself
+            for name in members:
+                self.member(name).check_free(force=force)
+
+    def _check_clearable(self) -> None:
+        """Raise an error where :meth:`clear` would fail half-way."""
+        if self.lock.held_by_other():
+            raise InputError(f"{self.path} is in use by {self.lock.holder()}; wait for it or use another directory")
+        for name in (CONFIG, ENVIRONMENT, RECORDS, FILES, CHECKPOINTS, ARTEFACTS, FIGURES):
+            self._at(name)
+        for member in self.members():
+            member._check_clearable()
+
+    def _is_litter(self) -> bool:
+        """Whether there is nothing but what a killed writer leaves before there is a run."""
+        names = [name for name in names_in(self._here()) if not name.startswith(files.TEMPORARY)]
+        return not names or (names == [LOCK] and self.lock.is_ours())
+
+    def remove_litter(self) -> None:
+        """Remove what killed writers left here and in the members."""
+        self._remove_unfinished()
+        for run in self._folders():
+            half_made = bool(names_in(run.path)) and run._is_litter()
+            if run.exists() or half_made:
+                with run.lock:
+                    run.remove_litter()
+            if half_made:
+                files.remove_if_empty(run.path)
+
+    def _remove_unfinished(self) -> None:
+        for folder in (self._here(), *(self._at(name) for name in (CHECKPOINTS, ARTEFACTS, FIGURES))):
+            files.remove_unfinished(folder)
 
     @classmethod
     def open(cls, path: Path | str) -> RunDirectory:
@@ -115,50 +151,72 @@ class RunDirectory:
 
     def exists(self) -> bool:
         """Whether a run was started here."""
-        return (self.path / CONFIG).is_file()
+        return is_file(self.path / CONFIG)
+
+    def _at(self, name: str) -> Path:
+        """The path of a file or folder of this run; a link in its place is an error."""
+        return inside(self.path, name)
 
     def clear(self) -> None:
         """Remove what gramscope wrote here, members included, and nothing else."""
         with self.lock:
             for member in self.members():
                 member.clear()
-                remove_if_empty(member.path)
-            prune_checkpoints(self.path / CHECKPOINTS, 0)
+                files.remove_if_empty(member.path)
+            prune_checkpoints(self._at(CHECKPOINTS), 0)
             for file in self._own_files():
-                file.unlink(missing_ok=True)
+                files.remove(file)
+            self.remove_litter()
             for folder in (CHECKPOINTS, ARTEFACTS, FIGURES):
-                remove_unfinished(self.path / folder)
-                remove_if_empty(self.path / folder)
+                files.remove_if_empty(self._at(folder))
             for name in (RECORDS, ENVIRONMENT, FILES, CONFIG):
-                (self.path / name).unlink(missing_ok=True)
-            remove_unfinished(self.path)
+                files.remove(self._at(name))
 
     def _own_files(self) -> Iterator[Path]:
         """Artefacts and figures that gramscope wrote, also before it kept a list of them."""
         for name in self._listed_files():
-            yield self.path / name
-        for pattern in _OWN:
-            yield from self.path.glob(pattern)
+            yield self._at(name)
+        for folder, pattern in _OWN.items():
+            yield from (path for path in self._files_in(folder) if pattern.fullmatch(path.name))
+
+    def _files_in(self, folder: str, ending: str = "") -> list[Path]:
+        """Regular files in one of our folders."""
+        place = self._at(folder)
+        return [place / name for name in names_in(place) if name.endswith(ending) and is_file(place / name)]
 
     def _listed_files(self) -> list[str]:
-        path = self.path / FILES
-        return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        """Names in the list of our files; a name that leads anywhere but to artefacts and figures is passed over."""
+        path = self._at(FILES)
+        lines = files.read_file(path).decode(errors="replace").splitlines() if files.exists(path) else []
+        parts = (line.partition("/") for line in lines)
+        return [f"{folder}/{name}" for folder, _, name in parts if folder in _OWN and _can_name(name)]
 
-    def _list_file(self, path: Path) -> Path:
-        """Remember that a file is ours."""
-        name = path.relative_to(self.path).as_posix()
-        if name not in self._listed_files():
-            with (self.path / FILES).open("a", encoding="utf-8") as file:
-                file.write(name + "\n")
+    def _list_file(self, folder: str, name: str) -> Path:
+        """Remember that a file is ours, and make its folder."""
+        path = self._at(f"{folder}/{_file_name(name)}")
+        with files.explained(str(path)):
+            files.make_folder(path.parent)
+            listed = self._listed_files()
+            if f"{folder}/{name}" not in listed:
+                write_file(self._at(FILES), "".join(f"{line}\n" for line in (*listed, f"{folder}/{name}")).encode())
         return path
 
     # -- members --------------------------------------------------------------------------------------------------
     def members(self) -> list[RunDirectory]:
         """The runs (or groups) directly inside this directory, by name."""
-        if not self.path.is_dir():
-            return []
-        found = (RunDirectory(path) for path in self.path.iterdir() if path.is_dir())
-        return sorted((run for run in found if run.exists()), key=lambda run: _natural(run.path.name))
+        found = (run for run in self._folders() if run.exists())
+        return sorted(found, key=lambda run: _natural(run.path.name))
+
+    def member(self, name: str) -> RunDirectory:
+        """The run ``name`` in this group, which need not exist yet."""
+        return RunDirectory(self._at(name))
+
+    def _folders(self) -> list[RunDirectory]:
+        return [RunDirectory(self.path / name) for name in names_in(self._here()) if is_folder(self.path / name)]
+
+    def _here(self) -> Path:
+        """The directory itself; the user named it, so that it may be a link."""
+        return self.path.resolve()
 
     def runs(self) -> Iterator[RunDirectory]:
         """All single runs in here: this one if it has no members, else those of its members."""
@@ -177,35 +235,33 @@ class RunDirectory:
     @property
     def config(self) -> dict[str, Any]:
         """The configuration as plain nested values; empty for a group without one of its own."""
-        path = self.path / CONFIG
-        if not path.exists():
-            return {}
-        try:
-            return tomllib.loads(path.read_text(encoding="utf-8"))
-        except (OSError, tomllib.TOMLDecodeError) as error:
-            raise InputError(f"cannot read {path}: {error}") from error
+        path = self._at(CONFIG)
+        return from_toml(path) if files.exists(path) else {}
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Store the configuration."""
         import tomli_w
 
-        write_file(self.path / CONFIG, tomli_w.dumps(dict(config)).encode())
+        write_file(self._at(CONFIG), tomli_w.dumps(dict(config)).encode())
 
     @property
     def environment(self) -> dict[str, Any]:
         """What the run was made with; empty if it was not recorded."""
-        path = self.path / ENVIRONMENT
-        return dict(from_json(path)) if path.exists() else {}
+        path = self._at(ENVIRONMENT)
+        facts = from_json(path) if files.exists(path) else {}
+        if not isinstance(facts, dict):
+            raise InputError(f"{path} holds {type(facts).__name__}, not an object; delete it")
+        return facts
 
     def write_environment(self, facts: Mapping[str, Any]) -> None:
         """Store what the run is made with."""
-        write_file(self.path / ENVIRONMENT, (to_json(dict(facts), indent=1) + "\n").encode())
+        write_file(self._at(ENVIRONMENT), (to_json(dict(facts), indent=1) + "\n").encode())
 
     # -- records --------------------------------------------------------------------------------------------------
     def records(self, kind: str | None = None) -> list[Record]:
         """All records, those of members included, each with ``run``, the member's path; ``kind`` selects."""
         if not self.members():
-            records = read_records(self.path / RECORDS)
+            records = read_records(self._at(RECORDS))
             return [record for record in records if kind is None or record.get("kind") == kind]
         found: list[Record] = []
         for run in self.runs():
@@ -217,19 +273,19 @@ class RunDirectory:
         """Add records; they are on the file when this returns."""
         self._records.extend(records)
 
-    def records_position(self) -> int:
-        """Size of the record file, flushed to disk: a checkpoint stores it, :meth:`rewind_records` goes back to it."""
+    def records_position(self) -> dict[str, int]:
+        """The end of the records, flushed to disk: a checkpoint stores it, :meth:`rewind_records` goes back to it."""
         return self._records.position()
 
-    def rewind_records(self, position: int) -> None:
+    def rewind_records(self, position: Mapping[str, int] | int) -> None:
         """Forget the records written after a checkpoint."""
         self.close()
-        truncate_records(self.path / RECORDS, position)
+        truncate_records(self._at(RECORDS), position)
 
     @property
     def _records(self) -> RecordWriter:
         if self._writer is None:
-            self._writer = RecordWriter(self.path / RECORDS)
+            self._writer = RecordWriter(self._at(RECORDS))
         return self._writer
 
     def close(self) -> None:
@@ -241,44 +297,44 @@ class RunDirectory:
     # -- checkpoints, artefacts, figures --------------------------------------------------------------------------
     def checkpoint_steps(self) -> list[int]:
         """Steps with a checkpoint, ascending."""
-        return checkpoint_steps(self.path / CHECKPOINTS)
+        return checkpoint_steps(self._at(CHECKPOINTS))
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> Path:
         """Write a checkpoint atomically."""
-        return write_checkpoint(self.path / CHECKPOINTS, checkpoint)
+        return write_checkpoint(self._at(CHECKPOINTS), checkpoint)
 
     def prune_checkpoints(self, keep: int) -> None:
         """Remove all checkpoints but the newest ``keep`` (0 keeps all)."""
         if keep > 0:
-            prune_checkpoints(self.path / CHECKPOINTS, keep)
+            prune_checkpoints(self._at(CHECKPOINTS), keep)
 
     def load_checkpoint(self, step: int | None = None) -> Checkpoint:
-        """Read the checkpoint at ``step``, the newest by default."""
+        """Read the checkpoint at ``step``, by default the newest that is intact; damaged ones are announced."""
         steps = self.checkpoint_steps()
         if not steps:
             raise InputError(f"{self.path} has no checkpoint yet")
-        if step is not None and step not in steps:
+        if step is None:
+            return newest_intact([self], steps)[0]
+        if step not in steps:
             raise InputError(f"{self.path} has no checkpoint at step {step}; there are: {', '.join(map(str, steps))}")
-        return read_checkpoint(self.path / CHECKPOINTS / f"step-{steps[-1] if step is None else step:09d}")
+        return read_checkpoint(checkpoint_path(self._at(CHECKPOINTS), step))
 
     def save_artefact(self, name: str, tensors: Mapping[str, Tensor]) -> Path:
         """Store matrices under ``name`` (letters, digits, ``-``, ``_``, ``.``), replacing what was there."""
         from safetensors.torch import save
 
-        folder = self.path / ARTEFACTS
-        folder.mkdir(exist_ok=True)
-        path = self._list_file(folder / f"{_file_name(name)}.safetensors")
+        path = self._list_file(ARTEFACTS, f"{_file_name(name)}.safetensors")
         write_file(path, save({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}))
         return path
 
     def artefacts(self) -> list[str]:
         """Names of the stored artefacts."""
-        return sorted(path.stem for path in (self.path / ARTEFACTS).glob("*.safetensors"))
+        return sorted(path.stem for path in self._files_in(ARTEFACTS, ".safetensors"))
 
     def load_artefact(self, name: str) -> dict[str, Tensor]:
         """Read stored matrices."""
-        path = self.path / ARTEFACTS / f"{_file_name(name)}.safetensors"
-        if not path.exists():
+        path = self._at(f"{ARTEFACTS}/{_file_name(name)}.safetensors")
+        if not files.exists(path):
             raise InputError(
                 f"{self.path} has no artefact {name!r}; there are: {', '.join(self.artefacts()) or 'none'}"
             )
@@ -286,9 +342,15 @@ class RunDirectory:
 
     def figure_path(self, name: str) -> Path:
         """Where to write figure ``name`` (with its ending); the folder is made."""
-        folder = self.path / FIGURES
-        folder.mkdir(exist_ok=True)
-        return self._list_file(folder / _file_name(name))
+        return self._list_file(FIGURES, name)
+
+    def figures(self, ending: str = "") -> list[Path]:
+        """The figures in this directory, by name."""
+        return self._files_in(FIGURES, ending)
+
+    def growing_files(self) -> list[Path]:
+        """The files that change while a run goes on: records and artefacts."""
+        return [self._at(RECORDS), *self._files_in(ARTEFACTS)]
 
     # -- status ---------------------------------------------------------------------------------------------------
     def status(self) -> str:
@@ -305,6 +367,18 @@ class RunDirectory:
         return "stopped" if self.checkpoint_steps() else "new"
 
 
+def newest_intact(runs: Sequence[RunDirectory], steps: Iterable[int]) -> list[Checkpoint]:
+    """The checkpoints of all ``runs`` at the newest of ``steps`` where none is damaged; damaged ones are announced."""
+    damage: DamagedCheckpointError | None = None
+    for step in sorted(steps, reverse=True):
+        try:
+            return [run.load_checkpoint(step) for run in runs]
+        except DamagedCheckpointError as error:
+            warnings.warn(f"{error}; the checkpoint before it is used", ResultWarning, stacklevel=3)
+            damage = error
+    raise InputError(f"no checkpoint of {runs[0].path} is intact; restore one, or start again with --force") from damage
+
+
 def free_path(path: Path | str) -> Path:
     """``path`` itself, or with the first number that makes it new: x, x-2, x-3 …"""
     path = free = Path(path)
@@ -316,9 +390,13 @@ def free_path(path: Path | str) -> Path:
 
 
 def _file_name(name: str) -> str:
-    if not name or name.startswith(".") or not all(letter.isalnum() or letter in "-_.," for letter in name):
+    if not _can_name(name):
         raise InputError(f"{name!r} cannot name a file here; use letters, digits, '-', '_' and '.'")
     return name
+
+
+def _can_name(name: str) -> bool:
+    return bool(name) and not name.startswith(".") and all(letter.isalnum() or letter in "-_.," for letter in name)
 
 
 def _natural(name: str) -> list[tuple[int, float, str]]:

@@ -6,19 +6,20 @@ import json
 import os
 import platform
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import IO
 
 from gramscope.errors import InputError
+from gramscope.runs import files
 
 if sys.platform == "win32":
     import msvcrt
 
-    def _try_lock(file: IO[str]) -> bool:
+    def _try_lock(handle: int) -> bool:
         try:
-            file.seek(1 << 20)  # beyond the text, so that others can still read who holds it
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+            os.lseek(handle, 1 << 20, os.SEEK_SET)  # beyond the text, so that others can still read who holds it
+            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
         except OSError:
             return False
         return True
@@ -26,9 +27,9 @@ if sys.platform == "win32":
 else:
     import fcntl
 
-    def _try_lock(file: IO[str]) -> bool:
+    def _try_lock(handle: int) -> bool:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             return False
         return True
@@ -43,58 +44,82 @@ class Lock:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file: IO[str] | None = None
+        self._handle: int | None = None
 
     def acquire(self) -> Lock:
         """Take the lock, or raise an :class:`InputError` that names the holder."""
-        while self._file is None:
-            try:
-                file = self.path.open("a+", encoding="utf-8")
-            except OSError as error:
-                raise InputError(f"cannot write to {self.path.parent}: {error}; use another directory") from error
-            if not _try_lock(file):
-                file.close()
+        while self._handle is None:
+            handle = self._open()
+            if not _try_lock(handle):
+                files.system.close(handle)
                 raise InputError(
                     f"{self.path.parent} is in use by {self.holder()}; wait for it or use another directory"
                 )
-            if self._same_file(file):
-                self._file = file
+            if self._same_file(handle):
+                self._handle = handle
             else:  # the holder removed it between our opening and our locking
-                file.close()
-        self._file.seek(0)
-        self._file.truncate()
-        json.dump({"pid": os.getpid(), "host": platform.node()}, self._file)
-        self._file.flush()
+                files.system.close(handle)
+        try:
+            self._say_who(self._handle)
+        except BaseException:
+            self.release()
+            raise
         return self
+
+    def _open(self) -> int:
+        try:
+            return files.open_file(self.path, os.O_RDWR | os.O_CREAT)
+        except OSError as error:
+            raise InputError(f"cannot write to {self.path.parent}: {error}; use another directory") from error
+
+    def _say_who(self, handle: int) -> None:
+        if not self.is_ours():
+            raise InputError(f"{self.path} is not a lock of gramscope; move it out of the way")
+        with files.explained(str(self.path)):
+            files.system.ftruncate(handle, 0)
+            files.system.lseek(handle, 0, os.SEEK_SET)
+            files.write_all(handle, json.dumps({"pid": os.getpid(), "host": platform.node()}).encode())
 
     def release(self) -> None:
         """Give the lock back and remove its file; harmless when it is not held."""
-        if self._file is not None:
-            self.path.unlink(missing_ok=True)
-            self._file.close()
-            self._file = None
+        if self._handle is not None:
+            handle, self._handle = self._handle, None
+            try:
+                if self.is_ours():
+                    with suppress(OSError):  # a file that stays behind locks nothing
+                        files.system.unlink(self.path)
+            finally:
+                files.system.close(handle)
 
     def held_by_other(self) -> bool:
         """Whether a living process (not this object) holds the lock."""
-        if self._file is not None or not self.path.exists():
+        if self._handle is not None or not files.is_file(self.path):
             return False
         try:
-            with self.path.open("a+", encoding="utf-8") as file:
-                return not _try_lock(file)
-        except OSError:  # not ours to write: nothing can be said
+            with files.opened(self.path, os.O_RDWR) as handle:
+                return not _try_lock(handle)
+        except OSError:  # this user may not write here, so nothing can be said
             return False
 
     def holder(self) -> str:
         """Who wrote the lock file, in words."""
-        try:
-            facts = json.loads(self.path.read_text(encoding="utf-8"))
-            return f"process {facts['pid']} on {facts['host']}"
-        except (OSError, ValueError, KeyError):
-            return "another process"
+        facts = self._facts()
+        return f"process {facts['pid']} on {facts['host']}" if facts else "another process"
 
-    def _same_file(self, file: IO[str]) -> bool:
+    def is_ours(self) -> bool:
+        """Whether the file is one that this class wrote, or began to write."""
+        return files.is_file(self.path) and (not files.system.lstat(self.path).st_size or bool(self._facts()))
+
+    def _facts(self) -> dict[str, object]:
         try:
-            return os.path.samestat(os.fstat(file.fileno()), self.path.stat())
+            facts = json.loads(files.read_file(self.path, 4096))
+        except (ValueError, RecursionError):  # InputError is a ValueError
+            return {}
+        return facts if isinstance(facts, dict) and {"pid", "host"} <= facts.keys() else {}
+
+    def _same_file(self, handle: int) -> bool:
+        try:
+            return os.path.samestat(files.system.fstat(handle), files.system.lstat(self.path))
         except FileNotFoundError:
             return False
 

@@ -7,77 +7,133 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from gramscope.errors import InputError
-from gramscope.runs.files import to_json
+from gramscope.runs import files
 
 Record: TypeAlias = dict[str, Any]
 
 
 class RecordWriter:
-    """Appends records to a file. Each is flushed, so that a reader or a crash never loses more than the last line."""
+    """Appends records to a file. Each is on the file when the call returns, or the call fails and none of it is."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        _drop_half_line(path)
-        self._file: IO[str] = path.open("a", encoding="utf-8")
-
-    def append(self, record: Mapping[str, Any]) -> None:
-        """Write one record."""
-        self.extend([record])
+        with files.explained(str(path)):
+            self._count = _end_last_line(path)
+            self._handle: int | None = files.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def extend(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Write several records with one flush."""
-        self._file.write("".join(to_json(dict(record)) + "\n" for record in records))
-        self._file.flush()
+        """Write records with one call of the system."""
+        lines = [to_line(record) for record in records]
+        handle = self._opened()
+        with files.explained(str(self.path)):
+            end = files.system.fstat(handle).st_size
+            try:
+                files.write_all(handle, b"".join(lines))
+            except BaseException:
+                with suppress(OSError):
+                    files.system.ftruncate(handle, end)
+                raise
+        self._count += len(lines)
 
-    def position(self) -> int:
-        """Bytes written so far and safe on disk: what a checkpoint remembers."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        return os.fstat(self._file.fileno()).st_size
+    def position(self) -> dict[str, int]:
+        """What a checkpoint remembers: the number of records, and of bytes, that are safe on disk."""
+        handle = self._opened()
+        with files.explained(str(self.path)):
+            files.system.fsync(handle)
+            return {"lines": self._count, "bytes": files.system.fstat(handle).st_size}
+
+    def _opened(self) -> int:
+        if self._handle is None:
+            raise InputError(f"{self.path} is closed")
+        return self._handle
 
     def close(self) -> None:
         """Close the file; harmless when it is closed."""
-        self._file.close()
+        if self._handle is not None:
+            handle, self._handle = self._handle, None
+            files.system.close(handle)
+
+
+def to_line(record: Mapping[str, Any]) -> bytes:
+    """A record as a line of the file."""
+    return files.to_json(dict(record)).encode() + b"\n"
 
 
 def read_records(path: Path) -> list[Record]:
     """All records of a file; a half-written last line is passed over, any other malformed line is an error."""
-    if not path.exists():
-        return []
-    lines = path.read_bytes().split(b"\n")
-    records: list[Record] = []
-    for number, line in enumerate(lines, start=1):
+    return [record for record, _ in _read(path)]
+
+
+def _read(path: Path) -> Iterator[tuple[Record, int]]:
+    """Each record with the position where its line ends."""
+    content = files.read_file(path, files.MOST_RECORDS) if files.exists(path) else b""
+    end = 0
+    for number, line in enumerate(content.split(b"\n"), start=1):
+        last = end + len(line) == len(content)
+        end += len(line) + (not last)
         if not line.strip():
             continue
         try:
             record = json.loads(line)
+        except RecursionError as error:
+            raise InputError(f"{path}, line {number} is nested too deeply; delete that line") from error
         except ValueError as error:
-            if number == len(lines):  # no newline yet: still being written, or cut off by a crash
-                break
+            if last:  # still being written, or cut off by a crash
+                return
             raise InputError(f"{path}, line {number} is not JSON ({error}); restore or delete that line") from error
         if not isinstance(record, dict):
             raise InputError(f"{path}, line {number} holds {type(record).__name__}, not an object; delete that line")
-        records.append(record)
-    return records
+        yield record, end
 
 
-def truncate_records(path: Path, position: int) -> None:
-    """Cut a record file back to ``position`` bytes, the end it had at a checkpoint."""
-    size = path.stat().st_size if path.exists() else 0
-    if size < position:
-        raise InputError(f"{path} has {size} bytes but its checkpoint was written at {position}; records are missing")
-    if size > position:
-        os.truncate(path, position)
+def truncate_records(path: Path, position: Mapping[str, int] | int) -> None:
+    """Cut a record file back to a :meth:`RecordWriter.position`, the end it had at a checkpoint.
+
+    Lines are counted, not bytes, so that a file an editor changed (blank lines, other line ends) keeps its records.
+    Checkpoints of earlier versions know the bytes alone: their cut must be where a line ends.
+    """
+    if isinstance(position, int):
+        end = position
+        if end not in (0, *(end for _, end in _read(path))):
+            raise InputError(
+                f"{path} has no record that ends at byte {end}, where its checkpoint was written: records are missing, "
+                "or the file was edited; restore it"
+            )
+    else:
+        ends, lines = [0, *(end for _, end in _read(path))], position["lines"]
+        if len(ends) <= lines:
+            raise InputError(
+                f"{path} has {len(ends) - 1} records but its checkpoint was written after {lines}; records are missing"
+            )
+        end = ends[lines]
+    if files.exists(path):
+        with files.explained(str(path)), files.opened(path, os.O_WRONLY) as handle:
+            files.system.ftruncate(handle, end)
 
 
-def _drop_half_line(path: Path) -> None:
-    """Remove what follows the last newline, so that appending starts on a line of its own."""
-    if path.exists():
-        content = path.read_bytes()
-        if content and not content.endswith(b"\n"):
-            os.truncate(path, content.rfind(b"\n") + 1)
+def _end_last_line(path: Path) -> int:
+    """Prepare a file for appending and count its records: end the last line if it is whole, else remove it."""
+    content = files.read_file(path, files.MOST_RECORDS) if files.exists(path) else b""
+    end = content.rfind(b"\n") + 1
+    last = content[end:]
+    if last.strip():
+        with files.opened(path, os.O_WRONLY | os.O_APPEND) as handle:
+            if _whole(last):
+                files.write_all(handle, b"\n")
+                end = len(content)
+            else:
+                files.system.ftruncate(handle, end)
+    return sum(1 for line in content[:end].split(b"\n") if line.strip())
+
+
+def _whole(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False

@@ -19,13 +19,13 @@ Every combination of seed and sweep value is one *member* of the run.
 from __future__ import annotations
 
 import itertools
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from gramscope.errors import InputError
+from gramscope.runs.files import MOST_TEXT, parse_toml
 from gramscope.training import options
 from gramscope.training.config_tables import (
     TABLES,
@@ -191,10 +191,11 @@ class TrainConfig(Table):
     def from_toml(cls, path: Path | str) -> TrainConfig:
         """Read a TOML file."""
         try:
-            tree = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            with Path(path).open("rb") as file:
+                content = file.read(MOST_TEXT)
+        except OSError as error:
             raise InputError(f"cannot read {path}: {error}") from error
-        return cls.from_dict(tree)
+        return cls.from_dict(parse_toml(Path(path), content))
 
     def to_toml(self) -> str:
         """The configuration as TOML text."""

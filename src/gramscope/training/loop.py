@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
-from gramscope.errors import NumericalError
+from gramscope.errors import GramscopeError, InputError, NumericalError
 from gramscope.runs.checkpoints import Checkpoint
-from gramscope.runs.directory import RunDirectory
+from gramscope.runs.directory import RunDirectory, newest_intact
 from gramscope.runs.layer_snapshots import save_diagonals, save_spectra
 from gramscope.training.engine import Engine
 from gramscope.training.interrupt import StopRequest, stop_on_signal
@@ -228,12 +228,24 @@ class Loop:
             for run in self.runs:
                 run.rewind_records(0)
             return 0
-        checkpoints = [run.load_checkpoint(max(common)) for run in self.runs]
-        self.engine.load_states([(dict(c.model), unpack(c.tensors, c.state["training"])) for c in checkpoints])
-        state = checkpoints[0].state
-        self._progress = Progress(state["step"], state["seconds"], unpack({}, state["best"]), state["waited"])
+        checkpoints = newest_intact(self.runs, common)
+        try:
+            self._load(checkpoints)
+        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            if isinstance(error, GramscopeError):
+                raise
+            path, step = self.runs[0].path, checkpoints[0].step
+            raise InputError(
+                f"the checkpoint of step {step} in {path} does not fit its configuration ({type(error).__name__}: {error}); "
+                "restore both, or start again with --force"
+            ) from error
         for index, (run, checkpoint) in enumerate(zip(self.runs, checkpoints, strict=True)):
             run.rewind_records(checkpoint.state["records"])
             self.records[index] = run.records()
-            self._diverged[index] = bool(checkpoint.state["diverged"])
         return self._progress.step
+
+    def _load(self, checkpoints: Sequence[Checkpoint]) -> None:
+        self.engine.load_states([(dict(c.model), unpack(c.tensors, c.state["training"])) for c in checkpoints])
+        state = checkpoints[0].state
+        self._progress = Progress(state["step"], state["seconds"], unpack({}, state["best"]), state["waited"])
+        self._diverged = [bool(checkpoint.state["diverged"]) for checkpoint in checkpoints]

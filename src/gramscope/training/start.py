@@ -55,7 +55,7 @@ def member_directories(root: RunDirectory, members: dict[str, TrainConfig]) -> d
         return dict.fromkeys(members, root)
     runs = {}
     for name, member in members.items():
-        run = RunDirectory(root.path / name)
+        run = root.member(name)
         runs[name] = run if run.exists() else RunDirectory.create(run.path, member.to_dict())
     return runs
 

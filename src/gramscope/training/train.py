@@ -66,8 +66,9 @@ def train(
         if root is not None and resume:
             config = config_to_resume(root, config)
             stack.enter_context(root.lock)
+            root.remove_litter()
         elif root is not None:
-            root.check_free(force=force)
+            root.check_free(force=force, members=list(config.members()))
         members = config.members()
         jobs = prepare_members(config, members, parts)
         execution, reason = choose_execution(
