@@ -35,6 +35,10 @@ else:
         return True
 
 
+#: how the text of a lock file begins
+_START = b'{"pid": '
+
+
 class Lock:
     """An exclusive lock on a file, held until :meth:`release` or the end of the process.
 
@@ -108,7 +112,11 @@ class Lock:
 
     def is_ours(self) -> bool:
         """Whether the file is one that this class wrote, or began to write."""
-        return files.is_file(self.path) and (not files.system.lstat(self.path).st_size or bool(self._facts()))
+        try:
+            content = files.read_file(self.path, 4096)
+        except InputError:
+            return False
+        return content.startswith(_START) or _START.startswith(content)
 
     def _facts(self) -> dict[str, object]:
         try:

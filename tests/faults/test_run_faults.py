@@ -1,0 +1,206 @@
+"""Every file operation of a run fails once; nothing that was reported is lost, and the run can be resumed.
+
+``runs/files.py`` calls the system through one name. Here a stand-in counts the calls of an undisturbed run, and then the
+run is made again for each of them, which fails in one of several ways. Operations that are added later are found too.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gramscope.data import DataSet, from_tensors
+from gramscope.errors import GramscopeError
+from gramscope.runs import files
+from gramscope.runs.checkpoints import read_checkpoint
+from gramscope.runs.directory import RunDirectory
+from gramscope.runs.records import read_records
+from gramscope.training import train as training
+from gramscope.training.config import TrainConfig
+from gramscope.training.reporter import Reporter
+from gramscope.training.train import train
+
+ERRORS = {"full disk": errno.ENOSPC, "broken disk": errno.EIO, "no permission": errno.EACCES}
+#: one run, and two runs in one group
+SEEDS = {"run": [0], "group": [0, 1]}
+
+
+class Crash(BaseException):
+    """The process is gone: nothing after it happens, not even cleaning up."""
+
+
+class FaultySystem:
+    """Stands in for ``os``: counts the calls and lets call number ``at`` fail."""
+
+    def __init__(self, at: int = -1, fault: str = "") -> None:
+        self.at, self.fault = at, fault
+        self.calls: list[str] = []
+        self.renamed: list[Path] = []
+        self.handles: set[int] = set()
+        self.dead = False
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(os, name)
+        return (lambda *arguments: self._call(name, function, *arguments)) if callable(function) else function
+
+    def _call(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        if self.dead:
+            raise Crash
+        self.calls.append(name)
+        if len(self.calls) - 1 == self.at:
+            return self._fail(name, function, *arguments)
+        return self._do(name, function, *arguments)
+
+    def _do(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        if name == "fsync":  # the system itself does not crash here
+            return None
+        result = function(*arguments)
+        if name == "open":
+            self.handles.add(result)
+        elif name == "close":
+            self.handles.discard(arguments[0])
+        elif name == "rename":
+            self.renamed.append(arguments[1])
+        return result
+
+    def _fail(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        if self.fault in ERRORS:
+            if name == "close":
+                self._do(name, function, *arguments)
+            elif name == "write":
+                function(arguments[0], arguments[1][: len(arguments[1]) // 2])
+            raise OSError(ERRORS[self.fault], os.strerror(ERRORS[self.fault]), str(arguments[0]))
+        if self.fault == "short write":
+            shorter = (arguments[0], arguments[1][:1]) if name == "write" else arguments
+            return self._do(name, function, *shorter)
+        if self.fault == "crash after":
+            self._do(name, function, *arguments)
+        elif name == "write":
+            function(arguments[0], arguments[1][: len(arguments[1]) // 2])
+        self.dead = True
+        raise Crash
+
+    def leave(self) -> None:
+        """The system closes what a dead process had open."""
+        for handle in self.handles:
+            with suppress(OSError):
+                os.close(handle)
+
+
+@contextmanager
+def faulty(monkeypatch: pytest.MonkeyPatch, system: FaultySystem) -> Iterator[None]:
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "system", system)
+        try:
+            yield
+        finally:
+            system.leave()
+
+
+class Reported(Reporter):
+    """Remembers every record that the user was told."""
+
+    def __init__(self) -> None:
+        self.found: list[dict[str, Any]] = []
+
+    def records(self, records: Any, label: str = "") -> None:
+        self.found += records
+
+
+@pytest.fixture(scope="module")
+def data() -> DataSet:
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.randn(24, 3, generator=g), torch.arange(24) % 2
+    return from_tensors("small", x[:16], y[:16], x[16:], y[16:])
+
+
+@pytest.fixture(autouse=True)
+def known_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "describe_environment", lambda device: {"torch": "2", "device": device})
+
+
+def configuration(seeds: list[int]) -> TrainConfig:
+    return TrainConfig.from_dict(
+        {
+            "seeds": seeds, "epochs": 2, "batch_size": 8, "device": "cpu", "checkpoint_every": 1, "execution": "one-by-one",
+            "keep": 1, "data": {"name": "given"}, "model": {"name": "mlp", "hidden": [2]},
+            "method": {"name": "adamw", "lr": 0.1},
+        }
+    )  # fmt: skip
+
+
+def outcome(path: Path) -> list[Any]:
+    """What a finished run or group left: records without times, and the bits of the last checkpoint."""
+    found: list[Any] = []
+    for run in RunDirectory(path).runs():
+        last = run.load_checkpoint()
+        records = [{k: v for k, v in record.items() if k != "seconds"} for record in run.records()]
+        tensors = {**last.model, **{f"training/{k}": v for k, v in last.tensors.items()}}
+        found.append(
+            (run.path.name if run.path != path else "", last.step, records, {k: v.tolist() for k, v in tensors.items()})
+        )
+    return found
+
+
+def stored(path: Path) -> list[dict[str, Any]]:
+    return [record for file in path.rglob("records.jsonl") for record in read_records(file)]
+
+
+def litter(path: Path) -> list[str]:
+    return [found.name for found in path.rglob("*") if found.name.startswith(files.TEMPORARY) or found.name == "lock"]
+
+
+def check_fault(
+    path: Path, config: TrainConfig, data: DataSet, system: FaultySystem, monkeypatch: Any, whole: Any
+) -> None:
+    reported = Reported()
+    with faulty(monkeypatch, system), suppress(GramscopeError, OSError, Crash):
+        train(config, path, data=data, reporter=reported)
+    kept = stored(path)
+    assert all(record in kept for record in reported.found), "a reported record is missing"
+    there = [step for step in path.rglob("step-*") if step.name.startswith("step-")]
+    for step in there:
+        read_checkpoint(step)
+    for done in {step.parent for step in system.renamed if step.name.startswith("step-")}:
+        assert any(step.parent == done for step in there), "a checkpoint was written and none is there"
+    with faulty(monkeypatch, FaultySystem()):
+        train(config, path, data=data, resume=RunDirectory(path).exists())
+    assert outcome(path) == whole, "the resumed run differs"
+    assert litter(path) == []
+
+
+@pytest.mark.parametrize("kind", SEEDS)
+def test_every_file_operation_may_fail(
+    kind: str, tmp_path: Path, data: DataSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configuration(SEEDS[kind])
+    counter = FaultySystem()
+    with faulty(monkeypatch, counter):
+        train(config, tmp_path / "whole", data=data)
+    whole = outcome(tmp_path / "whole")
+    assert litter(tmp_path) == []
+    faults = [*ERRORS, "short write", "crash before", "crash after"]
+    tried = 0
+    wrong: list[str] = []
+    for at, name in enumerate(counter.calls):
+        changing = name not in ("lstat", "fstat", "listdir", "lseek")
+        chosen = faults if changing and kind == "run" else [faults[at % len(faults)]]
+        for fault in chosen:
+            if fault == "short write" and name != "write":
+                continue
+            tried += 1
+            path = tmp_path / f"{at}-{fault.replace(' ', '-')}"
+            try:
+                check_fault(path, config, data, FaultySystem(at, fault), monkeypatch, whole)
+            except Exception as error:
+                wrong.append(f"operation {at} ({name}), {fault}: {type(error).__name__}: {error}")
+    print(f"{kind}: {len(counter.calls)} operations, {tried} faults")
+    assert wrong == []
+    assert tried >= 150
