@@ -67,3 +67,24 @@ def test_damaged_batches_are_explained(tmp_path: Path) -> None:
     path.write_bytes(pickle.dumps({"data": np.zeros(3)}, 2))
     with pytest.raises(InputError, match="array of f8"):
         read_batch(path)
+
+
+def nested(depth: int) -> bytes:
+    """A tuple whose text has 2^depth letters, though its file is short."""
+    return b"K\x01" + b"q\x00h\x00\x86" * depth
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        b"\x80\x02}" + nested(60) + b"K\x01s.",  # as a key
+        b"\x80\x02c_codecs\nencode\n" + nested(60) + b"U\x06latin1\x86R.",  # as a text
+        b"\x80\x02cnumpy\ndtype\n" + nested(60) + b"K\x00K\x01\x87R.",  # as a type
+        nested(60) + b")R.",  # as a function
+    ],
+)
+def test_shared_parts_do_not_multiply(tmp_path: Path, program: bytes) -> None:
+    path = tmp_path / "data_batch_1"
+    path.write_bytes(program)
+    with pytest.raises(InputError, match="data_batch_1"):
+        read_batch(path)

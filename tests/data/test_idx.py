@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -38,3 +39,16 @@ def test_damaged_idx_is_explained(tmp_path: Path, content: bytes, name: str, mes
     path.write_bytes(content)
     with pytest.raises(InputError, match=message):
         read_idx(path, 2)
+
+
+def test_an_idx_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
+    path = tmp_path / "a.gz"
+    packer = zlib.compressobj(9, wbits=31)
+    zeros = bytes(1 << 24)
+    path.write_bytes(b"".join(packer.compress(zeros) for _ in range(20)) + packer.flush())
+    assert path.stat().st_size < 1 << 20
+    with pytest.raises(InputError, match=r"unpacks to more than 268,435,456 bytes"):
+        read_idx(path, 3)
+    path.write_bytes(gzip.compress(b"") * 1000)
+    with pytest.raises(InputError, match="more than 100 compressed parts"):
+        read_idx(path, 3)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -58,4 +59,16 @@ def test_damaged_mat_is_explained(tmp_path: Path, compressed: bool) -> None:
             read_mat(path)
     path.write_bytes(b"\x89HDF\r\n")
     with pytest.raises(InputError, match="not a MATLAB 5 file"):
+        read_mat(path)
+
+
+@pytest.mark.parametrize(
+    ("unpacked", "message"),
+    [(bytes(300 << 20), "unpacks to more than 268,435,456 bytes"), (bytes(1 << 20), "more than 10000 elements")],
+)
+def test_a_mat_bomb_is_refused(tmp_path: Path, unpacked: bytes, message: str) -> None:
+    packed = zlib.compress(unpacked)
+    path = tmp_path / "a.mat"
+    path.write_bytes(b"MATLAB 5.0".ljust(124) + b"\x00\x01IM" + struct.pack("<II", 15, len(packed)) + packed)
+    with pytest.raises(InputError, match=message):
         read_mat(path)

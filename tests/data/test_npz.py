@@ -105,3 +105,37 @@ def test_what_is_no_npz_is_said_without_advice_to_unpickle(tmp_path: Path) -> No
         with pytest.raises(InputError, match="cannot be read as .npz") as caught:
             load(str(tmp_path / f"{name}.npz"))
         assert "pickle" not in str(caught.value)
+
+
+def test_whole_numbers_beyond_int64_are_refused(tmp_path: Path) -> None:
+    x, y = np.array([[2**63]], np.uint64), np.array([0])
+    with pytest.raises(InputError, match="x_train holds 9223372036854775808, which is beyond int64"):
+        load(save(tmp_path / "a.npz", x_train=x, y_train=y, x_test=x - 1, y_test=y))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000, 1000000000)}",
+        b"{'descr': '<f8', 'fortran_order': False, 'shape': (-1, -8)}",
+        b"{'descr': '|O', 'fortran_order': False, 'shape': (1,)}",
+        b"{'descr': (",
+        b"(" * 5000,
+        b"\xff\x00",
+    ],
+)
+def test_headers_are_checked_before_memory_is_taken(tmp_path: Path, header: bytes) -> None:
+    content = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(64)
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as file:
+        for key in ("x_train", "y_train", "x_test", "y_test"):
+            file.writestr(f"{key}.npy", content)
+    with pytest.raises(InputError, match="cannot be read as .npz"):
+        load(str(tmp_path / "a.npz"))
+
+
+def test_an_npz_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as file:
+        for key in ("x_train", "y_train", "x_test", "y_test"):
+            file.writestr(f"{key}.npy", bytes(70 << 20))
+    with pytest.raises(InputError, match="unpacks to more than"):
+        load(str(tmp_path / "a.npz"))

@@ -9,6 +9,7 @@ by our own; anything else is refused. Nothing is imported and nothing in the fil
 from __future__ import annotations
 
 import pickletools
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,8 +52,8 @@ def _dtype(code: Any, *_: Any) -> _Dtype:
 def _encode(text: Any, encoding: Any) -> bytes:
     """How Python 3 writes bytes in the old protocols: as a latin-1 string."""
     if _text(encoding) != "latin1":
-        raise _Refused(f"encoding {encoding!r}")
-    return str(text).encode("latin1")
+        raise _Refused(f"encoding {_text(encoding)!r}")
+    return _text(text).encode("latin1")
 
 
 #: names in the file -> our own constructor; ``numpy.ndarray`` is only ever an argument
@@ -89,17 +90,20 @@ def read_batch(path: Path) -> dict[str, Any]:
         raise InputError(
             f"{path} is not a CIFAR batch: it asks for {refusal}, which is not read; use the binary version of the data"
         ) from refusal
-    except (ValueError, IndexError, KeyError, TypeError, AttributeError, UnicodeError) as error:
+    except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, struct.error) as error:
         raise InputError(
             f"{path} is truncated or not a CIFAR batch ({type(error).__name__}: {error}); fetch it again"
         ) from error
     if not isinstance(content, dict):
         raise InputError(f"{path} holds a {type(content).__name__}, not the dict of a CIFAR batch")
-    return {_text(key): value for key, value in content.items()}
+    return content
 
 
 def _text(value: Any) -> str:
-    return value.decode("latin1") if isinstance(value, bytes) else str(value)
+    """A string. Nothing else is turned into one: nested tuples that share parts would take for ever."""
+    if not isinstance(value, bytes | str):
+        raise _Refused(f"a {type(value).__name__} in place of a string")
+    return value.decode("latin1") if isinstance(value, bytes) else value
 
 
 def _run(content: bytes) -> Any:
@@ -143,10 +147,10 @@ def _run(content: bytes) -> Any:
             stack[-1].extend(items)
         elif name == "SETITEM":
             value, key = stack.pop(), stack.pop()
-            stack[-1][key] = value
+            stack[-1][_text(key)] = value
         elif name == "SETITEMS":
             items = since_mark()
-            stack[-1].update(zip(items[::2], items[1::2], strict=True))
+            stack[-1].update(zip(map(_text, items[::2]), items[1::2], strict=True))
         elif name == "GLOBAL":
             if argument not in _KNOWN:
                 raise _Refused(repr(argument))
@@ -155,7 +159,7 @@ def _run(content: bytes) -> Any:
             arguments, constructor = stack.pop(), stack.pop()
             build = _KNOWN[constructor.name] if isinstance(constructor, _Name) else None
             if build is None:
-                raise _Refused(f"a call of {constructor!r}")
+                raise _Refused(f"a call of a {type(constructor).__name__}")
             stack.append(build(*arguments))
         elif name == "BUILD":
             state = stack.pop()
@@ -174,6 +178,8 @@ def _fill(target: Any, state: Any) -> None:
     if not isinstance(target, _Array):
         raise _Refused(f"state for a {type(target).__name__}")
     _, shape, dtype, fortran, values = state
+    if not all(isinstance(size, int) for size in shape):
+        raise _Refused("a shape that is not of whole numbers")
     if dtype.code not in ("u1", "|u1"):
         raise _Refused(f"an array of {dtype.code}")
     values = values.encode("latin1") if isinstance(values, str) else values

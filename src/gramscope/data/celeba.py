@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import re
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +21,9 @@ from gramscope.data.dataset import DataSet
 from gramscope.data.load_request import LoadRequest
 from gramscope.data.pixels import Bytes, Scale, scaled
 from gramscope.errors import InputError, MissingExtraError
+
+#: bytes of one packed picture; CelebA's have about 10,000
+_MOST_PICTURE = 1 << 25
 
 
 def celeba(
@@ -61,25 +66,33 @@ def celeba(
 
 def _attribute(path: Path, attribute: str) -> dict[str, int]:
     """File name → 0 or 1. The file: number of images, names of the attributes, then a name and ±1 for each."""
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = _read_text(path).splitlines()
     columns = lines[1].split() if len(lines) > 1 else []
-    if not lines or not lines[0].strip().isdigit() or not columns:
+    if not columns or not re.fullmatch(r"[0-9]{1,9}", lines[0].strip()):
         raise InputError(f"{path} is not CelebA's list of attributes: a count and a line of names come first")
     if attribute not in columns:
         raise InputError(f"attribute={attribute!r} is not one of CelebA's: {', '.join(columns)}")
     if len(lines) - 2 != int(lines[0]):
         raise InputError(f"{path} announces {lines[0].strip()} images and lists {len(lines) - 2}: it is truncated")
+    rows = [line.split() for line in lines[2:]]
+    wrong = next((number for number, row in enumerate(rows, start=3) if len(row) != len(columns) + 1), None)
+    if wrong is not None:
+        raise InputError(f"{path}, line {wrong} has no name and {len(columns)} values; fetch the file again")
     column = columns.index(attribute) + 1
-    return {(fields := line.split())[0]: int(fields[column] == "1") for line in lines[2:]}
+    return {row[0]: int(row[column] == "1") for row in rows}
 
 
 def _partition(path: Path) -> dict[str, int]:
     """File name → 0 (training), 1 (validation) or 2 (test)."""
     try:
-        rows = (line.split() for line in path.read_text(encoding="utf-8").splitlines())
+        rows = (line.split() for line in _read_text(path).splitlines())
         return {name: int(number) for name, number in rows}
     except ValueError as error:
         raise InputError(f"{path} is not CelebA's partition: a file name and 0, 1 or 2 on each line") from error
+
+
+def _read_text(path: Path) -> str:
+    return path.read_bytes().decode("utf-8", "replace")
 
 
 def _choose(values: Tensor, count: int | None, balanced: bool, generator: torch.Generator, what: str) -> Tensor:
@@ -122,8 +135,11 @@ def _pictures(path: Path) -> Iterator[Callable[[str], bytes]]:
 
         def from_archive(name: str) -> bytes:
             try:
-                return archive.read(f"img_align_celeba/{name}")
-            except (KeyError, zipfile.BadZipFile) as error:
+                member = archive.getinfo(f"img_align_celeba/{name}")
+                if member.file_size > _MOST_PICTURE:
+                    raise zipfile.BadZipFile(f"it has {member.file_size} bytes")
+                return archive.read(member)
+            except (KeyError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
                 raise InputError(f"{path} has no good img_align_celeba/{name} ({error}); fetch it again") from error
 
         yield from_archive
@@ -142,7 +158,7 @@ def _decode(content: bytes, name: str, side: int, grey: bool) -> npt.NDArray[Any
             left, top = (width - square) // 2, (height - square) // 2
             converted = picture.convert("L" if grey else "RGB")
             reduced = converted.resize((side, side), Image.Resampling.BOX, (left, top, left + square, top + square))
-    except (UnidentifiedImageError, OSError) as error:
+    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, SyntaxError) as error:
         raise InputError(f"{name} is not a readable picture ({error}); unpack or fetch the pictures again") from error
     pixels = np.asarray(reduced)
     return pixels[None] if grey else np.moveaxis(pixels, -1, 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import math
 import struct
 import zlib
@@ -11,14 +10,17 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from gramscope.data.unpacking import inflate, unpacked_limit
 from gramscope.errors import InputError
 
 
 def read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
     """An idx file of unsigned bytes, gzipped or not: magic number ``00 00 08 D``, D big-endian sizes, then the bytes."""
+    content = path.read_bytes()
     try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        if path.suffix == ".gz":
+            content = inflate(path, content, unpacked_limit(path), gzipped=True)
+    except (EOFError, zlib.error) as error:
         raise InputError(f"{path} is truncated or not a gzip file ({error}); delete it and fetch it again") from error
     header = 4 + 4 * dimensions
     if len(content) < header or content[:4] != bytes((0, 0, 8, dimensions)):

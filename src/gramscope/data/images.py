@@ -107,11 +107,13 @@ def _cifar_part(path: Path, fields: tuple[str, ...], wanted: str) -> Part:
         batch = read_batch(path)
         if "data" not in batch or wanted not in batch:
             raise InputError(f"{path} holds {', '.join(batch)}; a CIFAR batch has data and {wanted}")
-        images, labels = batch["data"], np.asarray(batch[wanted])
-        if images.shape != (len(labels), 3072):
-            raise InputError(
-                f"{path}: data is {images.shape} for {len(labels)} labels; a CIFAR batch has 3,072 columns"
-            )
+        images, labels = batch["data"], batch[wanted]
+        if not isinstance(labels, list) or not all(isinstance(label, int) and 0 <= label < 256 for label in labels):
+            raise InputError(f"{path}: {wanted} is not a list of labels")
+        labels = np.asarray(labels)
+        if not isinstance(images, np.ndarray) or images.shape != (len(labels), 3072):
+            found = getattr(images, "shape", type(images).__name__)
+            raise InputError(f"{path}: data is {found} for {len(labels)} labels; a CIFAR batch has 3,072 columns")
         return images, labels
     record = len(fields) + 3072
     content = np.fromfile(path, np.uint8)

@@ -11,11 +11,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gramscope.data.unpacking import inflate, unpacked_limit
 from gramscope.errors import InputError
 
 #: data type numbers of the format -> dtype
 _DTYPES = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
 _MATRIX, _COMPRESSED = 14, 15
+#: elements in a buffer; SVHN's files have two, and each of them at most six
+_MOST_ELEMENTS = 10_000
 #: array classes 6 to 15 are double, single, int8 to uint64
 _NUMERIC_CLASSES = range(6, 16)
 
@@ -33,22 +36,22 @@ def read_mat(path: Path) -> dict[str, npt.NDArray[Any]]:
             f"{path} is not a MATLAB 5 file (it starts with {content[:20]!r}); fetch it again, or save it with -v7"
         )
     arrays: dict[str, npt.NDArray[Any]] = {}
+    left = unpacked_limit(path)
     try:
         for kind, data in _elements(memoryview(content)[128:], order):
-            for inner, matrix in _elements(_inflate(data), order) if kind == _COMPRESSED else [(kind, data)]:
+            matrices = [(kind, data)]
+            if kind == _COMPRESSED:
+                inflated = inflate(path, data, left, gzipped=False)
+                left -= len(inflated)
+                matrices = list(_elements(memoryview(inflated), order))
+            for inner, matrix in matrices:
                 if inner == _MATRIX:
                     arrays.update(_matrix(matrix, order))
-    except (_Malformed, zlib.error, struct.error, ValueError) as error:
+    except (_Malformed, EOFError, zlib.error, struct.error, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
         raise InputError(f"{path} is truncated or damaged ({error}); delete it and fetch it again") from error
     return arrays
-
-
-def _inflate(data: memoryview) -> memoryview:
-    inflater = zlib.decompressobj()
-    content = inflater.decompress(data)
-    if not inflater.eof:
-        raise _Malformed("a compressed element ends too early")
-    return memoryview(content)
 
 
 def _elements(data: memoryview, order: str) -> Iterator[tuple[int, memoryview]]:
@@ -56,8 +59,11 @@ def _elements(data: memoryview, order: str) -> Iterator[tuple[int, memoryview]]:
 
     Elements of at most 4 bytes may be packed: type and size in 2 bytes each, then the data, 8 bytes in all.
     """
-    position = 0
+    position = count = 0
     while position < len(data):
+        count += 1
+        if count > _MOST_ELEMENTS:
+            raise _Malformed(f"it has more than {_MOST_ELEMENTS} elements")
         kind, size = struct.unpack_from(f"{order}II", data, position)
         if kind >> 16:
             kind, size, start, end = kind & 0xFFFF, kind >> 16, position + 4, position + 8
@@ -72,14 +78,20 @@ def _elements(data: memoryview, order: str) -> Iterator[tuple[int, memoryview]]:
 
 def _matrix(data: memoryview, order: str) -> dict[str, npt.NDArray[Any]]:
     """A numeric array: its elements are flags, sizes, name and real part, in this order."""
-    elements = _elements(data, order)
-    flags = _numbers(*next(elements), order)
-    if int(flags[0]) & 0xFF not in _NUMERIC_CLASSES:
+    elements = list(_elements(data, order))
+    if len(elements) < 1:
+        raise _Malformed("an array without flags")
+    flags = _numbers(*elements[0], order)
+    if not len(flags) or int(flags[0]) & 0xFF not in _NUMERIC_CLASSES:
         return {}
-    sizes = _numbers(*next(elements), order)
-    name = bytes(next(elements)[1]).decode("ascii", "replace")
-    values = _numbers(*next(elements), order)
-    return {name: values.reshape(tuple(int(size) for size in sizes), order="F")}
+    if len(elements) < 4:
+        raise _Malformed("an array without sizes, name or values")
+    sizes, values = _numbers(*elements[1], order), _numbers(*elements[3], order)
+    name = bytes(elements[2][1]).decode("ascii", "replace")
+    shape = tuple(int(size) for size in sizes)
+    if min(shape, default=0) < 0 or len(shape) > 32:
+        raise _Malformed(f"an array of shape {shape[:4]}")
+    return {name: values.reshape(shape, order="F")}
 
 
 def _numbers(kind: int, data: memoryview, order: str) -> npt.NDArray[Any]:

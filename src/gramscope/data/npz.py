@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import struct
+import tokenize
 import zipfile
 import zlib
 from pathlib import Path
@@ -10,11 +13,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from numpy.lib import format as npy
 
 from gramscope.data.dataset import DataSet, check_same_kind, from_tensors
 from gramscope.data.pixels import Scale, scaled
+from gramscope.data.unpacking import too_large, unpacked_limit
 from gramscope.errors import InputError
 
+#: what zipfile and NumPy raise for damaged files
+_NPZ_ERRORS = (
+    ValueError, TypeError, KeyError, OSError, EOFError, SyntaxError, MemoryError, RecursionError, OverflowError,
+    NotImplementedError, RuntimeError, tokenize.TokenError, zipfile.BadZipFile, zlib.error, struct.error,
+)  # fmt: skip
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 
 
@@ -43,8 +53,8 @@ def load_npz(path: Path, *, scale: Scale = "unit", classes: int | None = None) -
     elif scale != "unit":
         raise InputError(f"{path}: scale={scale!r} is for images of bytes; x_train is {x_train.dtype} {x_train.shape}")
     else:
-        inputs = _tensor(x_train), _tensor(x_test)
-    y_train, y_test = _tensor(arrays["y_train"]), _tensor(arrays["y_test"])
+        inputs = _tensor(path, "x_train", x_train), _tensor(path, "x_test", x_test)
+    y_train, y_test = (_tensor(path, key, arrays[key]) for key in ("y_train", "y_test"))
     return from_tensors(path.stem, inputs[0], y_train, inputs[1], y_test, classes=classes, description=str(path))
 
 
@@ -52,25 +62,38 @@ def _read(path: Path) -> dict[str, npt.NDArray[Any]]:
     if not path.is_file():
         raise InputError(f"there is no file {path}")
     try:
-        if not zipfile.is_zipfile(path):
-            raise zipfile.BadZipFile("it is no archive of arrays")
-        with path.open("rb") as handle, np.load(handle, allow_pickle=False) as file:
-            missing = [key for key in KEYS if key not in file]
+        with zipfile.ZipFile(path) as archive:
+            sizes = {name.removesuffix(".npy"): archive.getinfo(name).file_size for name in archive.namelist()}
+            missing = [key for key in KEYS if key not in sizes]
             if missing:
-                raise InputError(f"{path} has no {', '.join(missing)}; it has {', '.join(file) or 'nothing'}")
-            arrays = {key: file[key] for key in KEYS}
-            broken = [key for key, array in arrays.items() if not isinstance(array, np.ndarray)]
-            if broken:
-                raise zipfile.BadZipFile(f"{', '.join(broken)} is no array")
-            return arrays
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        if isinstance(error, InputError):
-            raise
-        reason = "it holds Python objects" if "pickle" in str(error) else error
+                raise InputError(f"{path} has no {', '.join(missing)}; it has {', '.join(sizes) or 'nothing'}")
+            if sum(sizes[key] for key in KEYS) > unpacked_limit(path):
+                raise too_large(path)
+            return {key: _array(archive, f"{key}.npy", sizes[key]) for key in KEYS}
+    except InputError:
+        raise
+    except _NPZ_ERRORS as error:
         raise InputError(
-            f"{path} cannot be read as .npz ({reason}); write it with numpy.savez(path, x_train=…, y_train=…, x_test=…, "
+            f"{path} cannot be read as .npz ({error}); write it with numpy.savez(path, x_train=…, y_train=…, x_test=…, "
             "y_test=…) from numeric arrays"
         ) from error
+
+
+def _array(archive: zipfile.ZipFile, name: str, size: int) -> npt.NDArray[Any]:
+    """One array of the file: a header with its type and shape, then its values. Python objects are refused."""
+    with archive.open(name) as file:
+        version = npy.read_magic(file)
+        if version not in ((1, 0), (2, 0)):
+            raise ValueError(f"{name} has format {version}")
+        read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        shape, fortran, dtype = read_header(file)
+        if dtype.hasobject:
+            raise ValueError(f"{name} holds Python objects")
+        header = file.tell()
+        if dtype.itemsize * math.prod(shape) != size - header or min(shape, default=0) < 0:
+            raise ValueError(f"{name} has {size - header} bytes for {dtype} {shape}")
+        values = np.frombuffer(bytearray(file.read()), dtype)
+    return values.reshape(shape, order="F" if fortran else "C")
 
 
 def _channels_first(images: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -81,9 +104,13 @@ def _channels_first(images: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return images
 
 
-def _tensor(array: npt.NDArray[Any]) -> torch.Tensor:
+def _tensor(path: Path, key: str, array: npt.NDArray[Any]) -> torch.Tensor:
     if array.dtype.kind == "f":
         return torch.from_numpy(array.astype(np.float32))
     if array.dtype == np.uint8 and array.ndim > 1:
         return torch.from_numpy(array.copy())
+    if array.dtype.kind == "u" and array.size and int(array.max()) > np.iinfo(np.int64).max:
+        raise InputError(
+            f"{path}: {key} holds {int(array.max())}, which is beyond int64; use smaller whole numbers or floats"
+        )
     return torch.from_numpy(array.astype(np.int64))
