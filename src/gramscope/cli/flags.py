@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from gramscope.errors import InputError
-from gramscope.training.config import TrainConfig, find_option
+from gramscope.training.config import MOST_MEMBERS, TrainConfig, find_option
 from gramscope.training.options import METHODS, OPTIMIZERS
 
 N = TypeVar("N", int, float)
@@ -148,8 +148,8 @@ def parse_seeds(seeds: str | None, seed: int | None = None) -> list[int]:
         if seed is not None:
             raise InputError(f"--seeds {seeds} names the seeds; --seed {seed} only goes with a number of them")
         return numbers
-    if numbers[0] < 1:
-        raise InputError(f"--seeds {seeds}: at least one is needed")
+    if not 1 <= numbers[0] <= MOST_MEMBERS:
+        raise InputError(f"--seeds {seeds}: give 1 to {MOST_MEMBERS:,} seeds")
     return list(range(seed or 0, (seed or 0) + numbers[0]))
 
 
@@ -204,7 +204,9 @@ def _value(text: str) -> Any:
     """A TOML value, or the text itself where it is none."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except RecursionError:
+        raise InputError(f"{text[:20]}… is nested too deeply") from None
+    except ValueError:  # not TOML, or a number of too many digits
         return text.strip()
 
 

@@ -19,6 +19,7 @@ Every combination of seed and sweep value is one *member* of the run.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
@@ -37,9 +38,13 @@ from gramscope.training.config_tables import (
     Table,
     as_list,
     as_tuple,
+    check_plain,
     setting,
 )  # fmt: skip
 from gramscope.training.member_names import short_key, value_labels
+
+#: runs of one configuration
+MOST_MEMBERS = 10_000
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,11 @@ class TrainConfig(Table):
         object.__setattr__(
             self, "sweep", {self._sweep_key(key): _sweep_values(key, value) for key, value in self.sweep.items()}
         )
+        count = math.prod([len(self.seeds), *map(len, self.sweep.values())])
+        if count > MOST_MEMBERS:
+            raise InputError(
+                f"seeds and sweep make {count:,} runs; at most {MOST_MEMBERS:,} fit into one configuration"
+            )
         if self.sweep:
             self.members()  # checks every combination
 
@@ -139,6 +149,7 @@ class TrainConfig(Table):
     @classmethod
     def from_dict(cls, tree: Mapping[str, Any]) -> TrainConfig:
         """Read nested plain values (parsed TOML), refusing unknown keys."""
+        check_plain("", tree)
         tree = dict(tree)
         for item in fields(cls):
             table = TABLES.get(item.name)

@@ -11,6 +11,22 @@ from gramscope.training import options
 from gramscope.training.options import Option
 
 
+def check_plain(key: str, value: Any, depth: int = 0) -> None:
+    """Raise unless a value is made of tables, lists, text, numbers that fit 64 bits, and yes or no."""
+    if depth > 8:
+        raise InputError(f"{key} is nested too deeply")
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            check_plain(f"{key}.{name}" if key else str(name), item, depth + 1)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            check_plain(key, item, depth + 1)
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise InputError(f"{key} is a whole number of {value.bit_length()} bits; at most 63 are possible")
+    elif not isinstance(value, str | int | float | None):
+        raise InputError(f"{key} = {value!r}: must be a number, text, true, false or a list of them")
+
+
 def as_tuple(value: Any) -> Any:
     """Lists at any depth as tuples."""
     return tuple(as_tuple(item) for item in value) if isinstance(value, list | tuple) else value
@@ -143,7 +159,7 @@ class MeasureTable(Table):
     def __post_init__(self) -> None:
         self._check()
         names: Any = self.names
-        if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
             raise InputError(f"measure.names = {names!r}: must be a list of names, such as ['nfa', 'target_linearity']")
         object.__setattr__(self, "names", tuple(names))
 
