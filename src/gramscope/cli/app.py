@@ -98,7 +98,9 @@ def _exit_code(error: GramscopeError) -> int:
 
 
 def _tell(text: str) -> None:
-    sys.stderr.write(text + "\n")
+    from gramscope.cli.console import printable
+
+    sys.stderr.write(printable(text) + "\n")
 
 
 def _show_warning(

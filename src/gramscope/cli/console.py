@@ -17,20 +17,45 @@ from typing_extensions import override
 from gramscope.runs.files import to_json
 from gramscope.training.reporter import Reporter
 
+#: control characters but tab and new line, which a terminal obeys: a name in a file must not move its cursor
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
+#: those that JSON does not escape
+_JSON_CONTROLS = {code: f"\\u{code:04x}" for code in range(127, 160)}
+
+
+def printable(text: str) -> str:
+    """Text with its control characters spelled out.
+
+    >>> printable("\\x1b[2J")
+    '\\\\x1b[2J'
+    """
+    return text.translate(_CONTROLS)
+
+
+class _PlainConsole(Console):
+    """Prints text as it is: no markup, no wrapping, and no control characters."""
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr, highlight=False, markup=False, soft_wrap=True)
+
+    @override
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(*(printable(item) if isinstance(item, str) else item for item in objects), **options)
+
 
 def results() -> Console:
-    """Where results go. Text is printed as it is: no markup, no wrapping."""
-    return Console(highlight=False, markup=False, soft_wrap=True)
+    """Where results go."""
+    return _PlainConsole()
 
 
 def messages() -> Console:
     """Where progress, notes and errors go."""
-    return Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+    return _PlainConsole(stderr=True)
 
 
 def print_json(value: Any) -> None:
     """Print one JSON document, for machines."""
-    sys.stdout.write(to_json(value, indent=1) + "\n")
+    sys.stdout.write(to_json(value, indent=1).translate(_JSON_CONTROLS) + "\n")
 
 
 def print_table(
@@ -51,7 +76,9 @@ def print_table(
     table = Table()
     for name, heading, width in zip(names, headings, narrowest, strict=True):
         number = all(isinstance(row.get(name), int | float | None) for row in rows)
-        table.add_column(Text(heading), justify="right" if number else "left", overflow="fold", min_width=width)
+        table.add_column(
+            Text(printable(heading)), justify="right" if number else "left", overflow="fold", min_width=width
+        )
     for row in rows:
         table.add_row(*(Text(cell(row.get(name))) for name in names))
     # Wider than the window rather than cut off.
@@ -95,7 +122,7 @@ def cell(value: Any) -> str:
         return ""
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else printable(str(value))
 
 
 class _Rate(ProgressColumn):

@@ -119,10 +119,16 @@ def read_config(
     sweeps: Iterable[str] = (),
     seeds: str | None = None,
     seed: int | None = None,
+    *,
+    trust: bool = False,
 ) -> TrainConfig:
-    """A configuration from a TOML file (or the defaults), with what the command line says put on top."""
+    """A configuration from a TOML file (or the defaults), with what the command line says put on top.
+
+    A function of the user's own as the net must be named on the command line; a file may name one only with ``trust``.
+    """
+    in_file = None if path is None else TrainConfig.from_toml(path, trust=True)
     tree: dict[str, Any]
-    tree = TrainConfig.from_toml(path).to_dict() if path is not None else {k: dict(v) for k, v in DEFAULTS.items()}
+    tree = in_file.to_dict() if in_file is not None else {k: dict(v) for k, v in DEFAULTS.items()}
     for flag in FLAGS:
         value = flags.get(flag.parameter)
         if value is not None:
@@ -133,7 +139,10 @@ def read_config(
         tree.setdefault("sweep", {})[key] = value
     if seeds is not None or seed is not None:
         tree["seeds"] = parse_seeds(seeds, seed)
-    return TrainConfig.from_dict(tree)
+    config = TrainConfig.from_dict(tree)
+    if in_file is not None and not trust:
+        config.check_trusted(str(path), (config.factories() - in_file.factories()) | {str(flags.get("model"))})
+    return config
 
 
 def parse_seeds(seeds: str | None, seed: int | None = None) -> list[int]:

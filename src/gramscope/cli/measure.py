@@ -52,6 +52,9 @@ def command(
     per_seed: Annotated[
         bool, typer.Option("--per-seed", help="One table a seed instead of mean ± standard deviation over seeds.")
     ] = False,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Let the run's configuration name a function of your own as the net.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, one table a run.")] = False,
 ) -> None:
     """Measure every layer of trained nets: ours from a run directory, or your own.
@@ -77,7 +80,7 @@ def command(
             raise InputError(f"{run} is measured as its own configuration says: leave out {', '.join(given)}")
         from gramscope.training.layer_measures import measure_runs
 
-        found = list(measure_runs(run, table, part=part, every=every, device=device))
+        found = list(measure_runs(run, table, part=part, every=every, device=device, trust=trust))
     elif model is not None and data is not None:
         if every:
             raise InputError("--all chooses checkpoints of a run; your own net has the weights of --weights")

@@ -29,6 +29,9 @@ def command(
     set_: Annotated[
         list[str], typer.Option("--set", help="Any other key: data.seed=3. Can be repeated.", show_default=False)
     ] = [],  # noqa: B006
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Let the file or the run name a function of your own as the net.")
+    ] = False,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print the configuration as TOML and stop.")
     ] = False,
@@ -60,9 +63,9 @@ def command(
             raise InputError("--resume: name the run directory, such as: gramscope train --resume runs/x")
         from gramscope.training.train import resume_run
 
-        trained = resume_run(out, reporter=TerminalReporter())
+        trained = resume_run(out, reporter=TerminalReporter(), trust=trust)
     else:
-        chosen = read_config(config, flags, set_, sweep, seeds, seed)
+        chosen = read_config(config, flags, set_, sweep, seeds, seed, trust=trust or print_config)
         if print_config:
             typer.echo(chosen.to_toml(), nl=False)
             return

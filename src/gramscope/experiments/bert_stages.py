@@ -149,11 +149,11 @@ class FineTuning:
 
     def complete(self, root: RunDirectory) -> bool:
         """Whether its last record is there."""
-        return RunDirectory(root.path / self.name).status() == "finished"
+        return root.member(self.name).status() == "finished"
 
     def run(self, root: RunDirectory, reporter: Reporter) -> None:
         """Fine-tune, measuring after every epoch; a checkpoint per epoch."""
-        directory = RunDirectory(root.path / self.name)
+        directory = root.member(self.name)
         if not directory.exists():
             RunDirectory.create(directory.path, {"part": self.name})
         with directory.lock:
@@ -206,7 +206,7 @@ class FineTuning:
             return load_encoder(self.settings.model, trained=trained, seed=self.seed)
         encoder = _small(self.settings, vocabulary, self.seed)
         if trained:
-            weights = RunDirectory(root.path / _pretraining(self.seed)).load_artefact("encoder")
+            weights = root.member(_pretraining(self.seed)).load_artefact("encoder")
             encoder.load_state_dict(weights, strict=False)  # the pooler is not part of masked-token training
         return encoder
 

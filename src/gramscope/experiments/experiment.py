@@ -102,7 +102,7 @@ class Results(Generic[S]):
 
     def artefact(self, part: str, name: str) -> dict[str, Tensor]:
         """Matrices a part stored."""
-        return RunDirectory(self.directory.path / part).load_artefact(name)
+        return self.directory.member(part).load_artefact(name)
 
 
 @dataclass(frozen=True)

@@ -131,4 +131,4 @@ class Training:
 
 
 def _directory(root: RunDirectory, part: str) -> RunDirectory:
-    return RunDirectory(root.path / part)
+    return root.member(part)

@@ -55,7 +55,7 @@ def _config(settings: Settings, options: Options, data: str) -> TrainConfig:
 # -- reading the diagonals ----------------------------------------------------------------------------------------
 def _runs(results: Results[Settings], data: str) -> list[RunDirectory]:
     """The run of every seed."""
-    return list(RunDirectory(results.directory.path / part_name("sgd", data)).runs())
+    return list(results.directory.member(part_name("sgd", data)).runs())
 
 
 def _diagonals(run: RunDirectory, snapshot: int = -1) -> dict[str, Tensor]:

@@ -26,7 +26,7 @@ from gramscope.errors import GramscopeError, InputError
 from gramscope.report.loaded_runs import read_runs
 from gramscope.report.page import Content, render_page, render_update, require_extra
 from gramscope.report.write import report_content
-from gramscope.runs.directory import ARTEFACTS, RECORDS, RunDirectory
+from gramscope.runs.directory import RunDirectory
 from gramscope.runs.files import to_json
 
 #: least milliseconds between two requests of the page
@@ -60,8 +60,8 @@ class LiveReport:
         for path in self._paths:
             root = RunDirectory(path)
             for run in (root, *root.runs()):
-                files = [run.path / RECORDS, *sorted((run.path / ARTEFACTS).glob("*"))]
-                parts += [f"{run.path}:{run.lock.held_by_other()}", *(f"{file}:{_size(file)}" for file in files)]
+                sizes = (f"{file}:{_size(file)}" for file in run.growing_files())
+                parts += [f"{run.path}:{run.lock.held_by_other()}", *sizes]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
     def page(self) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import warnings
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gramscope.report.palette import DIVERGING, MATPLOTLIB_DASHES, MATPLOTLIB_MARKERS, SEQUENTIAL, colour, dash, marker
 from gramscope.report.panel import HeatMap, Line, LinePlot, Panel, Plot, View
 from gramscope.report.plotly_figures import log_ends, log_ticks, tick_positions
+from gramscope.runs.files import write_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,9 +47,16 @@ def save_panel(panel: Panel, folder: Path, prefix: str) -> list[Path]:
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # a user's names, in any script
         figure = draw_panel(panel)
         for path in paths:
-            figure.savefig(path, dpi=DPI)
+            write_figure(path, figure)
             figure.set_layout_engine("none")  # keep the layout for the next format
     return paths
+
+
+def write_figure(path: Path, figure: Figure) -> None:
+    """Write a figure in the format of the path's ending; it replaces what is there, also a link."""
+    content = io.BytesIO()
+    figure.savefig(content, dpi=DPI, format=path.suffix[1:])
+    write_file(path, content.getvalue())
 
 
 def draw_panel(panel: Panel) -> Figure:

@@ -22,7 +22,8 @@ from gramscope.report.tables import (
     runs_table,
     with_spread,
 )
-from gramscope.runs.directory import FIGURES, RunDirectory
+from gramscope.runs.directory import RunDirectory
+from gramscope.runs.files import read_file
 
 #: static figures of the report itself start with this; other pictures in a run's folder are shown
 OWN_FIGURE = "panel-"
@@ -179,12 +180,12 @@ def _pictures(runs: Runs) -> dict[str, str]:
     """Figures that an experiment wrote into the runs' folders, name -> data address."""
     found, left = {}, PICTURE_BYTES
     for root in runs.roots:
-        for path in sorted((root.path / FIGURES).glob("*.png")):
-            if path.name.startswith(OWN_FIGURE) or not path.is_file() or not is_inside(path, root.path):
+        for path in root.figures(".png"):
+            if path.name.startswith(OWN_FIGURE):
                 continue
             size = path.stat().st_size
             if size > left:
                 continue
             left -= size
-            found[path.stem] = "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
+            found[path.stem] = "data:image/png;base64," + base64.b64encode(read_file(path, size)).decode()
     return found

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -198,15 +198,34 @@ class TrainConfig(Table):
         kept = {key: value for key, value in old.items() if now[key] == known[key].default and then[key] == value}
         return self.with_values({f"method.{key}": value for key, value in kept.items()})
 
+    def factories(self) -> set[str]:
+        """The functions ``package.module:function`` that are named as nets; using one runs its code."""
+        names = (self.model.name, *self.sweep.get("model.name", ()))
+        return {name for name in names if isinstance(name, str) and ":" in name}
+
+    def check_trusted(self, where: Path | str, allowed: Collection[str] = ()) -> None:
+        """Raise unless every function that is named as a net is among the ``allowed`` ones.
+
+        A configuration in a file may come from somebody else, and must not run code.
+        """
+        for name in sorted(self.factories() - set(allowed)):
+            raise InputError(
+                f"{where} names the function {name!r} as its net, and calling it runs code; if you trust the file, allow "
+                f"it with --trust, or name the function yourself with --model {name}"
+            )
+
     @classmethod
-    def from_toml(cls, path: Path | str) -> TrainConfig:
-        """Read a TOML file."""
+    def from_toml(cls, path: Path | str, *, trust: bool = False) -> TrainConfig:
+        """Read a TOML file; only with ``trust`` may it name a function of your own as the net."""
         try:
             with Path(path).open("rb") as file:
                 content = file.read(MOST_TEXT)
         except OSError as error:
             raise InputError(f"cannot read {path}: {error}") from error
-        return cls.from_dict(parse_toml(Path(path), content))
+        config = cls.from_dict(parse_toml(Path(path), content))
+        if not trust:
+            config.check_trusted(path)
+        return config
 
     def to_toml(self) -> str:
         """The configuration as TOML text."""

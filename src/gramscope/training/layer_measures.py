@@ -23,7 +23,7 @@ from gramscope.training.compatibility import check_fit, fit_inputs, loss_and_dat
 from gramscope.training.config import TrainConfig
 from gramscope.training.config_tables import DataTable, MeasureTable, ModelTable
 from gramscope.training.job import Job, load_data, prepare, probe, resolve_device
-from gramscope.training.model_factory import build_model
+from gramscope.training.model_factory import build_model, load_state
 from gramscope.training.sample_losses import SampleLoss, joined_loss, measured_output
 
 Batches = list[tuple[Tensor, Tensor]]
@@ -97,7 +97,13 @@ class Measured:
 
 
 def measure_runs(
-    path: Path | str, table: MeasureTable, *, part: str = "train", every: bool = False, device: str = "auto"
+    path: Path | str,
+    table: MeasureTable,
+    *,
+    part: str = "train",
+    every: bool = False,
+    device: str = "auto",
+    trust: bool = False,
 ) -> Iterator[Measured]:
     """Measure what is in a run directory: each member's newest checkpoint, or with ``every`` all of them in order.
 
@@ -107,10 +113,13 @@ def measure_runs(
         part: on which samples: ``train``, ``validation`` or ``test``.
         every: all checkpoints instead of the newest.
         device: where to compute.
+        trust: let the stored configuration name a function ``package.module:function`` as the net.
     """
     root, only = RunDirectory.locate(path)
     for run in root.runs():
         config = TrainConfig.from_stored({**run.config, "device": device})
+        if not trust:
+            config.check_trusted(run.path)
         steps = [only] if only is not None else run.checkpoint_steps() if every else run.checkpoint_steps()[-1:]
         if not steps:
             raise InputError(f"{run.path} has no checkpoint yet")
@@ -118,7 +127,7 @@ def measure_runs(
         initial = copy.deepcopy(job.model)
         batches = probe(*choose_part(job.data, part), table.samples, table.batch_size)
         for step in steps:
-            job.model.load_state_dict(dict(run.load_checkpoint(step).model))
+            load_state(job.model, run.load_checkpoint(step).model, run.path)
             found = measure_net(job.model, batches, job.loss, table, initial)
             name = run.path.relative_to(root.path).as_posix() if run.path != root.path else run.name
             yield Measured(name, step, step / job.plan.steps_per_epoch, found)
@@ -164,10 +173,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
     if not path.is_file():
         raise InputError(f"{path} is not a file; give weights as .safetensors or .pt")
     state = read_tensors(path) if path.suffix == ".safetensors" else _read_torch_file(path)
-    try:
-        model.load_state_dict(state)
-    except (RuntimeError, TypeError, AttributeError) as error:
-        raise InputError(f"{path} does not fit {type(model).__name__}: {error}") from error
+    load_state(model, state, path)
 
 
 def _read_torch_file(path: Path) -> Any:

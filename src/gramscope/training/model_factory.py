@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Callable
+import typing
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,14 @@ def build_model(table: ModelTable, seed: int, input_shape: tuple[int, ...], outp
         return build(table.name, input_shape, outputs, generator=generator(seed, "weights"), **options)
 
 
+def load_state(model: nn.Module, state: Mapping[str, Any], where: Path) -> None:
+    """Give a net stored weights, with an error that names the file or run they come from."""
+    try:
+        model.load_state_dict(dict(state))
+    except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"{where} does not fit {type(model).__name__}: {error}") from error
+
+
 def load_factory(path: str) -> Callable[..., Any]:
     """The function named ``package.module:function``; modules in the working directory are found too."""
     module_name, _, attribute = path.partition(":")
@@ -52,7 +61,22 @@ def load_factory(path: str) -> Callable[..., Any]:
     function = getattr(found, attribute, None)
     if not callable(function):
         raise InputError(f"{path!r}: module {module_name} has no function {attribute!r}")
+    if not _may_return_module(function):
+        raise InputError(f"{path!r} does not return a torch module; give a function that does, or a class of modules")
     return function  # type: ignore[no-any-return]
+
+
+def _may_return_module(function: Callable[..., Any]) -> bool:
+    """Whether a call may give a module, as far as can be told without one: ``os:system`` is not called to find out."""
+    if inspect.isbuiltin(function):
+        return False
+    if inspect.isclass(function):
+        return issubclass(function, nn.Module)
+    try:
+        returned = typing.get_type_hints(function).get("return", nn.Module)
+    except (TypeError, NameError, AttributeError):  # no hints, or hints that cannot be looked up
+        return True
+    return not inspect.isclass(returned) or issubclass(returned, nn.Module) or issubclass(nn.Module, returned)
 
 
 def _check_arguments(table: ModelTable, factory: Callable[..., Any]) -> None:

@@ -87,7 +87,8 @@ def run_in_processes(tasks: Sequence[MemberTask], reporter: Reporter) -> None:
     if failure:
         raise GramscopeError(failure)
     if stop.asked:
-        raise Interrupted(f"stopped and saved; continue with: gramscope train --resume {tasks[0].path.parent}")
+        trust = " --trust" if tasks[0].config.factories() else ""
+        raise Interrupted(f"stopped and saved; continue with: gramscope train --resume {tasks[0].path.parent}{trust}")
 
 
 def _receive(connection: Connection, process: SpawnProcess, name: str) -> tuple[str, Any]:

@@ -16,6 +16,7 @@ from gramscope.training.interrupt import Interrupted
 from gramscope.training.job import Job, prepare
 from gramscope.training.layer_measures import LayerMeasures
 from gramscope.training.loop import Loop, Measure, Outcome
+from gramscope.training.model_factory import load_state
 from gramscope.training.processes import MemberTask, run_in_processes
 from gramscope.training.reporter import Reporter
 from gramscope.training.sample_losses import SampleLoss
@@ -99,9 +100,14 @@ def train(
     return Trained(trained, execution, None if out is None else Path(out))
 
 
-def resume_run(path: Path | str, *, reporter: Reporter | None = None) -> Trained:
-    """Continue a stopped run from its newest checkpoint with the configuration stored there."""
+def resume_run(path: Path | str, *, reporter: Reporter | None = None, trust: bool = False) -> Trained:
+    """Continue a stopped run from its newest checkpoint with the configuration stored there.
+
+    Only with ``trust`` may that configuration name a function ``package.module:function`` as the net.
+    """
     config = TrainConfig.from_stored(RunDirectory.open(path).config)
+    if not trust:
+        config.check_trusted(path)
     return train(config, path, resume=True, reporter=reporter)
 
 
@@ -143,20 +149,22 @@ def _run(
             reporter.note(note)
         outcome = loop.run()
     if not outcome.finished:
-        raise Interrupted(_how_to_resume(outcome, runs, root))
+        raise Interrupted(_how_to_resume(outcome, config, runs, root))
     return {
         job.name: Member(job.name, job.config, model, records)
         for job, model, records in zip(engine.jobs, engine.models(), loop.records, strict=True)
     }
 
 
-def _how_to_resume(outcome: Outcome, runs: list[RunDirectory] | None, root: RunDirectory | None) -> str:
+def _how_to_resume(
+    outcome: Outcome, config: TrainConfig, runs: list[RunDirectory] | None, root: RunDirectory | None
+) -> str:
     if not runs:
         return f"stopped after step {outcome.step}; nothing was saved because no run directory was given"
-    path = shlex.quote(str((root or runs[0]).path))
+    path = shlex.quote(str((root or runs[0]).path)) + (" --trust" if config.factories() else "")
     return f"stopped after step {outcome.step} and saved; continue with: gramscope train --resume {path}"
 
 
 def _from_disk(job: Job, run: RunDirectory) -> Member:
-    job.model.load_state_dict(dict(run.load_checkpoint().model))
+    load_state(job.model, run.load_checkpoint().model, run.path)
     return Member(job.name, job.config, job.model, run.records())
