@@ -60,7 +60,7 @@ def test_code_in_a_batch_is_refused(tmp_path: Path, protocol: int) -> None:
 def test_damaged_batches_are_explained(tmp_path: Path) -> None:
     path = tmp_path / "data_batch_1"
     good = cifar_pickle(*random_images(2, (3072,), 2)[:1], labels=np.arange(2))
-    for content in (good[:-50], good[:20], b"", b"<html>no such page</html>", b"]."):
+    for content in (good[:-50], good[:20], b"", b"<html>no such page</html>", b"].", rb"S'\q'" + b"\n."):
         path.write_bytes(content)
         with pytest.raises(InputError, match="data_batch_1"):
             read_batch(path)

@@ -22,7 +22,7 @@ from gramscope.runs import files
 from gramscope.runs.checkpoints import read_checkpoint
 from gramscope.runs.directory import RunDirectory
 from gramscope.runs.records import read_records
-from gramscope.training import train as training
+from gramscope.training import start
 from gramscope.training.config import TrainConfig
 from gramscope.training.reporter import Reporter
 from gramscope.training.train import train
@@ -125,7 +125,7 @@ def data() -> DataSet:
 
 @pytest.fixture(autouse=True)
 def known_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "describe_environment", lambda device: {"torch": "2", "device": device})
+    monkeypatch.setattr(start, "describe_environment", lambda device: {"torch": "2", "device": device})
 
 
 def configuration(seeds: list[int]) -> TrainConfig:

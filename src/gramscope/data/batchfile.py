@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import pickletools
 import struct
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,7 +86,9 @@ _MARK = object()
 def read_batch(path: Path) -> dict[str, Any]:
     """The dict in a CIFAR batch file; byte-string keys become text."""
     try:
-        content = _run(path.read_bytes())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of unknown escapes in texts
+            content = _run(path.read_bytes())
     except _Refused as refusal:
         raise InputError(
             f"{path} is not a CIFAR batch: it asks for {refusal}, which is not read; use the binary version of the data"
