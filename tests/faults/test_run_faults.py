@@ -24,6 +24,7 @@ from gramscope.runs.directory import RunDirectory
 from gramscope.runs.records import read_records
 from gramscope.training import start
 from gramscope.training.config import TrainConfig
+from gramscope.training.loop import Loop
 from gramscope.training.reporter import Reporter
 from gramscope.training.train import train
 
@@ -210,6 +211,22 @@ def test_every_file_operation_may_fail(
     print(f"{kind}: {len(counter.calls)} operations, {tried} faults")
     assert wrong == []
     assert tried >= 150
+
+
+def test_checkpoints_beyond_the_resumed_step_do_not_push_out_good_ones(
+    tmp_path: Path, data: DataSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configuration([0, 1]).with_values({"keep": 2, "execution": "vectorised"})
+    train(config, tmp_path / "run", data=data)
+    one, other = RunDirectory(tmp_path / "run").members()
+    first, last = one.checkpoint_steps()
+    for run in (one, other):  # stopped after one of two members had saved
+        run.rewind_records({"lines": len(run.records()) - 1, "bytes": 0})
+    files.remove(other.path / "checkpoints" / f"step-{last:09d}")
+    monkeypatch.setattr(Loop, "run", lambda loop: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "run", data=data, resume=True)
+    assert one.checkpoint_steps() == other.checkpoint_steps() == [first]
 
 
 def test_a_damaged_checkpoint_is_announced_and_made_again(tmp_path: Path, data: DataSet) -> None:

@@ -83,6 +83,9 @@ def test_positions_of_earlier_versions_are_bytes_that_must_end_a_record(tmp_path
     for wrong in (30, 5, 11):
         with pytest.raises(InputError, match=f"no record that ends at byte {wrong}"):
             truncate_records(path, wrong)
+    for wrong in (None, -1, {}, {"lines": "1"}):
+        with pytest.raises(InputError, match="does not say how many records"):
+            truncate_records(path, wrong)
     truncate_records(path, 12)
     assert read_records(path) == [{"step": 1}]
     truncate_records(path, 0)

@@ -232,12 +232,11 @@ class FineTuning:
 
     def _resume(self, directory: RunDirectory, model: nn.Module, trainer: Trainer) -> int:
         """Epochs already done."""
-        steps = directory.checkpoint_steps()
-        if not steps:
-            directory.rewind_records(0)
+        if not directory.checkpoint_steps():
+            directory.rewind(None)
             return 0
         found = directory.load_checkpoint()
-        directory.rewind_records(found.state["records"])
+        directory.rewind(found)
         model.load_state_dict(dict(found.model))
         trainer.load_state(unpack(found.tensors, found.state["training"]))
-        return steps[-1]
+        return found.step

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,13 +76,15 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
 
 
 def prune_checkpoints(folder: Path, keep: int) -> None:
-    """Remove all checkpoints but the newest ``keep``; nothing else in the folder is touched.
-
-    A checkpoint is renamed first, so that a crash never leaves a part of one under its name.
-    """
+    """Remove all checkpoints but the newest ``keep``; nothing else in the folder is touched."""
     steps = checkpoint_steps(folder)
+    remove_checkpoints(folder, steps[: len(steps) - keep])
+
+
+def remove_checkpoints(folder: Path, steps: Iterable[int]) -> None:
+    """Remove checkpoints. Each is renamed first, so that a crash never leaves a part of one under its name."""
     with files.explained(str(folder)):
-        for step in steps[: len(steps) - keep]:
+        for step in steps:
             path = checkpoint_path(folder, step)
             doomed = path.with_name(f"{files.TEMPORARY}{path.name}")
             files.remove(doomed)

@@ -33,6 +33,7 @@ from gramscope.runs.checkpoints import (
     prune_checkpoints,
     read_checkpoint,
     read_tensors,
+    remove_checkpoints,
     write_checkpoint,
 )
 from gramscope.runs.files import from_json, from_toml, inside, is_file, is_folder, names_in, to_json, write_file
@@ -277,7 +278,7 @@ class RunDirectory:
         """The end of the records, flushed to disk: a checkpoint stores it, :meth:`rewind_records` goes back to it."""
         return self._records.position()
 
-    def rewind_records(self, position: Mapping[str, int] | int) -> None:
+    def rewind_records(self, position: Any) -> None:
         """Forget the records written after a checkpoint."""
         self.close()
         truncate_records(self._at(RECORDS), position)
@@ -307,6 +308,12 @@ class RunDirectory:
         """Remove all checkpoints but the newest ``keep`` (0 keeps all)."""
         if keep > 0:
             prune_checkpoints(self._at(CHECKPOINTS), keep)
+
+    def rewind(self, checkpoint: Checkpoint | None) -> None:
+        """Go back to a checkpoint, or to the start: forget the records and the checkpoints after it."""
+        last = -1 if checkpoint is None else checkpoint.step
+        remove_checkpoints(self._at(CHECKPOINTS), [step for step in self.checkpoint_steps() if step > last])
+        self.rewind_records(0 if checkpoint is None else checkpoint.state.get("records"))
 
     def load_checkpoint(self, step: int | None = None) -> Checkpoint:
         """Read the checkpoint at ``step``, by default the newest that is intact; damaged ones are announced."""

@@ -92,12 +92,15 @@ def _read(path: Path) -> Iterator[tuple[Record, int]]:
         yield record, end
 
 
-def truncate_records(path: Path, position: Mapping[str, int] | int) -> None:
+def truncate_records(path: Path, position: Any) -> None:
     """Cut a record file back to a :meth:`RecordWriter.position`, the end it had at a checkpoint.
 
     Lines are counted, not bytes, so that a file an editor changed (blank lines, other line ends) keeps its records.
     Checkpoints of earlier versions know the bytes alone: their cut must be where a line ends.
     """
+    lines = position.get("lines") if isinstance(position, dict) else position
+    if not isinstance(lines, int) or lines < 0:
+        raise InputError(f"the checkpoint does not say how many records of {path} belong to it; remove the checkpoint")
     if isinstance(position, int):
         end = position
         if end not in (0, *(end for _, end in _read(path))):
@@ -106,7 +109,7 @@ def truncate_records(path: Path, position: Mapping[str, int] | int) -> None:
                 "or the file was edited; restore it"
             )
     else:
-        ends, lines = [0, *(end for _, end in _read(path))], position["lines"]
+        ends = [0, *(end for _, end in _read(path))]
         if len(ends) <= lines:
             raise InputError(
                 f"{path} has {len(ends) - 1} records but its checkpoint was written after {lines}; records are missing"

@@ -120,17 +120,18 @@ def measure_runs(
         config = TrainConfig.from_stored({**run.config, "device": device})
         if not trust:
             config.check_trusted(run.path)
-        steps = [only] if only is not None else run.checkpoint_steps() if every else run.checkpoint_steps()[-1:]
-        if not steps:
+        if not run.checkpoint_steps():
             raise InputError(f"{run.path} has no checkpoint yet")
+        steps: list[int | None] = [*run.checkpoint_steps()] if every and only is None else [only]
         job = prepare(config)
         initial = copy.deepcopy(job.model)
         batches = probe(*choose_part(job.data, part), table.samples, table.batch_size)
         for step in steps:
-            load_state(job.model, run.load_checkpoint(step).model, run.path)
+            checkpoint = run.load_checkpoint(step)  # without a step the newest
+            load_state(job.model, checkpoint.model, run.path)
             found = measure_net(job.model, batches, job.loss, table, initial)
             name = run.path.relative_to(root.path).as_posix() if run.path != root.path else run.name
-            yield Measured(name, step, step / job.plan.steps_per_epoch, found)
+            yield Measured(name, checkpoint.step, checkpoint.step / job.plan.steps_per_epoch, found)
 
 
 def measure_own(

@@ -226,7 +226,7 @@ class Loop:
         common = set.intersection(*(set(run.checkpoint_steps()) for run in self.runs))
         if not common:
             for run in self.runs:
-                run.rewind_records(0)
+                run.rewind(None)
             return 0
         checkpoints = newest_intact(self.runs, common)
         try:
@@ -240,7 +240,7 @@ class Loop:
                 "restore both, or start again with --force"
             ) from error
         for index, (run, checkpoint) in enumerate(zip(self.runs, checkpoints, strict=True)):
-            run.rewind_records(checkpoint.state["records"])
+            run.rewind(checkpoint)
             self.records[index] = run.records()
         return self._progress.step
 
