@@ -181,8 +181,8 @@ class RunDirectory:
             yield from (path for path in self._files_in(folder) if pattern.fullmatch(path.name))
 
     def _files_in(self, folder: str, ending: str = "") -> list[Path]:
-        """Regular files in one of our folders."""
-        place = self._at(folder)
+        """Regular files in one of our folders; none where a link is in its place."""
+        place = self.path / folder
         return [place / name for name in names_in(place) if name.endswith(ending) and is_file(place / name)]
 
     def _listed_files(self) -> list[str]:
@@ -357,7 +357,7 @@ class RunDirectory:
 
     def growing_files(self) -> list[Path]:
         """The files that change while a run goes on: records and artefacts."""
-        return [self._at(RECORDS), *self._files_in(ARTEFACTS)]
+        return [self.path / RECORDS, *self._files_in(ARTEFACTS)]
 
     # -- status ---------------------------------------------------------------------------------------------------
     def status(self) -> str:
