@@ -110,11 +110,12 @@ def test_every_column_equals_the_dense_formula(name: str) -> None:
 def test_a_measure_alone_has_all_it_needs(name: str) -> None:
     model, _, _ = BY_NAME["mlp"].make()
     x, y = normal(60, 5), torch.arange(60) % 3
-    options = {"reference": twin_of(model), "held_out": (x[:30] + 0.1, y[:30]), "ridge": 0.5}
+    options = {"reference": twin_of(model), "held_out": (x[:30] + 0.1, y[:30]), "ridge": 0.5, "weight_decay": 0.1}
     alone = gs.measure(model, (x, y), nn.CrossEntropyLoss(), measures=name, **options)
     together = gs.measure(model, (x, y), nn.CrossEntropyLoss(), measures="all", **options)
     assert alone.column(name) == pytest.approx(together.column(name))
-    assert any(value is not None for value in alone.column(name).values())
+    elsewhere = name.startswith("nrc") or name == "weight_exponent"  # of real targets, of ten eigenvalues
+    assert elsewhere or any(value is not None for value in alone.column(name).values())
 
 
 def test_held_out_linearity_matches_a_fit_on_arrays() -> None:

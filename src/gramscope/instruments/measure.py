@@ -37,6 +37,7 @@ def measure(
     ridge: float = 0.0,
     intercept: bool = False,
     center: bool = False,
+    weight_decay: float | None = None,
     **collecting: Any,
 ) -> Table:
     """Measure every layer of ``model`` on the data of ``loader``.
@@ -53,7 +54,8 @@ def measure(
         gamma: learning rate of a step on the mean loss, for the measures of a step.
         ridge: λ of target linearity.
         intercept: fit target linearity with an intercept.
-        center: Pearson instead of cosine in the NFA correlations.
+        center: Pearson instead of cosine in the correlations of the NFA and of the canonical representation.
+        weight_decay: λ of the training, for ``fact_residual``; that of ``torch.optim.SGD``.
         **collecting: further options of :func:`gramscope.collect` (``tokens``, ``outputs``, ``reduction``, ``targets``,
             ``ignore_index``, ``sketch``, …).
 
@@ -92,7 +94,17 @@ def measure(
     }
     again["ignore_index"] = statistics.options["ignore_index"]
     nearest_mean = partial(nearest_mean_agreement, model=model, loader=loader, **again)
-    context = Context(statistics, gamma, ridge, intercept, center, weights, others, nearest_mean=nearest_mean)
+    context = Context(
+        statistics,
+        gamma,
+        ridge,
+        intercept,
+        center,
+        weights,
+        others,
+        nearest_mean=nearest_mean,
+        weight_decay=weight_decay,
+    )
     return table_of(statistics, names, context)
 
 

@@ -21,6 +21,7 @@ from gramscope.linalg.moments import Moments
 from gramscope.linalg.psd import frobenius
 from gramscope.measures.alignment import Kind, corrupted, cosine, double_centered_ratio, nfa
 from gramscope.measures.fit import coded_alike, held_out_from_moments
+from gramscope.measures.further_columns import FURTHER, FURTHER_OF_FEATURES
 from gramscope.measures.gram import fle_residual
 from gramscope.measures.linearity import surrogate_from_moments, target_linearity_from_moments
 from gramscope.measures.neural_collapse import neural_collapse_from_moments
@@ -47,6 +48,7 @@ class Context:
     held_out: Statistics | None = None
     corruption_seed: int = 0
     nearest_mean: Callable[[LayerStatistics], float] | None = None
+    weight_decay: float | None = None
 
     @cached_property
     def last(self) -> str:
@@ -299,11 +301,13 @@ MEASURES: dict[str, Measure] = {
     "surrogate_change_predicted": _measure(
         _surrogate_change_predicted, "loss features targets residuals", "2γ ⟨Yᵀf, YᵀH HᵀE⟩ ([Gram] Theorem 3)"
     ),
+    **{name: _measure(*entry) for name, entry in FURTHER.items()},
 }  # fmt: skip
 
 #: measures of features alone, which the output of any module has
 OF_FEATURES = frozenset({
     "target_linearity", "surrogate", "surrogate_normalized", "feature_rank", "nc1", "nc2_equinorm", "nc2_equiangular",
+    *FURTHER_OF_FEATURES,
 })  # fmt: skip
 
 #: cheap, and defined for any supervised network; used when no measures are named

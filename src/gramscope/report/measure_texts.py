@@ -96,6 +96,31 @@ MEASURES: dict[str, MeasureText] = {
     "nc2_simplex": MeasureText("NC2, distance from a simplex", "mean |cos + 1/(C−1)|"),
     "nc3": MeasureText("NC3, readout against class means", "‖W/‖W‖ − M/‖M‖‖² of readout and class means"),
     "nc4": MeasureText("NC4, nearest-mean agreement", "share of samples where readout and nearest class mean agree"),
+    "fact": MeasureText("FACT", "ρ(WᵀW, −WᵀD)"),
+    "fact_residual": MeasureText("FACT, residual", "‖WᵀW + WᵀD/(nλ)‖ / ‖WᵀW‖"),
+    "crh_inputs_rg": MeasureText("Inputs against gradients", "ρ(HᵀH, WᵀΣW)"),
+    "crh_inputs_rw": MeasureText("Inputs against weights", "ρ(HᵀH, WᵀW)"),
+    "crh_inputs_gw": MeasureText("Gradients against weights, at the inputs", "ρ(WᵀΣW, WᵀW)"),
+    "crh_outputs_rg": MeasureText("Outputs against gradients", "ρ(WHᵀHWᵀ, Σ)"),
+    "crh_outputs_rw": MeasureText("Outputs against weights", "ρ(WHᵀHWᵀ, WWᵀ)"),
+    "crh_outputs_gw": MeasureText("Gradients against weights, at the outputs", "ρ(Σ, WWᵀ)"),
+    "log_alignment": MeasureText("Log-alignment ratio", "1 + ½ log_d[tr(WCWᵀ) / (‖W‖_F² tr C)], C = HᵀH/n"),
+    "spectral_weight": MeasureText("Spectral size of W", "‖W‖₂ / √(k/d)"),
+    "spectral_change": MeasureText("Spectral size of the change", "‖W − W₀‖₂ / √(k/d)"),
+    "gradient_nuclear_rank": MeasureText("Nuclear rank of the gradient", "‖D‖_*² / ‖D‖_F²"),
+    "input_stable_rank": MeasureText("Stable rank of the inputs", "‖H‖_F² / ‖H‖₂²"),
+    "nfa_depth": MeasureText("NFA, power 1/L", "ρ(WᵀW, (WᵀKW)^(1/L)), L layers from this one to the output"),
+    "nfa_fitted": MeasureText("NFA, fitted power", "max_p ρ(WᵀW, (WᵀKW)^p)"),
+    "nfa_power": MeasureText("Power of the NFA", "the p of nfa_fitted"),
+    "rankme": MeasureText("RankMe", "exp(−Σ p log p), p = s/Σs + 1e-7 over the singular values of H"),
+    "alpha_req": MeasureText("α-ReQ", "α of λ_i ∝ i^(−α), eigenvalues of the centred features' covariance"),
+    "weight_exponent": MeasureText(
+        "Power-law exponent of W", "α of the density λ^(−α) in the tail of WᵀW's eigenvalues"
+    ),
+    "kernel_target_alignment": MeasureText("Kernel–target alignment", "⟨HHᵀ, YYᵀ⟩ / (‖HHᵀ‖ ‖YYᵀ‖), uncentred"),
+    "nrc1": MeasureText("NRC1", "share of H's variance outside its c leading principal directions"),
+    "nrc2": MeasureText("NRC2", "share of H's variance outside the row space of W"),
+    "nrc3": MeasureText("NRC3", "min_γ ‖WWᵀ/‖WWᵀ‖ − A/‖A‖‖², A = Σ_Y^½ − γ^½ I, at the readout"),
 }
 
 GROUPS: tuple[Group, ...] = (

@@ -1,0 +1,176 @@
+"""Columns from later work on feature learning, beside those of the three papers; shown when named or with ``"all"``.
+
+Each entry is ``(function of context and layer, what must have been collected, formula)``, as in
+:mod:`gramscope.measures.columns`, which adds them to its table. Functions raise :class:`InputError` where there is no answer.
+Rows of H are feature rows as ``tokens=`` chose them (by default the mean over a sample's sites), while D and Σ sum over
+all sites.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
+
+from torch import Tensor
+
+from gramscope.errors import InputError
+from gramscope.linalg.arrays import to_double
+from gramscope.linalg.moments import Moments
+from gramscope.measures.ansatz_power import fitted_power, power_alignment
+from gramscope.measures.canonical_representation import Pair, Side, canonical_alignment
+from gramscope.measures.fact import fact_alignment, fact_residual
+from gramscope.measures.kernel_target import kernel_target_alignment
+from gramscope.measures.power_law import weight_exponent
+from gramscope.measures.regression_collapse import nrc1, nrc2, nrc3
+from gramscope.measures.representation_rank import alpha_req, rankme
+from gramscope.measures.spectral_scale import log_alignment_ratio, nuclear_rank, spectral_ratio, stable_rank_of_gram
+from gramscope.statistics.layer import FeatureStatistics, LayerStatistics
+
+if TYPE_CHECKING:
+    from gramscope.measures.columns import Context
+
+Column: TypeAlias = "Callable[[Context, LayerStatistics], Tensor | float]"
+
+
+# --- what the columns read --------------------------------------------------------------------------------------------
+
+
+def _features(layer: LayerStatistics) -> FeatureStatistics:
+    if layer.features is None:
+        raise InputError("no feature rows could be paired with targets here")
+    return layer.features
+
+
+def _moments(layer: LayerStatistics) -> Moments:
+    joint = _features(layer).joint
+    if joint.C_hh is None:
+        raise InputError(f"HᵀH was not collected: d = {joint.mean_h.shape[-1]} is large; ask with gram=True")
+    return joint
+
+
+def _input_gram(layer: LayerStatistics) -> Tensor:
+    """``HᵀH [d, d]``, and for grouped layers its diagonal blocks ``[groups, d, d]``."""
+    gram = _moments(layer).HtH
+    if layer.weight.dim() < 3:
+        return gram
+    groups, d = layer.weight.shape[0], layer.weight.shape[-1]
+    return gram.reshape(groups, d, groups, d).diagonal(dim1=0, dim2=2).movedim(-1, 0)
+
+
+def _weight_change(context: Context, layer: LayerStatistics) -> Tensor:
+    if layer.name not in context.reference_weights:
+        raise InputError("no reference network was given")
+    return to_double(layer.weight) - context.reference_weights[layer.name]
+
+
+# --- weights and gradients --------------------------------------------------------------------------------------------
+
+
+def _fact_residual(context: Context, layer: LayerStatistics) -> Tensor | float:
+    if context.weight_decay is None:
+        raise InputError("pass weight_decay=, the λ that training used")
+    return fact_residual(layer.weight, layer.gradient.double() / layer.n, context.weight_decay)
+
+
+def _canonical(side: Side, pair: Pair) -> Column:
+    def compute(context: Context, layer: LayerStatistics) -> Tensor | float:
+        C = _input_gram(layer) if "representations" in pair else None
+        Sigma = layer.covariance if "gradients" in pair else None
+        return canonical_alignment(layer.weight, side, pair, C, Sigma, context.center)
+
+    return compute
+
+
+def _nfa_depth(context: Context, layer: LayerStatistics) -> Tensor | float:
+    names = list(context.statistics.layers)
+    return power_alignment(layer.weight, layer.K, 1 / (len(names) - names.index(layer.name)))
+
+
+# --- features and targets ---------------------------------------------------------------------------------------------
+
+
+def _alpha_req(context: Context, layer: LayerStatistics) -> Tensor | float:
+    return alpha_req(_moments(layer).require_gram(), _features(layer).eps)
+
+
+def _kernel_target(context: Context, layer: LayerStatistics) -> Tensor | float:
+    joint = _moments(layer)
+    if joint.C_hy.shape[-1] == 0:
+        raise InputError("the loader gave no targets")
+    return kernel_target_alignment(joint, labels=_features(layer).classes is not None)
+
+
+def _regression(layer: LayerStatistics) -> Moments:
+    joint = _moments(layer)
+    if _features(layer).classes is not None:
+        raise InputError("it is defined for targets to regress on; the columns nc1 to nc4 are for labels")
+    if joint.C_hy.shape[-1] == 0:
+        raise InputError("the loader gave no targets")
+    return joint
+
+
+def _nrc1(context: Context, layer: LayerStatistics) -> Tensor | float:
+    joint = _regression(layer)
+    return nrc1(joint.require_gram(), joint.C_hy.shape[-1])
+
+
+def _nrc2(context: Context, layer: LayerStatistics) -> Tensor | float:
+    joint = _regression(layer)
+    if layer.weight.dim() == 3 or layer.weight.shape[-2] >= layer.weight.shape[-1]:
+        raise InputError("it is 0 for any features: the layer has as many outputs as inputs, or groups")
+    return nrc2(joint.require_gram(), layer.weight)
+
+
+def _nrc3(context: Context, layer: LayerStatistics) -> Tensor | float:
+    joint = _regression(layer)
+    if layer.name != context.last:
+        raise InputError("it is defined only at the readout, the layer executed last")
+    return nrc3(layer.weight, joint.C_yy)
+
+
+RG: Pair = "representations and gradients"
+RW: Pair = "representations and weights"
+GW: Pair = "gradients and weights"
+
+FURTHER: dict[str, tuple[Column, str, str]] = {
+    "fact": (lambda _, layer: fact_alignment(layer.weight, layer.gradient), "loss", "ρ(WᵀW, −WᵀD)"),
+    "fact_residual": (_fact_residual, "loss", "‖WᵀW + WᵀD/(nλ)‖ / ‖WᵀW‖"),
+    "crh_inputs_rg": (_canonical("inputs", RG), "loss covariance features gram", "ρ(HᵀH, WᵀΣW)"),
+    "crh_inputs_rw": (_canonical("inputs", RW), "features gram", "ρ(HᵀH, WᵀW)"),
+    "crh_inputs_gw": (_canonical("inputs", GW), "loss covariance", "ρ(WᵀΣW, WᵀW)"),
+    "crh_outputs_rg": (_canonical("outputs", RG), "loss covariance features gram", "ρ(WHᵀHWᵀ, Σ)"),
+    "crh_outputs_rw": (_canonical("outputs", RW), "features gram", "ρ(WHᵀHWᵀ, WWᵀ)"),
+    "crh_outputs_gw": (_canonical("outputs", GW), "loss covariance", "ρ(Σ, WWᵀ)"),
+    "log_alignment": (
+        lambda _, layer: log_alignment_ratio(layer.weight, _input_gram(layer)),
+        "features gram", "1 + ½ log_d[tr(WCWᵀ) / (‖W‖_F² tr C)], C = HᵀH/n",
+    ),
+    "spectral_weight": (lambda _, layer: spectral_ratio(layer.weight), "", "‖W‖₂ / √(k/d)"),
+    "spectral_change": (
+        lambda context, layer: spectral_ratio(_weight_change(context, layer)), "reference", "‖W − W₀‖₂ / √(k/d)"
+    ),
+    "gradient_nuclear_rank": (lambda _, layer: nuclear_rank(layer.gradient), "loss", "‖D‖_*² / ‖D‖_F²"),
+    "input_stable_rank": (
+        lambda _, layer: stable_rank_of_gram(_moments(layer).HtH), "features gram", "‖H‖_F² / ‖H‖₂²"
+    ),
+    "nfa_depth": (_nfa_depth, "jacobians", "ρ(WᵀW, (WᵀKW)^(1/L)), L layers from this one to the output"),
+    "nfa_fitted": (
+        lambda _, layer: fitted_power(layer.weight, layer.K).alignment, "jacobians", "max_p ρ(WᵀW, (WᵀKW)^p)"
+    ),
+    "nfa_power": (lambda _, layer: fitted_power(layer.weight, layer.K).power, "jacobians", "the p of nfa_fitted"),
+    "rankme": (
+        lambda _, layer: rankme(_moments(layer).HtH, _moments(layer).n),
+        "features gram", "exp(−Σ p log p), p = s/Σs + 1e-7 over the singular values of H",
+    ),
+    "alpha_req": (_alpha_req, "features gram", "α of λ_i ∝ i^(−α), eigenvalues of the centred features' covariance"),
+    "weight_exponent": (
+        lambda _, layer: weight_exponent(layer.weight), "", "α of the density λ^(−α) in the tail of WᵀW's eigenvalues"
+    ),
+    "kernel_target_alignment": (_kernel_target, "features targets gram", "⟨HHᵀ, YYᵀ⟩ / (‖HHᵀ‖ ‖YYᵀ‖), uncentred"),
+    "nrc1": (_nrc1, "features targets gram", "share of H's variance outside its c leading principal directions"),
+    "nrc2": (_nrc2, "features targets gram", "share of H's variance outside the row space of W"),
+    "nrc3": (_nrc3, "features targets gram", "min_γ ‖WWᵀ/‖WWᵀ‖ − A/‖A‖‖², A = Σ_Y^½ − γ^½ I, at the readout"),
+}  # fmt: skip
+
+#: those of features alone, which the output of any module has
+FURTHER_OF_FEATURES = frozenset({"input_stable_rank", "rankme", "alpha_req", "kernel_target_alignment", "nrc1"})
