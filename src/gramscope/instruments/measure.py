@@ -14,6 +14,7 @@ from torch import nn
 from gramscope.errors import GramscopeWarning, InputError, NumericalError
 from gramscope.instruments.readout import nearest_mean_agreement
 from gramscope.layers.losses import Loss
+from gramscope.layers.model_call import may_compute_loss
 from gramscope.layers.select import LayerSelector, select_layers
 from gramscope.layers.validity import check_reference
 from gramscope.measures.columns import DEFAULT, MEASURES, OF_FEATURES, Context, Missing
@@ -45,7 +46,8 @@ def measure(
     Args:
         model: any module; it is left as it was.
         loader: a DataLoader, an iterable of batches, a data set, or tensors or NumPy arrays ``(x, y)``.
-        loss: criterion or function of ``(output, target)``; without one, measures of gradients are left out.
+        loss: criterion or function of ``(output, target)``; without one, the model's own ``.loss`` is taken where it
+            returns one, and else measures of gradients are left out.
         measures: names from ``gramscope.measures.columns.MEASURES``; ``None`` for the usual ones that the given data
             allow, ``"all"`` for all of those. ``"nc4"`` reads the data a second time.
         layers: names, globs or types of linear-like layers; ``None`` for all.
@@ -70,7 +72,8 @@ def measure(
     (['0', '2'], ['nfa', 'target_linearity'])
     """
     given = {"features", "gram", "jacobians", "reference_jacobians", "targets", "labels"}
-    given |= {"loss", "covariance", "autograd", "residuals"} if loss is not None else set()
+    of_loss = {"loss", "covariance", "autograd", "residuals"}
+    given |= of_loss if loss is not None or may_compute_loss(model) else set()
     given |= {"reference"} if reference is not None else set()
     given |= {"held_out"} if held_out is not None else set()
     names = _names(measures, given)
@@ -81,6 +84,8 @@ def measure(
     options |= {"jacobians": "jacobians" in needs and (explicit or "auto"), "layers": layers} | collecting
     twin = reference if "reference_jacobians" in needs else None
     statistics = collect(model, loader, loss, reference=twin, **options)
+    if loss is None and not statistics.network.terms:  # the model takes labels, but got none or returned no loss
+        names = _names(measures, given - of_loss)
     others = None
     if held_out is not None:
         options |= {"gradients": False, "residuals": False, "autograd": False, "jacobians": False}
@@ -122,6 +127,8 @@ def table_of(statistics: Statistics, names: Iterable[str], context: Context) -> 
         }
     network = statistics.network
     summary: dict[str, float | None] = {"samples": network.n}
+    if network.terms > network.n:
+        summary["positions"] = network.terms
     if network.loss_sum or any("loss" in MEASURES[n].needs for n in names):
         summary["loss"] = network.loss
     if network.accuracy is not None:

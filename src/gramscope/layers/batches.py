@@ -21,7 +21,8 @@ Unpack: TypeAlias = Callable[[Any], tuple[Any, Any]]
 Array: TypeAlias = Tensor | np.ndarray[Any, Any]
 
 
-_TARGET_KEYS = ("labels", "label", "targets", "target", "y")
+#: names under which a mapping holds its target
+LABEL_KEYS = ("labels", "label", "targets", "target", "y")
 
 
 #: samples of a batch when a data set is given in place of a loader
@@ -31,20 +32,19 @@ BATCH = 256
 def split_batch(batch: Any, unpack: Unpack | None = None) -> tuple[Any, Any]:
     """``(inputs, targets)`` of one batch of a loader.
 
-    ``(x, y)`` pairs are taken as they are; the ``labels`` (or label, targets, target, y) of a mapping are its target and
-    the rest are keyword inputs; a bare tensor has no target. Anything else needs ``unpack``.
+    ``(x, y)`` pairs are taken as they are. A mapping holds keyword inputs; its ``labels`` (or label, targets, target, y)
+    are its target too, and the model gets them if its forward takes an argument of that name. A bare tensor has no target.
+    Anything else needs ``unpack``.
     """
     if unpack is not None:
         return unpack(batch)
     if is_array(batch):
         return batch, None
     if isinstance(batch, Mapping):
-        rest = dict(batch)
-        for key in _TARGET_KEYS:
-            if key in rest:
-                target = rest.pop(key)
-                return rest, target
-        return rest, None
+        key = label_key(batch)
+        if key is None:
+            return dict(batch), None
+        return {name: part for name, part in batch.items() if name != key} | {key: batch[key]}, batch[key]
     if isinstance(batch, Sequence) and not isinstance(batch, str):
         if len(batch) == 2:
             return batch[0], batch[1]
@@ -58,6 +58,15 @@ def split_batch(batch: Any, unpack: Unpack | None = None) -> tuple[Any, Any]:
         f"the loader yields {type(batch).__name__}; tensors, (x, y) pairs and mappings are understood, "
         "anything else needs unpack=lambda batch: (inputs, target)"
     )
+
+
+def label_key(inputs: Any) -> str | None:
+    """The name of the target among keyword inputs, or ``None``.
+
+    >>> label_key({"input_ids": 1, "labels": 2}), label_key({"x": 1})
+    ('labels', None)
+    """
+    return next((key for key in LABEL_KEYS if key in inputs), None) if isinstance(inputs, Mapping) else None
 
 
 def batches(data: Any, unpack: Unpack | None = None, dtype: torch.dtype | None = None) -> Iterator[tuple[Any, Any]]:
@@ -147,10 +156,10 @@ def _tensors(value: Any, dtype: torch.dtype | None) -> Any:
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         tensor = as_tensor(value, "an array of the data")
         return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
-    return _nested(value, lambda item: _tensors(item, dtype))
+    return nested(value, lambda item: _tensors(item, dtype))
 
 
-def _nested(value: Any, convert: Callable[[Any], Any]) -> Any:
+def nested(value: Any, convert: Callable[[Any], Any]) -> Any:
     """The parts of a mapping (as a dict), tuple or list converted; anything else as it is."""
     if isinstance(value, Mapping):
         return {key: convert(item) for key, item in value.items()}
@@ -169,11 +178,11 @@ def to_device(value: Any, device: torch.device) -> Any:
     """Move nested tensors to a device; those made under ``torch.inference_mode`` are copied, so that they can be used."""
     if isinstance(value, Tensor):
         return (value.clone() if value.is_inference() else value).to(device)
-    return _nested(value, lambda item: to_device(item, device))
+    return nested(value, lambda item: to_device(item, device))
 
 
 def head(value: Any, count: int, n: int) -> Any:
     """A copy of the first ``count`` samples of nested tensors with ``n`` rows."""
     if isinstance(value, Tensor):
         return value[:count].clone() if value.dim() and value.shape[0] == n and n > count else value.clone()
-    return _nested(value, lambda item: head(item, count, n))
+    return nested(value, lambda item: head(item, count, n))

@@ -6,10 +6,16 @@ What every formula calls ``L_i`` is the loss of sample i before the batch reduct
 - a function with a ``reduction`` argument (``F.cross_entropy``) is called with ``reduction="none"``;
 - any other function must return one loss per sample, or state its ``reduction``.
 
-Several loss terms of one sample are combined by what the criterion does inside a sample: position-wise losses
-(cross-entropy over tokens or pixels) are **summed** over positions, ignored positions counting zero; element-wise
-losses (mean squared error) of a ``"mean"`` criterion are **averaged** over the sample's own elements, so that only the
-average over the batch is undone. Class weights multiply the loss of their samples: ``L_i = w_{y_i} ℓ_i``.
+A sample may have a loss at each of many positions: tokens of a sequence, pixels of an image. One rule holds for all
+criteria: the loss, its gradient and a step of size γ are those of **the mean over every position that counts in all of
+the data**, as a ``"mean"`` criterion computes it on one batch that holds everything. Positions with an ignored label
+and padding do not count. :func:`losses_and_terms` returns the number of terms that the mean divides by beside the sums
+``L_i``. Position-wise losses (cross-entropy) are summed over positions, and their terms are the positions; element-wise
+losses (mean squared error) are averaged over a sample's elements, and their terms are the samples: both give that mean.
+The losses of a ``"sum"`` criterion, and those of a function that returns no loss for each label, are summed within a
+sample and averaged over samples. Class weights multiply the loss of their samples: ``L_i = w_{y_i} ℓ_i``.
+
+Scores may have their classes last, ``[batch, tokens, classes]``, as language models return them.
 
 A stated ``reduction="mean"`` is undone by multiplying by the number of samples n. A function that divides by another
 number (class weights, ignored labels, a mean over tokens) needs that number in place of ``"mean"``.
@@ -21,21 +27,46 @@ import copy
 import inspect
 import math
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gramscope.errors import GramscopeError, InputError
 
-#: ``(output, target) -> loss``
+#: ``(output, target) -> loss``, or ``(returned, batch) -> loss`` where the second argument is called ``batch``
 Loss: TypeAlias = Callable[[Any, Any], Tensor]
+
+#: losses whose targets are class labels
+_OF_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss)
+_FUNCTIONS_OF_CLASSES = (F.cross_entropy, F.nll_loss)
+
+
+class Losses(NamedTuple):
+    """``values``: ``L_i [n]`` or a scalar with the gradient of ``Σ_i L_i``; ``terms``: what their mean divides by."""
+
+    values: Tensor
+    terms: int
 
 
 def sample_losses(
     loss: Loss, output: Any, target: Any, n: int, reduction: str | float | None = None, ignore_index: int = -100
 ) -> Tensor:
-    """``L_i`` for every sample, ``[n]``, or a scalar whose gradient is that of ``Σ_i L_i``.
+    """``L_i`` for every sample, ``[n]``, or a scalar whose gradient is that of ``Σ_i L_i``; see :func:`losses_and_terms`."""
+    return losses_and_terms(loss, output, target, n, reduction, ignore_index).values
+
+
+def losses_and_terms(
+    loss: Loss,
+    output: Any,
+    target: Any,
+    n: int,
+    reduction: str | float | None = None,
+    ignore_index: int = -100,
+    valid: Tensor | None = None,
+) -> Losses:
+    """The losses of the samples and the number of terms that the mean loss divides by.
 
     Args:
         loss: a torch criterion, a ``torch.nn.functional`` loss, or any function of ``(output, target)``.
@@ -46,6 +77,7 @@ def sample_losses(
             the factor that turns what it returns into the sum over samples. A number multiplies whatever comes: several
             losses (one per sample) are summed and then multiplied too. ``"mean"`` stands for a division by n.
         ignore_index: the label that losses leave out; where it occurs, ``"mean"`` does not divide by n.
+        valid: boolean ``[n, positions]``, false at padding, which element-wise losses leave out.
     """
     if reduction == "mean" and isinstance(target, Tensor) and not target.is_floating_point():
         ignored = int((target == ignore_index).sum())
@@ -56,7 +88,7 @@ def sample_losses(
                 "reduction=, or a loss of every sample"
             )
     try:
-        return _sample_losses(loss, output, target, n, reduction)
+        return _losses(loss, output, target, n, reduction, ignore_index, valid)
     except (GramscopeError, torch.OutOfMemoryError):
         raise
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
@@ -66,17 +98,23 @@ def sample_losses(
         ) from error
 
 
-def _sample_losses(loss: Loss, output: Any, target: Any, n: int, reduction: str | float | None) -> Tensor:
+def _losses(
+    loss: Loss, output: Any, target: Any, n: int, reduction: str | float | None, ignore_index: int, valid: Tensor | None
+) -> Losses:
+    counted = _counted(target, ignore_index)
     if reduction is not None:
-        return _stated(loss(output, target), n, reduction)
+        return _stated(loss(output, target), n, reduction, counted)
+    if (isinstance(loss, _OF_CLASSES) or loss in _FUNCTIONS_OF_CLASSES) and class_axis(output, target) == -1:
+        output = output.movedim(-1, 1)
     own = getattr(loss, "reduction", None)
     if isinstance(loss, nn.Module) and isinstance(own, str):
         unreduced = copy.copy(loss)
         unreduced.reduction = "none"  # type: ignore[assignment]
-        return _within_samples(unreduced(output, target), output, n, averages=own == "mean")
+        return _within_samples(unreduced(output, target), output, n, own, counted, valid)
     default = _reduction_argument(loss)
     if default is not None:
-        return _within_samples(loss(output, target, reduction="none"), output, n, averages=default == "mean")  # type: ignore[call-arg]
+        value = loss(output, target, reduction="none")  # type: ignore[call-arg]
+        return _within_samples(value, output, n, default, counted, valid)
     value = loss(output, target)
     if not isinstance(value, Tensor):
         raise InputError(f"the loss returned a {type(value).__name__}, not a tensor")
@@ -85,19 +123,69 @@ def _sample_losses(loss: Loss, output: Any, target: Any, n: int, reduction: str 
             f"the loss {_name(loss)} returns one number for {n} samples; state how "
             "it reduces over the batch with reduction='mean', 'sum' or a factor, or return one loss per sample"
         )
-    return _within_samples(value, output, n, averages=False)
+    return _within_samples(value, output, n, "none", counted)
 
 
-def _stated(value: Tensor, n: int, reduction: str | float) -> Tensor:
+def own_losses(value: Tensor, output: Tensor, target: Any, n: int, ignore_index: int) -> Losses:
+    """The summed losses of a batch from the mean that a model computed itself.
+
+    Models of transformers average over the labels that count. Labels of another shape than the scores count as one per
+    sample.
+    """
+    labelled = isinstance(target, Tensor) and output.shape[:-1] == target.shape
+    counted = _counted(target, ignore_index) if labelled else None
+    terms = n if counted is None else counted[1]
+    return Losses(value * terms if terms else output.sum() * 0, terms)  # the mean of no labels is NaN
+
+
+def takes_batch(loss: Any) -> bool:
+    """Whether a loss wants all that the model returned and the whole batch: its second argument is called ``batch``.
+
+    >>> takes_batch(lambda returned, batch: 0), takes_batch(lambda output, target: 0)
+    (True, False)
+    """
+    try:
+        names = list(inspect.signature(loss).parameters)
+    except (TypeError, ValueError):
+        return False
+    return len(names) > 1 and names[1] == "batch"
+
+
+def is_torch_criterion(loss: Any) -> bool:
+    """Whether a loss is one of torch's own, which knows nothing of shifted labels."""
+    return (type(loss) if isinstance(loss, nn.Module) else loss).__module__.startswith("torch.nn")
+
+
+def class_axis(output: Any, target: Any) -> int | None:
+    """The axis of the classes in scores of integer labels, −1 or 1; ``None`` where shapes fit neither or both.
+
+    >>> class_axis(torch.zeros(2, 3, 5), torch.zeros(2, 3).long()), class_axis(torch.zeros(2, 5, 3), torch.zeros(2, 3).long())
+    (-1, 1)
+    """
+    if not isinstance(target, Tensor) or target.is_floating_point() or not isinstance(output, Tensor) or output.dim() < 2:
+        return None
+    last = output.shape[:-1] == target.shape
+    second = output.dim() > 2 and output.shape[0] == target.shape[0] and output.shape[2:] == target.shape[1:]
+    return None if last == second else -1 if last else 1
+
+
+def _counted(target: Any, ignore_index: int) -> tuple[int, int] | None:
+    """How many labels there are and how many of them count; ``None`` for targets that are no labels."""
+    if not isinstance(target, Tensor) or target.is_floating_point():
+        return None
+    return target.numel(), int((target != ignore_index).sum())
+
+
+def _stated(value: Tensor, n: int, reduction: str | float, counted: tuple[int, int] | None) -> Losses:
     if not isinstance(value, Tensor):
         raise InputError(f"the loss returned a {type(value).__name__}, not a tensor")
     if not isinstance(check_reduction(reduction), str):
-        return value.sum() * float(reduction)
+        return Losses(value.sum() * float(reduction), n)
     if reduction == "none":
-        return _within_samples(value, None, n, averages=False)
+        return _within_samples(value, None, n, "none", counted)
     if value.numel() != 1:
         raise InputError(f"reduction={reduction!r} was stated but the loss has shape {tuple(value.shape)}")
-    return value * n if reduction == "mean" else value
+    return Losses(value * n if reduction == "mean" else value, n)
 
 
 def _name(loss: Any) -> str:
@@ -112,8 +200,15 @@ def check_reduction(reduction: str | float) -> str | float:
     return reduction
 
 
-def _within_samples(value: Tensor, output: Any, n: int, averages: bool) -> Tensor:
-    """One loss per sample from unreduced losses ``[n, …]``."""
+def _within_samples(
+    value: Tensor,
+    output: Any,
+    n: int,
+    reduction: str,
+    counted: tuple[int, int] | None,
+    valid: Tensor | None = None,
+) -> Losses:
+    """One loss per sample from unreduced losses ``[n, …]``, and the terms of their mean."""
     if value.dim() == 0:
         value = value.reshape(1)
     if value.shape[0] % n:
@@ -127,8 +222,15 @@ def _within_samples(value: Tensor, output: Any, n: int, averages: bool) -> Tenso
             "broadcast against each other; give them one shape"
         )
     elementwise = isinstance(output, Tensor) and value.shape == output.shape
+    if valid is not None and elementwise and value.shape[:2] == valid.shape:
+        value = value.flatten(2).mean(2) if value.dim() > 2 and reduction == "mean" else value.flatten(2).sum(2)
+        value = torch.where(valid, value, 0)
+        return Losses(value.sum(1), int(valid.sum()) if reduction == "mean" else n)
     value = value.reshape(n, -1)
-    return value.mean(1) if averages and elementwise else value.sum(1)
+    if elementwise and reduction == "mean":
+        return Losses(value.mean(1), n)
+    labelled = reduction != "sum" and counted is not None and counted[0] == value.numel()
+    return Losses(value.sum(1), counted[1] if labelled and counted is not None else n)
 
 
 def _reduction_argument(loss: Any) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, TypeAlias
@@ -10,23 +11,31 @@ import torch
 from torch import Tensor, nn
 
 from gramscope.errors import InputError
+from gramscope.layers.batches import LABEL_KEYS
 from gramscope.layers.hooks import first_tensor, tensors_in
 from gramscope.layers.modules import in_eval_mode, unwrap
+from gramscope.layers.sample_count import Call
 from gramscope.layers.select import all_layers
+from gramscope.layers.tape import Tape
 from gramscope.layers.watchers import unseen
 
 #: where the output tensor is: a key, an index, or a function of what the model returns
 OutputSelector: TypeAlias = str | int | Callable[[Any], Tensor] | None
 
 
-_OUTPUT_KEYS = ("logits", "output", "prediction", "predictions", "out")
+_OUTPUT_KEYS = ("logits", "output", "prediction", "predictions", "out", "last_hidden_state")
 
 
 def call_model(model: nn.Module, inputs: Any) -> Any:
-    """``model(x)`` for a tensor, ``model(*xs)`` for a tuple, ``model(**xs)`` for a mapping."""
+    """``model(x)`` for a tensor, ``model(*xs)`` for a tuple, ``model(**xs)`` for a mapping.
+
+    The labels of a mapping are passed if the model's forward names such an argument: models of transformers compute
+    their own loss from them, and sequence-to-sequence models their decoder's inputs.
+    """
     try:
         if isinstance(inputs, Mapping):
-            return model(**inputs)
+            named = forward_arguments(model) if any(key in inputs for key in LABEL_KEYS) else frozenset()
+            return model(**{key: part for key, part in inputs.items() if key not in LABEL_KEYS or key in named})
         if isinstance(inputs, tuple | list):
             return model(*inputs)
         return model(inputs)
@@ -35,6 +44,42 @@ def call_model(model: nn.Module, inputs: Any) -> Any:
         if remedy is None:
             raise
         raise InputError(f"{type(model).__name__} cannot run on these inputs: {error}; {remedy}") from error
+
+
+def forward_arguments(model: nn.Module) -> frozenset[str]:
+    """Names of the arguments of a model's forward; of the model inside, for an adapter that hands on everything."""
+    root = unwrap(model)
+    forward = root.forward if type(root).__call__ is nn.Module.__call__ else root.__call__
+    names = frozenset(inspect.signature(forward).parameters)
+    inner = getattr(root, "get_base_model", None)
+    return names | forward_arguments(inner()) if callable(inner) and "labels" not in names else names
+
+
+def run_captured(model: nn.Module, tape: Tape, inputs: Any) -> Any:
+    """Call a model that ``tape`` captures; a model with a ``__call__`` of its own, which runs no hooks, is noted by hand."""
+    before = len(tape.calls)
+    output = call_model(model, inputs)
+    if len(tape.calls) == before:
+        keywords = dict(inputs) if isinstance(inputs, Mapping) else {}
+        given = () if keywords else tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+        call = Call(given, keywords, tape.batch_dim)
+        for application in tape.applications():
+            call.applied(application.layer, application.x)
+        call.returned(output)
+        tape.calls.append(call)
+        tape.ran = True
+    return output
+
+
+def may_compute_loss(model: nn.Module) -> bool:
+    """Whether the model takes labels, so that it may return a loss of its own."""
+    return not forward_arguments(model).isdisjoint(LABEL_KEYS)
+
+
+def own_loss(returned: Any) -> Tensor | None:
+    """The loss that a model computed itself, ``returned.loss`` or ``returned["loss"]``; ``None`` where there is none."""
+    loss = returned.get("loss") if isinstance(returned, Mapping) else getattr(returned, "loss", None)
+    return loss if isinstance(loss, Tensor) and loss.numel() == 1 else None
 
 
 def _remedy(model: nn.Module, inputs: Any, problem: str) -> str | None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from gramscope.errors import InputError, LayerError, ResultWarning
+from gramscope.layers.batches import nested
 from gramscope.layers.linear_layer import Layer
 from gramscope.layers.modules import unwrap
 from gramscope.notes import Note
@@ -26,6 +28,52 @@ def batch_dependence(model: nn.Module) -> str | None:
                 "batch depend on each other and per-sample gradients do not exist; measure in eval mode"
             )
     return None
+
+
+#: relative change of an output, in units of its rounding, that other samples of the batch may cause
+_ROUNDING = 1000.0
+
+COUPLED = (
+    "samples of a batch influence each other: the outputs of some change with the inputs of others, so Jacobians of single "
+    "samples do not exist. If a batch is one object (a graph whose nodes are rows), make it one sample with a wrapper that "
+    "adds a batch axis; if the model uses statistics of the batch, give batches of one sample"
+)
+
+
+@torch.no_grad()
+def influences_others(run: Callable[[Any], Tensor], inputs: Any, output: Tensor, n: int, batch_dim: int = 0) -> bool:
+    """Whether outputs of some samples change with the inputs of others.
+
+    The first half of the samples is replaced by copies of others; the outputs of the second half must stay as they were.
+
+    Args:
+        run: from inputs to the model's output.
+        inputs: of one batch, tensors in any nesting; those with n entries along ``batch_dim`` are exchanged.
+        output: what ``run`` returned for these inputs, samples along the first axis or ``batch_dim``.
+        n: samples.
+        batch_dim: axis of the samples.
+    """
+    half = n // 2
+    axis = next((axis for axis in (batch_dim, 0) if output.dim() > axis and output.shape[axis] == n), None)
+    if half == 0 or axis is None:
+        return False
+
+    def exchanged(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            if value.dim() <= batch_dim or value.shape[batch_dim] != n or value.layout != torch.strided:
+                return value
+            parts = [value.narrow(batch_dim, half, half), value.narrow(batch_dim, half, n - half)]
+            return torch.cat(parts, batch_dim)
+        return nested(value, exchanged)
+
+    try:
+        found = run(exchanged(inputs))
+    except (RuntimeError, TypeError, ValueError, IndexError):
+        return False  # it accepts these samples only as they are, such as sequences in order of their length
+    if found.shape != output.shape:
+        return False
+    change = (found - output).detach().narrow(axis, half, n - half).abs().max()
+    return bool(change > _ROUNDING * torch.finfo(output.dtype).eps * output.detach().abs().max())
 
 
 def shares_parameter(layer: Layer, model: nn.Module) -> bool:

@@ -83,9 +83,10 @@ def _weight_change(context: Context, layer: LayerStatistics) -> Tensor | float:
 def _shifts(context: Context, layer: LayerStatistics) -> tuple[FactoredGram, FactoredGram]:
     """The virtual covariance shift and the Gram shift of a GD step, as thin factors.
 
-    ``gamma`` is the rate of a step on the mean loss; on the summed loss the same step has rate ``gamma / n``.
+    ``gamma`` is the rate of a step on the mean loss; on the summed loss the same step has rate ``gamma / n``, n the terms of
+    the mean: samples, or labelled positions.
     """
-    gamma = context.gamma / layer.n
+    gamma = context.gamma / layer.loss_terms
     W, D = _weight(layer), layer.gradient.double()
     virtual = virtual_covariance_factors(W, D, layer.covariance.double(), gamma)
     return virtual, FactoredGram(W, -gamma * D) + FactoredGram(D, gamma**2 / 2 * D)
@@ -242,7 +243,7 @@ def _surrogate_change(context: Context, layer: LayerStatistics) -> Tensor | floa
     part = _features(layer)
     if part.HtE is None:
         raise Missing("the change of the surrogate is defined where a sample has one site")
-    cross, gamma = _joint(layer, gram=False).HtY, context.gamma / layer.n
+    cross, gamma = _joint(layer, gram=False).HtY, context.gamma / layer.loss_terms
     moved = layer.gradient.double() @ cross
     return -2 * gamma * ((_weight(layer) @ cross) * moved).sum() + gamma**2 * moved.square().sum()
 
@@ -254,7 +255,7 @@ def _surrogate_change_predicted(context: Context, layer: LayerStatistics) -> Ten
     cross = _joint(layer, gram=False).HtY
     final = output.joint.with_centred_targets() if output.classes is not None else output.joint
     predicted = final.HtY.mT * (cross.mT @ part.HtE)  # (Yᵀf) ∘ (Yᵀ H HᵀE)
-    return 2 * context.gamma / layer.n * predicted.sum()
+    return 2 * context.gamma / layer.loss_terms * predicted.sum()
 
 
 def _measure(compute: Callable[[Context, LayerStatistics], Tensor | float], needs: str, formula: str) -> Measure:
@@ -268,7 +269,7 @@ MEASURES: dict[str, Measure] = {
         "", "exp(−Σ p log p), p = s/Σs over the singular values of W",
     ),
     "stable_rank": _measure(lambda _, layer: weight_spectrum(layer.weight).stable_rank, "", "‖W‖_F² / ‖W‖₂²"),
-    "gradient_norm": _measure(lambda _, layer: layer.gradient.norm() / layer.n, "loss", "‖D‖_F / n"),
+    "gradient_norm": _measure(lambda _, layer: layer.gradient.norm() / layer.loss_terms, "loss", "‖D‖_F / n"),
     "fle_residual": _measure(_fle, "loss autograd", "‖Wᵀ∇_W L − Σ g hᵀ‖ / ‖Σ g hᵀ‖ with the parameter's own gradient"),
     "vcs_cosine": _measure(
         lambda context, layer: cosine(*_shifts(context, layer)), "loss covariance", "ρ(v, Gram shift of a GD step)"

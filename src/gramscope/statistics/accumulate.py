@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gramscope.errors import InputError
+from gramscope.errors import InputError, LayerError
 from gramscope.layers.kinds import LinearKind
+from gramscope.layers.losses import class_axis
+from gramscope.layers.positions import flattened
 from gramscope.layers.record import Application, LayerRecord
 from gramscope.layers.tape import Tape
-from gramscope.layers.validity import shares_parameter
+from gramscope.layers.validity import COUPLED, shares_parameter
 from gramscope.notes import Note
 from gramscope.statistics.collect_options import Options
 from gramscope.statistics.feature_moments import FeatureAccumulator
@@ -70,8 +72,13 @@ class Accumulator:
                 count = tape.output_counts[name]
                 text = f"it ran {count} times in a forward; its output is the one of the last time"
                 self._notes[name] = Note("remark", text)
-        if self._wants_jacobians(step.output):
-            self._sums.add_jacobians(tape, step.output, twin)
+        if step.coupled:
+            self._note_coupled()
+        output = step.positions.tokens_first(step.output)
+        if self._wants_jacobians(output):
+            if twin is not None:
+                twin = (twin[0], step.positions.tokens_first(twin[1]))
+            self._sums.add_jacobians(tape, output, twin)
         self._add_network(step, target)
 
     def _add_layer(self, tape: Tape, record: LayerRecord, step: Step, target: Tensor | None) -> None:
@@ -87,6 +94,13 @@ class Accumulator:
                 self._sums.add(name, "autograd", record.layer.matrix(step.autograd[name]))
         if self._options.features and (name, "features") not in self._left_out:
             self._add_layer_features(record, step, target)
+
+    def _note_coupled(self) -> None:
+        """Leave Jacobians out where samples influence each other, or raise if they were asked for."""
+        if self._options.jacobians is True:
+            raise LayerError(COUPLED)
+        self._notes[output_of()] = Note("left out", f"no Jacobians: {COUPLED}")
+        self._left_out |= {(EVERY, "JtJ"): "", (EVERY, "JtJ_centered"): ""}
 
     def _wants_jacobians(self, output: Tensor) -> bool:
         if self._options.jacobians != "auto":
@@ -104,15 +118,16 @@ class Accumulator:
         layer = record.layer
         axis = self._axes.of(layer.module)
         labelled = target is not None and target.dim() == 2 and not target.is_floating_point()
-        averaged = self._options.tokens in ("auto", "mean") and not labelled
+        averaged = self._options.tokens in ("auto", "mean") and not labelled and not step.positions.lengths
         single = step.residual is not None and step.residual.dim() == 2 and len(record.applications) == 1
         residual = step.residual if single and _sites(record.applications[0], axis) == 1 else None
         with self._unpaired(record.name, record.name):
             for a in record.applications:
                 if isinstance(layer.kind, LinearKind) and self._axes.is_doubtful(layer.module, a.x):
                     raise Unpaired(_doubt(a.x))
-            h = inputs_of(record, axis, step.n, averaged)
-            self._add_rows(record.name, record.name, h, step, target, self._options.tokens, residual)
+            h = inputs_of(record, axis, step.n, averaged, step.positions.lengths)
+            valid = step.positions.of(h.shape[-2], len(record.applications))
+            self._add_rows(record.name, record.name, h, step, target, self._options.tokens, residual, valid)
 
     def _add_output(self, name: str, value: Tensor, step: Step, target: Tensor | None) -> None:
         module, layout = self._modules[name], self._options.layouts[name]
@@ -120,7 +135,9 @@ class Accumulator:
             rows = output_rows(value, layout, name, self._axes.of(module))
             if layout != "first" and (layout == "last" or value.dim() == 3) and self._axes.is_doubtful(module, value):
                 raise Unpaired(_doubt(value))
-            self._add_rows(output_of(name), name, rows, step, target, self._options.tokens)
+            rows = flattened(rows, step.n, step.positions.lengths)
+            valid = step.positions.of(rows.shape[-2])
+            self._add_rows(output_of(name), name, rows, step, target, self._options.tokens, valid=valid)
 
     def _add_rows(
         self,
@@ -131,12 +148,13 @@ class Accumulator:
         target: Tensor | None,
         tokens: Tokens,
         residual: Tensor | None = None,
+        valid: Tensor | None = None,
     ) -> None:
         """Add rows in normal form to the moments kept under ``key``; messages call them ``name``."""
         if h.shape[-3] != step.n:
             raise Unpaired(f"it has {h.shape[-3]} rows for {step.n} samples, so rows and targets cannot be paired")
         ignored = self._options.ignore_index
-        rows, y = rows_and_targets(h, target, tokens, step.inputs, name, ignored)
+        rows, y = rows_and_targets(h, target, tokens, step.inputs, name, ignored, valid)
         self._features.setdefault(key, FeatureAccumulator(name, self._options.gram, ignored)).add(rows, y, residual)
 
     @contextmanager
@@ -158,7 +176,7 @@ class Accumulator:
             with self._unpaired(output_of(), output_of()):  # its rows are samples, whatever the tokens
                 rows = step.output.detach().unsqueeze(1)
                 self._add_rows(output_of(), output_of(), rows, step, target, "mean")
-        new = NetworkStatistics(step.n, step.loss, correct, counted)
+        new = NetworkStatistics(step.n, step.loss, correct, counted, terms=step.terms)
         self._network = new if self._network.n == 0 else merge_networks(self._network, new)
 
     def result(self, unsupported: dict[str, Note], asked: dict[str, Any]) -> Statistics:
@@ -211,14 +229,8 @@ def _doubt(value: Tensor) -> str:
 
 
 def _count_correct(output: Tensor, target: Tensor | None, ignore_index: int) -> tuple[int | None, int]:
-    if not isinstance(target, Tensor) or target.is_floating_point() or output.dim() < 2:
-        return None, 0
-    last = output.shape[:-1] == target.shape
-    second = output.dim() > 2 and output.shape[0] == target.shape[0] and output.shape[2:] == target.shape[1:]
-    if last == second:  # neither, or both: which axis holds the classes cannot be told
-        return None, 0
-    axis = -1 if last else 1
-    if output.shape[axis] < 2:
+    axis = class_axis(output, target)
+    if target is None or axis is None or output.shape[axis] < 2:
         return None, 0
     counts = (target >= 0) & (target != ignore_index)
     return int(((output.argmax(axis) == target) & counts).sum()), int(counts.sum())

@@ -17,6 +17,7 @@ from gramscope.layers.losses import Loss
 from gramscope.layers.model_call import (
     OutputSelector,
     evaluating,
+    may_compute_loss,
     model_device,
     model_dtype,
 )
@@ -68,7 +69,9 @@ def collect(
         loader: a DataLoader, any iterable of batches, a data set, or one batch such as tensors or NumPy arrays ``(x, y)``
             (:func:`gramscope.layers.batches.batches`).
         loss: criterion or function of ``(output, target)``, freed of its batch reduction (:mod:`gramscope.layers.losses`);
-            ``None`` collects features and Jacobians only.
+            ``None`` takes the model's own ``.loss`` where it returns one (models of transformers, given labels), else
+            collects features and Jacobians only. A function whose second argument is called ``batch`` gets all that the
+            model returned and the whole batch: several heads, several terms.
         layers: names, globs or types of linear-like layers; ``None`` for all.
         outputs: names or globs of modules whose outputs are kept as features too.
         channels: where the features of those outputs are: ``"first"`` (after the batch), ``"last"``, or ``"auto"``: as the
@@ -134,7 +137,7 @@ def collect(
         eval_mode=eval_mode,
         dtype=dtype,
     )
-    options = replace(asked, gradients=gradients and loss is not None)
+    options = replace(asked, gradients=gradients and (loss is not None or may_compute_loss(root)))
     runner = BatchRunner(model, loss, reduction, output, targets, options)
     accumulator = Accumulator(options, generator, sample_axes(root, batch_dim), modules)
     with _captures(model, reference, layers, outputs, options) as (tape, twin):
@@ -147,7 +150,7 @@ def collect(
                 accumulator.add(tape, step, None)
             else:
                 with tape.looking_away():
-                    reference_output = runner.run_reference(reference, inputs, step.output)
+                    reference_output = runner.run_reference(reference, step.inputs, step.output)
                 accumulator.add(tape, step, (twin, reference_output))
                 twin.clear()
             tape.clear()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError
+from gramscope.layers.positions import flattened
 from gramscope.layers.record import LayerRecord
 
 #: how sites become rows, see :func:`rows_and_targets`
@@ -26,7 +27,7 @@ class NoSuchSites(Unpaired):
     """A layer lacks the sites that ``tokens=`` asks for."""
 
 
-def inputs_of(record: LayerRecord, axis: int, n: int, averaged: bool) -> Tensor:
+def inputs_of(record: LayerRecord, axis: int, n: int, averaged: bool, lengths: tuple[int, ...] = ()) -> Tensor:
     """A layer's inputs in one forward of ``n`` samples, ``[…, n, sites, d]``; or averaged over the sites.
 
     Args:
@@ -34,6 +35,7 @@ def inputs_of(record: LayerRecord, axis: int, n: int, averaged: bool) -> Tensor:
         axis: of the samples in the inputs of a Linear layer.
         n: samples of the batch; where an application has another number of rows, they cannot be paired.
         averaged: give the mean over sites, without forming the sites of a convolution.
+        lengths: of the batch's sequences; n × length rows of a layer that sees all tokens in one axis are taken apart.
     """
     kind, module = record.layer.kind, record.layer.module
     single = averaged and len(record.applications) == 1
@@ -41,6 +43,7 @@ def inputs_of(record: LayerRecord, axis: int, n: int, averaged: bool) -> Tensor:
     for a in record.applications:
         a.check_unchanged()
         h = kind.mean_inputs(module, a.x, axis).unsqueeze(-2) if single else kind.inputs(module, a.x, axis)
+        h = flattened(h, n, lengths)
         if h.shape[-3] != n:
             raise Unpaired(f"its inputs have {h.shape[-3]} rows for {n} samples, so rows and targets cannot be paired")
         parts.append(h)
@@ -51,7 +54,13 @@ def inputs_of(record: LayerRecord, axis: int, n: int, averaged: bool) -> Tensor:
 
 
 def rows_and_targets(
-    h: Tensor, target: Tensor | None, tokens: Tokens, inputs: Any, name: str, ignore_index: int = IGNORED
+    h: Tensor,
+    target: Tensor | None,
+    tokens: Tokens,
+    inputs: Any,
+    name: str,
+    ignore_index: int = IGNORED,
+    valid: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Feature rows ``[rows, d]`` and their targets from ``h [batch, sites, d]``.
 
@@ -67,6 +76,8 @@ def rows_and_targets(
         inputs: the batch's inputs, for the mask function.
         name: the layer, for messages.
         ignore_index: token labels equal to this are left out.
+        valid: boolean ``[batch, sites]``, false at padding, which is no site: it enters no mean and makes no row, and a
+            number counts the other sites.
     """
     if h.dim() == 4:
         h = h.permute(1, 2, 0, 3).flatten(2)  # [batch, sites, groups·d]
@@ -97,14 +108,19 @@ def rows_and_targets(
                 f"the token mask has shape {tuple(mask.shape)}; layer {name!r} has {batch} × {sites} sites"
             )
         return _marked(h, target, mask.bool().to(h.device), per_token, ignore_index)
+    real = torch.ones(batch, sites, dtype=torch.bool, device=h.device) if valid is None else valid.to(h.device)
     if tokens == "each":
-        everything = torch.ones(batch, sites, dtype=torch.bool, device=h.device)
-        return _marked(h, target, everything, per_token, ignore_index)
+        return _marked(h, target, real, per_token, ignore_index)
     if isinstance(tokens, int):
         if not -sites <= tokens < sites:
             raise NoSuchSites(f"tokens={tokens}: layer {name!r} has {sites} sites")
-        return h[:, tokens], target[:, tokens] if per_token and target is not None else target
+        rank = real.cumsum(1) - (1 if tokens >= 0 else real.sum(1, keepdim=True) + 1)
+        chosen = real & (rank == tokens)  # nothing in sequences with fewer sites
+        rows = _marked(h, target, chosen, per_token, ignore_index) if valid is not None else None
+        return rows or (h[:, tokens], target[:, tokens] if per_token and target is not None else target)
     if tokens == "mean":
+        if valid is not None:
+            return (h * real.unsqueeze(-1)).sum(1) / real.sum(1, keepdim=True).clamp(min=1), target
         return (h[:, 0] if sites == 1 else h.mean(1)), target
     if tokens == "flatten":
         return h.flatten(1), target

@@ -75,6 +75,7 @@ class LayerStatistics:
         JtJ_centered: the same of ``J_i − J_i⁰`` against a reference network.
         features: moments of the layer's inputs and the targets.
         shared: whether another module uses the same parameter, so that ``autograd`` holds its part of the gradient too.
+        terms: what the mean loss divides by, ``D / terms`` is its gradient: samples, or positions with a loss of their own.
     """
 
     name: str
@@ -87,6 +88,12 @@ class LayerStatistics:
     JtJ_centered: Tensor | None = None
     features: FeatureStatistics | None = None
     shared: bool = False
+    terms: int = 0
+
+    @property
+    def loss_terms(self) -> int:
+        """What the mean loss divides by; the samples for statistics that were stored without it."""
+        return self.terms or self.n
 
     @property
     def K(self) -> Tensor:
@@ -124,6 +131,7 @@ class NetworkStatistics:
         correct: correctly classified targets, out of ``counted``; ``None`` for real targets.
         counted: targets that count for the accuracy.
         output: moments of the network's output and the targets.
+        terms: what the mean loss divides by: samples, or positions with a loss of their own; 0 without a loss.
     """
 
     n: int = 0
@@ -131,11 +139,12 @@ class NetworkStatistics:
     correct: int | None = None
     counted: int = 0
     output: FeatureStatistics | None = None
+    terms: int = 0
 
     @property
     def loss(self) -> float:
-        """Mean loss of a sample."""
-        return self.loss_sum / max(self.n, 1)
+        """Mean loss of a sample, or of a position where each has its own (:mod:`gramscope.layers.losses`)."""
+        return self.loss_sum / max(self.terms or self.n, 1)
 
     @property
     def accuracy(self) -> float | None:
@@ -207,4 +216,5 @@ def merge_networks(a: NetworkStatistics, b: NetworkStatistics) -> NetworkStatist
         correct,
         a.counted + b.counted,
         merge_optional(a.output, b.output, merge_features),
+        a.terms + b.terms,
     )

@@ -11,10 +11,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gramscope.errors import InputError, NumericalError
+from gramscope.layers.batches import label_key
 from gramscope.layers.hooks import first_tensor
-from gramscope.layers.losses import Loss, sample_losses
-from gramscope.layers.model_call import OutputSelector, call_model, model_dtype, select_output
+from gramscope.layers.labels import LabelReader, ReadBatch
+from gramscope.layers.losses import Loss, Losses, is_torch_criterion, losses_and_terms, own_losses, takes_batch
+from gramscope.layers.model_call import (
+    OutputSelector,
+    call_model,
+    model_dtype,
+    own_loss,
+    run_captured,
+    select_output,
+)
+from gramscope.layers.positions import Positions
 from gramscope.layers.tape import Tape
+from gramscope.layers.validity import influences_others
 from gramscope.notes import Note
 from gramscope.statistics.collect_options import Options
 
@@ -23,6 +34,12 @@ REGRESSION = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
 REGRESSION_FUNCTIONS = (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss)
 REGRESSED_INTEGERS = Note(
     "remark", "integers under a loss of regression are numbers to regress on; targets=lambda x, y: y makes them classes"
+)
+PER_POSITION = Note(
+    "remark",
+    "one loss per position: loss, accuracy, gradient norms and steps are means over all labelled positions (tokens, pixels), "
+    "as the criterion gives them on all data at once, and each labelled position is a row of features; K, AGOP and NFA are "
+    "of whole samples, summed over their positions",
 )
 
 
@@ -35,21 +52,27 @@ class Step:
         target: what features are compared with; ``None`` for none.
         output: the model's output ``[n, …]``, with its graph.
         n: samples.
+        positions: tokens and padding of its sequences.
         loss: ``Σ_i L_i``.
+        terms: what the mean loss divides by (:mod:`gramscope.layers.losses`); 0 without a loss.
         residual: ``E = −∂L/∂f``, when asked for.
         autograd: gradients of the parameters themselves by layer, when asked for.
+        coupled: whether samples of the batch influence each other's outputs.
     """
 
     inputs: Any
     target: Any
     output: Tensor
     n: int
+    positions: Positions = Positions()
     loss: float = 0.0
+    terms: int = 0
     residual: Tensor | None = None
     autograd: dict[str, Tensor] = field(default_factory=dict)
+    coupled: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass
 class BatchRunner:
     """Runs a model on the batches of a collection; the fields are arguments of :func:`gramscope.collect`."""
 
@@ -60,6 +83,10 @@ class BatchRunner:
     targets: Callable[[Any, Any], Tensor] | None
     options: Options
 
+    def __post_init__(self) -> None:
+        self._reader = LabelReader(self.model, self.options.ignore_index)
+        self._independent: bool | None = None
+
     def run(self, tape: Tape, inputs: Any, target: Any, index: int) -> Step:
         """Forward, backward where there is a loss, and the targets that features are compared with."""
         given = target
@@ -68,10 +95,52 @@ class BatchRunner:
             target = target.to(model_dtype(self.model))
             if self.targets is None:
                 tape.unsupported["(targets)"] = REGRESSED_INTEGERS
-        step = forward(self.model, tape, inputs, target, index, self.output)
-        if self.loss is not None:
-            step = backward(step, tape, self.loss, self.reduction, index, self.options)
+        with tape.looking_away():
+            read = self._reader.read(inputs, target)
+        tape.unsupported |= read.notes
+        random = torch.get_rng_state()
+        step, returned = forward(self.model, tape, read, index, self.output)
+        step = replace(step, coupled=self._influences_others(tape, step, random))
+        losses = self._losses(step, returned, inputs, given, index)
+        if losses is not None:
+            step = backward(step, tape, losses, index, self.options)
+            note_terms(tape, step)
         return step if self.targets is None else replace(step, target=self.targets(inputs, given))
+
+    def _losses(self, step: Step, returned: Any, inputs: Any, given: Any, index: int) -> Losses | None:
+        """The losses of the samples; with no loss given, the model's own where there is one.
+
+        torch's criteria get the targets of the outputs at the same positions, other functions the labels as they came.
+        """
+        if self.loss is None:
+            own = own_loss(returned)
+            return None if own is None else own_losses(own, step.output, step.target, step.n, self.options.ignore_index)
+        if takes_batch(self.loss):
+            batch = inputs if label_key(inputs) is not None or given is None else (inputs, given)
+            return losses_and_terms(self.loss, returned, batch, step.n, self.reduction)
+        if step.target is None:
+            raise InputError(
+                f"batch {index} has no target for the loss; give (x, y) as a tuple, a loader of such pairs, or "
+                "unpack=lambda batch: (inputs, target)"
+            )
+        target = step.target if is_torch_criterion(self.loss) else given
+        valid = step.positions.of(step.output.shape[1]) if step.output.dim() > 1 else None
+        ignored = self.options.ignore_index
+        return losses_and_terms(self.loss, step.output, target, step.n, self.reduction, ignored, valid)
+
+    def _influences_others(self, tape: Tape, step: Step, random: Tensor) -> bool:
+        """Whether samples influence each other, asked once, at the first batch of several samples."""
+        if self._independent is None and step.n > 1 and self.options.needs_graph and self.options.eval_mode:
+            with tape.looking_away(), torch.random.fork_rng(devices=[]):
+                torch.set_rng_state(random)
+                self._independent = not influences_others(
+                    lambda x: select_output(call_model(self.model, x), self.output),
+                    step.inputs,
+                    step.output,
+                    step.n,
+                    self.options.batch_dim,
+                )
+        return self._independent is False
 
     def run_reference(self, reference: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         """The output of the reference network, which must have the shape of the model's ``output``."""
@@ -84,11 +153,18 @@ class BatchRunner:
         return value
 
 
-def forward(model: nn.Module, tape: Tape, inputs: Any, target: Any, index: int, output: OutputSelector) -> Step:
-    """Run the model on batch number ``index``; check the number of targets and that the output is finite."""
+def forward(
+    model: nn.Module, tape: Tape, read: ReadBatch, index: int, output: OutputSelector
+) -> tuple[Step, Any]:
+    """Run the model on batch number ``index``; check the number of targets and that the output is finite.
+
+    Returns the step and all that the model returned.
+    """
+    inputs, target = read.inputs, read.target
     if first_tensor(inputs) is None:
         raise InputError(f"batch {index} holds no tensor to feed the model")
-    value = select_output(call_model(model, inputs), output)
+    returned = run_captured(model, tape, inputs)
+    value = select_output(returned, output)
     call = tape.calls[-1]
     n = call.samples
     for name, problem in call.across_samples.items():
@@ -107,17 +183,13 @@ def forward(model: nn.Module, tape: Tape, inputs: Any, target: Any, index: int, 
         raise InputError(f"batch {index} has {n} inputs but {target.shape[0]} targets{remedy}")
     if not torch.isfinite(value).all():
         raise NumericalError(f"the model's output is NaN or infinite in batch {index}; look at its inputs and weights")
-    return Step(inputs, target, value, n)
+    return Step(inputs, target, value, n, read.positions), returned
 
 
-def backward(step: Step, tape: Tape, loss: Loss, reduction: str | float | None, index: int, options: Options) -> Step:
+def backward(step: Step, tape: Tape, found: Losses, index: int, options: Options) -> Step:
     """Fill the tape's gradients from the summed per-sample losses."""
-    if step.target is None:
-        raise InputError(
-            f"batch {index} has no target for the loss; give (x, y) as a tuple, a loader of such pairs, or "
-            "unpack=lambda batch: (inputs, target)"
-        )
-    losses = sample_losses(loss, step.output, step.target, step.n, reduction, options.ignore_index)
+    losses = found.values
+    step = replace(step, terms=found.terms)
     total = losses.float().sum() if losses.dtype in (torch.bfloat16, torch.float16) else losses.sum()
     if not torch.isfinite(total):
         raise NumericalError(f"the loss is {total.item()} in batch {index}")
@@ -128,6 +200,12 @@ def backward(step: Step, tape: Tape, loss: Loss, reduction: str | float | None, 
     tape.backward(total, retain_graph=bool(options.jacobians))
     tape.note_reached("no gradient", {record.name for record in tape if record.reached}, "the loss does not reach it")
     return replace(step, loss=float(total.detach()), residual=residual, autograd=autograd)
+
+
+def note_terms(tape: Tape, step: Step) -> None:
+    """Say what the mean loss is a mean over, where it is not one term per sample."""
+    if step.terms != step.n:
+        tape.unsupported["(loss)"] = PER_POSITION
 
 
 def _extra_gradients(

@@ -103,7 +103,7 @@ class Statistics:
         layers = {}
         for name, layer in self.layers.items():
             gone: dict[str, Any] = {what: None for who, what in self.left_out if who in (name, EVERY)}
-            layers[name] = replace(layer, **(gone | {"n": self.n}))
+            layers[name] = replace(layer, **(gone | {"n": self.n, "terms": self.network.terms}))
         outputs = {
             name: part for name, part in self.outputs.items() if (output_of(name), "features") not in self.left_out
         }

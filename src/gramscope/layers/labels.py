@@ -1,0 +1,154 @@
+"""Labels as a language model reads them: shifted by one, ignored at padding, or fed to a decoder.
+
+A batch ``{input_ids, attention_mask, labels}`` holds labels in the convention of its model. A causal language model
+compares its output at position t with the label at t + 1, a masked language model and a tagger with the label at t.
+:class:`LabelReader` finds out which by asking the model for its own loss: one that does not depend on the first label
+shifts. Targets that are given apart from the inputs, as a pair ``(x, y)`` or by ``unpack=``, are taken as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gramscope.layers.batches import head, label_key
+from gramscope.layers.model_call import call_model, forward_arguments, own_loss
+from gramscope.layers.positions import Positions, positions_in
+from gramscope.notes import Note
+
+#: the label that models of transformers leave out of their own loss
+IGNORED = -100
+
+SHIFTED = Note(
+    "remark",
+    "next-token labels: the output at position t is compared with the label at t + 1, as the model's own loss does "
+    "(loss, accuracy, features and targets alike)",
+)
+PADDED_LABELS = Note("remark", "labels at padding, and those predicted from padding, are left out")
+LEFT_PADDED = Note(
+    "remark",
+    "the batch is padded on the left and has no position_ids: a model with absolute positions counts them from the first "
+    "pad; add position_ids = (attention_mask.cumsum(-1) - 1).clamp(min=0)",
+)
+
+
+class ReadBatch(NamedTuple):
+    """A batch as the model reads it.
+
+    Args:
+        inputs: of the model.
+        target: what its outputs and features are compared with.
+        positions: tokens and padding.
+        notes: what was done to the labels, by key.
+    """
+
+    inputs: Any
+    target: Any
+    positions: Positions
+    notes: dict[str, Note]
+
+
+class LabelReader:
+    """Reads the batches of one measurement; the model is asked about its labels once.
+
+    Args:
+        model: the model that will be called.
+        ignore_index: the label that losses and features leave out.
+    """
+
+    def __init__(self, model: nn.Module, ignore_index: int = IGNORED) -> None:
+        self._model, self._ignore_index = model, ignore_index
+        self._usable: bool | None = None  # whether the model can be called with the labels
+        self._shifts = False
+
+    def read(self, inputs: Any, target: Any) -> ReadBatch:
+        """The batch with its labels as targets of the outputs at the same position."""
+        key = label_key(inputs)
+        arguments = forward_arguments(self._model) if key is not None else frozenset()
+        if key is None or key not in arguments or not isinstance(target, Tensor):
+            return ReadBatch(inputs, target, positions_in(inputs), _padding_notes(inputs, target))
+        if self._usable is None:
+            self._usable = self._ask(inputs, key)
+        if not self._usable:
+            rest = {name: part for name, part in inputs.items() if name != key}
+            return ReadBatch(rest, target, positions_in(rest), _padding_notes(rest, target))
+        per_position = target.dim() == 2 and not target.is_floating_point() and _equal(inputs[key], target)
+        if not per_position:
+            return ReadBatch(inputs, target, positions_in(inputs), _padding_notes(inputs, target))
+        if "decoder_input_ids" in arguments:
+            return self._read_decoder(inputs, key, target)
+        return self._read_tokens(inputs, key, target)
+
+    def _read_tokens(self, inputs: Mapping[str, Any], key: str, target: Tensor) -> ReadBatch:
+        positions, notes = positions_in(inputs), _padding_notes(inputs, target)
+        labels, mask = target, positions.of(target.shape[1])
+        if mask is not None:
+            before = F.pad(mask[:, :-1], (1, 0), value=True)
+            kept = mask & before if self._shifts else mask
+            labels = target.masked_fill(~kept, IGNORED)
+            if not torch.equal(labels, target):
+                notes["(labels)"] = PADDED_LABELS
+        target = labels
+        if self._shifts:
+            target = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
+            notes["(targets)"] = SHIFTED
+        if self._ignore_index != IGNORED:
+            target = target.masked_fill(target == IGNORED, self._ignore_index)
+        return ReadBatch({**inputs, key: labels}, target, positions, notes)
+
+    def _read_decoder(self, inputs: Mapping[str, Any], key: str, target: Tensor) -> ReadBatch:
+        """Labels feed the decoder. Where both sequences are equally long, the decoder's gets one ignored position more.
+
+        Layers of the encoder and of the decoder then differ in their number of sites.
+        """
+        source = inputs.get("input_ids")
+        inputs = dict(inputs)
+        if isinstance(source, Tensor) and source.dim() == 2 and source.shape[1] == target.shape[1]:
+            fill = {key: IGNORED, "decoder_input_ids": 0, "decoder_attention_mask": 0}
+            inputs |= {name: F.pad(inputs[name], (0, 1), value=v) for name, v in fill.items() if name in inputs}
+            target = F.pad(target, (0, 1), value=IGNORED)
+        positions = positions_in(inputs, decoder=target != IGNORED)
+        if self._ignore_index != IGNORED:
+            target = target.masked_fill(target == IGNORED, self._ignore_index)
+        return ReadBatch(inputs, target, positions, _padding_notes(inputs, target))
+
+    @torch.no_grad()
+    def _ask(self, inputs: Mapping[str, Any], key: str) -> bool:
+        """Whether the model runs with the labels; finds out whether it shifts them, from its loss of one sample."""
+        labels = inputs[key]
+        sample = head(inputs, 1, labels.shape[0])
+        try:
+            call_model(self._model, sample)
+        except (RuntimeError, TypeError, ValueError, IndexError):
+            del sample[key]
+            try:
+                call_model(self._model, sample)
+            except (RuntimeError, TypeError, ValueError, IndexError):
+                return True  # the labels are not to blame; the measurement will show the error
+            return False
+        if labels.dim() == 2 and labels.shape[1] > 1 and not labels.is_floating_point():
+            none = torch.full_like(sample[key], IGNORED)
+            first = none.clone()
+            first[:, 0] = 0
+            losses = [own_loss(call_model(self._model, {**sample, key: part})) for part in (none, first)]
+            self._shifts = all(loss is not None for loss in losses) and _same(*losses)  # type: ignore[arg-type]
+        return True
+
+
+def _equal(labels: Any, target: Tensor) -> bool:
+    return isinstance(labels, Tensor) and (labels is target or torch.equal(labels, target))
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return bool(torch.equal(a, b) or (a.isnan() & b.isnan()).all())
+
+
+def _padding_notes(inputs: Any, target: Any) -> dict[str, Note]:
+    mask = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
+    if not isinstance(mask, Tensor) or mask.dim() != 2 or "position_ids" in inputs or bool(mask[:, 0].all()):
+        return {}
+    return {"(positions)": LEFT_PADDED}
