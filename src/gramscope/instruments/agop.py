@@ -13,22 +13,26 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gramscope.errors import InputError, ResultWarning
-from gramscope.layers.batches import batches, is_array, is_floating, reading, split_batch, to_device
+from gramscope.errors import InputError, LayerError, ResultWarning
+from gramscope.layers.batches import Unpack, batches, is_array, is_floating, reading, split_batch, to_device
 from gramscope.layers.jacobians import MEMORY, check_samples_are_independent, jacobian_chunks
+from gramscope.layers.labels import LabelReader
 from gramscope.layers.model_call import (
     OutputSelector,
     call_model,
     evaluating,
     model_device,
     model_dtype,
+    run_captured,
     select_output,
 )
 from gramscope.layers.modules import unwrap
 from gramscope.layers.select import LayerSelector
-from gramscope.layers.tape import capture
+from gramscope.layers.tape import Tape, capture
+from gramscope.layers.validity import COUPLED, influences_others
 from gramscope.linalg.psd import psd_power, symmetric_product
 from gramscope.notes import Note, joined
 from gramscope.statistics.collect import collect
@@ -56,6 +60,7 @@ def agop(
     generator: torch.Generator | None = None,
     memory: int = MEMORY,
     batch_dim: int = 0,
+    unpack: Unpack | None = None,
 ) -> dict[str, Tensor]:
     """Average gradient outer product at the input of every layer, ``{layer: [d, d]}``, in the weights' precision.
 
@@ -65,7 +70,8 @@ def agop(
         model: any module.
         inputs: a tensor or NumPy array ``[n, …]``, a mapping of keyword inputs, or a tuple of as many tensors as the
             model has required inputs, cut into batches; or a loader, a data set or a pair ``(x, y)``, whose targets are
-            not used. A list of two arrays of numbers with the same number of features is two batches.
+            not used. A list of two arrays of numbers with the same number of features is two batches. Outputs at
+            padding (``attention_mask``) are left out.
         layers: names, globs or types; ``None`` for every linear-like layer.
         power: matrix power of the result, ``0.5`` for the square-root form used by recursive feature machines.
         output: where the output tensor is, for models that return dicts or tuples.
@@ -73,6 +79,7 @@ def agop(
         generator: source of the random signs.
         memory: bytes a chunk of Jacobians may take.
         batch_dim: axis of the batch in inputs, in outputs and at Linear layers (1 for sequence-first models).
+        unpack: ``batch -> (inputs, target)`` for loaders that yield something else.
 
     >>> import torch, gramscope as gs
     >>> net = torch.nn.Linear(3, 1, bias=False)
@@ -80,7 +87,7 @@ def agop(
     >>> torch.allclose(G, net.weight.T @ net.weight)
     True
     """
-    options = {"output": output, "sketch": sketch, "generator": generator, "memory": memory}
+    options = {"output": output, "sketch": sketch, "generator": generator, "memory": memory, "unpack": unpack}
     stats = _kernels(model, inputs, batch_dim, layers=layers, **options)
     result = {}
     for layer in stats:
@@ -102,6 +109,7 @@ def tangent_kernel(
     generator: torch.Generator | None = None,
     memory: int = MEMORY,
     batch_dim: int = 0,
+    unpack: Unpack | None = None,
 ) -> dict[str, Any]:
     """``{layer: K}``, or ``{layer: TangentKernel(K, K_centered)}`` when a reference network is given.
 
@@ -116,7 +124,7 @@ def tangent_kernel(
     >>> gs.tangent_kernel(net, torch.rand(8, 3), reference=copy.deepcopy(net))["0"].K_centered.abs().max().item()
     0.0
     """
-    options = {"output": output, "sketch": sketch, "generator": generator, "memory": memory}
+    options = {"output": output, "sketch": sketch, "generator": generator, "memory": memory, "unpack": unpack}
     stats = _kernels(model, inputs, batch_dim, layers=layers, reference=reference, **options)
     if reference is None:
         return {layer.name: layer.K for layer in stats}
@@ -132,6 +140,7 @@ def dual_tangent_kernel(
     output: OutputSelector = None,
     memory: int = MEMORY,
     batch_dim: int = 0,
+    unpack: Unpack | None = None,
 ) -> dict[str, Tensor]:
     """The n×n dual ``𝒦_ij = ⟨J_i, J_j⟩``; with ``blocks`` the ``[n·c, n·c]`` matrix of all ``J_i J_jᵀ``, sample-major.
 
@@ -144,8 +153,8 @@ def dual_tangent_kernel(
     torch.Size([8, 8])
     """
     parts: dict[str, list[Tensor]] = {}
-    device = model_device(model)
-    root = unwrap(model)
+    device, root = model_device(model), unwrap(model)
+    reader, sequences = LabelReader(model), True
     with (
         evaluating(root),
         torch.inference_mode(False),
@@ -153,34 +162,53 @@ def dual_tangent_kernel(
         capture(model, layers, copy_weights=False, batch_dim=batch_dim) as tape,
     ):
         check_samples_are_independent(root)
-        for x, _ in batches(_cut(inputs, root, batch_dim), None, model_dtype(root)):
-            f = select_output(call_model(model, to_device(x, device)), output)
+        data = inputs if unpack is not None else _cut(inputs, root, batch_dim)
+        for index, batch in enumerate(batches(data, unpack, model_dtype(root))):
+            with tape.looking_away():
+                read = reader.read(*to_device(batch, device))
+            f = select_output(run_captured(model, tape, read.inputs), output)
+            if index == 0:
+                check_samples_are_apart(model, tape, read.inputs, f, output)
+            positions = read.positions
+            sequences = sequences and bool(positions.lengths)
             rows: dict[str, list[Tensor]] = {}
-            for chunk in jacobian_chunks(tape, f, memory=memory):
+            for chunk in jacobian_chunks(tape, positions.tokens_first(f), memory=memory):
                 for name, J in chunk.items():
-                    # [m, groups…, batch, sites, k] -> [batch, m, everything]
-                    rows.setdefault(name, []).append(J.movedim(-3, 0).flatten(2).double())
+                    # [m, groups…, batch, sites, k] -> [batch, sites, m, groups…, k] -> [batch, m, everything]
+                    J = positions.tokens_first(J.movedim((-3, -2), (0, 1)))
+                    rows.setdefault(name, []).append(J.movedim(2, 1).flatten(2).double())
             for name, found in rows.items():
                 parts.setdefault(name, []).append(torch.cat(found, dim=1))
             tape.clear()
     result = {}
     for name, batched in parts.items():
-        try:
-            J = torch.cat(batched)
-        except RuntimeError as error:
-            shapes = [tuple(part.shape) for part in batched]
-            raise InputError(
-                f"layer {name!r} has different sites in different batches ({shapes}); no dual exists"
-            ) from error
+        shapes = [tuple(part.shape) for part in batched]
+        if len({shape[1:] for shape in shapes}) > 1 and not sequences:
+            raise InputError(f"layer {name!r} has different sites in different batches ({shapes}); no dual exists")
+        sizes = [max(sizes) for sizes in zip(*shapes, strict=True)]  # shorter sequences end with zeros
+        J = torch.cat([F.pad(p, (0, sizes[2] - p.shape[2], 0, sizes[1] - p.shape[1])) for p in batched])
         flat = J.flatten(0, 1) if blocks else J.flatten(1)
         result[name] = flat @ flat.mT
     return result
 
 
+def check_samples_are_apart(
+    model: nn.Module, tape: Tape, inputs: Any, output: Tensor, selector: OutputSelector
+) -> None:
+    """Raise if samples of a batch, whose output is given, influence each other."""
+
+    def run(x: Any) -> Tensor:
+        return select_output(call_model(model, x), selector)
+
+    with tape.looking_away():
+        if influences_others(run, inputs, output, tape.calls[-1].samples, tape.batch_dim):
+            raise LayerError(COUPLED)
+
+
 def _kernels(model: nn.Module, inputs: Any, batch_dim: int, **options: Any) -> list[LayerStatistics]:
     """Statistics of the layers with Jacobians; a warning names the others."""
-    data = _cut(inputs, unwrap(model), batch_dim)
-    statistics = collect(model, data, features=False, jacobians=True, batch_dim=batch_dim, **options)
+    data = inputs if options["unpack"] is not None else _cut(inputs, unwrap(model), batch_dim)
+    statistics = collect(model, data, features=False, gradients=False, jacobians=True, batch_dim=batch_dim, **options)
     without = [layer.name for layer in statistics if layer.JtJ is None]
     if without:
         none = (Note("no Jacobians", "no Jacobians"),)
@@ -197,7 +225,7 @@ def _cut(inputs: Any, model: nn.Module, batch_dim: int) -> Any:
     if is_array(inputs):
         parts: dict[Any, Any] = {0: inputs}
     elif isinstance(inputs, Mapping) and inputs:
-        parts = split_batch(inputs)[0]
+        parts = dict(inputs)
     elif isinstance(inputs, tuple) and all(map(is_array, inputs)) and 1 < len(inputs) == _required_inputs(model):
         parts = dict(enumerate(inputs))
     else:
@@ -209,7 +237,7 @@ def _cut(inputs: Any, model: nn.Module, batch_dim: int) -> Any:
     for start in [0] if whole else range(0, max(sizes), BATCH):
         index = (slice(None),) * batch_dim + (slice(start, start + BATCH),)
         cut = {name: part[index] if name in long and not whole else part for name, part in parts.items()}
-        batched.append((cut if isinstance(inputs, Mapping) else tuple(cut.values()), None))
+        batched.append(split_batch(cut) if isinstance(inputs, Mapping) else (tuple(cut.values()), None))
     return batched
 
 

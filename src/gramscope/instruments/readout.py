@@ -10,9 +10,11 @@ from torch import Tensor, nn
 
 from gramscope.errors import InputError
 from gramscope.layers.batches import Unpack, batches, is_array, to_device
+from gramscope.layers.labels import LabelReader
 from gramscope.layers.linear_layer import effective_weight
 from gramscope.layers.model_call import call_model, evaluating, model_device, model_dtype
 from gramscope.layers.modules import unwrap
+from gramscope.layers.positions import flattened
 from gramscope.layers.tape import capture
 from gramscope.linalg.arrays import Array, to_double
 from gramscope.measures.neural_collapse import NeuralCollapse, nearest_class, neural_collapse_from_rows
@@ -62,10 +64,10 @@ def nearest_mean_agreement(
     targets: Callable[[Any, Any], Tensor] | None = None,
     ignore_index: int = IGNORED,
 ) -> float:
-    """Share of samples whose nearest class mean (at the inputs of ``layer``) is the class with the largest score.
+    """Share of samples, or labelled tokens, whose nearest class mean is the class with the largest score.
 
     Args:
-        layer: statistics of the readout, with class moments of its inputs.
+        layer: statistics of the readout, with the class means of its inputs.
         model, loader, unpack, eval_mode, batch_dim, targets, ignore_index: what the statistics were collected with.
     """
     classes = None if layer.features is None else layer.features.classes
@@ -81,15 +83,20 @@ def nearest_mean_agreement(
         evaluating(root, eval_mode),
         capture(model, [layer.name], outputs=[layer.name], gradients=False, batch_dim=batch_dim) as tape,
     ):
-        for inputs, target in batches(loader, unpack, model_dtype(root)):
-            inputs, target = to_device(inputs, device), to_device(target, device)
+        reader = LabelReader(model, ignore_index)
+        for batch in batches(loader, unpack, model_dtype(root)):
+            inputs, given = to_device(batch, device)
+            with tape.looking_away():
+                inputs, target, positions, _ = reader.read(inputs, given)
             call_model(model, inputs)
-            kept = (target if targets is None else targets(inputs, target)).flatten() != ignore_index
-            h, scores = tape[layer.name].h, tape.outputs[layer.name]
-            if h.dim() != 3 or h.shape[1] != 1:
-                raise InputError(f"NC4 needs one row per sample; layer {layer.name!r} has {h.shape[-2]} sites")
-            nearest = nearest_class(to_double(h[kept, 0]), classes)
-            agree += int((nearest == scores.reshape(h.shape[0], -1)[kept].argmax(1).to(nearest.device)).sum())
+            target = target if targets is None else targets(inputs, given)
+            h = flattened(tape[layer.name].h, len(target), positions.lengths)
+            if h.dim() != 3 or target.numel() != h.shape[0] * h.shape[1]:
+                raise InputError(f"NC4 needs one label per row; layer {layer.name!r} has {h.shape[-2]} sites")
+            kept = target.flatten() != ignore_index
+            nearest = nearest_class(to_double(h.flatten(0, 1)[kept]), classes)
+            scores = tape.outputs[layer.name].reshape(kept.shape[0], -1)[kept]
+            agree += int((nearest == scores.argmax(1).to(nearest.device)).sum())
             count += nearest.shape[0]
             tape.clear()
     return agree / count

@@ -70,21 +70,21 @@ class LabelReader:
         key = label_key(inputs)
         arguments = forward_arguments(self._model) if key is not None else frozenset()
         if key is None or key not in arguments or not isinstance(target, Tensor):
-            return ReadBatch(inputs, target, positions_in(inputs), _padding_notes(inputs, target))
+            return ReadBatch(inputs, target, positions_in(inputs), _padding_notes(inputs))
         if self._usable is None:
             self._usable = self._ask(inputs, key)
         if not self._usable:
             rest = {name: part for name, part in inputs.items() if name != key}
-            return ReadBatch(rest, target, positions_in(rest), _padding_notes(rest, target))
+            return ReadBatch(rest, target, positions_in(rest), _padding_notes(rest))
         per_position = target.dim() == 2 and not target.is_floating_point() and _equal(inputs[key], target)
         if not per_position:
-            return ReadBatch(inputs, target, positions_in(inputs), _padding_notes(inputs, target))
+            return ReadBatch(inputs, target, positions_in(inputs), _padding_notes(inputs))
         if "decoder_input_ids" in arguments:
             return self._read_decoder(inputs, key, target)
         return self._read_tokens(inputs, key, target)
 
     def _read_tokens(self, inputs: Mapping[str, Any], key: str, target: Tensor) -> ReadBatch:
-        positions, notes = positions_in(inputs), _padding_notes(inputs, target)
+        positions, notes = positions_in(inputs), _padding_notes(inputs)
         labels, mask = target, positions.of(target.shape[1])
         if mask is not None:
             before = F.pad(mask[:, :-1], (1, 0), value=True)
@@ -114,7 +114,7 @@ class LabelReader:
         positions = positions_in(inputs, decoder=target != IGNORED)
         if self._ignore_index != IGNORED:
             target = target.masked_fill(target == IGNORED, self._ignore_index)
-        return ReadBatch(inputs, target, positions, _padding_notes(inputs, target))
+        return ReadBatch(inputs, target, positions, _padding_notes(inputs))
 
     @torch.no_grad()
     def _ask(self, inputs: Mapping[str, Any], key: str) -> bool:
@@ -147,8 +147,8 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return bool(torch.equal(a, b) or (a.isnan() & b.isnan()).all())
 
 
-def _padding_notes(inputs: Any, target: Any) -> dict[str, Note]:
+def _padding_notes(inputs: Any) -> dict[str, Note]:
     mask = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
     if not isinstance(mask, Tensor) or mask.dim() != 2 or "position_ids" in inputs or bool(mask[:, 0].all()):
         return {}
-    return {"(positions)": LEFT_PADDED}
+    return {"(padding)": LEFT_PADDED}

@@ -162,7 +162,12 @@ def class_axis(output: Any, target: Any) -> int | None:
     >>> class_axis(torch.zeros(2, 3, 5), torch.zeros(2, 3).long()), class_axis(torch.zeros(2, 5, 3), torch.zeros(2, 3).long())
     (-1, 1)
     """
-    if not isinstance(target, Tensor) or target.is_floating_point() or not isinstance(output, Tensor) or output.dim() < 2:
+    if (
+        not isinstance(target, Tensor)
+        or target.is_floating_point()
+        or not isinstance(output, Tensor)
+        or output.dim() < 2
+    ):
         return None
     last = output.shape[:-1] == target.shape
     second = output.dim() > 2 and output.shape[0] == target.shape[0] and output.shape[2:] == target.shape[1:]

@@ -192,9 +192,10 @@ class Accumulator:
                 name,
                 self._sums.weights[name],
                 self._network.n,
-                **{what: self._sums.get(name, what) for what in SUMS},
                 features=features.get(name),
                 shared=name in self._shared,
+                terms=self._network.terms,
+                **{what: self._sums.get(name, what) for what in SUMS},
             )
             for name in self._order
         }

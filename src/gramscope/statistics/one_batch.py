@@ -35,6 +35,7 @@ REGRESSION_FUNCTIONS = (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss)
 REGRESSED_INTEGERS = Note(
     "remark", "integers under a loss of regression are numbers to regress on; targets=lambda x, y: y makes them classes"
 )
+OWN_LOSS = Note("remark", "no loss was given, so the loss is the one that the model itself returns")
 PER_POSITION = Note(
     "remark",
     "one loss per position: loss, accuracy, gradient norms and steps are means over all labelled positions (tokens, pixels), "
@@ -64,7 +65,7 @@ class Step:
     target: Any
     output: Tensor
     n: int
-    positions: Positions = Positions()
+    positions: Positions = field(default_factory=Positions)
     loss: float = 0.0
     terms: int = 0
     residual: Tensor | None = None
@@ -104,7 +105,10 @@ class BatchRunner:
         losses = self._losses(step, returned, inputs, given, index)
         if losses is not None:
             step = backward(step, tape, losses, index, self.options)
-            note_terms(tape, step)
+            if self.loss is None:
+                tape.unsupported["(loss)"] = OWN_LOSS
+            if step.terms != step.n:
+                tape.unsupported["(positions)"] = PER_POSITION
         return step if self.targets is None else replace(step, target=self.targets(inputs, given))
 
     def _losses(self, step: Step, returned: Any, inputs: Any, given: Any, index: int) -> Losses | None:
@@ -153,9 +157,7 @@ class BatchRunner:
         return value
 
 
-def forward(
-    model: nn.Module, tape: Tape, read: ReadBatch, index: int, output: OutputSelector
-) -> tuple[Step, Any]:
+def forward(model: nn.Module, tape: Tape, read: ReadBatch, index: int, output: OutputSelector) -> tuple[Step, Any]:
     """Run the model on batch number ``index``; check the number of targets and that the output is finite.
 
     Returns the step and all that the model returned.
@@ -200,12 +202,6 @@ def backward(step: Step, tape: Tape, found: Losses, index: int, options: Options
     tape.backward(total, retain_graph=bool(options.jacobians))
     tape.note_reached("no gradient", {record.name for record in tape if record.reached}, "the loss does not reach it")
     return replace(step, loss=float(total.detach()), residual=residual, autograd=autograd)
-
-
-def note_terms(tape: Tape, step: Step) -> None:
-    """Say what the mean loss is a mean over, where it is not one term per sample."""
-    if step.terms != step.n:
-        tape.unsupported["(loss)"] = PER_POSITION
 
 
 def _extra_gradients(
