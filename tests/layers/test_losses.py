@@ -62,7 +62,7 @@ def test_class_weights_ignored_positions_and_mean_squared_error() -> None:
     stats = gs.collect(swapped, split(sequences, labels, 2), nn.CrossEntropyLoss())
     assert stats["tokens.0"].features.n == 22
     masked = gs.collect(
-        swapped, (sequences, labels), lambda f, t: F.cross_entropy(f, t, reduction="none", ignore_index=-100).sum(1)
+        swapped, (sequences, labels), lambda f, t: F.cross_entropy(f, t, reduction="none", ignore_index=-100)
     )
     assert_same(masked, stats)
 
@@ -153,3 +153,71 @@ def test_targets_with_the_batch_second() -> None:
 )
 def test_losses_that_fail_are_named(loss: Any, y: Tensor, message: str) -> None:
     refused(gs.collect, nn.Linear(2, 3), (torch.ones(6, 2), y), loss, match=message)
+
+
+@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), F.cross_entropy, nn.MSELoss(), F.mse_loss, nn.HuberLoss()])
+def test_losses_of_pixels_are_means_over_all_of_them(loss: Any) -> None:
+    """One rule for labels and for numbers: what the criterion gives on all data at once, over any batches."""
+    net = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 3, 1)).double()
+    x, y = normal(5, 2, 6, 6), normal(5, 3, 4, 4)
+    if loss in (F.cross_entropy,) or isinstance(loss, nn.CrossEntropyLoss):
+        y = y.argmax(1)
+        y[0, 1], y[3, :2] = -100, -100
+    table = gs.measure(net, split(x, y, 2), loss, measures=["gradient_norm", "vcs_residual"], gamma=0.5)
+    total = loss(net(x), y)
+    (gradient,) = torch.autograd.grad(total, net[0].weight)
+    assert table.network["loss"] == pytest.approx(float(total.detach()))
+    assert table["0"]["gradient_norm"] == pytest.approx(float(gradient.norm()))
+    assert "means over all positions (tokens, pixels) that count" in table.notes["(positions)"].text
+    with gs.capture(net) as tape:
+        loss(net(x), y).backward()
+    W, D = tape["0"].weight, tape["0"].D
+    step = (W - 0.5 * D).T @ (W - 0.5 * D) - W.T @ W
+    residual = (0.25 * (D.T @ D - W.T @ tape["0"].Sigma @ W)).norm() / step.norm()
+    assert table["0"]["vcs_residual"] == pytest.approx(float(residual))
+
+
+def test_classes_may_be_last_and_padding_is_left_out() -> None:
+    net, x = nn.Linear(4, 3).double(), normal(5, 6, 4)
+    labels = torch.arange(30).reshape(5, 6) % 3
+    last = gs.measure(net, split(x, labels, 2), nn.CrossEntropyLoss(), measures="gradient_norm", jacobians=False)
+    total = F.cross_entropy(net(x).flatten(0, 1), labels.flatten())
+    assert last.network["loss"] == pytest.approx(float(total.detach()))
+    assert last.network["accuracy"] == pytest.approx(float((net(x).argmax(-1) == labels).double().mean()))
+    mask = torch.arange(6) < torch.tensor([6, 2, 3, 1, 5])[:, None]
+    model, y = Around(lambda m, x, attention_mask: m.net(x), net=net), normal(5, 6, 3)
+    batches = [{"x": x[i], "attention_mask": mask[i], "labels": y[i]} for i in (slice(0, 2), slice(2, 5))]
+    table = gs.measure(model, batches, nn.MSELoss(), measures="gradient_norm")
+    total = F.mse_loss(net(x)[mask], y[mask])
+    (gradient,) = torch.autograd.grad(total, net.weight)
+    assert table.network["loss"] == pytest.approx(float(total.detach()))
+    assert table["net"]["gradient_norm"] == pytest.approx(float(gradient.norm()))
+
+
+def test_several_heads_and_terms() -> None:
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.trunk, self.a, self.b = nn.Linear(4, 5), nn.Linear(5, 3), nn.Linear(5, 2)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            h = torch.tanh(self.trunk(x))
+            return {"a": self.a(h), "b": self.b(h)}
+
+    def loss(returned: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
+        classes = F.cross_entropy(returned["a"], batch["labels"], reduction="none")
+        return classes + 2 * (returned["b"] - batch["values"]).square().mean(1)
+
+    model, data = Heads().double(), {"x": normal(6, 4), "labels": torch.arange(6) % 3, "values": normal(6, 2, seed=1)}
+    table = gs.measure(model, data, loss, output="a", measures=["gradient_norm", "nfa"])
+    total = loss(model(data["x"]), data).mean()
+    for name, gradient in zip(
+        ("trunk", "a", "b"),
+        torch.autograd.grad(total, [model.trunk.weight, model.a.weight, model.b.weight]),
+        strict=True,
+    ):
+        assert table[name]["gradient_norm"] == pytest.approx(float(gradient.norm()))
+    mean = gs.measure(model, data, lambda out, batch: loss(out, batch).mean(), output="a", reduction="mean")
+    assert mean["b"]["gradient_norm"] == pytest.approx(table["b"]["gradient_norm"])
+    with pytest.raises(InputError, match=r"a mapping with keys \['a', 'b'\]; name one with output="):
+        gs.measure(model, data, loss)

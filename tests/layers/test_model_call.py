@@ -48,7 +48,7 @@ def test_large_inputs_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Two()
     gs.agop(model, (X, X))
     gs.agop(model, {"a": X, "b": X.numpy()})
-    assert model.seen == [4, 2, 4, 2]
+    assert model.seen == 2 * [4, 4, 2]  # the first batch once more, to see that samples do not influence each other
 
 
 @pytest.mark.parametrize(
@@ -131,3 +131,35 @@ def test_models_are_modules() -> None:
         refused(use, forward, X, match=r"model is a function; give a torch.nn.Module", error=GramscopeError)
     with pytest.raises(GramscopeError, match=r"model is a function; give a torch.nn.Module"), gs.capture(forward):
         pass
+
+
+class OwnCall(nn.Module):
+    """A model with a ``__call__`` of its own, which runs no hooks of the model."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.net(x)  # type: ignore[no-any-return]
+
+
+def test_models_that_override_call() -> None:
+    net = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 3)).double()
+    model, x, loss = OwnCall(net), X.double(), nn.CrossEntropyLoss()
+    expected, found = (gs.measure(m, (x, Y), loss, measures=["gradient_norm", "nfa", "nc4"]) for m in (net, model))
+    assert [found[f"net.{name}"] for name in expected] == [pytest.approx(expected[name]) for name in expected]
+    for kernel in (gs.agop, gs.tangent_kernel, dual_tangent_kernel):
+        torch.testing.assert_close(kernel(model, x)["net.0"], kernel(net, x)["0"])
+    record = gs.Monitor(model, (x, Y), loss, measures="surrogate").records[0]
+    assert record["layers"]["net.0"]["surrogate"] == pytest.approx(gs.measure(net, (x, Y), loss)["0"]["surrogate"])
+
+
+def test_parts_of_a_batch_that_the_model_does_not_take() -> None:
+    model = Two()
+    table = gs.measure(model, {"a": X, "b": X + 1, "text": ["a word"] * 6, "labels": Y}, nn.CrossEntropyLoss())
+    expected = gs.measure(model, ((X, X + 1), Y), nn.CrossEntropyLoss())
+    assert table["head"] == expected["head"]
+    assert table.notes["(batch)"].text == "the model's forward has no argument for text: not passed to it"
+    missing = "cannot run on these inputs: .*missing 1 required positional argument: 'b'.*unpack="
+    refused(gs.measure, model, {"a": X, "labels": Y}, nn.CrossEntropyLoss(), match=missing)

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gramscope.layers.batches import head, label_key
-from gramscope.layers.model_call import call_model, forward_arguments, own_loss
+from gramscope.layers.batches import LABEL_KEYS, head, label_key
+from gramscope.layers.model_call import call_model, forward_arguments, own_loss, unused_inputs
 from gramscope.layers.positions import Positions, positions_in
 from gramscope.notes import Note
 
@@ -67,6 +67,14 @@ class LabelReader:
 
     def read(self, inputs: Any, target: Any) -> ReadBatch:
         """The batch with its labels as targets of the outputs at the same position."""
+        read = self._read(inputs, target)
+        unused = unused_inputs(self._model, inputs) - set(LABEL_KEYS) if isinstance(inputs, Mapping) else set()
+        if unused:
+            text = f"the model's forward has no argument for {', '.join(sorted(unused))}: not passed to it"
+            read.notes["(batch)"] = Note("remark", text)
+        return read
+
+    def _read(self, inputs: Any, target: Any) -> ReadBatch:
         key = label_key(inputs)
         arguments = forward_arguments(self._model) if key is not None else frozenset()
         if key is None or key not in arguments or not isinstance(target, Tensor):

@@ -106,15 +106,14 @@ def _losses(
         return _stated(loss(output, target), n, reduction, counted)
     if (isinstance(loss, _OF_CLASSES) or loss in _FUNCTIONS_OF_CLASSES) and class_axis(output, target) == -1:
         output = output.movedim(-1, 1)
-    own = getattr(loss, "reduction", None)
-    if isinstance(loss, nn.Module) and isinstance(own, str):
+    own = reduction_of(loss)
+    if own is not None and isinstance(loss, nn.Module):
         unreduced = copy.copy(loss)
         unreduced.reduction = "none"  # type: ignore[assignment]
         return _within_samples(unreduced(output, target), output, n, own, counted, valid)
-    default = _reduction_argument(loss)
-    if default is not None:
+    if own is not None:
         value = loss(output, target, reduction="none")  # type: ignore[call-arg]
-        return _within_samples(value, output, n, default, counted, valid)
+        return _within_samples(value, output, n, own, counted, valid)
     value = loss(output, target)
     if not isinstance(value, Tensor):
         raise InputError(f"the loss returned a {type(value).__name__}, not a tensor")
@@ -238,8 +237,11 @@ def _within_samples(
     return Losses(value.sum(1), counted[1] if labelled and counted is not None else n)
 
 
-def _reduction_argument(loss: Any) -> str | None:
-    """Default of the function's ``reduction`` argument, if it has one."""
+def reduction_of(loss: Any) -> str | None:
+    """The ``reduction`` of a criterion, or the default of a function's ``reduction`` argument, if it has one."""
+    if isinstance(loss, nn.Module):
+        own = getattr(loss, "reduction", None)
+        return own if isinstance(own, str) else None
     try:
         parameter = inspect.signature(loss).parameters.get("reduction")
     except (TypeError, ValueError):

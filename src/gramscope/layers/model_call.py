@@ -29,13 +29,14 @@ _OUTPUT_KEYS = ("logits", "output", "prediction", "predictions", "out", "last_hi
 def call_model(model: nn.Module, inputs: Any) -> Any:
     """``model(x)`` for a tensor, ``model(*xs)`` for a tuple, ``model(**xs)`` for a mapping.
 
-    The labels of a mapping are passed if the model's forward names such an argument: models of transformers compute
-    their own loss from them, and sequence-to-sequence models their decoder's inputs.
+    Parts of a mapping that the model's forward has no argument for are left out (:func:`unused_inputs`). Labels are passed
+    where it names them: models of transformers compute their own loss from them, and sequence-to-sequence models their
+    decoder's inputs.
     """
     try:
         if isinstance(inputs, Mapping):
-            named = forward_arguments(model) if any(key in inputs for key in LABEL_KEYS) else frozenset()
-            return model(**{key: part for key, part in inputs.items() if key not in LABEL_KEYS or key in named})
+            unused = unused_inputs(model, inputs)
+            return model(**{key: part for key, part in inputs.items() if key not in unused})
         if isinstance(inputs, tuple | list):
             return model(*inputs)
         return model(inputs)
@@ -46,11 +47,25 @@ def call_model(model: nn.Module, inputs: Any) -> Any:
         raise InputError(f"{type(model).__name__} cannot run on these inputs: {error}; {remedy}") from error
 
 
+def unused_inputs(model: nn.Module, inputs: Mapping[str, Any]) -> set[str]:
+    """Names among keyword inputs that the model's forward has no argument for: targets of a loss, columns of a table.
+
+    A forward that takes any keyword (``**kwargs``) gets all of them but labels that it does not name.
+    """
+    arguments = forward_arguments(model)
+    unknown = {key for key in inputs if key not in arguments}
+    return {key for key in unknown if key in LABEL_KEYS} if "**" in arguments else unknown
+
+
 def forward_arguments(model: nn.Module) -> frozenset[str]:
-    """Names of the arguments of a model's forward; of the model inside, for an adapter that hands on everything."""
+    """Names of the arguments of a model's forward, and ``"**"`` if it takes any keyword.
+
+    Of an adapter that hands on everything, those of the model inside as well.
+    """
     root = unwrap(model)
     forward = root.forward if type(root).__call__ is nn.Module.__call__ else root.__call__
-    names = frozenset(inspect.signature(forward).parameters)
+    parameters = inspect.signature(forward).parameters.values()
+    names = frozenset("**" if p.kind is p.VAR_KEYWORD else p.name for p in parameters)
     inner = getattr(root, "get_base_model", None)
     return names | forward_arguments(inner()) if callable(inner) and "labels" not in names else names
 

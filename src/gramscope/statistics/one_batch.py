@@ -14,7 +14,16 @@ from gramscope.errors import InputError, NumericalError
 from gramscope.layers.batches import label_key
 from gramscope.layers.hooks import first_tensor
 from gramscope.layers.labels import LabelReader, ReadBatch
-from gramscope.layers.losses import Loss, Losses, is_torch_criterion, losses_and_terms, own_losses, takes_batch
+from gramscope.layers.losses import (
+    Loss,
+    Losses,
+    class_axis,
+    is_torch_criterion,
+    losses_and_terms,
+    own_losses,
+    reduction_of,
+    takes_batch,
+)
 from gramscope.layers.model_call import (
     OutputSelector,
     call_model,
@@ -38,9 +47,11 @@ REGRESSED_INTEGERS = Note(
 OWN_LOSS = Note("remark", "no loss was given, so the loss is the one that the model itself returns")
 PER_POSITION = Note(
     "remark",
-    "one loss per position: loss, accuracy, gradient norms and steps are means over all labelled positions (tokens, pixels), "
-    "as the criterion gives them on all data at once, and each labelled position is a row of features; K, AGOP and NFA are "
-    "of whole samples, summed over their positions",
+    "per position: loss, accuracy, gradient norms and steps are means over all positions (tokens, pixels) that count, as the "
+    "criterion gives them on all data at once; per sample: K, AGOP and NFA, summed over the positions of a sample",
+)
+PER_TOKEN = Note(
+    "remark", "per token: each labelled token is a row, in target linearity, surrogates and neural collapse"
 )
 
 
@@ -107,8 +118,11 @@ class BatchRunner:
             step = backward(step, tape, losses, index, self.options)
             if self.loss is None:
                 tape.unsupported["(loss)"] = OWN_LOSS
-            if step.terms != step.n:
+            if step.terms != step.n or (step.output.dim() > 2 and reduction_of(self.loss) == "mean"):
                 tape.unsupported["(positions)"] = PER_POSITION
+        labels = step.target if self.targets is None else None
+        if isinstance(labels, Tensor) and labels.dim() == 2 and class_axis(step.output, labels) == -1:
+            tape.unsupported["(features)"] = PER_TOKEN
         return step if self.targets is None else replace(step, target=self.targets(inputs, given))
 
     def _losses(self, step: Step, returned: Any, inputs: Any, given: Any, index: int) -> Losses | None:
@@ -134,6 +148,8 @@ class BatchRunner:
 
     def _influences_others(self, tape: Tape, step: Step, random: Tensor) -> bool:
         """Whether samples influence each other, asked once, at the first batch of several samples."""
+        if tape.calls[-1].across_samples:
+            return False  # known, with its cause
         if self._independent is None and step.n > 1 and self.options.needs_graph and self.options.eval_mode:
             with tape.looking_away(), torch.random.fork_rng(devices=[]):
                 torch.set_rng_state(random)

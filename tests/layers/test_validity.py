@@ -1,0 +1,60 @@
+"""Samples that influence each other have no Jacobians of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gramscope as gs
+from cases import Around, normal
+from gramscope.errors import LayerError
+
+LINKS = torch.eye(6).roll(1, 0).double()
+COUPLED: list[Callable[[nn.Module, Tensor], Tensor]] = [
+    lambda net, x: net[1](LINKS @ torch.tanh(net[0](x))),  # a graph whose nodes are rows
+    lambda net, x: net[1](torch.tanh(net[0](x - x.mean(0)))),
+    lambda net, x: net[1](torch.tanh(net[0](x))) / x.norm(),
+]
+
+
+def two_layers() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2)).double()
+
+
+@pytest.mark.parametrize("forward", COUPLED)
+def test_coupled_samples_are_found(forward: Callable[[nn.Module, Tensor], Tensor]) -> None:
+    net, x, y = two_layers(), normal(6, 3), torch.arange(6) % 2
+    model = Around(lambda m, x: forward(m.net, x), net=net)
+    table = gs.measure(model, (x, y), nn.CrossEntropyLoss())
+    assert table["net.0"]["nfa"] is None
+    assert "samples of a batch influence each other" in table.notes["(output)"].text
+    assert "give batches of one sample" in table.notes["(output)"].text
+    total = nn.functional.cross_entropy(model(x), y)  # the gradient of the weight needs no samples
+    (gradient,) = torch.autograd.grad(total, net[0].weight)
+    assert table["net.0"]["gradient_norm"] == pytest.approx(float(gradient.norm()))
+    for kernel in (gs.agop, gs.tangent_kernel, gs.dual_tangent_kernel):
+        with pytest.raises(LayerError, match="influence each other.*a wrapper that adds a batch axis"):
+            kernel(model, x)
+
+
+def test_what_is_not_coupled() -> None:
+    """Sampling inside the forward, inputs that must be sorted, and samples along another axis."""
+    net, x = two_layers(), normal(6, 3)
+    noisy = Around(lambda m, x: m.net[1](torch.tanh(m.net[0](x + torch.randn_like(x)))), net=net)
+    assert gs.tangent_kernel(noisy, x)["net.0"].shape == (5, 5)
+
+    def ordered(m: nn.Module, x: Tensor) -> Tensor:
+        if (x[:, 0].diff() < 0).any():
+            raise ValueError("sort the samples")
+        return m.net[1](torch.tanh(m.net[0](x)))  # type: ignore[no-any-return]
+
+    rising = x[x[:, 0].argsort()]
+    torch.testing.assert_close(
+        gs.agop(Around(ordered, net=net), rising)["net.0"],
+        gs.agop(nn.Sequential(net[0], nn.Tanh(), net[1]), rising)["0"],
+    )
+    encoder = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0).double()  # [length, batch, features]
+    assert len(gs.agop(encoder, normal(3, 5, 4), batch_dim=1)) == 6
