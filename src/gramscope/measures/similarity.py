@@ -9,10 +9,11 @@ from gramscope.linalg.arrays import Array
 from gramscope.linalg.moments import Moments, is_constant, moments
 from gramscope.linalg.psd import frobenius
 from gramscope.linalg.row_blocks import Rows, check_pair
+from gramscope.measures.debiased_cka import debiased_cka
 from gramscope.measures.fit import fit_linear, probe_accuracy
 
 
-def linear_cka(X: Array, Y: Array) -> Tensor:
+def linear_cka(X: Array, Y: Array, debiased: bool = False) -> Tensor:
     """Linear centred kernel alignment ``‖X̄ᵀȲ‖_F² / (‖X̄ᵀX̄‖_F ‖ȲᵀȲ‖_F)`` (Kornblith et al. 2019).
 
     Through the d×d matrices when there are more samples than features, else through the n×n ones.
@@ -20,9 +21,11 @@ def linear_cka(X: Array, Y: Array) -> Tensor:
     Args:
         X: features ``[n, d]``.
         Y: reference features ``[n, e]`` of the same samples.
+        debiased: remove what chance adds where features are many and samples few
+            (:mod:`gramscope.measures.debiased_cka`); :func:`gramscope.cka` does so for all layers of a model.
 
     Returns:
-        A float64 number between 0 and 1; NaN if one of them is constant.
+        A float64 number between 0 and 1 (debiased it may be a little below 0); NaN if one of them is constant.
 
     >>> import torch
     >>> X = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
@@ -32,6 +35,8 @@ def linear_cka(X: Array, Y: Array) -> Tensor:
     first, second = Rows(X, "X"), Rows(Y, "Y")
     check_pair(first, second)
     n = first.n
+    if debiased:
+        return debiased_cka(first, second)
     if n >= max(first.width, second.width):
         return linear_cka_from_moments(moments(first, second))
     mean_a, mean_b = first.mean(), second.mean()
