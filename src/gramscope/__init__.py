@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gramscope.instruments.agop import agop as agop
     from gramscope.instruments.agop import dual_tangent_kernel as dual_tangent_kernel
     from gramscope.instruments.agop import tangent_kernel as tangent_kernel
+    from gramscope.instruments.cka import cka as cka
     from gramscope.instruments.coordinate_check import coordinate_check as coordinate_check
     from gramscope.instruments.egop import egop as egop
     from gramscope.instruments.interpolation import interpolation_error as interpolation_error
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
 #: module -> public names that it defines
 _MODULES = {
     "instruments.agop": "agop dual_tangent_kernel tangent_kernel",
+    "instruments.cka": "cka",
     "instruments.coordinate_check": "coordinate_check",
     "instruments.egop": "egop",
     "instruments.interpolation": "interpolation_error",
