@@ -131,3 +131,24 @@ def test_models_with_other_inputs_and_outputs() -> None:
 
     check = gs.coordinate_check(Both, [4, 8], {"x": X, "y": Y}, nn.functional.l1_loss, adam, steps=1)
     assert check.layers == ("body.0", "body.2", "body.4")
+
+
+def test_the_loss_of_a_language_model_itself() -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    def make(width: int) -> nn.Module:
+        sizes = {"n_embd": width, "n_layer": 1, "n_head": 2, "vocab_size": 13, "n_positions": 8}
+        return GPT2LMHeadModel(GPT2Config(**sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
+
+    ids = torch.arange(32).reshape(4, 8) * 5 % 13
+    batch = {"input_ids": ids, "labels": ids}
+    own = gs.coordinate_check(make, [4, 8], batch, None, adam, steps=2, seeds=1)
+
+    def tokens(logits: Tensor, target: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(logits.flatten(0, 1), target.flatten())
+
+    given = gs.coordinate_check(make, [4, 8], batch, tokens, adam, steps=2, seeds=1)
+    for step in range(3):
+        for layer in own.layers:
+            assert own.sizes[step][layer] == pytest.approx(given.sizes[step][layer], rel=1e-4)
+    refused(gs.coordinate_check, mlp, [4, 8], (X, Y), None, adam, match="the model returns no loss")

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from gramscope.errors import InputError, MissingExtraError
 from gramscope.layers.batches import Unpack, batches, to_device
 from gramscope.layers.hooks import Observer, in_backward
+from gramscope.layers.labels import LabelReader
 from gramscope.layers.linear_layer import Layer
 from gramscope.layers.losses import Loss
-from gramscope.layers.model_call import OutputSelector, call_model, model_device, model_dtype, select_output
+from gramscope.layers.model_call import OutputSelector, call_model, model_device, model_dtype, own_loss, select_output
 from gramscope.layers.select import LayerSelector, select_layers
 from gramscope.measures.table import format_value
 
@@ -88,7 +89,7 @@ def coordinate_check(
     make_model: Callable[[int], nn.Module],
     widths: Sequence[int],
     data: Any,
-    loss: Loss,
+    loss: Loss | None,
     optimizer: Callable[[nn.Module, int], torch.optim.Optimizer],
     *,
     steps: int = 3,
@@ -108,7 +109,7 @@ def coordinate_check(
             for every width.
         widths: at least two.
         data: a batch ``(x, y)``, or a loader, whose first batch is used.
-        loss: function of ``(output, target)`` that returns one number.
+        loss: function of ``(output, target)`` that returns one number; ``None`` takes the loss that the model returns.
         optimizer: ``(model, width) -> optimizer``, with the learning rates that belong to the width.
         steps: steps to take.
         seeds: models per width, whose sizes are averaged.
@@ -151,7 +152,7 @@ def _sizes(
     width: int,
     seed: int,
     data: Any,
-    loss: Loss,
+    loss: Loss | None,
     optimizer: Callable[[nn.Module, int], torch.optim.Optimizer],
     steps: int,
     layers: LayerSelector,
@@ -163,7 +164,8 @@ def _sizes(
         torch.random.manual_seed(seed)
         model = make_model(width)
         device = model_device(model)
-        inputs, target = (to_device(part, device) for part in next(batches(data, unpack, model_dtype(model))))
+        batch = (to_device(part, device) for part in next(batches(data, unpack, model_dtype(model))))
+        read = LabelReader(model).read(*batch)
         rule = optimizer(model, width)
         sums: dict[str, Tensor] = {}
         counts: dict[str, int] = {}
@@ -179,13 +181,16 @@ def _sizes(
             for step in range(steps + 1):
                 sums.clear()
                 counts.clear()
-                result = select_output(call_model(model, inputs), output)
+                result = call_model(model, read.inputs)
                 found.append({name: float(total) / counts[name] for name, total in sums.items()})
                 if step < steps:
                     rule.zero_grad()
-                    value = loss(result, target)
-                    if value.numel() != 1:
-                        raise InputError(f"the loss has shape {tuple(value.shape)}; give one that returns one number")
+                    value = own_loss(result) if loss is None else loss(select_output(result, output), read.target)
+                    if value is None or value.numel() != 1:
+                        found_one = (
+                            "the model returns no loss" if value is None else f"the loss has shape {tuple(value.shape)}"
+                        )
+                        raise InputError(f"{found_one}; give a loss= that returns one number")
                     value.backward()  # type: ignore[no-untyped-call]
                     rule.step()
     if not found[0]:

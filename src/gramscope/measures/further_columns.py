@@ -69,7 +69,7 @@ def _weight_change(context: Context, layer: LayerStatistics) -> Tensor:
 def _fact_residual(context: Context, layer: LayerStatistics) -> Tensor | float:
     if context.weight_decay is None:
         raise InputError("pass weight_decay=, the λ that training used")
-    return fact_residual(layer.weight, layer.gradient.double() / layer.n, context.weight_decay)
+    return fact_residual(layer.weight, layer.gradient.double() / layer.loss_terms, context.weight_decay)
 
 
 def _canonical(side: Side, pair: Pair) -> Column:
