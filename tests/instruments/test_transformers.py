@@ -219,7 +219,7 @@ def test_causal_language_models(name: str, side: str) -> None:
     check(table, oracle, layers=5, rel=1e-6)  # the models' own loss is in float32
     assert "next-token labels: the output at position t is compared with the label at t + 1" in str(table)
     assert "the loss is the one that the model itself returns" in table.notes["(loss)"].text
-    assert "means over all labelled positions" in table.notes["(positions)"].text
+    assert "means over all positions (tokens, pixels) that count" in table.notes["(positions)"].text
     assert table.network["positions"] == oracle.terms
     check(measured(model, data, nn.CrossEntropyLoss()), oracle, layers=5)
     unmasked = [batch | {"labels": batch["input_ids"]} for batch in data]  # labels at padding
