@@ -63,3 +63,12 @@ def test_a_batch_without_a_label_that_counts() -> None:
     table = gs.measure(model, data, measures="gradient_norm")
     assert table.network["loss"] == pytest.approx(float(model(ids[:3], ids[:3])["loss"].detach()))
     assert table.network["positions"] == 12
+
+
+def test_as_many_words_as_positions() -> None:
+    """Scores [batch, 7, 7] of sequences have their classes last."""
+    model, ids = Speaker(1).double(), torch.arange(42).reshape(6, 7) % 7
+    data = {"input_ids": ids, "labels": ids}
+    own, stated = (gs.measure(model, data, loss, measures="gradient_norm") for loss in (None, nn.CrossEntropyLoss()))
+    assert stated.network == pytest.approx(own.network)
+    assert stated["head"] == pytest.approx(own["head"])

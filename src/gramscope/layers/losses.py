@@ -24,6 +24,7 @@ number (class weights, ignored labels, a mean over tokens) needs that number in 
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import math
 from collections.abc import Callable
@@ -34,6 +35,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gramscope.errors import GramscopeError, InputError
+from gramscope.layers.positions import Positions
 
 #: ``(output, target) -> loss``, or ``(returned, batch) -> loss`` where the second argument is called ``batch``
 Loss: TypeAlias = Callable[[Any, Any], Tensor]
@@ -64,7 +66,7 @@ def losses_and_terms(
     n: int,
     reduction: str | float | None = None,
     ignore_index: int = -100,
-    valid: Tensor | None = None,
+    positions: Positions | None = None,
 ) -> Losses:
     """The losses of the samples and the number of terms that the mean loss divides by.
 
@@ -77,7 +79,7 @@ def losses_and_terms(
             the factor that turns what it returns into the sum over samples. A number multiplies whatever comes: several
             losses (one per sample) are summed and then multiplied too. ``"mean"`` stands for a division by n.
         ignore_index: the label that losses leave out; where it occurs, ``"mean"`` does not divide by n.
-        valid: boolean ``[n, positions]``, false at padding, which element-wise losses leave out.
+        positions: sequences of the batch; element-wise losses leave their padding out.
     """
     if reduction == "mean" and isinstance(target, Tensor) and not target.is_floating_point():
         ignored = int((target == ignore_index).sum())
@@ -88,7 +90,7 @@ def losses_and_terms(
                 "reduction=, or a loss of every sample"
             )
     try:
-        return _losses(loss, output, target, n, reduction, ignore_index, valid)
+        return _losses(loss, output, target, n, reduction, ignore_index, positions or Positions())
     except (GramscopeError, torch.OutOfMemoryError):
         raise
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
@@ -99,13 +101,15 @@ def losses_and_terms(
 
 
 def _losses(
-    loss: Loss, output: Any, target: Any, n: int, reduction: str | float | None, ignore_index: int, valid: Tensor | None
+    loss: Loss, output: Any, target: Any, n: int, reduction: str | float | None, ignore_index: int, positions: Positions
 ) -> Losses:
     counted = _counted(target, ignore_index)
     if reduction is not None:
         return _stated(loss(output, target), n, reduction, counted)
-    if (isinstance(loss, _OF_CLASSES) or loss in _FUNCTIONS_OF_CLASSES) and class_axis(output, target) == -1:
+    of_classes = isinstance(loss, _OF_CLASSES) or _without_options(loss) in _FUNCTIONS_OF_CLASSES
+    if of_classes and class_axis(output, target, positions.lengths) == -1:
         output = output.movedim(-1, 1)
+    valid = positions.of(output.shape[1]) if isinstance(output, Tensor) and output.dim() > 1 else None
     own = reduction_of(loss)
     if own is not None and isinstance(loss, nn.Module):
         unreduced = copy.copy(loss)
@@ -152,11 +156,18 @@ def takes_batch(loss: Any) -> bool:
 
 def is_torch_criterion(loss: Any) -> bool:
     """Whether a loss is one of torch's own, which knows nothing of shifted labels."""
-    return (type(loss) if isinstance(loss, nn.Module) else loss).__module__.startswith("torch.nn")
+    return (type(loss) if isinstance(loss, nn.Module) else _without_options(loss)).__module__.startswith("torch.nn")
 
 
-def class_axis(output: Any, target: Any) -> int | None:
+def _without_options(loss: Any) -> Any:
+    """The function inside ``functools.partial``."""
+    return _without_options(loss.func) if isinstance(loss, functools.partial) else loss
+
+
+def class_axis(output: Any, target: Any, lengths: tuple[int, ...] = ()) -> int | None:
     """The axis of the classes in scores of integer labels, −1 or 1; ``None`` where shapes fit neither or both.
+
+    Where they fit both and the labels belong to sequences of one of the known ``lengths``, the classes are last.
 
     >>> class_axis(torch.zeros(2, 3, 5), torch.zeros(2, 3).long()), class_axis(torch.zeros(2, 5, 3), torch.zeros(2, 3).long())
     (-1, 1)
@@ -170,7 +181,9 @@ def class_axis(output: Any, target: Any) -> int | None:
         return None
     last = output.shape[:-1] == target.shape
     second = output.dim() > 2 and output.shape[0] == target.shape[0] and output.shape[2:] == target.shape[1:]
-    return None if last == second else -1 if last else 1
+    if last and second:
+        return -1 if output.dim() == 3 and target.shape[1] in lengths else None
+    return -1 if last else 1 if second else None
 
 
 def _counted(target: Any, ignore_index: int) -> tuple[int, int] | None:

@@ -87,8 +87,9 @@ def run_captured(model: nn.Module, tape: Tape, inputs: Any) -> Any:
 
 
 def may_compute_loss(model: nn.Module) -> bool:
-    """Whether the model takes labels, so that it may return a loss of its own."""
-    return not forward_arguments(model).isdisjoint(LABEL_KEYS)
+    """Whether the model takes labels (or positions of an answer), so that it may return a loss of its own."""
+    names = forward_arguments(model)
+    return not names.isdisjoint((*LABEL_KEYS, "start_positions")) or any("label" in name for name in names)
 
 
 def own_loss(returned: Any) -> Tensor | None:
@@ -138,9 +139,13 @@ def select_output(value: Any, output: OutputSelector = None) -> Tensor:
             raise InputError(f"output={output!r} is not in what the model returned: {keys}") from error
     elif isinstance(value, Mapping):
         found = [key for key in _OUTPUT_KEYS if key in value]
-        if not found:
+        scores = [part for key, part in value.items() if key.endswith("_logits") and isinstance(part, Tensor)]
+        if found:
+            value = value[found[0]]
+        elif scores and len({part.shape for part in scores}) == 1:
+            value = torch.stack(scores, -1)  # start and end of an answer, at every position
+        else:
             raise InputError(f"the model returned a mapping with keys {list(value.keys())}; name one with output=")
-        value = value[found[0]]
     if not isinstance(value, Tensor):
         raise InputError(
             f"the model returned a {type(value).__name__}, not a tensor; say which part with output= (an index, a name, or "

@@ -171,7 +171,7 @@ class Accumulator:
                 self._no_such_sites[name] = str(reason)
 
     def _add_network(self, step: Step, target: Tensor | None) -> None:
-        correct, counted = _count_correct(step.output, target, self._options.ignore_index)
+        correct, counted = _count_correct(step, target, self._options.ignore_index)
         if self._options.features and target is not None and step.output.dim() == 2:
             with self._unpaired(output_of(), output_of()):  # its rows are samples, whatever the tokens
                 rows = step.output.detach().unsqueeze(1)
@@ -229,8 +229,8 @@ def _doubt(value: Tensor) -> str:
     )
 
 
-def _count_correct(output: Tensor, target: Tensor | None, ignore_index: int) -> tuple[int | None, int]:
-    axis = class_axis(output, target)
+def _count_correct(step: Step, target: Tensor | None, ignore_index: int) -> tuple[int | None, int]:
+    output, axis = step.output, class_axis(step.output, target, step.positions.lengths)
     if target is None or axis is None or output.shape[axis] < 2:
         return None, 0
     counts = (target >= 0) & (target != ignore_index)

@@ -121,7 +121,11 @@ class BatchRunner:
             if step.terms != step.n or (step.output.dim() > 2 and reduction_of(self.loss) == "mean"):
                 tape.unsupported["(positions)"] = PER_POSITION
         labels = step.target if self.targets is None else None
-        if isinstance(labels, Tensor) and labels.dim() == 2 and class_axis(step.output, labels) == -1:
+        if (
+            isinstance(labels, Tensor)
+            and labels.dim() == 2
+            and class_axis(step.output, labels, step.positions.lengths) == -1
+        ):
             tape.unsupported["(features)"] = PER_TOKEN
         return step if self.targets is None else replace(step, target=self.targets(inputs, given))
 
@@ -142,9 +146,8 @@ class BatchRunner:
                 "unpack=lambda batch: (inputs, target)"
             )
         target = step.target if is_torch_criterion(self.loss) else given
-        valid = step.positions.of(step.output.shape[1]) if step.output.dim() > 1 else None
         ignored = self.options.ignore_index
-        return losses_and_terms(self.loss, step.output, target, step.n, self.reduction, ignored, valid)
+        return losses_and_terms(self.loss, step.output, target, step.n, self.reduction, ignored, step.positions)
 
     def _influences_others(self, tape: Tape, step: Step, random: Tensor) -> bool:
         """Whether samples influence each other, asked once, at the first batch of several samples."""
