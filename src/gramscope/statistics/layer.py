@@ -216,5 +216,5 @@ def merge_networks(a: NetworkStatistics, b: NetworkStatistics) -> NetworkStatist
         correct,
         a.counted + b.counted,
         merge_optional(a.output, b.output, merge_features),
-        a.terms + b.terms,
+        sum(part.terms or (part.n if part.loss_sum else 0) for part in (a, b)),  # stored ones may have no terms
     )
