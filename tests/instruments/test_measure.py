@@ -176,16 +176,24 @@ def test_notes_instead_of_silence() -> None:
     assert "lookup table" in table.notes["0"].text
 
 
-def test_large_outputs_are_sketched_only_when_asked() -> None:
-    model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 300)).double()
-    x = normal(20, 5)
-    table = gs.measure(model, (x, torch.arange(20)), nn.CrossEntropyLoss())
-    assert table["0"]["nfa"] is None
-    assert "a sample has 300 outputs, more than 256; pass sketch=64" in table.notes["(output)"].text
-    exact = gs.measure(model, (x, torch.arange(20)), measures="nfa")["0"]["nfa"]
-    generator = torch.Generator().manual_seed(0)
-    sketched = gs.measure(model, (x, torch.arange(20)), sketch=64, generator=generator)["0"]["nfa"]
-    assert sketched == pytest.approx(exact, abs=0.05)
+@pytest.mark.parametrize("width", [8, 3])  # the first layer has more outputs than inputs, or fewer
+def test_many_outputs_are_sketched(width: int) -> None:
+    model = nn.Sequential(nn.Linear(5, width), nn.Tanh(), nn.Linear(width, 300)).double()
+    data, names = (normal(200, 5), torch.arange(200)), ["nfa", "nfa_null", "agop_trace"]
+    exact = gs.measure(model, data, measures=names, jacobians=True)
+    assert not exact.errors
+    assert exact.notes["2.nfa"].text.startswith("trivial: ")
+    with_kernel = gs.measure(model, data, measures=[*names, "kernel_spread"], jacobians=True)
+    for options in ({}, {"sketch": 32}):
+        table = gs.measure(model, data, measures=names, **options)
+        for layer, name in (("0", "nfa"), ("0", "agop_trace"), ("2", "agop_trace")):
+            value, truth, error = table[layer][name], exact[layer][name], table.errors[layer][name]
+            assert value is not None
+            assert truth is not None
+            assert abs(value - truth) < 5 * error < 0.5 * truth
+            assert truth == pytest.approx(with_kernel[layer][name])
+        assert table["0"]["nfa_null"] == pytest.approx(exact["0"]["nfa_null"], abs=0.1)
+    assert "4 random combinations of the 300 outputs" in gs.measure(model, data, measures=names).notes["(output)"].text
 
 
 def test_module_outputs_get_rows() -> None:

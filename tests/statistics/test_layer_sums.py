@@ -53,9 +53,12 @@ def test_matrices_beyond_the_budget_are_left_out_with_a_note() -> None:
     message = "3000 × 3000 numbers take 137 MiB, more than the 16 MiB of memory="
     assert stats.notes == {"2": (("left out", f"no Σ: {message}"), ("left out", f"no K: {message}"))}
     table = gs.measure(model, (x, y), F.cross_entropy, measures=["vcs_cosine", "gradient_norm"], memory=16 * MEBIBYTE)
-    assert table["2"]["vcs_cosine"] is None
-    assert table.notes["2.vcs_cosine"].text == f"no Σ: {message}"
-    assert table["0"]["vcs_cosine"] is not None
+    dense = gs.measure(model, (x, y), F.cross_entropy, measures=["vcs_cosine"], at_inputs=())
+    for name in ("0", "2"):  # WᵀΣW is small where Σ is not
+        assert table[name]["vcs_cosine"] == pytest.approx(dense[name]["vcs_cosine"])
+    tight = gs.measure(model, (x, y), F.cross_entropy, measures=["vcs_cosine"], at_inputs=(), memory=16 * MEBIBYTE)
+    assert tight["2"]["vcs_cosine"] is None
+    assert tight.notes["2.vcs_cosine"].text == f"no Σ: {message}"
     # with room for it in one part only, the whole has none
     roomy = gs.collect(model, (x, y), F.cross_entropy, **options | {"memory": 2**30})
     assert roomy["2"].Sigma is not None

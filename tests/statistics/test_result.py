@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import reduce
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -100,13 +101,23 @@ def test_all_reduce_over_two_processes(tmp_path: Path) -> None:
 
 
 def test_jacobians_that_some_batches_are_too_wide_for() -> None:
+    """Those of many outputs are sketched, those of few are not, and the two add up."""
     model = nn.Linear(3, 50).double()
     short, long = (normal(4, 2, 3), None), (normal(4, 9, 3), None)  # 100 and 450 outputs
     parts = [gs.collect(model, [part], jacobians="auto") for part in (short, long)]
     assert parts[0]["(model)"].JtJ is not None
     for stats in (gs.collect(model, [short, long], jacobians="auto"), parts[0].merge(parts[1])):
-        assert stats["(model)"].JtJ is None
+        assert torch.equal(stats["(model)"].JtJ.diagonal(), torch.full((50,), 44.0).double())  # 4 samples, 11 sites
         assert "450 outputs" in joined(stats.notes["(output)"]).text
+    options: dict[str, Any] = {"jacobians": "auto", "at_inputs": ["jacobians"], "layers": "(model)"}
+    narrow = nn.Linear(50, 50).double()
+    exact, both = (normal(4, 2, 50), None), (normal(4, 9, 50), None)
+    apart = [gs.collect(narrow, [part], **options)["(model)"] for part in (exact, both)]
+    assert [part.kernel_parts.shape[0] for part in apart] == [1, 4]
+    for order in ([exact, both], [both, exact]):
+        stats = gs.collect(narrow, order, **options)["(model)"]
+        assert stats.kernel_parts.shape[0] == 4
+        assert torch.allclose(stats.K, sum(part.kernel_parts.sum(0) for part in apart) / 8)
 
 
 def test_residuals_that_some_batches_do_not_have() -> None:

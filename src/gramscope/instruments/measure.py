@@ -17,7 +17,8 @@ from gramscope.layers.losses import Loss
 from gramscope.layers.model_call import may_compute_loss
 from gramscope.layers.select import LayerSelector, select_layers
 from gramscope.layers.validity import check_reference
-from gramscope.measures.columns import DEFAULT, MEASURES, OF_FEATURES, Context, Missing
+from gramscope.measures.columns import AT_INPUTS, DEFAULT, MEASURES, OF_FEATURES, Context, Missing
+from gramscope.measures.estimate import Estimate
 from gramscope.measures.table import Table
 from gramscope.notes import Note, joined
 from gramscope.statistics.collect import collect
@@ -77,11 +78,14 @@ def measure(
     given |= {"reference"} if reference is not None else set()
     given |= {"held_out"} if held_out is not None else set()
     names = _names(measures, given)
-    needs = set().union(*(MEASURES[name].needs for name in names))
-    explicit = measures is not None and measures != "all"
+    needs = _needs(names)
     options: dict[str, Any] = {name: name in needs for name in ("residuals", "autograd", "features", "covariance")}
     options |= {"gradients": "loss" in needs, "gram": "gram" in needs and "auto"}
-    options |= {"jacobians": "jacobians" in needs and (explicit or "auto"), "layers": layers} | collecting
+    options |= {"jacobians": "jacobians" in needs and "auto", "layers": layers}
+    options |= {
+        "at_inputs": [sums for sums in ("covariance", "jacobians") if sums not in _needs(set(names) - AT_INPUTS)]
+    }
+    options |= collecting
     twin = reference if "reference_jacobians" in needs else None
     statistics = collect(model, loader, loss, reference=twin, **options)
     if loss is None and not statistics.network.terms:  # the model takes labels, but got none or returned no loss
@@ -117,14 +121,25 @@ def table_of(statistics: Statistics, names: Iterable[str], context: Context) -> 
     """Evaluate measures on collected statistics; module outputs get a row for the measures of features."""
     notes = {name: joined(found) for name, found in statistics.notes.items()}
     rows: dict[str, dict[str, float | None]] = {}
+    errors: dict[str, dict[str, float]] = {}
+
+    def fill(row: str, layer: LayerStatistics, defined: Iterable[str]) -> None:
+        rows[row] = dict.fromkeys(names)
+        for name in defined:
+            found = _evaluate(name, context, layer, notes)
+            if found is not None:
+                rows[row][name] = found.value
+                if found.error is not None:
+                    errors.setdefault(row, {})[name] = found.error
+
+    names = list(names)
     for layer in statistics:
-        rows[layer.name] = {name: _evaluate(name, context, layer, notes) for name in names}
+        fill(layer.name, layer, names)
     for module, part in statistics.outputs.items():
         # A module's output has features but no weight.
         featured = LayerStatistics(module, torch.empty(0, 0, dtype=torch.float64), part.n, features=part)
-        rows[f"{module} (output)" if module in rows else module] = {
-            name: _evaluate(name, context, featured, notes) if name in OF_FEATURES else None for name in names
-        }
+        row = f"{module} (output)" if module in rows else module
+        fill(row, featured, [name for name in names if name in OF_FEATURES])
     network = statistics.network
     summary: dict[str, float | None] = {"samples": network.n}
     if network.terms > network.n:
@@ -133,28 +148,36 @@ def table_of(statistics: Statistics, names: Iterable[str], context: Context) -> 
         summary["loss"] = network.loss
     if network.accuracy is not None:
         summary["accuracy"] = network.accuracy
-    return Table(rows, summary, notes)
+    return Table(rows, summary, notes, errors)
 
 
-def _evaluate(name: str, context: Context, layer: LayerStatistics, notes: dict[str, Note]) -> float | None:
+def _evaluate(name: str, context: Context, layer: LayerStatistics, notes: dict[str, Note]) -> Estimate | None:
     key, prefix = f"{layer.name}.{name}", f"layer {layer.name!r}: "
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", GramscopeWarning)
         try:
-            value = MEASURES[name].compute(context, layer)
+            found = MEASURES[name].compute(context, layer)
         except (Missing, InputError, NumericalError) as reason:
             why = context.statistics.notes.get(layer.name) if isinstance(reason, NotCollected) else None
             notes[key] = joined(why) if why else Note("undefined", str(reason).removeprefix(prefix))
             return None
-    if math.isnan(value) and not caught:
+    remarks = [Note("remark", found.remark)] if found.remark else []
+    if math.isnan(found.value) and not caught:
         text = "undefined: a side of the quotient is zero, the features are constant, or both"
-        notes[key] = Note("undefined", text)
+        remarks.append(Note("undefined", text))
     for warning in caught:
         if issubclass(warning.category, GramscopeWarning):
-            notes[key] = Note("doubtful", str(warning.message))
+            remarks.insert(0, Note("doubtful", str(warning.message)))
         else:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-    return value
+    if remarks:
+        notes[key] = joined(remarks)
+    return found
+
+
+def _needs(names: Iterable[str]) -> set[str]:
+    """What must be collected for measures."""
+    return set().union(*(MEASURES[name].needs for name in names))
 
 
 def _names(measures: str | Iterable[str] | None, given: set[str]) -> list[str]:

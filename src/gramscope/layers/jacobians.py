@@ -131,7 +131,7 @@ def _pull_back(
     output: Tensor, edges: Sequence[GradientEdge], directions: Tensor, batched: bool
 ) -> tuple[list[Tensor | None], bool]:
     """Vector-Jacobian products of all directions at once, or one by one where an operation cannot be batched."""
-    if batched:
+    if batched and len(directions) > 1:
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("error", message="There is a performance drop")
@@ -156,7 +156,7 @@ def _pull_back(
     for parts in zip(*rows, strict=True):
         present = [part for part in parts if part is not None]
         stacked.append(torch.stack(present) if present else None)
-    return stacked, False
+    return stacked, batched and len(directions) == 1
 
 
 def _by_layer(

@@ -61,9 +61,16 @@ class FactoredGram:
         return 2 * (self.left.sum(-1) * self.right.sum(-1)).sum()
 
     def inner(self, other: FactoredGram | Tensor) -> Tensor:
-        """``tr(Sᵀ T)`` with another factored matrix (through r×r matrices) or a dense one."""
+        """``tr(Sᵀ T)`` with another factored matrix or a dense one.
+
+        Two factored ones meet in r×r matrices (8 r² d operations), or in d×d ones (4 r d²) where those take fewer.
+        """
         if isinstance(other, Tensor):
             return ((self.left @ other) * self.right).sum() + ((self.right @ other) * self.left).sum()
+        (r, d), s = self.left.shape[-2:], other.left.shape[-2]
+        if 4 * r * s > d * (r if other is self else r + s):
+            mine = self.dense()
+            return (mine * (mine if other is self else other.dense())).sum()
         mixed = (self.right @ other.left.mT) * (self.left @ other.right.mT)
         straight = (self.right @ other.right.mT) * (self.left @ other.left.mT)
         return 2 * (mixed + straight).sum()

@@ -33,6 +33,15 @@ def eigh(A: Tensor) -> tuple[Tensor, Tensor]:
     return values, vectors
 
 
+def eigvalsh(A: Tensor) -> Tensor:
+    """Eigenvalues (ascending) of symmetric ``A [..., d, d]``, several times faster than with eigenvectors."""
+    try:
+        values: Tensor = torch.linalg.eigvalsh(A)
+    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+        raise NumericalError(f"the eigenvalues of a {tuple(A.shape)} matrix did not converge: {error}") from error
+    return values
+
+
 def svd(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The thin singular value decomposition ``U, s, Vᵀ`` of ``A [..., m, n]``."""
     try:

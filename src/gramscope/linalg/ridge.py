@@ -8,15 +8,20 @@ From arrays, S and UᵀY come from a QR factorisation updated block by block (``
 (``n < d``): the condition number is not squared, so singular values down to about ``max(n, d)·2.2e-16`` of the largest
 are seen. From moments they come from an eigendecomposition of the centred co-moments with every feature scaled to unit
 length, so that neither offsets nor mixed scales of the features cost digits. Directions that are shorter than
-``√(d·2.2e-16)`` in those units, about 2e-7 at d = 256, cannot be told from rounding. Directions below these tolerances
-count as absent: the fit is the one of minimum norm.
+``√(d·2.2e-16)`` in those units, about 2e-7 at d = 256, cannot be told from rounding. Without a ridge the columns of arrays are
+scaled to length 1 too.
+
+Features that came in float32 carry rounding of 6e-8 of each entry, whatever they are computed with afterwards. Directions
+of that size (:func:`input_noise`) are rounding, not features: the features after a layer normalisation have one, since
+their sum is zero up to rounding. Directions below these tolerances count as absent: the fit is the one of minimum norm.
+What lies little above them is uncertain, and target linearity warns with its size.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -25,7 +30,7 @@ from torch import Tensor
 from gramscope.errors import InputError, RescueWarning
 from gramscope.linalg.moments import Moments
 from gramscope.linalg.psd import EPS, eigh, svd
-from gramscope.linalg.row_blocks import Rows, check_pair, spans
+from gramscope.linalg.row_blocks import Rows, ScaledRows, check_pair, spans
 
 
 @dataclass(frozen=True)
@@ -39,12 +44,13 @@ class Reduced:
         singular_values: ``S [r]``, descending, ``r ≤ min(n, d)``.
         tolerance: singular values up to this count as zero.
         targets: ``UᵀY [r, c]``.
-        outside: ``‖(I − UUᵀ) Y‖_F²``.
-        total: ``‖Y − ȳ‖_F²``.
+        outside: ``‖(I − UUᵀ) y‖²`` of every target, ``[c]``.
+        totals: ``‖y − ȳ‖²`` of every target, ``[c]``.
         mean_h: ``[d]`` with an intercept, else None.
         mean_y: ``[c]``.
         right: ``Vᵀ [r, d]``, or None when ``n < d``.
         left: ``U [n, r]`` when ``n < d``, else None.
+        scale: ``[d]``: everything is about ``H / scale``; None for H itself.
     """
 
     n: int
@@ -54,11 +60,12 @@ class Reduced:
     tolerance: float
     targets: Tensor
     outside: Tensor
-    total: Tensor
+    totals: Tensor
     mean_h: Tensor | None
     mean_y: Tensor
     right: Tensor | None
     left: Tensor | None
+    scale: Tensor | None = None
 
     @property
     def rank(self) -> int:
@@ -71,10 +78,25 @@ class Reduced:
         kept = self.singular_values > self.tolerance
         return torch.where(kept, square / torch.where(kept, square + ridge, 1.0), 0.0)
 
+    @property
+    def total(self) -> Tensor:
+        """``‖Y − ȳ‖_F²``."""
+        return self.totals.sum()
+
     def residual(self, ridge: float) -> Tensor:
         """``‖Y − Hβ‖_F²`` of the ridge fit."""
+        return self.residuals(ridge).sum()
+
+    def residuals(self, ridge: float) -> Tensor:
+        """``‖y − Hβ‖²`` of the ridge fit, of every target, ``[c]``."""
         missing = (1.0 - self.shrinkage(ridge))[:, None] * self.targets
-        return self.outside + missing.square().sum()
+        return self.outside + missing.square().sum(0)
+
+    def uncertain(self) -> float:
+        """The part of ``‖Y‖²`` that the fit without a ridge finds along directions near the tolerance."""
+        kept = self.singular_values > self.tolerance
+        share = torch.where(kept, (self.tolerance / torch.where(kept, self.singular_values, 1.0)).square(), 0.0)
+        return float(share @ self.targets.square().sum(1))
 
     def degrees_of_freedom(self, ridge: float) -> float:
         """``tr H(HᵀH + λI)⁻¹Hᵀ`` (plus one for the intercept)."""
@@ -85,8 +107,9 @@ class Reduced:
         s = self.singular_values
         kept = s > self.tolerance
         scaled = (self.shrinkage(ridge) / torch.where(kept, s, 1.0))[:, None] * self.targets
+        scale = 1.0 if self.scale is None else self.scale[:, None]
         if self.right is not None:
-            return self.right.mT @ scaled
+            return self.right.mT @ scaled / scale
         left = self.targets.new_zeros(self.n, 0) if self.left is None else self.left
         weights = left @ (scaled / torch.where(kept, s, 1.0)[:, None])
         parts = []
@@ -95,7 +118,7 @@ class Reduced:
             if self.intercept:
                 columns = columns - columns.mean(0)
             parts.append(columns.mT @ weights)
-        return torch.cat(parts)
+        return torch.cat(parts) / (1.0 if self.scale is None else self.scale.square()[:, None])
 
 
 def check_ridge(ridge: float) -> float:
@@ -106,7 +129,21 @@ def check_ridge(ridge: float) -> float:
     return value
 
 
-def reduce_rows(H: Rows, Y: Rows, intercept: bool = False, rtol: float | None = None) -> Reduced:
+def input_noise(n: int, d: int, eps: float) -> float:
+    """Length of the directions that rounding alone gives n rows of d features of length 1; ``eps`` is 1.2e-7 for float32.
+
+    The entries' errors are about ε/4 each and add up like random numbers; a factor of 16 leaves room for errors of the
+    computations before.
+
+    >>> f"{input_noise(400, 100, torch.finfo(torch.float32).eps):.1e}"
+    '7.2e-07'
+    """
+    return 4 * eps * (1 + math.sqrt(d / n))
+
+
+def reduce_rows(
+    H: Rows, Y: Rows, intercept: bool = False, rtol: float | None = None, equilibrate: bool = False
+) -> Reduced:
     """Reduce the regression of ``Y [n, c]`` on ``H [n, d]``; extra memory is a few blocks and ``min(n, d)²``.
 
     Args:
@@ -115,14 +152,23 @@ def reduce_rows(H: Rows, Y: Rows, intercept: bool = False, rtol: float | None = 
         intercept: fit a constant too.
         rtol: singular values up to ``rtol`` times the largest (of the uncentred H) count as zero;
             default ``max(n, d)·2.2e-16``.
+        equilibrate: scale every feature to length 1 first, which changes no fit without a ridge except the choice among
+            equally good ones; directions as short as the rounding of the features as they came count as zero then.
     """
     check_pair(H, Y)
     relative = max(H.n, H.width) * EPS if rtol is None else float(rtol)
-    return _reduce_tall(H, Y, intercept, relative) if H.n >= H.width else _reduce_wide(H, Y, intercept, relative)
+    reduced = _reduce_tall if H.n >= H.width else _reduce_wide
+    if not equilibrate:
+        return reduced(H, Y, intercept, relative)
+    scaled = ScaledRows(H)
+    problem = reduced(scaled, Y, intercept, relative)
+    noise = input_noise(H.n, H.width, H.eps) if rtol is None else 0.0
+    mean_h = None if problem.mean_h is None else problem.mean_h * scaled.scale
+    return replace(problem, tolerance=max(problem.tolerance, noise), scale=scaled.scale, mean_h=mean_h)
 
 
 def triangular_factor(H: Rows, Y: Rows | None = None, ones: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """``R``, ``QᵀY`` and ``‖(I − QQᵀ)Y‖_F²`` of ``H = QR``, updated block by block; Q is never formed.
+    """``R``, ``QᵀY`` and ``‖(I − QQᵀ)y‖² [c]`` of ``H = QR``, updated block by block; Q is never formed.
 
     Args:
         H: ``[n, d]``.
@@ -146,7 +192,7 @@ def triangular_factor(H: Rows, Y: Rows | None = None, ones: bool = False) -> tup
         y = torch.ormqr(reflectors, scales, y, transpose=True)
         rows = min(width, block.shape[0])
         R, rhs = reflectors[:rows].triu(), y[:rows]
-        lost = y[rows:].square().sum()
+        lost = y[rows:].square().sum(0)
         outside = lost if outside is None else outside + lost
     if R is None or rhs is None or outside is None:
         raise InputError(f"{H.name} has no rows")
@@ -161,7 +207,7 @@ def reduce_moments(m: Moments, intercept: bool = False) -> Reduced:
     """
     centred = _centred_directions(m)
     rhs = centred.targets
-    outside = (m.C_yy.trace() - rhs.square().sum()).clamp(min=0.0)
+    outside = (m.C_yy.diagonal() - rhs.square().sum(0)).clamp(min=0.0)
     factor = rhs.new_zeros(rhs.shape[0], m.mean_h.numel())
     factor[:, centred.varies] = centred.root[:, None] * centred.vectors.mT * centred.size
     if not intercept:  # the constant is a direction like the others: H = 1 h̄ᵀ + (H − 1 h̄ᵀ), and the two are orthogonal
@@ -169,28 +215,95 @@ def reduce_moments(m: Moments, intercept: bool = False) -> Reduced:
         rhs = torch.cat([math.sqrt(m.n) * m.mean_y[None], rhs])
     U, s, Vt = svd(factor)
     targets = U.mT @ rhs
-    outside = outside + (rhs - U @ targets).square().sum()
+    outside = outside + (rhs - U @ targets).square().sum(0)
     d = factor.shape[1]
     tolerance = max(m.n, d) * EPS * math.hypot(_first(s), math.sqrt(m.n) * float(m.mean_h.norm()))
-    return Reduced(m.n, d, intercept, s, tolerance, targets, outside, m.C_yy.trace(), m.mean_h, m.mean_y, Vt, None)
+    return Reduced(m.n, d, intercept, s, tolerance, targets, outside, m.C_yy.diagonal(), m.mean_h, m.mean_y, Vt, None)
 
 
-def least_squares_from_moments(m: Moments, intercept: bool = False) -> tuple[Tensor, int]:
-    """``‖Y − Hβ‖_F²`` of the fit without a ridge, and the rank of H (plus one for the intercept).
+class LeastSquares(NamedTuple):
+    """A fit without a ridge.
+
+    Args:
+        residual: ``‖y − Hβ‖²`` of every target, ``[c]``.
+        rank: of H, plus one for the intercept.
+        uncertain: the part of ``‖Y‖²`` that it finds along directions near the tolerance.
+    """
+
+    residual: Tensor
+    rank: int
+    uncertain: float
+
+
+def least_squares_from_moments(m: Moments, intercept: bool = False, eps: float = EPS) -> LeastSquares:
+    """The fit without a ridge from moments of features that came with relative rounding ``eps``.
 
     Any basis of the columns of H will do, so its singular values, the costly part of :func:`reduce_moments`, are not
     needed. Either the constant can be fitted beside the centred directions (``intercept``, or h̄ has a part along none of
     them), or H contains it only together with ``c`` times the directions, and then ``(1, −c)`` is orthogonal to all
     columns.
     """
-    centred = _centred_directions(m)
-    outside = (m.C_yy.trace() - centred.targets.square().sum()).clamp(min=0.0)
-    rank = centred.root.numel()
-    if intercept or centred.constant:
-        return outside, rank + 1
-    c = math.sqrt(m.n) * (centred.vectors.mT @ (centred.mean[centred.varies] / centred.size)) / centred.root
-    missed = math.sqrt(m.n) * m.mean_y - c @ centred.targets
-    return outside + missed.square().sum() / (1 + c.square().sum()), rank
+    basis = _cholesky_basis(m, eps)
+    if basis is None:
+        centred = _centred_directions(m, eps)
+        c = math.sqrt(m.n) * (centred.vectors.mT @ (centred.mean[centred.varies] / centred.size)) / centred.root
+        basis = _Basis(centred.targets, c, centred.constant, centred.uncertain)
+    outside = (m.C_yy.diagonal() - basis.targets.square().sum(0)).clamp(min=0.0)
+    rank = basis.targets.shape[0]
+    if intercept or basis.constant:
+        return LeastSquares(outside, rank + 1, basis.uncertain)
+    missed = math.sqrt(m.n) * m.mean_y - basis.mean @ basis.targets
+    return LeastSquares(outside + missed.square() / (1 + basis.mean.square().sum()), rank, basis.uncertain)
+
+
+class _Basis(NamedTuple):
+    """``QᵀY [r, c]`` in an orthonormal basis Q of the centred features, ``c`` with ``√n h̄ = (H − 1h̄ᵀ)ᵀQ c``, and the rest."""
+
+    targets: Tensor
+    mean: Tensor
+    constant: bool
+    uncertain: float
+
+
+#: largest d for which an eigendecomposition costs little
+SMALL = 512
+
+
+def _cholesky_basis(m: Moments, eps: float) -> _Basis | None:
+    """The basis from a Cholesky factor, 30 times faster than from eigenvectors; None unless it is as good.
+
+    It is where no direction comes near the tolerance, which the smallest eigenvalue by inverse iteration tells.
+    """
+    gram = m.require_gram()
+    if gram.shape[-1] <= SMALL or m.n <= gram.shape[-1]:
+        return None
+    varies, size, ratio = _equilibrated(m)
+    if size.numel() == 0:
+        return None
+    scaled = gram[varies][:, varies] / torch.outer(size, size)
+    factor, info = torch.linalg.cholesky_ex(scaled)
+    if int(info) != 0:
+        return None
+    solved = torch.linalg.solve_triangular(factor, torch.ones_like(size)[:, None], upper=False)
+    for _ in range(8):  # inverse iteration
+        solved = torch.linalg.solve_triangular(factor.mT, solved / solved.norm(), upper=True)
+        solved = torch.linalg.solve_triangular(factor, solved, upper=False)
+    smallest = 1 / float(solved.norm())
+    largest = float(scaled.square().sum(1).sqrt().max())  # near the largest eigenvalue, to within √d
+    noise = max(size.numel() * EPS * largest, (input_noise(m.n, size.numel(), eps) * float(ratio.max())) ** 2)
+    if smallest < 1e4 * noise:
+        return None
+    rhs = torch.cat([m.C_hy[varies] / size[:, None], math.sqrt(m.n) * (m.mean_h[varies] / size)[:, None]], 1)
+    found = torch.linalg.solve_triangular(factor, rhs, upper=False)
+    return _Basis(found[:, :-1], found[:, -1], bool(m.mean_h[~varies].any()), 0.0)
+
+
+def _equilibrated(m: Moments) -> tuple[Tensor, Tensor, Tensor]:
+    """Which features vary, their centred lengths, and how many times longer they are uncentred."""
+    square = m.require_gram().diagonal()
+    varies = square > m.n * (8 * EPS * m.mean_h).square()  # less is what rounding leaves of a constant
+    size = square[varies].sqrt()
+    return varies, size, (1 + m.n * (m.mean_h[varies] / size).square()).sqrt()
 
 
 class _Directions(NamedTuple):
@@ -204,6 +317,7 @@ class _Directions(NamedTuple):
         targets: ``QᵀY [r, c]``.
         mean: ``h̄ [d]``, without what is as short as the directions lost.
         constant: whether h̄ has a part along none of the vectors, so that a constant can be fitted.
+        uncertain: the part of ``‖Y‖²`` along directions near the tolerance.
     """
 
     varies: Tensor
@@ -213,20 +327,21 @@ class _Directions(NamedTuple):
     targets: Tensor
     mean: Tensor
     constant: bool
+    uncertain: float
 
 
-def _centred_directions(m: Moments) -> _Directions:
+def _centred_directions(m: Moments, eps: float = EPS) -> _Directions:
     gram = m.require_gram()
-    varies = gram.diagonal() > m.n * (8 * EPS * m.mean_h).square()  # less is what rounding leaves of a constant
-    size = gram.diagonal()[varies].sqrt()
+    varies, size, ratio = _equilibrated(m)
     values, vectors = eigh(gram[varies][:, varies] / torch.outer(size, size))
     cross = vectors.mT @ (m.C_hy[varies] / size[:, None])
     largest = float(values[-1]) if values.numel() else 0.0
     tolerance = values.numel() * EPS * largest
-    kept = values > tolerance
+    rounding = (input_noise(m.n, max(values.numel(), 1), eps) * (ratio[:, None] * vectors).norm(dim=0)).square()
+    kept = values > rounding.clamp(min=tolerance)
     # A direction that is truly zero has no part in HᵀY beyond rounding.
     noise = max(m.n, values.numel()) * EPS * math.sqrt(largest * float(m.C_yy.trace()))
-    lost = ~kept & (cross.norm(dim=1) > noise)
+    lost = (values <= tolerance) & (cross.norm(dim=1) > noise) & (rounding < tolerance / 4)
     if bool(lost.any()):
         warnings.warn(
             f"{int(lost.sum())} of {values.numel()} directions of the features are shorter than "
@@ -241,7 +356,10 @@ def _centred_directions(m: Moments) -> _Directions:
     absent = vectors[:, ~kept & short]
     mean[varies] -= size * (absent @ (absent.mT @ (mean[varies] / size)))
     constant = bool(mean[~varies].any()) or bool((~kept & ~short).any())
-    return _Directions(varies, size, root, vectors[:, kept], cross[kept] / root[:, None], mean, constant)
+    targets = cross[kept] / root[:, None]
+    doubt = (rounding.clamp(min=tolerance) / values.clamp(min=1e-300))[kept]
+    uncertain = float(doubt @ targets.square().sum(1))
+    return _Directions(varies, size, root, vectors[:, kept], targets, mean, constant, uncertain)
 
 
 def _reduce_tall(H: Rows, Y: Rows, intercept: bool, relative: float) -> Reduced:
@@ -276,14 +394,14 @@ def _reduce_wide(H: Rows, Y: Rows, intercept: bool, relative: float) -> Reduced:
     mean_h = torch.cat(means) if intercept else None
     offset = 0.0 if mean_h is None else math.sqrt(H.n) * float(mean_h.norm())
     tolerance = relative * math.hypot(_first(s), offset)
-    outside = s.new_zeros(())
+    outside = torch.zeros_like(mean_y)
     return Reduced(H.n, H.width, intercept, s, tolerance, U.mT @ y, outside, total, mean_h, mean_y, None, U)
 
 
 def _spread(Y: Rows) -> tuple[Tensor, Tensor]:
-    """``ȳ [c]`` and ``‖Y − ȳ‖_F²``, the latter by the two-pass formula."""
+    """``ȳ [c]`` and ``‖y − ȳ‖² [c]``, the latter by the two-pass formula."""
     mean = Y.mean()
-    return mean, torch.stack([(block - mean).square().sum() for block in Y.blocks()]).sum()
+    return mean, torch.stack([(block - mean).square().sum(0) for block in Y.blocks()]).sum(0)
 
 
 def _first(s: Tensor) -> float:

@@ -6,29 +6,37 @@ To add one, write a function and enter it in ``MEASURES``.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
-from gramscope.errors import RescueWarning
 from gramscope.linalg.arrays import to_double
-from gramscope.linalg.factored import FactoredGram
 from gramscope.linalg.moments import Moments
 from gramscope.linalg.psd import frobenius
-from gramscope.measures.alignment import Kind, corrupted, cosine, double_centered_ratio, nfa
+from gramscope.measures.alignment import corrupted, double_centered_ratio, nfa
+from gramscope.measures.estimate import Estimate, jackknife, ratio
 from gramscope.measures.fit import coded_alike, held_out_from_moments
 from gramscope.measures.further_columns import FURTHER, FURTHER_OF_FEATURES
 from gramscope.measures.gram import fle_residual
-from gramscope.measures.linearity import surrogate_from_moments, target_linearity_from_moments
-from gramscope.measures.neural_collapse import neural_collapse_from_moments
-from gramscope.measures.spectrum import feature_spectrum_from_moments, weight_spectrum
-from gramscope.measures.virtual import virtual_covariance_factors
-from gramscope.statistics.layer import FeatureStatistics, LayerStatistics
+from gramscope.measures.kernel_alignment import KernelAlignment, kernel_alignment
+from gramscope.measures.linearity import (
+    explained_from_moments,
+    explained_from_rows,
+    surrogate,
+    surrogate_from_moments,
+)
+from gramscope.measures.neural_collapse import neural_collapse_from_moments, neural_collapse_from_rows
+from gramscope.measures.spectrum import feature_spectrum, feature_spectrum_from_moments, weight_spectrum
+from gramscope.measures.step_shifts import StepShifts, step_shifts
+from gramscope.statistics.feature_statistics import PROJECTION, FeatureStatistics, projected
+from gramscope.statistics.layer import LayerStatistics
 from gramscope.statistics.result import Statistics
+
+Part = TypeVar("Part")
 
 
 class Missing(Exception):
@@ -50,6 +58,19 @@ class Context:
     nearest_mean: Callable[[LayerStatistics], float] | None = None
     weight_decay: float | None = None
 
+    #: intermediate results of the layer that is being measured
+    cache: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def once(self, layer: LayerStatistics, what: str, make: Callable[[], Part]) -> Part:
+        """``make()``, computed once for all measures of this layer."""
+        if self.cache.get("layer") is not layer:
+            self.cache.clear()
+            self.cache["layer"] = layer
+        if what not in self.cache:
+            self.cache[what] = make()
+        found: Part = self.cache[what]
+        return found
+
     @cached_property
     def last(self) -> str:
         """The layer executed last."""
@@ -60,7 +81,7 @@ class Context:
 class Measure:
     """A named column: what it needs (``loss``, ``features``, ``gram``, ``jacobians``, ``reference``, …) and its formula."""
 
-    compute: Callable[[Context, LayerStatistics], float]
+    compute: Callable[[Context, LayerStatistics], Estimate]
     needs: frozenset[str]
     formula: str
 
@@ -80,26 +101,28 @@ def _weight_change(context: Context, layer: LayerStatistics) -> Tensor | float:
 # --- gradients and virtual covariance ---------------------------------------------------------------------------------
 
 
-def _shifts(context: Context, layer: LayerStatistics) -> tuple[FactoredGram, FactoredGram]:
-    """The virtual covariance shift and the Gram shift of a GD step, as thin factors.
+def _shifts(context: Context, layer: LayerStatistics) -> tuple[StepShifts, float]:
+    """The products behind a step's shifts, and γ on the summed loss.
 
     ``gamma`` is the rate of a step on the mean loss; on the summed loss the same step has rate ``gamma / n``, n the terms of
     the mean: samples, or labelled positions.
     """
-    gamma = context.gamma / layer.loss_terms
-    W, D = _weight(layer), layer.gradient.double()
-    virtual = virtual_covariance_factors(W, D, layer.covariance.double(), gamma)
-    return virtual, FactoredGram(W, -gamma * D) + FactoredGram(D, gamma**2 / 2 * D)
+
+    def products() -> StepShifts:
+        at_inputs = None if layer.input_covariance is None else layer.input_covariance.double()
+        Sigma = layer.covariance.double() if at_inputs is None else None
+        return step_shifts(_weight(layer), layer.gradient.double(), Sigma, at_inputs)
+
+    return context.once(layer, "shifts", products), context.gamma / layer.loss_terms
 
 
-def _vcs_residual(context: Context, layer: LayerStatistics) -> Tensor | float:
-    virtual, actual = _shifts(context, layer)
-    difference = actual + FactoredGram(virtual.left, -virtual.right)
-    return difference.norm() / actual.norm()
+def _vcs(what: str) -> Callable[[Context, LayerStatistics], Tensor | float]:
+    def compute(context: Context, layer: LayerStatistics) -> Tensor | float:
+        shifts, gamma = _shifts(context, layer)
+        value: Tensor = getattr(shifts, what)(gamma)
+        return value
 
-
-def _vcs_gram_cosine(context: Context, layer: LayerStatistics) -> Tensor | float:
-    return cosine(_shifts(context, layer)[0], FactoredGram.gram(_weight(layer)))
+    return compute
 
 
 def _fle(context: Context, layer: LayerStatistics) -> Tensor | float:
@@ -114,15 +137,36 @@ def _fle(context: Context, layer: LayerStatistics) -> Tensor | float:
 # --- alignment --------------------------------------------------------------------------------------------------------
 
 
-def _nfa(kind: Kind) -> Callable[[Context, LayerStatistics], Tensor | float]:
-    def compute(context: Context, layer: LayerStatistics) -> Tensor | float:
-        W0 = None if kind == "uncentered" else _reference_weight(context, layer)
-        K_centered = layer.K_centered if kind in ("double", "ptk") else None
-        if kind in ("centered", "double") and W0 is not None and torch.equal(_weight(layer), W0):
+#: where the null of an alignment reaches this, its value says little
+TRIVIAL = 0.9
+
+
+def _alignment(context: Context, layer: LayerStatistics) -> KernelAlignment:
+    return context.once(layer, "alignment", lambda: kernel_alignment(_weight(layer), layer.kernel, layer.at_inputs))
+
+
+def _nfa(context: Context, layer: LayerStatistics) -> Estimate:
+    return _beside_null(_alignment(context, layer), context.center)
+
+
+def _beside_null(alignment: KernelAlignment, center: bool) -> Estimate:
+    """The alignment, with a remark where random eigenvectors of the kernel would give almost as much."""
+    value, null = alignment.value(center), alignment.null(center)
+    trivial = null >= TRIVIAL
+    remark = f"trivial: random eigenvectors of K would give ρ ≥ {TRIVIAL} too (here {null:.3f})"
+    return value._replace(remark=remark) if trivial else value
+
+
+def _nfa_moved(kind: Literal["centered", "double", "ptk"]) -> Callable[[Context, LayerStatistics], Estimate]:
+    def compute(context: Context, layer: LayerStatistics) -> Estimate:
+        W, W0 = _weight(layer), _reference_weight(context, layer)
+        K = layer.K if kind == "centered" else layer.K_centered
+        if kind != "ptk" and torch.equal(W, W0):
             raise Missing("the weight has not moved from the reference")
-        if K_centered is not None and not K_centered.any():
+        if kind != "centered" and not K.any():
             raise Missing("the Jacobians have not moved from the reference")
-        return nfa(_weight(layer), layer.K.double(), W0, K_centered, kind, context.center)
+        side = W0 if kind == "ptk" else W - W0
+        return _beside_null(kernel_alignment(side, K.unsqueeze(0), at_inputs=False), context.center)
 
     return compute
 
@@ -140,9 +184,14 @@ def _nfa_corrupted(context: Context, layer: LayerStatistics) -> Tensor | float:
     return nfa(_weight(layer).cpu(), Q, center=context.center)
 
 
-def _agop_trace(context: Context, layer: LayerStatistics) -> Tensor | float:
-    W = _weight(layer)
-    return ((layer.K.double() @ W) * W).sum()
+def _agop_trace(context: Context, layer: LayerStatistics) -> Estimate:
+    parts = layer.kernel.double()
+    if layer.at_inputs:
+        traces = parts.diagonal(dim1=-2, dim2=-1).flatten(1).sum(1)
+    else:
+        W = _weight(layer)
+        traces = ((parts @ W) * W).flatten(1).sum(1)
+    return jackknife(traces.numel(), lambda kept: float(traces[kept].mean()) * traces.numel())
 
 
 def _kernel_spread(context: Context, layer: LayerStatistics) -> Tensor | float:
@@ -170,17 +219,31 @@ def _joint(layer: LayerStatistics, gram: bool) -> Moments:
     joint = part.joint
     if joint.C_hy.shape[-1] == 0:
         raise Missing("the loader gave no targets")
-    if gram and joint.C_hh is None:
+    if gram and joint.C_hh is None and part.rows is None:
         raise Missing(f"HᵀH was not collected: d = {joint.mean_h.shape[-1]} is large; ask with gram=True")
-    return joint.with_centred_targets() if part.classes is not None else joint
+    return joint.with_centred_targets() if part.labelled else joint
 
 
-def _target_linearity(context: Context, layer: LayerStatistics) -> Tensor | float:
-    joint = _joint(layer, gram=True)
-    with warnings.catch_warnings():
-        if _features(layer).eps > 1e-10:  # directions that moments of float32 features miss are rounding
-            warnings.simplefilter("ignore", RescueWarning)
-        return target_linearity_from_moments(joint, context.ridge, context.intercept)
+def _projection(part: FeatureStatistics) -> str:
+    """A remark on targets that are random projections of labels."""
+    if not part.labels:
+        return ""
+    return (
+        f"against {PROJECTION} random combinations of the {part.labels:,} labels, with a fixed seed; targets=lambda x, y: … "
+        "gives targets of your own"
+    )
+
+
+def _target_linearity(context: Context, layer: LayerStatistics) -> Estimate:
+    joint, part = _joint(layer, gram=True), _features(layer)
+    if part.rows is not None and part.row_targets is not None:
+        Y = projected(part.row_targets) - joint.mean_y if part.labels else part.row_targets
+        found = explained_from_rows(part.rows, Y, context.ridge, context.intercept)
+    else:
+        found = explained_from_moments(joint, context.ridge, context.intercept, part.eps)
+    if not part.labels:
+        return Estimate(float(found.total()))
+    return ratio(found.totals - found.residuals, found.totals)._replace(remark=_projection(part))
 
 
 def _held_out(context: Context, layer: LayerStatistics) -> Tensor | float:
@@ -193,19 +256,40 @@ def _held_out(context: Context, layer: LayerStatistics) -> Tensor | float:
     return held_out_from_moments(*coded_alike(_features(layer), other), context.ridge, context.intercept)
 
 
-def _surrogate_linearized(context: Context, layer: LayerStatistics) -> Tensor | float:
+def _surrogate_linearized(context: Context, layer: LayerStatistics) -> Estimate:
     W, cross = _weight(layer), _joint(layer, gram=False).HtY
     if W.dim() == 3:
         cross = cross.reshape(W.shape[0], W.shape[-1], -1)
-    return (W @ cross).square().sum()
+    return _sum_over_targets(W @ cross, _features(layer))
+
+
+def _surrogate(context: Context, layer: LayerStatistics) -> Estimate:
+    return _sum_over_targets(_joint(layer, gram=False).HtY, _features(layer))
+
+
+def _sum_over_targets(cross: Tensor, part: FeatureStatistics) -> Estimate:
+    """``‖cross‖_F²``, with the standard error where its columns are random projections of labels."""
+    squares = cross.square().sum(-2)
+    squares = squares.reshape(-1, squares.shape[-1]).sum(0)
+    total = float(squares.sum())
+    if not part.labels:
+        return Estimate(total)
+    return Estimate(total, float(squares.std() * squares.numel() ** 0.5), _projection(part))
 
 
 def _surrogate_normalized(context: Context, layer: LayerStatistics) -> Tensor | float:
-    return surrogate_from_moments(_joint(layer, gram=True), normalized=True, center=True)
+    joint, part = _joint(layer, gram=True), _features(layer)
+    if part.labels:
+        raise Missing("it needs all labels, and they are too many; targets= gives targets of your own")
+    if part.rows is not None and part.row_targets is not None:
+        return surrogate(part.rows, part.row_targets, normalized=True, center=True)
+    return surrogate_from_moments(joint, normalized=True, center=True)
 
 
 def _feature_rank(context: Context, layer: LayerStatistics) -> Tensor | float:
-    joint = _features(layer).joint
+    joint, rows = _features(layer).joint, _features(layer).rows
+    if rows is not None and joint.n > 1:
+        return feature_spectrum(rows).effective_rank
     if joint.C_hh is None:
         raise Missing(f"HᵀH was not collected: d = {joint.mean_h.shape[-1]} is large; ask with gram=True")
     if joint.n < 2:
@@ -213,12 +297,15 @@ def _feature_rank(context: Context, layer: LayerStatistics) -> Tensor | float:
     return feature_spectrum_from_moments(joint).effective_rank
 
 
-def _collapse(what: str) -> Callable[[Context, LayerStatistics], Tensor | float]:
-    def compute(context: Context, layer: LayerStatistics) -> Tensor | float:
-        classes = _features(layer).classes
+def _collapse(what: str) -> Callable[[Context, LayerStatistics], Tensor | float | Estimate]:
+    def compute(context: Context, layer: LayerStatistics) -> Tensor | float | Estimate:
+        part = _features(layer)
+        classes = part.classes
+        if part.labels:
+            return _frequent_collapse(what, part)
         if classes is None:
             raise Missing("neural collapse needs class labels")
-        if classes.within is None:
+        if classes.within is None and part.rows is None:
             raise Missing("the scatter within classes was not collected; ask with gram=True")
         if classes.n > 2 and int((classes.counts > 0).sum()) == classes.n:
             raise Missing(
@@ -231,9 +318,27 @@ def _collapse(what: str) -> Callable[[Context, LayerStatistics], Tensor | float]
             if context.nearest_mean is None:
                 raise Missing("NC4 needs the samples a second time")
             return context.nearest_mean(layer)
+        if part.rows is not None and part.row_targets is not None:
+            return float(getattr(neural_collapse_from_rows(part.rows, part.row_targets, readout), what))
         return float(getattr(neural_collapse_from_moments(classes, readout), what))
 
     return compute
+
+
+def _frequent_collapse(what: str, part: FeatureStatistics) -> Estimate:
+    """Neural collapse of the rows of the most frequent labels, where labels are too many for a mean each."""
+    if what in ("nc3", "nc4"):
+        raise Missing(f"it compares a readout with the means of all {part.labels:,} labels, which are too many")
+    if part.frequent is None or part.frequent_labels is None:
+        raise Missing("no rows of frequent labels were kept: the first batch had few labels")
+    labels, counts = torch.unique(part.frequent_labels, return_counts=True)
+    labels = labels[counts > 1]  # a single row has no scatter
+    if labels.numel() < 2:
+        raise Missing("fewer than two labels occur twice; take more data")
+    kept = torch.isin(part.frequent_labels, labels)
+    found = neural_collapse_from_rows(part.frequent[kept.to(part.frequent.device)], part.frequent_labels[kept])
+    remark = f"of the {labels.numel()} most frequent of {part.labels:,} labels, {int(kept.sum()):,} rows of them"
+    return Estimate(float(getattr(found, what)), remark=f"{remark}; targets= gives labels of your own")
 
 
 # --- dynamics of the surrogate ([Gram] Theorem 3) ------------------------------------------------------------------------
@@ -253,13 +358,19 @@ def _surrogate_change_predicted(context: Context, layer: LayerStatistics) -> Ten
     if part.HtE is None or output is None:
         raise Missing("the prediction is defined where a sample has one site and the network one output row")
     cross = _joint(layer, gram=False).HtY
-    final = output.joint.with_centred_targets() if output.classes is not None else output.joint
+    final = output.joint.with_centred_targets() if output.labelled else output.joint
     predicted = final.HtY.mT * (cross.mT @ part.HtE)  # (Yᵀf) ∘ (Yᵀ H HᵀE)
     return 2 * context.gamma / layer.loss_terms * predicted.sum()
 
 
-def _measure(compute: Callable[[Context, LayerStatistics], Tensor | float], needs: str, formula: str) -> Measure:
-    return Measure(lambda context, layer: float(compute(context, layer)), frozenset(needs.split()), formula)
+def _measure(
+    compute: Callable[[Context, LayerStatistics], Tensor | float | Estimate], needs: str, formula: str
+) -> Measure:
+    def estimate(context: Context, layer: LayerStatistics) -> Estimate:
+        value = compute(context, layer)
+        return value if isinstance(value, Estimate) else Estimate(float(value))
+
+    return Measure(estimate, frozenset(needs.split()), formula)
 
 
 MEASURES: dict[str, Measure] = {
@@ -271,23 +382,26 @@ MEASURES: dict[str, Measure] = {
     "stable_rank": _measure(lambda _, layer: weight_spectrum(layer.weight).stable_rank, "", "‖W‖_F² / ‖W‖₂²"),
     "gradient_norm": _measure(lambda _, layer: layer.gradient.norm() / layer.loss_terms, "loss", "‖D‖_F / n"),
     "fle_residual": _measure(_fle, "loss autograd", "‖Wᵀ∇_W L − Σ g hᵀ‖ / ‖Σ g hᵀ‖ with the parameter's own gradient"),
-    "vcs_cosine": _measure(
-        lambda context, layer: cosine(*_shifts(context, layer)), "loss covariance", "ρ(v, Gram shift of a GD step)"
+    "vcs_cosine": _measure(_vcs("cosine"), "loss covariance", "ρ(v, Gram shift of a GD step)"),
+    "vcs_residual": _measure(_vcs("residual"), "loss covariance", "‖γ²(DᵀD − WᵀΣW)‖ / ‖Gram shift‖"),
+    "vcs_gram_cosine": _measure(_vcs("gram_cosine"), "loss covariance", "ρ(v, WᵀW)"),
+    "vcs_null": _measure(_vcs("null"), "loss covariance", "tr v tr s / (d ‖v‖ ‖s‖): vcs_cosine of unrelated eigenvectors"),
+    "nfa": _measure(_nfa, "jacobians", "ρ(WᵀW, WᵀKW)"),
+    "nfa_null": _measure(
+        lambda context, layer: _alignment(context, layer).null(context.center),
+        "jacobians", "nfa when K keeps its eigenvalues and has random eigenvectors, in expectation",
     ),
-    "vcs_residual": _measure(_vcs_residual, "loss covariance", "‖γ²(DᵀD − WᵀΣW)‖ / ‖Gram shift‖"),
-    "vcs_gram_cosine": _measure(_vcs_gram_cosine, "loss covariance", "ρ(v, WᵀW)"),
-    "nfa": _measure(_nfa("uncentered"), "jacobians", "ρ(WᵀW, WᵀKW)"),
     "nfa_corrupted": _measure(_nfa_corrupted, "jacobians", "ρ(WᵀW, WᵀQW), Q with K's spectrum and random eigenvectors"),
     "agop_trace": _measure(_agop_trace, "jacobians", "tr(WᵀKW)"),
     "kernel_spread": _measure(_kernel_spread, "jacobians", "standard deviation of K's eigenvalues over their mean"),
     "weight_change": _measure(_weight_change, "reference", "‖W − W₀‖ / ‖W₀‖"),
-    "nfa_centered": _measure(_nfa("centered"), "jacobians reference", "ρ(W̄ᵀW̄, W̄ᵀKW̄), W̄ = W − W₀"),
-    "nfa_double": _measure(_nfa("double"), "jacobians reference_jacobians reference", "ρ(W̄ᵀW̄, W̄ᵀK̄W̄)"),
-    "nfa_ptk": _measure(_nfa("ptk"), "jacobians reference_jacobians reference", "ρ(W₀ᵀW₀, W₀ᵀK̄W₀)"),
+    "nfa_centered": _measure(_nfa_moved("centered"), "jacobians reference", "ρ(W̄ᵀW̄, W̄ᵀKW̄), W̄ = W − W₀"),
+    "nfa_double": _measure(_nfa_moved("double"), "jacobians reference_jacobians reference", "ρ(W̄ᵀW̄, W̄ᵀK̄W̄)"),
+    "nfa_ptk": _measure(_nfa_moved("ptk"), "jacobians reference_jacobians reference", "ρ(W₀ᵀW₀, W₀ᵀK̄W₀)"),
     "double_ratio": _measure(_double_ratio, "jacobians reference_jacobians reference", "tr(W̄ᵀW̄ W̄ᵀK̄W̄) / tr(W̄ᵀW̄ W̄ᵀKW̄)"),
     "target_linearity": _measure(_target_linearity, "features targets gram", "1 − ‖Y − Hβ‖² / ‖Y − ȳ‖²"),
     "target_linearity_held_out": _measure(_held_out, "features targets gram held_out", "the same on data not fitted"),
-    "surrogate": _measure(lambda _, layer: surrogate_from_moments(_joint(layer, gram=False)), "features targets", "‖HᵀY‖_F²"),
+    "surrogate": _measure(_surrogate, "features targets", "‖HᵀY‖_F²"),
     "surrogate_linearized": _measure(_surrogate_linearized, "features targets", "‖W HᵀY‖_F²"),
     "surrogate_normalized": _measure(
         _surrogate_normalized, "features targets gram", "⟨G, YYᵀ⟩ / (‖G‖ ‖YYᵀ‖), centred features"
@@ -305,6 +419,11 @@ MEASURES: dict[str, Measure] = {
     **{name: _measure(*entry) for name, entry in FURTHER.items()},
 }  # fmt: skip
 
+#: measures that can do with WᵀΣW and WᵀKW in place of Σ and K
+AT_INPUTS = frozenset({
+    "vcs_cosine", "vcs_residual", "vcs_gram_cosine", "vcs_null", "nfa", "nfa_null", "agop_trace",
+})  # fmt: skip
+
 #: measures of features alone, which the output of any module has
 OF_FEATURES = frozenset({
     "target_linearity", "surrogate", "surrogate_normalized", "feature_rank", "nc1", "nc2_equinorm", "nc2_equiangular",
@@ -313,7 +432,7 @@ OF_FEATURES = frozenset({
 
 #: cheap, and defined for any supervised network; used when no measures are named
 DEFAULT = (
-    "weight_norm", "effective_rank", "gradient_norm", "vcs_cosine", "vcs_residual", "nfa", "weight_change",
-    "nfa_centered", "nfa_double", "nfa_ptk", "target_linearity", "target_linearity_held_out", "surrogate",
+    "weight_norm", "effective_rank", "gradient_norm", "vcs_cosine", "vcs_null", "vcs_residual", "nfa", "nfa_null",
+    "weight_change", "nfa_centered", "nfa_double", "nfa_ptk", "target_linearity", "target_linearity_held_out", "surrogate",
     "surrogate_linearized", "feature_rank", "nc1",
 )  # fmt: skip

@@ -13,7 +13,7 @@ from gramscope.linalg.moments import Moments
 from gramscope.linalg.ridge import check_ridge, reduce_moments, reduce_rows
 from gramscope.linalg.row_blocks import OneHotRows, Rows, check_pair, spans
 from gramscope.measures.targets import as_labels, label_rows, target_rows
-from gramscope.statistics.layer import FeatureStatistics, widen
+from gramscope.statistics.feature_statistics import FeatureStatistics, projected_classes, widen, without_rows
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def fit_linear(
     features = Rows(H, "H")
     targets = target_rows(Y, features.n)
     ridge = check_ridge(ridge)
-    problem = reduce_rows(features, targets, intercept, rtol)
+    problem = reduce_rows(features, targets, intercept, rtol, equilibrate=ridge == 0.0 and rtol is None)
     beta = problem.coefficients(features, ridge)
     constant = torch.zeros_like(problem.mean_y)
     if problem.mean_h is not None:
@@ -149,6 +149,11 @@ def held_out_from_moments(train: Moments, test: Moments, ridge: float = 0.0, int
 
 def coded_alike(train: FeatureStatistics, test: FeatureStatistics) -> tuple[Moments, Moments]:
     """Moments of both samples with the same target columns: labels one-hot minus the training frequencies."""
+    train, test = (without_rows(part, gram=True) for part in (train, test))
+    if train.labels or test.labels:  # both projected, with the frequencies of the training data subtracted
+        left, right = (projected_classes(part).joint for part in (train, test))
+        shift = left.mean_y
+        return replace(left, mean_y=left.mean_y - shift), replace(right, mean_y=right.mean_y - shift)
     if train.classes is None or test.classes is None:
         return train.joint, test.joint
     c = max(train.classes.counts.shape[0], test.classes.counts.shape[0])

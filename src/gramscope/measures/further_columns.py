@@ -24,7 +24,8 @@ from gramscope.measures.power_law import weight_exponent
 from gramscope.measures.regression_collapse import nrc1, nrc2, nrc3
 from gramscope.measures.representation_rank import alpha_req, rankme
 from gramscope.measures.spectral_scale import log_alignment_ratio, nuclear_rank, spectral_ratio, stable_rank_of_gram
-from gramscope.statistics.layer import FeatureStatistics, LayerStatistics
+from gramscope.statistics.feature_statistics import FeatureStatistics, without_rows
+from gramscope.statistics.layer import LayerStatistics
 
 if TYPE_CHECKING:
     from gramscope.measures.columns import Context
@@ -42,7 +43,7 @@ def _features(layer: LayerStatistics) -> FeatureStatistics:
 
 
 def _moments(layer: LayerStatistics) -> Moments:
-    joint = _features(layer).joint
+    joint = without_rows(_features(layer), gram=True).joint
     if joint.C_hh is None:
         raise InputError(f"HᵀH was not collected: d = {joint.mean_h.shape[-1]} is large; ask with gram=True")
     return joint
@@ -97,12 +98,12 @@ def _kernel_target(context: Context, layer: LayerStatistics) -> Tensor | float:
     joint = _moments(layer)
     if joint.C_hy.shape[-1] == 0:
         raise InputError("the loader gave no targets")
-    return kernel_target_alignment(joint, labels=_features(layer).classes is not None)
+    return kernel_target_alignment(joint, labels=_features(layer).labelled)
 
 
 def _regression(layer: LayerStatistics) -> Moments:
     joint = _moments(layer)
-    if _features(layer).classes is not None:
+    if _features(layer).labelled:
         raise InputError("it is defined for targets to regress on; the columns nc1 to nc4 are for labels")
     if joint.C_hy.shape[-1] == 0:
         raise InputError("the loader gave no targets")

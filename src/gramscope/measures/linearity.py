@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from gramscope.errors import InputError, ResultWarning
+from gramscope.errors import InputError, RescueWarning, ResultWarning
 from gramscope.linalg.arrays import Array, as_float_tensor, check_same_device, to_double
 from gramscope.linalg.moments import Moments, class_moments, is_constant
-from gramscope.linalg.psd import frobenius
+from gramscope.linalg.psd import EPS, frobenius
 from gramscope.linalg.ridge import Reduced, check_ridge, least_squares_from_moments, reduce_moments, reduce_rows
 from gramscope.linalg.row_blocks import MappedRows, OneHotRows, Rows, check_pair, spans
 from gramscope.measures.targets import target_rows
@@ -30,45 +31,85 @@ def target_linearity(
         Y: integer labels ``[n]`` (they become centred one-hot) or float targets ``[n]`` or ``[n, c]``.
         ridge: λ ≥ 0, on the scale of ``HᵀH`` (a sum over samples).
         intercept: fit a constant as well, unpenalised.
-        rtol: singular values of H up to ``rtol`` times the largest count as zero; default ``max(n, d)·2.2e-16``.
+        rtol: singular values of H up to ``rtol`` times the largest count as zero. By default, without a ridge and with every
+            feature scaled to length 1: those up to ``max(n, d)·2.2e-16`` times the largest, and those as short as the
+            rounding of float32 features (:func:`gramscope.linalg.ridge.input_noise`).
 
     Returns:
-        A float64 number (0-dimensional tensor). Where H can fit any target (n ≤ rank) a :class:`ResultWarning` says so.
+        A float64 number (0-dimensional tensor). Where H can fit any target (n ≤ rank) a :class:`ResultWarning` says so, and
+        where 0.001 of it or more rests on directions little longer than rounding a :class:`RescueWarning`.
 
     >>> H = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [2.0, 1.0]])
     >>> target_linearity(H, H @ torch.tensor([2.0, -1.0])).item()
     1.0
     """
-    features = Rows(H, "H")
-    problem = reduce_rows(features, target_rows(Y, features.n), intercept, rtol)
-    return target_linearity_of(problem, check_ridge(ridge))
+    return explained_from_rows(H, Y, ridge, intercept, rtol).total()
 
 
-def target_linearity_from_moments(m: Moments, ridge: float = 0.0, intercept: bool = False) -> Tensor:
+def target_linearity_from_moments(m: Moments, ridge: float = 0.0, intercept: bool = False, eps: float = EPS) -> Tensor:
     """:func:`target_linearity` from collected moments (for labels take those ``with_centred_targets()``).
 
     The moments hold ``HᵀH``, whose condition number is squared: directions of the centred features shorter than
-    ``√(d·2.2e-16)``, with every feature scaled to length 1, count as absent (a :class:`RescueWarning` where it matters).
+    ``√(d·2.2e-16)``, with every feature scaled to length 1, count as absent (a :class:`RescueWarning` where it matters);
+    so do those as short as the rounding ``eps`` of the features as they came.
 
     >>> from gramscope.linalg.moments import moments
     >>> H = torch.tensor([[1.0], [2.0], [4.0]])
     >>> round(target_linearity_from_moments(moments(H, 3 * H)).item(), 12)
     1.0
     """
-    if check_ridge(ridge) == 0.0:
-        residual, rank = least_squares_from_moments(m, intercept)
-        return _explained(m.n, m.mean_y, m.C_yy.trace(), residual, rank, rank)
-    return target_linearity_of(reduce_moments(m, intercept), check_ridge(ridge))
+    return explained_from_moments(m, ridge, intercept, eps).total()
 
 
-def target_linearity_of(problem: Reduced, ridge: float) -> Tensor:
-    """TL of a reduced regression."""
-    freedom, residual = problem.degrees_of_freedom(ridge), problem.residual(ridge)
-    return _explained(problem.n, problem.mean_y, problem.total, residual, problem.rank, freedom)
+@dataclass(frozen=True)
+class Explained:
+    """What a fit leaves of every target.
+
+    Args:
+        residuals: ``‖y − Hβ‖²`` of every target, ``[c]``.
+        totals: ``‖y − ȳ‖²`` of every target, ``[c]``.
+    """
+
+    residuals: Tensor
+    totals: Tensor
+
+    def total(self) -> Tensor:
+        """Target linearity, over all targets."""
+        return 1.0 - self.residuals.sum() / self.totals.sum()
 
 
-def _explained(n: int, mean_y: Tensor, total: Tensor, residual: Tensor, rank: int, freedom: float) -> Tensor:
-    """``1 − residual / total``: the one place where the number is formed."""
+def explained(problem: Reduced, ridge: float) -> Explained:
+    """What the ridge fit of a reduced regression explains."""
+    freedom, residual = problem.degrees_of_freedom(ridge), problem.residuals(ridge)
+    uncertain = problem.uncertain() if ridge == 0.0 else 0.0
+    return _checked(problem.n, problem.mean_y, problem.totals, residual, problem.rank, freedom, uncertain)
+
+
+def explained_from_rows(H: Array, Y: Array, ridge: float, intercept: bool, rtol: float | None = None) -> Explained:
+    """What the fit of :func:`target_linearity` explains."""
+    features = Rows(H, "H")
+    ridge = check_ridge(ridge)
+    equilibrate = ridge == 0.0 and rtol is None
+    return explained(reduce_rows(features, target_rows(Y, features.n), intercept, rtol, equilibrate), ridge)
+
+
+def explained_from_moments(m: Moments, ridge: float, intercept: bool, eps: float = EPS) -> Explained:
+    """:func:`explained` from moments of features that came with relative rounding ``eps``."""
+    if check_ridge(ridge) > 0.0:
+        return explained(reduce_moments(m, intercept), ridge)
+    fit = least_squares_from_moments(m, intercept, eps)
+    return _checked(m.n, m.mean_y, m.C_yy.diagonal(), fit.residual, fit.rank, fit.rank, fit.uncertain)
+
+
+#: target linearity that may rest on rounding without a warning
+UNCERTAIN = 1e-3
+
+
+def _checked(
+    n: int, mean_y: Tensor, totals: Tensor, residuals: Tensor, rank: int, freedom: float, uncertain: float
+) -> Explained:
+    """The one place where target linearity is formed and doubted."""
+    total = totals.sum()
     if is_constant(n, mean_y, total):
         raise InputError(f"Y is constant over the {n} samples: no variance is left to explain")
     if rank >= n and freedom >= 0.99 * n:
@@ -78,7 +119,14 @@ def _explained(n: int, mean_y: Tensor, total: Tensor, residual: Tensor, rank: in
             ResultWarning,
             stacklevel=4,
         )
-    return 1.0 - residual / total
+    elif uncertain > UNCERTAIN * float(total):
+        warnings.warn(
+            f"up to {uncertain / float(total):.2g} of the target linearity rests on directions of the features that are little "
+            "longer than rounding; a ridge leaves them out",
+            RescueWarning,
+            stacklevel=4,
+        )
+    return Explained(residuals, totals)
 
 
 def surrogate(H: Array, Y: Array, W: Array | None = None, normalized: bool = False, center: bool = False) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gramscope.linalg.arrays import Array, as_weight, to_double
 from gramscope.linalg.moments import Moments
-from gramscope.linalg.psd import EPS, eigh, svd
+from gramscope.linalg.psd import EPS, eigvalsh, svd
 from gramscope.linalg.ridge import triangular_factor
 from gramscope.linalg.row_blocks import MappedRows, Rows
 
@@ -72,7 +72,7 @@ def feature_spectrum_from_moments(m: Moments, center: bool = True) -> Spectrum:
     1.0
     """
     gram = m.require_gram() if center else m.HtH
-    values = eigh(gram)[0].clamp(min=0.0).sqrt().reshape(-1)
+    values = eigvalsh(gram).clamp(min=0.0).sqrt().reshape(-1)
     return summarise(values, math.sqrt(gram.shape[-1] * EPS))
 
 

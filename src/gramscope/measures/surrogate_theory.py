@@ -12,7 +12,7 @@ from gramscope.linalg.ridge import check_ridge, reduce_rows
 from gramscope.linalg.row_blocks import Rows, check_pair, spans
 from gramscope.measures.fit import fit_linear
 from gramscope.measures.gram import matrices
-from gramscope.measures.linearity import target_linearity_of
+from gramscope.measures.linearity import explained
 from gramscope.measures.targets import target_rows
 
 
@@ -55,13 +55,13 @@ def linearity_bound(H: Array, Y: Array, ridge: float) -> LinearityBound:
     if ridge == 0.0:
         raise InputError("the bound needs ridge > 0: with ridge = 0 the smallest eigenvalue of G + λI may be zero")
     problem = reduce_rows(features, targets)
-    truth = float(target_linearity_of(problem, ridge))
+    truth = float(explained(problem, ridge).total())
     eigenvalues = problem.singular_values.square()
     # G is n×n: beyond the min(n, d) singular values of H its eigenvalues are zero.
     smallest = ridge + (float(eigenvalues[-1]) if features.n <= features.width else 0.0)
     largest = ridge + float(eigenvalues[0])
     S = float((eigenvalues[:, None] * problem.targets.square()).sum())
-    square = float(problem.targets.square().sum() + problem.outside)
+    square = float(problem.targets.square().sum() + problem.outside.sum())
     error = (ridge * (largest + smallest) * square) ** 2 / (4 * largest * smallest**2 * (S + ridge * square))
     bound = 1.0 - error / float(problem.total)
     return LinearityBound(bound, truth, truth - bound, S, smallest, largest)

@@ -19,11 +19,13 @@ class Table:
         rows: ``{layer: {measure: value}}``; a value is a number or ``None`` where the measure has no answer there.
         network: measures of the whole network (loss, accuracy, samples).
         notes: why something is missing or may mislead, by layer or ``layer.measure``.
+        errors: standard errors of the values that were estimated at random, ``{layer: {measure: error}}``.
     """
 
     rows: dict[str, dict[str, float | None]]
     network: dict[str, float | None] = field(default_factory=dict)
     notes: dict[str, Note] = field(default_factory=dict)
+    errors: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def __getitem__(self, layer: str) -> dict[str, float | None]:
         if layer not in self.rows:
@@ -53,6 +55,7 @@ class Table:
             "layers": {layer: {name: _plain(value) for name, value in row.items()} for layer, row in self.rows.items()},
             "network": {name: _plain(value) for name, value in self.network.items()},
             "notes": {name: note.text for name, note in self.notes.items()},
+            **({"errors": {layer: dict(row) for layer, row in self.errors.items()}} if self.errors else {}),
         }
 
     @classmethod
@@ -60,7 +63,8 @@ class Table:
         """The table of stored values; stored notes have only a text and become remarks."""
         rows = {layer: dict(row) for layer, row in values["layers"].items()}
         notes = {name: Note("remark", text) for name, text in values.get("notes", {}).items()}
-        return cls(rows, dict(values.get("network", {})), notes)
+        errors = {layer: dict(row) for layer, row in values.get("errors", {}).items()}
+        return cls(rows, dict(values.get("network", {})), notes, errors)
 
     def to_pandas(self) -> Any:
         """A ``pandas.DataFrame`` with layers as index and measures as columns."""
@@ -72,10 +76,14 @@ class Table:
         frame.index.name = "layer"
         return frame
 
+    def _cell(self, layer: str, name: str) -> str:
+        value, error = self.rows[layer].get(name), self.errors.get(layer, {}).get(name)
+        return format_value(value) + (f" ± {error:.1g}" if error is not None and value is not None else "")
+
     def __str__(self) -> str:
         columns = self.columns
         cells = [["layer", *columns]]
-        cells += [[layer, *(format_value(row.get(name)) for name in columns)] for layer, row in self.rows.items()]
+        cells += [[layer, *(self._cell(layer, name) for name in columns)] for layer in self.rows]
         lines = _aligned(cells)
         if len(lines[0]) > WIDTH:  # one line per measure may read better than one per layer
             turned = [list(line) for line in zip(*cells, strict=True)]

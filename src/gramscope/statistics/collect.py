@@ -61,6 +61,7 @@ def collect(
     batch_dim: int = 0,
     eval_mode: bool = True,
     dtype: torch.dtype = torch.float64,
+    at_inputs: Sequence[str] = (),
 ) -> Statistics:
     """Collect the statistics of every layer in one pass over ``loader``; results do not depend on the batch size.
 
@@ -88,16 +89,18 @@ def collect(
         tokens: how sites become feature rows (:func:`gramscope.statistics.features.rows_and_targets`).
         ignore_index: the label of positions or samples to leave out; by default the loss's own, or −100.
         features: keep moments of the layers' inputs with the targets.
-        gram: keep ``HᵀH``: ``"auto"`` where d ≤ 512, ``True`` or ``False`` for all.
+        gram: keep ``HᵀH``: ``"auto"`` where d ≤ 4096 (for d > 512 the rows themselves while they are fewer than d), ``True`` or
+            ``False`` for all.
         gradients: keep ``D`` (where there is a loss); ``False`` evaluates the loss alone.
         covariance: keep ``Σ`` beside ``D``.
         residuals: keep ``HᵀE`` with ``E = −∂L/∂f``, for the predicted change of the surrogate ([Gram] Theorem 3).
         autograd: keep the parameters' own gradients too, to check ``D`` against them.
-        jacobians: keep ``Σ JᵀJ``, from which K, AGOP and the NFA follow; ``"auto"`` unless a sample has more than
-            256 outputs and no ``sketch`` was asked for.
+        jacobians: keep ``Σ JᵀJ``, from which K, AGOP and the NFA follow; ``"auto"`` takes all outputs of a sample
+            up to 256 and a sketch of 4 random combinations above.
         reference: the network at initialisation; adds ``Σ (J − J⁰)ᵀ(J − J⁰)`` (implies ``jacobians``). It may share
             frozen modules with the model, but no trainable weight.
-        sketch: number of random output combinations instead of all outputs (large vocabularies); needs ``generator``.
+        sketch: number of random output combinations instead of all outputs (large vocabularies).
+        generator: source of their signs; by default one with seed 0.
         memory: bytes a chunk of Jacobians may take, with the gradients on the way to it; and bytes for the ``Σ``, and for
             the ``JᵀJ``, of one layer: where k × k is larger, and larger than ``D`` (the readout of a large vocabulary), it is
             left out, with a note.
@@ -105,6 +108,8 @@ def collect(
             what is inside torch's own attention, Transformer and recurrent modules follows their ``batch_first``.
         eval_mode: ``False`` keeps the model's own modes (batch norm in train mode is then an error).
         dtype: of the sums; moments are always float64.
+        at_inputs: ``"covariance"``, ``"jacobians"`` or both, to keep ``WᵀΣW`` and ``WᵀKW``, which are d×d, in place of Σ and K
+            where k > d (:class:`~gramscope.statistics.layer.LayerStatistics`).
 
     >>> import torch, gramscope as gs
     >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
@@ -136,6 +141,7 @@ def collect(
         batch_dim=batch_dim,
         eval_mode=eval_mode,
         dtype=dtype,
+        at_inputs=frozenset(at_inputs),
     )
     options = replace(asked, gradients=gradients and (loss is not None or may_compute_loss(root)))
     runner = BatchRunner(model, loss, reduction, output, targets, options)

@@ -34,6 +34,7 @@ class Options:
     batch_dim: int
     eval_mode: bool
     dtype: torch.dtype
+    at_inputs: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         if self.dtype not in (torch.float64, torch.float32):
@@ -64,4 +65,5 @@ class Options:
             "batch_dim": self.batch_dim,
             "eval_mode": self.eval_mode,
             **{name: getattr(self, name) for name in names},
+            **({"at_inputs": sorted(self.at_inputs)} if self.at_inputs else {}),
         }

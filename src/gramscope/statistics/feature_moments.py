@@ -9,16 +9,22 @@ from torch import Tensor
 
 from gramscope.errors import InputError, NumericalError
 from gramscope.linalg.arrays import to_double
-from gramscope.linalg.moments import block_class_moments, block_moments
+from gramscope.statistics.feature_statistics import (
+    CLASSES,
+    FREQUENT,
+    FREQUENT_ROWS,
+    GRAM_LIMIT,
+    FeatureStatistics,
+    keeps_rows,
+    merge_features,
+    statistics_of,
+)
 from gramscope.statistics.features import IGNORED, Unpaired
-from gramscope.statistics.layer import FeatureStatistics, merge_features
 
-#: largest d for which HᵀH is kept unless asked for
-GRAM_LIMIT = 512
 #: largest number of real target columns whose c×c moments are kept
 TARGET_LIMIT = 4096
-#: labels must be smaller than this: class means are kept for every label up to the largest
-CLASS_LIMIT = 65_536
+#: labels must be smaller than this: a table of signs is kept for every 4,096 of them
+CLASS_LIMIT = 2**20
 #: entries gathered before they are turned into moments: merging d×c moments for every small batch would cost more
 BUFFER = 2**22
 
@@ -28,7 +34,8 @@ class FeatureAccumulator:
 
     Args:
         name: the layer, for messages.
-        gram: keep ``HᵀH``: ``"auto"`` where d ≤ 512, ``True`` or ``False``.
+        gram: keep ``HᵀH``: ``"auto"`` where d ≤ 4096 (for d > 512 the rows themselves while they are fewer than d),
+            ``True`` or ``False``.
         ignore_index: rows with this label are left out.
     """
 
@@ -37,9 +44,13 @@ class FeatureAccumulator:
         self._buffer: Tensor | None = None
         self._count = 0
         self._targets: list[Tensor] = []
-        self._residuals: list[Tensor] | None = []  # None once a batch had none
+        self._residuals = True  # False once a batch had none
         self._moments: FeatureStatistics | None = None
         self._eps = 0.0
+        self._kept: list[tuple[Tensor, Tensor]] | None = [] if gram == "auto" else None  # None once they are too many
+        self._HtE: Tensor | None = None
+        self._popular: Tensor | None = None
+        self._frequent: list[tuple[Tensor, Tensor]] = []
 
     def add(self, rows: Tensor, target: Tensor | None, residual: Tensor | None = None) -> None:
         """Add rows ``[m, d]``, their targets (``None`` for all batches or for none) and residuals ``[m, c]``."""
@@ -52,23 +63,64 @@ class FeatureAccumulator:
         m, d = rows.shape
         if m == 0:
             return
+        self._eps = max(self._eps, torch.finfo(rows.dtype).eps)
+        self._keep_frequent(rows, target)
+        waiting = self._kept
+        if waiting is not None:
+            count = sum(len(part) for part, _ in waiting)
+            if keeps_rows(count + m, d) and all(part.shape[1] == d for part, _ in waiting):
+                waiting.append((rows.detach().clone(), target))
+                self._add_residual(rows, residual)
+                return
+            self._kept = None
+            for part, its_target in waiting:
+                self._buffer_rows(part, its_target)
+        self._add_residual(rows, residual)
+        self._buffer_rows(rows, target)
+
+    def _buffer_rows(self, rows: Tensor, target: Tensor) -> None:
+        m, d = rows.shape
         if self._buffer is not None and (self._count + m > self._buffer.shape[0] or d != self._buffer.shape[1]):
             self._flush()
         if self._buffer is None or m > self._buffer.shape[0]:
             self._buffer = to_double(rows[:0]).new_empty(max(m, min(BUFFER // d, 2048)), d)
         self._buffer[self._count : self._count + m] = rows.detach()
-        self._eps = max(self._eps, torch.finfo(rows.dtype).eps)
         self._count += m
         self._targets.append(target)
+
+    def _add_residual(self, rows: Tensor, residual: Tensor | None) -> None:
+        """Add to ``HᵀE``; without a residual in one batch there is none at all."""
         if residual is None:
-            self._residuals = None
-        elif self._residuals is not None:
-            self._residuals.append(residual)
+            self._HtE, self._residuals = None, False
+        elif self._residuals:
+            product = to_double(rows).mT @ to_double(residual)
+            self._HtE = product if self._HtE is None else self._HtE + product
+
+    def _keep_frequent(self, rows: Tensor, target: Tensor) -> None:
+        """Keep rows of the labels most frequent in the first batch, where labels are too many for a mean each."""
+        if target.is_floating_point():
+            return
+        if self._popular is None:
+            labels, counts = torch.unique(target, return_counts=True)
+            many = int(labels.max()) >= CLASSES
+            self._popular = labels[counts.argsort(descending=True, stable=True)][: FREQUENT * many]
+        room = FREQUENT_ROWS - sum(len(part) for part, _ in self._frequent)
+        if room > 0 and self._popular.numel():
+            chosen = torch.isin(target, self._popular).nonzero().flatten()[:room]
+            self._frequent.append((rows.detach()[chosen.to(rows.device)].clone(), target[chosen]))
 
     def result(self) -> FeatureStatistics | None:
         """The moments of everything added, or ``None`` if nothing was."""
         self._flush()
+        if self._kept:
+            rows, target = (torch.cat(parts) for parts in zip(*self._kept, strict=True))
+            _check_labels(target, self._ignored)
+            self._moments = replace(statistics_of(self._name, rows, target, False), rows=rows, row_targets=target)
         if self._moments is not None:
+            self._moments = replace(self._moments, HtE=self._HtE, eps=self._eps)
+            if self._moments.labels and self._frequent:
+                rows, target = (torch.cat(parts) for parts in zip(*self._frequent, strict=True))
+                self._moments = replace(self._moments, frequent=rows, frequent_labels=target)
             means = self._moments.classes.means if self._moments.classes is not None else self._moments.joint.mean_h
             if not torch.isfinite(means).all():
                 raise NumericalError(f"the features at {self._name!r} are NaN or infinite; look at the inputs")
@@ -96,26 +148,21 @@ class FeatureAccumulator:
         if self._count == 0 or self._buffer is None:
             return
         rows, target = self._buffer[: self._count], torch.cat(self._targets)
-        residual = torch.cat(self._residuals) if self._residuals else None
         gram = rows.shape[1] <= GRAM_LIMIT if self._gram == "auto" else bool(self._gram)
-        HtE = None if residual is None else rows.mT @ to_double(residual)
-        if target.is_floating_point():
-            new = FeatureStatistics(self._name, block_moments(rows, to_double(target), gram), None, HtE)
-        else:
-            low, high = (int(v) for v in torch.aminmax(target))
-            if low < 0:
-                raise InputError(
-                    f"labels must not be negative, found {low}; ignore_index= ({self._ignored}) marks rows to leave out, "
-                    "and targets=lambda x, y: (y > 0).long() makes classes of labels −1 and 1"
-                )
-            if high >= CLASS_LIMIT:
-                raise InputError(
-                    f"labels reach {high}, at least {CLASS_LIMIT}; number the classes from 0 with targets="
-                )
-            labels = target.to(rows.device)
-            new = FeatureStatistics(self._name, None, block_class_moments(rows, labels, high + 1, gram), HtE)
-        new = replace(new, eps=self._eps)
+        _check_labels(target, self._ignored)
+        new = statistics_of(self._name, rows, target, gram)
         self._moments = new if self._moments is None else merge_features(self._moments, new)
         self._count, self._targets = 0, []
-        if self._residuals is not None:
-            self._residuals = []
+
+
+def _check_labels(target: Tensor, ignored: int) -> None:
+    if target.is_floating_point():
+        return
+    low, high = (int(v) for v in torch.aminmax(target))
+    if low < 0:
+        raise InputError(
+            f"labels must not be negative, found {low}; ignore_index= ({ignored}) marks rows to leave out, "
+            "and targets=lambda x, y: (y > 0).long() makes classes of labels −1 and 1"
+        )
+    if high >= CLASS_LIMIT:
+        raise InputError(f"labels reach {high}, at least {CLASS_LIMIT}; number the classes from 0 with targets=")

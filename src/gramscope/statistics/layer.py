@@ -10,54 +10,14 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError
-from gramscope.linalg.moments import ClassMoments, Moments, merge
+from gramscope.statistics.feature_statistics import FeatureStatistics, merge_features
 
 #: the fields of :class:`LayerStatistics` that add up
-SUMS = ("D", "Sigma", "autograd", "JtJ", "JtJ_centered")
+SUMS = ("D", "Sigma", "autograd", "JtJ", "JtJ_centered", "input_covariance", "kernel_parts")
 
 
 class NotCollected(InputError):
     """A statistic that a measure needs was not asked for, or was left out."""
-
-
-@dataclass(frozen=True)
-class FeatureStatistics:
-    """Moments of feature rows and their targets.
-
-    Args:
-        name: layer or module name.
-        moments: of (row, target) for real targets; ``None`` when the targets are labels.
-        classes: per class, when the targets are labels.
-        HtE: ``Hᵀ E [d, c]`` with ``E = −∂L/∂f``, uncentred; present when rows are samples.
-        eps: rounding of the rows as they came, relative to their size (1.2e-7 for float32).
-    """
-
-    name: str
-    moments: Moments | None = None
-    classes: ClassMoments | None = None
-    HtE: Tensor | None = None
-    eps: float = torch.finfo(torch.float64).eps
-
-    @property
-    def joint(self) -> Moments:
-        """Moments of rows and targets; labels count as one-hot rows (classes never seen are left out)."""
-        if self.moments is not None:
-            return self.moments
-        if self.classes is None:
-            raise InputError(f"no features were collected at {self.name!r}")
-        return present_classes(self.classes).to_moments()
-
-    @property
-    def n(self) -> int:
-        """Number of rows."""
-        part = self.moments if self.moments is not None else self.classes
-        return 0 if part is None else part.n
-
-
-def present_classes(classes: ClassMoments) -> ClassMoments:
-    """Without the classes that have no sample."""
-    seen = classes.counts > 0
-    return ClassMoments(classes.counts[seen], classes.means[seen], classes.within)
 
 
 @dataclass(frozen=True)
@@ -76,6 +36,9 @@ class LayerStatistics:
         features: moments of the layer's inputs and the targets.
         shared: whether another module uses the same parameter, so that ``autograd`` holds its part of the gradient too.
         terms: what the mean loss divides by, ``D / terms`` is its gradient: samples, or positions with a loss of their own.
+        input_covariance: ``WᵀΣW = Σ g gᵀ [d, d]``, kept in place of Σ with ``at_inputs`` where k > d.
+        kernel_parts: with ``at_inputs``, in place of JtJ: ``[parts, k, k]`` that add up to it, or ``[parts, d, d]`` that
+            add up to ``WᵀJᵀJW`` where k > d. One part of all outputs, or several independent random sketches of them.
     """
 
     name: str
@@ -89,6 +52,8 @@ class LayerStatistics:
     features: FeatureStatistics | None = None
     shared: bool = False
     terms: int = 0
+    input_covariance: Tensor | None = None
+    kernel_parts: Tensor | None = None
 
     @property
     def loss_terms(self) -> int:
@@ -96,8 +61,22 @@ class LayerStatistics:
         return self.terms or self.n
 
     @property
+    def at_inputs(self) -> bool:
+        """Whether the kernel, where it is kept as parts, is ``WᵀKW`` of the layer's inputs."""
+        return self.JtJ is None and self.weight.shape[-2] > self.weight.shape[-1]
+
+    @property
+    def kernel(self) -> Tensor:
+        """``[parts, …, s, s]`` that add up to K, or to ``WᵀKW`` with :attr:`at_inputs`."""
+        if self.JtJ is not None:
+            return self.K.unsqueeze(0)
+        return self._need(self.kernel_parts, "jacobians=True") / self.n
+
+    @property
     def K(self) -> Tensor:
         """Tangent kernel ``K = (1/n) Σ J_iᵀJ_i``, ``[k, k]``."""
+        if self.JtJ is None and self.kernel_parts is not None and not self.at_inputs:
+            return self.kernel_parts.sum(0) / self.n
         return self._need(self.JtJ, "jacobians=True") / self.n
 
     @property
@@ -162,6 +141,13 @@ def merge_optional(a: Part | None, b: Part | None, merge_both: Callable[[Part, P
     return merge_both(a, b)
 
 
+def add_parts(a: Tensor, b: Tensor) -> Tensor:
+    """Sums kept in parts ``[parts, …]``: a single part, which is exact, counts as equal shares of several."""
+    parts = max(a.shape[0], b.shape[0])
+    a, b = (x.expand(parts, *x.shape[1:]) / parts if x.shape[0] == 1 < parts else x for x in (a, b))
+    return add(a, b.to(a.dtype))
+
+
 def add(a: Tensor, b: Tensor) -> Tensor:
     """``a + b`` of one shape."""
     if a.shape != b.shape:
@@ -177,34 +163,10 @@ def merge_layers(a: LayerStatistics, b: LayerStatistics) -> LayerStatistics:
         )
     if not torch.equal(a.weight, b.weight.to(a.weight)):
         raise InputError(f"layer {a.name!r}: the two statistics were collected with different weights")
-    sums = {name: merge_optional(getattr(a, name), getattr(b, name), add) for name in SUMS}
+    how = dict.fromkeys(SUMS, add) | {"kernel_parts": add_parts}
+    sums = {name: merge_optional(getattr(a, name), getattr(b, name), how[name]) for name in SUMS}
     features = merge_optional(a.features, b.features, merge_features)
     return replace(a, n=a.n + b.n, features=features, shared=a.shared or b.shared, **sums)  # type: ignore[arg-type]
-
-
-def merge_features(a: FeatureStatistics, b: FeatureStatistics) -> FeatureStatistics:
-    """Features of the union of two samples; classes that only one of them has seen are added."""
-    if a.n == 0 or b.n == 0:
-        return b if a.n == 0 else a
-    HtE = None if a.HtE is None or b.HtE is None else add(a.HtE, b.HtE)  # of all rows, or of none
-    a = replace(a, eps=max(a.eps, b.eps), HtE=HtE)
-    if (a.moments is None) != (b.moments is None):
-        raise InputError(f"{a.name!r}: labels cannot be merged with real targets")
-    if a.moments is not None and b.moments is not None:
-        return replace(a, moments=merge(a.moments, b.moments))
-    assert a.classes is not None
-    assert b.classes is not None
-    c = max(a.classes.counts.shape[0], b.classes.counts.shape[0])
-    return replace(a, classes=merge(widen(a.classes, c), widen(b.classes, c)))
-
-
-def widen(classes: ClassMoments, c: int) -> ClassMoments:
-    """The same moments with room for ``c`` classes."""
-    extra = c - classes.counts.shape[0]
-    if extra <= 0:
-        return classes
-    pad = torch.nn.functional.pad
-    return ClassMoments(pad(classes.counts, (0, extra)), pad(classes.means, (0, 0, 0, extra)), classes.within)
 
 
 def merge_networks(a: NetworkStatistics, b: NetworkStatistics) -> NetworkStatistics:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -11,13 +14,20 @@ from gramscope.layers.record import LayerRecord
 from gramscope.layers.tape import Tape
 from gramscope.linalg.arrays import gram_of_rows
 from gramscope.statistics.collect_options import Options
+from gramscope.statistics.layer import add_parts
 
 #: samples whose gradients are summed in the model's precision
 GRADIENT_SAMPLES = 4096
 #: entries of output gradients that are kept until their covariance is added
 DELTA_ENTRIES = 2**17
 #: the sums that are k×k, which may take much more memory than the weight, and their symbols
-SQUARE = {"Sigma": "Σ", "JtJ": "K", "JtJ_centered": "K"}
+SQUARE = {"Sigma": "Σ", "JtJ": "K", "JtJ_centered": "K", "kernel_parts": "K"}
+#: outputs of a sample up to which jacobians="auto" takes all of them
+OUTPUT_LIMIT = 256
+#: random combinations of outputs that it takes above; each costs a backward pass
+SKETCH = 4
+#: independent parts of a sketch that are kept, for the standard error
+PARTS = 4
 
 
 class LayerSums:
@@ -25,11 +35,12 @@ class LayerSums:
 
     Args:
         options: what to keep.
-        generator: source of the signs of sketched Jacobians.
+        generator: source of the signs of sketched Jacobians; by default one with seed 0.
     """
 
     def __init__(self, options: Options, generator: torch.Generator | None) -> None:
-        self._options, self._generator = options, generator
+        self._options = options
+        self._generator = torch.Generator().manual_seed(0) if generator is None else generator
         #: by layer; the one who adds a layer's first batch enters its weight
         self.weights: dict[str, Tensor] = {}
         self._sums: dict[tuple[str, str], Tensor] = {}
@@ -49,7 +60,8 @@ class LayerSums:
         if key in self._sums:
             self._sums[key].add_(value)
         else:
-            self._sums[key] = value.to("cpu" if value.device.type == "mps" else value.device, self._options.dtype)
+            dtype = value.dtype if what == "kernel_parts" else self._options.dtype
+            self._sums[key] = value.to("cpu" if value.device.type == "mps" else value.device, dtype)
 
     def add_gradients(self, record: LayerRecord, n: int) -> None:
         """Add ``D`` and, if asked for, ``Σ`` of one batch of ``n`` samples.
@@ -67,35 +79,72 @@ class LayerSums:
         self._samples[name] = self._samples.get(name, 0) + n
         if self._samples[name] >= GRADIENT_SAMPLES:
             self._flush_gradient(name)
-        if self._options.covariance and self._fits(name, "Sigma"):
+        if self._options.covariance and (self._is_at_inputs(name, "covariance") or self._fits(name, "Sigma")):
             waiting = self._deltas.setdefault(name, [])  # one product of many rows costs less than many of few
-            waiting += [delta.flatten(-3, -2) for delta in record.deltas()]
+            waiting += [self._rows(name, "covariance", delta.flatten(-3, -2)) for delta in record.deltas()]
             if sum(rows.numel() for rows in waiting) >= DELTA_ENTRIES:
                 self._flush_covariance(name)
 
     def add_jacobians(self, tape: Tape, output: Tensor, twin: tuple[Tape, Tensor] | None) -> None:
         """Add ``Σ JᵀJ`` of one batch and, with the tape and output of a reference network, ``Σ (J − J⁰)ᵀ(J − J⁰)``."""
-        sketch, generator = self._options.sketch, self._generator
+        sketch, generator = self.sketch_of(output), self._generator
         memory = self._options.memory if twin is None else max(self._options.memory // 2, 1)  # J and J⁰
-        copy = None if generator is None else generator.clone_state()  # both networks must see the same random signs
+        copy = generator.clone_state()  # both networks must see the same random signs
+        start = 0
         mine = jacobian_chunks(tape, output, sketch=sketch, memory=memory, generator=generator)
         theirs = None if twin is None else jacobian_chunks(*twin, sketch=sketch, memory=memory, generator=copy)
         for chunk in mine:
             reference = {} if theirs is None else next(theirs, {})
+            start += next(iter(chunk.values())).shape[0] if chunk else 0
             while chunk:  # a layer's Jacobians are dropped as soon as they are summed
                 name, J = chunk.popitem()
                 J0 = reference.pop(name, None)
                 if twin is not None and (J0 is None or J0.shape != J.shape):
                     raise LayerError(f"the reference network has no layer {name!r} of the same shape")
-                if self._fits(name, "JtJ", "JtJ_centered"):
+                if "jacobians" in self._options.at_inputs and J0 is None:
+                    self._add_kernel_parts(name, J, start, sketch)
+                elif self._fits(name, "JtJ", "JtJ_centered"):
                     self.add(name, "JtJ", _sum_of_grams(J))
                     if J0 is not None:
                         self.add(name, "JtJ_centered", _sum_of_grams(J - J0))
                 del J, J0
 
+    def sketch_of(self, output: Tensor) -> int | None:
+        """How many random combinations of outputs to take, ``None`` for all outputs."""
+        large = self._options.jacobians == "auto" and output[0].numel() > OUTPUT_LIMIT
+        return SKETCH if large and self._options.sketch is None else self._options.sketch
+
+    def _add_kernel_parts(self, name: str, J: Tensor, stop: int, sketch: int | None) -> None:
+        """Add ``JᵀJ``, or ``WᵀJᵀJW``, of outputs (or combinations) up to ``stop``; combinations go to parts in turn."""
+        if not (self._is_at_inputs(name, "jacobians") or self._fits(name, "kernel_parts")):
+            return
+        parts, key = 1 if sketch is None else min(sketch, PARTS), (name, "kernel_parts")
+        for part in range(parts):
+            chosen = J[(part - (stop - J.shape[0])) % parts :: parts]
+            if chosen.shape[0] == 0:
+                continue
+            gram = _sum_of_grams(chosen, partial(self._rows, name, "jacobians"))
+            if key not in self._sums:
+                self._sums[key] = gram.new_zeros(1, *gram.shape, dtype=gram.dtype if parts > 1 else self._options.dtype)
+            if self._sums[key].shape[0] < parts:
+                self._sums[key] = add_parts(self._sums[key], gram.new_zeros(parts, *gram.shape))
+            if parts > 1:
+                self._sums[key][part] += gram
+            else:
+                self._sums[key] += gram / self._sums[key].shape[0]
+
+    def _is_at_inputs(self, name: str, what: str) -> bool:
+        """Whether a sum of layer ``name`` is kept in the basis of its inputs, which are fewer than its outputs."""
+        k, d = self.weights[name].shape[-2:]
+        return what in self._options.at_inputs and k > d
+
+    def _rows(self, name: str, what: str, rows: Tensor) -> Tensor:
+        """Gradients ``[..., m, k]`` at the outputs, or ``[..., m, d]`` at the inputs where those are fewer."""
+        return rows @ self.weights[name].to(rows.dtype) if self._is_at_inputs(name, what) else rows
+
     def finish(self) -> None:
         """Add what still waits; NaN or infinity in any sum is an error that names the layer."""
-        for name in self._gradients:
+        for name in list(self._gradients):
             self._flush_gradient(name)
         for name in list(self._deltas):
             self._flush_covariance(name)
@@ -125,15 +174,15 @@ class LayerSums:
         return False
 
     def _flush_gradient(self, name: str) -> None:
-        self.add(name, "D", self._gradients[name])
-        self._gradients[name] = torch.zeros_like(self._gradients[name])
+        self.add(name, "D", self._gradients.pop(name))
         self._samples[name] = 0
 
     def _flush_covariance(self, name: str) -> None:
         waiting = self._deltas.pop(name)
-        self.add(name, "Sigma", gram_of_rows(torch.cat(waiting, -2) if len(waiting) > 1 else waiting[0]))
+        what = "input_covariance" if self._is_at_inputs(name, "covariance") else "Sigma"
+        self.add(name, what, gram_of_rows(torch.cat(waiting, -2) if len(waiting) > 1 else waiting[0]))
 
 
-def _sum_of_grams(J: Tensor) -> Tensor:
-    """``Σ JᵀJ`` over outputs, samples and sites: ``[m, …, batch, sites, k] → […, k, k]``, at any scale."""
-    return gram_of_rows(J.movedim(0, -2).flatten(-4, -2))
+def _sum_of_grams(J: Tensor, mapped: Callable[[Tensor], Tensor] = lambda rows: rows) -> Tensor:
+    """``Σ JᵀJ`` over outputs, samples and sites: ``[m, …, batch, sites, k] → […, k, k]``, at any scale; of mapped rows."""
+    return gram_of_rows(mapped(J.movedim(0, -2).flatten(-4, -2)))

@@ -12,11 +12,10 @@ from torch import Tensor
 
 from gramscope.errors import InputError, LayerError
 from gramscope.notes import Note, read_notes
+from gramscope.statistics.feature_statistics import FeatureStatistics, merge_features
 from gramscope.statistics.layer import (
-    FeatureStatistics,
     LayerStatistics,
     NetworkStatistics,
-    merge_features,
     merge_layers,
     merge_networks,
 )
@@ -146,7 +145,7 @@ def true_notes(notes: dict[str, tuple[Note, ...]], layers: dict[str, LayerStatis
         if layer is not None:
             refuted = {"not applied"}
             refuted |= {"no gradient"} if layer.D is not None else set()
-            refuted |= {"no Jacobians"} if layer.JtJ is not None else set()
+            refuted |= {"no Jacobians"} if (layer.JtJ, layer.kernel_parts) != (None, None) else set()
         kept[name] = tuple(note for note in found if note.kind not in refuted)
     return {name: found for name, found in kept.items() if found}
 
