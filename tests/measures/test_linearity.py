@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -14,7 +16,7 @@ from torch import Tensor
 import gramscope as gs
 import reference
 from cases import randoms, refused
-from gramscope.errors import InputError, ResultWarning
+from gramscope.errors import InputError, RescueWarning, ResultWarning
 from gramscope.linalg.moments import class_moments, moments
 from gramscope.measures.fit import fit_linear, held_out_target_linearity, probe_accuracy
 from gramscope.measures.linearity import gram_induced_error, surrogate_from_moments, target_linearity_from_moments
@@ -185,3 +187,53 @@ def test_results_carry_no_graph_and_leave_inputs_alone() -> None:
     assert not gs.target_linearity(H, Y).requires_grad
     assert not gs.surrogate(H, Y).requires_grad
     assert torch.equal(H, before)
+
+
+def test_rounding_of_layer_normalised_features_is_no_feature() -> None:
+    generator = torch.Generator().manual_seed(0)
+    exact = torch.randn(90, 24, generator=generator, dtype=torch.float64)
+    H = torch.nn.functional.layer_norm(exact, (24,)).float()  # the features sum to zero, up to rounding
+    y = torch.randint(3, (90,), generator=generator)
+    for labels in (y, torch.where(H.double().sum(1) > 0, y, 0)):  # also labels that follow the sign of that rounding
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            direct = float(gs.target_linearity(H, labels))
+        assert bool(caught) == (labels is not y)
+        table = gs.measure(torch.nn.Linear(24, 3), (H, labels), measures=["target_linearity"])
+        assert direct == pytest.approx(table["(model)"]["target_linearity"], abs=1e-6)
+        without = float(gs.target_linearity(H[:, :-1], labels))  # the last feature follows from the others
+        assert direct == pytest.approx(without, abs=1e-5)
+
+
+@pytest.mark.parametrize("difference", [1e-5, 1e-6, 1e-7, 1e-9])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("moments_", [False, True])
+def test_collinear_features_are_right_or_announced(difference: float, dtype: torch.dtype, moments_: bool) -> None:
+    a, b, noise = (torch.randn(300, generator=torch.Generator().manual_seed(s), dtype=torch.float64) for s in range(3))
+    H, y = torch.stack([a, a + difference * b], 1).to(dtype), b + 0.3 * noise
+    truth = float(gs.target_linearity(torch.stack([a, b], 1), y))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if moments_:
+            eps = torch.finfo(dtype).eps
+            found = float(target_linearity_from_moments(moments(H, y[:, None]), eps=eps))
+        else:
+            found = float(gs.target_linearity(H, y))
+    announced = any(issubclass(w.category, RescueWarning) for w in caught)
+    lost = dtype == torch.float32 and difference < 1e-8  # float32 holds nothing of the difference
+    assert announced or abs(found - truth) < 1e-3 or lost
+    if dtype == torch.float64 and not moments_:
+        assert found == pytest.approx(truth, abs=1e-6)
+        assert not announced
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+def test_scales_of_columns_do_not_matter(intercept: bool) -> None:
+    H = torch.randn(200, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y = H @ torch.ones(3, dtype=torch.float64) + 0.2 * torch.sin(7 * H[:, 0])
+    scaled = H * torch.tensor([1.0, 1e-8, 1e8], dtype=torch.float64)
+    truth = float(gs.target_linearity(H, y, intercept=intercept))
+    for scale in (1.0, 1e-120):
+        assert float(gs.target_linearity(scaled * scale, y, intercept=intercept)) == pytest.approx(truth, abs=1e-9)
+    fit = gs.fit_linear(scaled, y, intercept=intercept)
+    assert float(gs.held_out_target_linearity(fit, scaled, y)) == pytest.approx(truth, abs=1e-9)

@@ -93,10 +93,11 @@ class Reduced:
         return self.outside + missing.square().sum(0)
 
     def uncertain(self) -> float:
-        """The part of ``‖Y‖²`` that the fit without a ridge finds along directions near the tolerance."""
-        kept = self.singular_values > self.tolerance
+        """The part of ``‖Y‖²`` along directions near the tolerance, and below it where it is more than chance."""
+        kept, along = self.singular_values > self.tolerance, self.targets.square().sum(1)
         share = torch.where(kept, (self.tolerance / torch.where(kept, self.singular_values, 1.0)).square(), 0.0)
-        return float(share @ self.targets.square().sum(1))
+        below = along[~kept & (along > CHANCE**2 * self.residual(0.0) / self.n)]
+        return float(share @ along + below.sum())
 
     def degrees_of_freedom(self, ridge: float) -> float:
         """``tr H(HᵀH + λI)⁻¹Hᵀ`` (plus one for the intercept)."""
@@ -221,6 +222,10 @@ def reduce_moments(m: Moments, intercept: bool = False) -> Reduced:
     return Reduced(m.n, d, intercept, s, tolerance, targets, outside, m.C_yy.diagonal(), m.mean_h, m.mean_y, Vt, None)
 
 
+#: standard deviations of the part that a target has along a random direction, beyond which it is no accident
+CHANCE = 4.0
+
+
 class LeastSquares(NamedTuple):
     """A fit without a ridge.
 
@@ -341,12 +346,15 @@ def _centred_directions(m: Moments, eps: float = EPS) -> _Directions:
     kept = values > rounding.clamp(min=tolerance)
     # A direction that is truly zero has no part in HᵀY beyond rounding.
     noise = max(m.n, values.numel()) * EPS * math.sqrt(largest * float(m.C_yy.trace()))
-    lost = (values <= tolerance) & (cross.norm(dim=1) > noise) & (rounding < tolerance / 4)
+    # Rounding of the features as they came has a part that rarely exceeds CHANCE standard deviations.
+    chance = CHANCE * (values.clamp(min=tolerance) * m.C_yy.trace() / m.n).sqrt()
+    lost = ~kept & (cross.norm(dim=1) > torch.where(rounding < tolerance / 4, noise, chance))
     if bool(lost.any()):
         warnings.warn(
             f"{int(lost.sum())} of {values.numel()} directions of the features are shorter than "
-            f"{math.sqrt(tolerance):.1e} (features scaled to length 1) and were left out, although targets have a part "
-            "along them; gs.target_linearity of the features themselves tells them from rounding",
+            f"{math.sqrt(float(rounding.clamp(min=tolerance)[lost].max())):.1e} (features scaled to length 1) and were left "
+            "out, although targets have a part along them; features in float64, and gs.target_linearity of the features "
+            "themselves, tell them from rounding",
             RescueWarning,
             stacklevel=4,
         )
