@@ -58,16 +58,22 @@ class LabelReader:
     Args:
         model: the model that will be called.
         ignore_index: the label that losses and features leave out.
+        own_loss: whether the model's own loss will be used; if not, a model whose outputs do not need the labels is called
+            without them, which saves the memory of that loss.
     """
 
-    def __init__(self, model: nn.Module, ignore_index: int = IGNORED) -> None:
-        self._model, self._ignore_index = model, ignore_index
+    def __init__(self, model: nn.Module, ignore_index: int = IGNORED, own_loss: bool = False) -> None:
+        self._model, self._ignore_index, self._own_loss = model, ignore_index, own_loss
         self._usable: bool | None = None  # whether the model can be called with the labels
+        self._needed = True  # whether it is called with them
         self._shifts = False
 
     def read(self, inputs: Any, target: Any) -> ReadBatch:
         """The batch with its labels as targets of the outputs at the same position."""
         read = self._read(inputs, target)
+        key = label_key(read.inputs)
+        if key is not None and not self._needed:
+            read = read._replace(inputs={name: part for name, part in read.inputs.items() if name != key})
         unused = unused_inputs(self._model, inputs) - set(LABEL_KEYS) if isinstance(inputs, Mapping) else set()
         if unused:
             text = f"the model's forward has no argument for {', '.join(sorted(unused))}: not passed to it"
@@ -129,15 +135,11 @@ class LabelReader:
         """Whether the model runs with the labels; finds out whether it shifts them, from its loss of one sample."""
         labels = inputs[key]
         sample = head(inputs, 1, labels.shape[0])
-        try:
-            call_model(self._model, sample)
-        except (RuntimeError, TypeError, ValueError, IndexError):
-            del sample[key]
-            try:
-                call_model(self._model, sample)
-            except (RuntimeError, TypeError, ValueError, IndexError):
-                return True  # the labels are not to blame; the measurement will show the error
-            return False
+        rest = {name: part for name, part in sample.items() if name != key}
+        returned, without = self._returned(sample), self._returned(rest)
+        if returned is None:  # if both fail, the labels are not to blame, and the measurement will show the error
+            return without is None
+        self._needed = self._own_loss or without is None or not _same_scores(returned, without)
         if labels.dim() == 2 and labels.shape[1] > 1 and not labels.is_floating_point():
             none = torch.full_like(sample[key], IGNORED)
             first = none.clone()
@@ -145,6 +147,19 @@ class LabelReader:
             losses = [own_loss(call_model(self._model, {**sample, key: part})) for part in (none, first)]
             self._shifts = all(loss is not None for loss in losses) and _same(*losses)  # type: ignore[arg-type]
         return True
+
+    def _returned(self, inputs: dict[str, Any]) -> Any:
+        """What the model returns, or ``None`` if it fails."""
+        try:
+            return call_model(self._model, inputs)
+        except (RuntimeError, TypeError, ValueError, IndexError):
+            return None
+
+
+def _same_scores(a: Any, b: Any) -> bool:
+    """Whether two returned mappings have the same ``logits``."""
+    scores = [part.get("logits") if isinstance(part, Mapping) else None for part in (a, b)]
+    return isinstance(scores[0], Tensor) and isinstance(scores[1], Tensor) and torch.equal(scores[0], scores[1])
 
 
 def _equal(labels: Any, target: Tensor) -> bool:

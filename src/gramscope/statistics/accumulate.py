@@ -71,7 +71,7 @@ class Accumulator:
                 self._notes[name] = Note("remark", text)
         if step.coupled:
             self._note_coupled()
-        output = step.positions.tokens_first(step.output)
+        output = step.positions.tokens_first(step.output) if self._options.jacobians else step.output
         if self._wants_jacobians(output):
             if twin is not None:
                 twin = (twin[0], step.positions.tokens_first(twin[1]))
@@ -96,6 +96,11 @@ class Accumulator:
         """Leave Jacobians out where samples influence each other, or raise if they were asked for."""
         if self._options.jacobians is True:
             raise LayerError(COUPLED)
+        if self._options.gradients and self._options.covariance:
+            text = "samples influence each other: Σ has gradients of the loss of the whole batch, not of single samples"
+            self._notes["(samples)"] = Note("remark", text)
+        if not self._options.jacobians:
+            return
         self._notes[output_of()] = Note("left out", f"no Jacobians: {COUPLED}")
         self._left_out |= {(EVERY, what): "" for what in ("JtJ", "JtJ_centered", "kernel_parts")}
 

@@ -96,7 +96,8 @@ class BatchRunner:
     options: Options
 
     def __post_init__(self) -> None:
-        self._reader = LabelReader(self.model, self.options.ignore_index)
+        own_loss = self.loss is None or takes_batch(self.loss)
+        self._reader = LabelReader(self.model, self.options.ignore_index, own_loss)
         self._independent: bool | None = None
 
     def run(self, tape: Tape, inputs: Any, target: Any, index: int) -> Step:
