@@ -154,7 +154,7 @@ def dual_tangent_kernel(
     """
     parts: dict[str, list[Tensor]] = {}
     device, root = model_device(model), unwrap(model)
-    reader, sequences = LabelReader(model), True
+    reader, sequences = LabelReader(model, own_loss=False), True
     with (
         evaluating(root),
         torch.inference_mode(False),

@@ -83,7 +83,7 @@ def nearest_mean_agreement(
         evaluating(root, eval_mode),
         capture(model, [layer.name], outputs=[layer.name], gradients=False, batch_dim=batch_dim) as tape,
     ):
-        reader = LabelReader(model, ignore_index)
+        reader = LabelReader(model, ignore_index, own_loss=False)
         for batch in batches(loader, unpack, model_dtype(root)):
             inputs, given = to_device(batch, device)
             with tape.looking_away():

@@ -62,7 +62,7 @@ class LabelReader:
             without them, which saves the memory of that loss.
     """
 
-    def __init__(self, model: nn.Module, ignore_index: int = IGNORED, own_loss: bool = False) -> None:
+    def __init__(self, model: nn.Module, ignore_index: int = IGNORED, own_loss: bool = True) -> None:
         self._model, self._ignore_index, self._own_loss = model, ignore_index, own_loss
         self._usable: bool | None = None  # whether the model can be called with the labels
         self._needed = True  # whether it is called with them
