@@ -90,7 +90,7 @@ def test_what_cannot_be_compared() -> None:
 
 def test_models_that_share_layers() -> None:
     model, x, _ = BY_NAME["mlp"].make()
-    x, deeper = normal(20, 5), nn.Sequential(model[0], nn.Tanh(), nn.Linear(7, 2).double())
+    x, deeper = normal(20, 5), nn.Sequential(nn.Linear(5, 5).double(), nn.Tanh(), model[0])
     left, right = features(model, x), features(deeper, x)
     found = gs.cka(model, x, deeper)
     for a, X in left.items():

@@ -62,6 +62,15 @@ def test_balanced_linear_nets_have_power_one_over_depth() -> None:
     assert table["0"]["nfa"] < 0.95
 
 
+def test_rounding_of_single_precision_is_no_direction() -> None:
+    W, J = normal(6, 8), normal(30, 3, seed=1) @ normal(3, 6, seed=2)
+    noise = normal(6, 6, seed=3)
+    K = J.T @ J
+    noisy = K + 1e-9 * K.norm() * (noise + noise.T)
+    expected = dense(W, K, 0.1)
+    assert power_alignment(W.float(), noisy, 0.1) == pytest.approx(expected, abs=1e-5)
+
+
 def test_a_zero_kernel_has_no_alignment() -> None:
     fit = fitted_power(torch.eye(2), torch.zeros(2, 2))
     assert math.isnan(fit.power)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gramscope.linalg.arrays import Array, unit_scale
-from gramscope.linalg.psd import psd_eigen
+from gramscope.linalg.arrays import Array, as_matrices, unit_scale
+from gramscope.linalg.psd import EPS, psd_eigen
 from gramscope.measures.gram import matrices
 
 #: powers among which the best one is sought
@@ -26,6 +26,9 @@ class FittedPower:
 
 def power_alignment(W: Array, K: Array, power: float) -> float:
     """``ρ(WᵀW, (WᵀKW)^power)``, zero on the null space of ``WᵀKW``.
+
+    Eigenvalues up to the rounding of W's type (1.2e-7 of the largest for float32) belong to the null space: a small power would
+    make them large.
 
     In deep linear networks with balanced weights the ansatz holds with ``power = 1/L``, where L counts the layers from this one
     to the output (Tansley, Massart and Cartis 2025, "On the neural feature ansatz for deep neural networks").
@@ -80,13 +83,14 @@ def _along_eigenvectors(W: Array, K: Array) -> tuple[Tensor, Tensor, Tensor]:
     """
     (weight, kernel), _ = matrices(W=W, K=K)
     weight, kernel = unit_scale(weight), unit_scale(kernel)
+    rtol = max(max(weight.shape[-2:]) * EPS, torch.finfo(as_matrices(W, "W").dtype).eps)
     if weight.shape[-2] >= weight.shape[-1]:
-        values, vectors = psd_eigen(weight.mT @ kernel @ weight)
+        values, vectors = psd_eigen(weight.mT @ kernel @ weight, rtol)
         along = (weight @ vectors).square().sum(-2)
     else:
-        eigenvalues, basis = psd_eigen(kernel)
+        eigenvalues, basis = psd_eigen(kernel, rtol)
         B = eigenvalues.sqrt().unsqueeze(-1) * (basis.mT @ weight)  # BᵀB = WᵀKW
-        values, vectors = psd_eigen(B @ B.mT)
+        values, vectors = psd_eigen(B @ B.mT, rtol)
         scaled = torch.where(values > 0, values, 1.0).rsqrt().unsqueeze(-1) * (
             vectors.mT @ B
         )  # its eigenvectors as rows

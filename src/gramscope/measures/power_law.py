@@ -18,8 +18,8 @@ def weight_exponent(W: Array) -> float:
 
     The fit is that of Clauset, Shalizi and Newman (2009): for each eigenvalue as the start of the tail the maximum-likelihood
     ``α = 1 + m / Σ log(λ/λ_start)`` over the m eigenvalues from there on; of all starts the one whose law has the smallest
-    Kolmogorov–Smirnov distance. Eigenvalues whose singular value exceeds ``max(k, d)·2.2e-16`` of the largest count, and a
-    tail has at least 10 of them.
+    Kolmogorov–Smirnov distance. Singular values up to the rounding of W's type are left out, and a tail has at least 10
+    eigenvalues.
 
     Args:
         W: weight ``[..., k, d]``; a stack counts as diagonal blocks.
@@ -33,7 +33,8 @@ def weight_exponent(W: Array) -> float:
     """
     weight = as_weight(W)
     s = weight_spectrum(weight).values
-    values = s[s > max(weight.shape[-2:]) * EPS * s[0]].square().flip(0)
+    rtol = max(max(weight.shape[-2:]) * EPS, torch.finfo(weight.dtype).eps)
+    values = s[s > rtol * s[0]].square().flip(0)
     if values.numel() < FEWEST:
         raise InputError(f"a power law is fitted to at least {FEWEST} eigenvalues; this weight has {values.numel()}")
     best = (float("inf"), float("nan"))

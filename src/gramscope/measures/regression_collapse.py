@@ -48,8 +48,7 @@ def nrc2(C_hh: Array, W: Array) -> Tensor:
     scatter, weight = unit_scale(to_double(as_matrices(C_hh, "C_hh"))), to_double(as_matrices(W, "W"))
     _, s, Vt = svd(weight)
     rows = Vt[s > max(weight.shape) * EPS * s[0]]
-    rest = scatter - rows.mT @ (rows @ scatter)
-    return (rest - (rest @ rows.mT) @ rows).trace().clamp(min=0.0) / scatter.trace()
+    return (1 - ((rows @ scatter) * rows).sum() / scatter.trace()).clamp(min=0.0)
 
 
 def nrc3(W: Array, C_yy: Array) -> Tensor:
