@@ -111,3 +111,21 @@ def test_without_targets_or_gram_there_is_a_note() -> None:
     small = gs.measure(model, (x, y), measures=["rankme", "crh_inputs_rw"], gram=False)
     for name in ("rankme", "crh_inputs_rw"):
         assert "HᵀH was not collected" in small.notes[f"0.{name}"].text
+
+
+def test_wide_layers_with_few_rows() -> None:
+    """Above d = 512 rows are kept while they are fewer than d, in place of HᵀH."""
+    model = nn.Linear(600, 2).double()
+    x, y = normal(20, 600) + 0.2, normal(20, 2, seed=1)
+    names = [name for name, (_, needs, _) in FURTHER.items() if "features" in needs]
+    few, dense = (gs.measure(model, (x, y), nn.MSELoss(), measures=names, gram=gram) for gram in ("auto", True))
+    for name in names:
+        assert few["(model)"][name] is not None, name
+        assert few["(model)"][name] == pytest.approx(dense["(model)"][name], rel=1e-7), name
+
+
+def test_labels_that_are_too_many() -> None:
+    labels = torch.arange(40) * 100
+    table = gs.measure(nn.Linear(5, 3).double(), (normal(40, 5), labels), measures=["kernel_target_alignment", "nrc1"])
+    assert "needs all labels" in table.notes["(model).kernel_target_alignment"].text
+    assert "nc1 to nc4 are for labels" in table.notes["(model).nrc1"].text

@@ -16,7 +16,7 @@ from torch import Tensor
 from gramscope.errors import InputError
 from gramscope.linalg.arrays import to_double
 from gramscope.linalg.moments import Moments
-from gramscope.measures.ansatz_power import fitted_power, power_alignment
+from gramscope.measures.ansatz_power import FittedPower, fitted_power, power_alignment
 from gramscope.measures.canonical_representation import Pair, Side, canonical_alignment
 from gramscope.measures.fact import fact_alignment, fact_residual
 from gramscope.measures.kernel_target import kernel_target_alignment
@@ -47,6 +47,17 @@ def _moments(layer: LayerStatistics) -> Moments:
     if joint.C_hh is None:
         raise InputError(f"HᵀH was not collected: d = {joint.mean_h.shape[-1]} is large; ask with gram=True")
     return joint
+
+
+def _spectral_gram(layer: LayerStatistics, center: bool) -> Tensor:
+    """A matrix with the eigenvalues of ``HᵀH`` that are not zero: of the kept rows ``HHᵀ``, which is smaller."""
+    rows = _features(layer).rows
+    if rows is None:
+        moments = _moments(layer)
+        return moments.require_gram() if center else moments.HtH
+    h = to_double(rows)
+    h = h - h.mean(0) if center else h
+    return h @ h.mT
 
 
 def _input_gram(layer: LayerStatistics) -> Tensor:
@@ -87,22 +98,28 @@ def _nfa_depth(context: Context, layer: LayerStatistics) -> Tensor | float:
     return power_alignment(layer.weight, layer.K, 1 / (len(names) - names.index(layer.name)))
 
 
+def _fitted_power(context: Context, layer: LayerStatistics) -> FittedPower:
+    return context.once(layer, "fitted power", lambda: fitted_power(layer.weight, layer.K))
+
+
 # --- features and targets ---------------------------------------------------------------------------------------------
 
 
 def _alpha_req(context: Context, layer: LayerStatistics) -> Tensor | float:
-    return alpha_req(_moments(layer).require_gram(), _features(layer).eps)
+    return alpha_req(_spectral_gram(layer, center=True), _features(layer).eps)
 
 
 def _kernel_target(context: Context, layer: LayerStatistics) -> Tensor | float:
-    joint = _moments(layer)
+    joint, part = _moments(layer), _features(layer)
     if joint.C_hy.shape[-1] == 0:
         raise InputError("the loader gave no targets")
-    return kernel_target_alignment(joint, labels=_features(layer).labelled)
+    if part.labels:
+        raise InputError("it needs all labels, and they are too many; targets= gives targets of your own")
+    return kernel_target_alignment(joint, labels=part.classes is not None)
 
 
 def _regression(layer: LayerStatistics) -> Moments:
-    joint = _moments(layer)
+    joint = _features(layer).joint
     if _features(layer).labelled:
         raise InputError("it is defined for targets to regress on; the columns nc1 to nc4 are for labels")
     if joint.C_hy.shape[-1] == 0:
@@ -112,14 +129,14 @@ def _regression(layer: LayerStatistics) -> Moments:
 
 def _nrc1(context: Context, layer: LayerStatistics) -> Tensor | float:
     joint = _regression(layer)
-    return nrc1(joint.require_gram(), joint.C_hy.shape[-1])
+    return nrc1(_spectral_gram(layer, center=True), joint.C_hy.shape[-1])
 
 
 def _nrc2(context: Context, layer: LayerStatistics) -> Tensor | float:
-    joint = _regression(layer)
+    _regression(layer)
     if layer.weight.dim() == 3 or layer.weight.shape[-2] >= layer.weight.shape[-1]:
         raise InputError("it is 0 for any features: the layer has as many outputs as inputs, or groups")
-    return nrc2(joint.require_gram(), layer.weight)
+    return nrc2(_moments(layer).require_gram(), layer.weight)
 
 
 def _nrc3(context: Context, layer: LayerStatistics) -> Tensor | float:
@@ -152,15 +169,15 @@ FURTHER: dict[str, tuple[Column, str, str]] = {
     ),
     "gradient_nuclear_rank": (lambda _, layer: nuclear_rank(layer.gradient), "loss", "‖D‖_*² / ‖D‖_F²"),
     "input_stable_rank": (
-        lambda _, layer: stable_rank_of_gram(_moments(layer).HtH), "features gram", "‖H‖_F² / ‖H‖₂²"
+        lambda _, layer: stable_rank_of_gram(_spectral_gram(layer, center=False)), "features gram", "‖H‖_F² / ‖H‖₂²"
     ),
     "nfa_depth": (_nfa_depth, "jacobians", "ρ(WᵀW, (WᵀKW)^(1/L)), L layers from this one to the output"),
     "nfa_fitted": (
-        lambda _, layer: fitted_power(layer.weight, layer.K).alignment, "jacobians", "max_p ρ(WᵀW, (WᵀKW)^p)"
+        lambda context, layer: _fitted_power(context, layer).alignment, "jacobians", "max_p ρ(WᵀW, (WᵀKW)^p)"
     ),
-    "nfa_power": (lambda _, layer: fitted_power(layer.weight, layer.K).power, "jacobians", "the p of nfa_fitted"),
+    "nfa_power": (lambda context, layer: _fitted_power(context, layer).power, "jacobians", "the p of nfa_fitted"),
     "rankme": (
-        lambda _, layer: rankme(_moments(layer).HtH, _moments(layer).n),
+        lambda _, layer: rankme(_spectral_gram(layer, center=False), _features(layer).n),
         "features gram", "exp(−Σ p log p), p = s/Σs + 1e-7 over the singular values of H",
     ),
     "alpha_req": (_alpha_req, "features gram", "α of λ_i ∝ i^(−α), eigenvalues of the centred features' covariance"),
