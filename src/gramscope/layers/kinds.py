@@ -19,10 +19,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
+from gramscope.errors import LayerError
+from gramscope.layers.modules import names_in_code
 from gramscope.linalg.autocast import without_autocast
 
 
@@ -48,6 +49,8 @@ class LayerKind(ABC):
 
     #: attribute of the module that holds the weight
     weight_name = "weight"
+    #: why VCL does not train such a weight; empty where it does
+    not_for_vcl = ""
     #: whether the module's inputs have a fixed number of axes, so that a missing batch axis shows
     fixed_rank = False
 
@@ -58,6 +61,18 @@ class LayerKind(ABC):
     def is_standard(self, module: nn.Module) -> bool:
         """Whether the module runs the forward this kind was written for; a subclass may override it."""
         return True
+
+    def owner(self, module: nn.Module) -> tuple[nn.Module, str]:
+        """The module and attribute under which the weight is found."""
+        return module, self.weight_name
+
+    def groups(self, module: nn.Module) -> int:
+        """Number of stacked matrices, 1 unless the weight is a stack."""
+        return 1
+
+    def computed_weight(self, module: nn.Module) -> Tensor | None:
+        """The weight in its native shape where it is computed from several parameters, else ``None``."""
+        return None
 
     @abstractmethod
     def to_matrix(self, module: nn.Module, weight: Tensor) -> Tensor:
@@ -87,6 +102,16 @@ class LayerKind(ABC):
         """Inputs averaged over the sites, ``[batch, d]`` (``[groups, batch, d]``)."""
         h = self.inputs(module, x, batch_dim)
         return h.squeeze(-2) if h.shape[-2] == 1 else h.mean(-2)
+
+    def features(self, module: nn.Module, x: Tensor, batch_dim: int = 0, averaged: bool = False) -> Tensor:
+        """What stands for the samples at this layer, ``[batch, sites, d]``: its inputs, or their mean over the sites."""
+        if averaged:
+            return self.mean_inputs(module, x, batch_dim).unsqueeze(-2)
+        return self.inputs(module, x, batch_dim)
+
+    def normal_bytes(self, module: nn.Module, native: int) -> int:
+        """Bytes of an output in normal form whose native form takes ``native`` bytes."""
+        return native
 
     def weight_gradient(self, module: nn.Module, x: Tensor, dz: Tensor) -> Tensor:
         """``D = Σ δ hᵀ`` in matrix form from native input and output gradient."""
@@ -151,128 +176,143 @@ class TransposedLinearKind(LinearKind):
         return matrix.mT
 
 
-class ConvKind(LayerKind):
-    """``nn.Conv1d/2d/3d`` in patch space: ``d = (in/groups) · Π kernel``, one site per output position."""
-
-    fixed_rank = True
+class OwnLinearKind(LinearKind):
+    """A module that is no ``nn.Linear`` but applies its own ``weight [k, d]`` by ``F.linear``, such as a router of experts."""
 
     @override
     def matches(self, module: nn.Module) -> bool:
-        return isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
+        weight = module._parameters.get("weight")
+        known = type(module).__module__.startswith("torch.nn.modules")
+        if known or weight is None or nn.parameter.is_lazy(weight) or weight.dim() != 2:
+            return False
+        return {"linear", "weight"} <= names_in_code(type(module), "forward")
 
     @override
     def is_standard(self, module: nn.Module) -> bool:
-        return any(
-            type(module).forward is base.forward and type(module)._conv_forward is base._conv_forward  # type: ignore[attr-defined]
-            for base in (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-        )
+        return False
+
+
+class EmbeddingKind(LayerKind):
+    """``nn.Embedding``: the linear layer ``z = W h`` on one-hot vectors h of the vocabulary; ``W [d, V]`` is its weight's Wᵀ.
+
+    One-hot vectors are formed only where they are asked for (:meth:`inputs`) and small. What stands for the samples is the
+    output, since a fit on one-hot inputs says nothing. As in torch, ``padding_idx`` receives no gradient.
+    """
+
+    not_for_vcl = "is a lookup table"
+    #: one-hot inputs are refused above this many entries
+    LIMIT = 2**24
 
     @override
-    def is_unbatched(self, module: nn.Module, x: Tensor) -> bool:
-        return x.dim() == len(_conv(module).kernel_size) + 1
+    def matches(self, module: nn.Module) -> bool:
+        return isinstance(module, nn.Embedding)
+
+    @override
+    def is_standard(self, module: nn.Module) -> bool:
+        return type(module).forward is nn.Embedding.forward
 
     @override
     def to_matrix(self, module: nn.Module, weight: Tensor) -> Tensor:
-        groups = _conv(module).groups
-        if groups == 1:
-            return weight.flatten(1)
-        return weight.reshape(groups, weight.shape[0] // groups, -1)
-
-    def padded(self, module: nn.Module, x: Tensor) -> Tensor:
-        """The input with the module's own padding made explicit, ``[batch, channels, *spatial]``."""
-        conv = _conv(module)
-        if self.is_unbatched(module, x):
-            x = x.unsqueeze(0)
-        widths = conv._reversed_padding_repeated_twice
-        if not any(widths):
-            return x
-        mode = "constant" if conv.padding_mode == "zeros" else conv.padding_mode
-        return F.pad(x, widths, mode=mode)
-
-    def windows(self, module: nn.Module, x: Tensor) -> Tensor:
-        """Every patch as a view: ``[batch, channels, *positions, *kernel]``, no memory taken."""
-        conv = _conv(module)
-        x = self.padded(module, x)
-        for axis, (size, stride, dilation) in enumerate(
-            zip(conv.kernel_size, conv.stride, conv.dilation, strict=True), start=2
-        ):
-            x = x.unfold(axis, dilation * (size - 1) + 1, stride)
-            if dilation > 1:
-                x = x[..., ::dilation]
-        return x
+        return (weight.to_dense() if weight.is_sparse else weight).mT
 
     @override
-    def mean_inputs(self, module: nn.Module, x: Tensor, batch_dim: int = 0) -> Tensor:
-        conv = _conv(module)
-        axes = len(conv.kernel_size)
-        mean = self.windows(module, x).mean(tuple(range(2, 2 + axes)))  # [batch, channels, *kernel]
-        if conv.groups == 1:
-            return mean.flatten(1)
-        return mean.reshape(mean.shape[0], conv.groups, -1).movedim(1, 0)
+    def from_matrix(self, module: nn.Module, matrix: Tensor, shape: Sequence[int]) -> Tensor:
+        return matrix.mT
+
+    @override
+    def is_unbatched(self, module: nn.Module, x: Tensor) -> bool:
+        return False
+
+    @override
+    def samples(self, module: nn.Module, x: Tensor, batch_dim: int = 0) -> int:
+        return x.shape[batch_dim if x.dim() > 1 else 0] if x.dim() else 1
 
     @override
     def inputs(self, module: nn.Module, x: Tensor, batch_dim: int = 0) -> Tensor:
-        conv = _conv(module)
-        axes = len(conv.kernel_size)
-        x = self.windows(module, x)
-        # [batch, channels, *positions, *kernel] -> [batch, sites, channels, *kernel]
-        batch, channels = x.shape[:2]
-        positions = list(range(2, 2 + axes))
-        kernel = list(range(2 + axes, 2 + 2 * axes))
-        patches = x.permute(0, *positions, 1, *kernel)
-        sites = math.prod(patches.shape[1 : 1 + axes])
-        if conv.groups == 1:
-            return patches.reshape(batch, sites, -1)
-        grouped = patches.reshape(batch, sites, conv.groups, channels // conv.groups * math.prod(conv.kernel_size))
-        return grouped.permute(2, 0, 1, 3)
+        weight = self._weight(module)
+        if x.numel() * weight.shape[0] > self.LIMIT:
+            raise LayerError(
+                f"the one-hot inputs of an embedding of {weight.shape[0]} rows are too large for {x.numel()} indices; "
+                "use .D, .delta and .Sigma"
+            )
+        hot = torch.nn.functional.one_hot(x, weight.shape[0]).to(weight.dtype)
+        return rows(hot.unsqueeze(-2) if x.dim() == 1 else hot, batch_dim)
+
+    @override
+    def features(self, module: nn.Module, x: Tensor, batch_dim: int = 0, averaged: bool = False) -> Tensor:
+        z = self._weight(module)[x]
+        z = rows(z.unsqueeze(-2) if x.dim() == 1 else z, batch_dim)
+        return z.mean(-2, keepdim=True) if averaged else z
 
     @override
     def outputs(self, module: nn.Module, z: Tensor, batch_dim: int = 0) -> Tensor:
-        conv = _conv(module)
-        if z.dim() == len(conv.kernel_size) + 1:
-            z = z.unsqueeze(0)
-        z = z.flatten(2).mT  # [batch, sites, out]
-        if conv.groups == 1:
-            return z
-        return z.reshape(*z.shape[:2], conv.groups, -1).permute(2, 0, 1, 3)
+        return rows(z, batch_dim)
 
     @override
     def weight_gradient(self, module: nn.Module, x: Tensor, dz: Tensor) -> Tensor:
-        """The convolution's own weight gradient: no patches are formed."""
-        conv = _conv(module)
-        axes = len(conv.kernel_size)
-        x = self.padded(module, x)
-        dz = dz.unsqueeze(0) if dz.dim() == axes + 1 else dz
-        dz = dz.float() if dz.dtype in (torch.bfloat16, torch.float16) else dz
-        gradient = torch.ops.aten.convolution_backward(
-            dz,
-            x.to(dz.dtype),
-            dz.new_empty(1).expand(conv.out_channels, conv.in_channels // conv.groups, *conv.kernel_size),  # its shape
-            None,
-            conv.stride,
-            [0] * axes,
-            conv.dilation,
-            False,
-            [0] * axes,
-            conv.groups,
-            [False, True, False],
-        )[1]
-        return self.to_matrix(module, gradient)
+        total = torch.zeros_like(self._weight(module), dtype=torch.promote_types(dz.dtype, torch.float32)).mT
+        self.add_weight_gradient(module, x, dz, total)
+        return total
+
+    @override
+    def add_weight_gradient(self, module: nn.Module, x: Tensor, dz: Tensor, total: Tensor) -> None:
+        ignored = getattr(module, "padding_idx", None)
+        index, delta = x.reshape(-1), dz.reshape(-1, dz.shape[-1]).to(total.dtype)
+        if ignored is not None:
+            delta = delta * (index != ignored).unsqueeze(-1)
+        total.mT.index_add_(0, index, delta)
+
+    def _weight(self, module: nn.Module) -> Tensor:
+        assert isinstance(module, nn.Embedding)
+        return module.weight.detach()
 
 
-class AttentionProjectionKind(LayerKind):
+class PartKind(LayerKind):
+    """One of several weights of a module that computes with them inside a single function.
+
+    :mod:`gramscope.layers.hooks` takes the function apart and reports inputs and outputs batch first, so ``batch_dim`` does
+    not matter.
+    """
+
+    def __init__(self, part: str) -> None:
+        self.part = part
+
+    @classmethod
+    @abstractmethod
+    def parts(cls, module: nn.Module) -> tuple[str, ...]:
+        """Names of the weights of a module, for the names of its layers."""
+
+    @override
+    def owner(self, module: nn.Module) -> tuple[nn.Module, str]:
+        return module, self.part
+
+    @override
+    def to_matrix(self, module: nn.Module, weight: Tensor) -> Tensor:
+        return weight
+
+    @override
+    def inputs(self, module: nn.Module, x: Tensor, batch_dim: int = 0) -> Tensor:
+        return rows(x)
+
+    @override
+    def outputs(self, module: nn.Module, z: Tensor, batch_dim: int = 0) -> Tensor:
+        return rows(z)
+
+
+class AttentionProjectionKind(PartKind):
     """One of the query, key, value and output projections inside ``nn.MultiheadAttention``.
 
     The query, key and value weights are rows of the packed ``in_proj_weight`` unless key or value sizes differ from the
-    embedding's, in which case the module keeps them apart. Inputs and outputs come from :mod:`gramscope.layers.hooks`,
-    batch first, or without a batch axis.
+    embedding's, in which case the module keeps them apart. A single sequence has no batch axis.
     """
 
     fixed_rank = True
     PARTS = ("q_proj", "k_proj", "v_proj", "out_proj")
 
-    def __init__(self, part: str) -> None:
-        self.part = part
+    @override
+    @classmethod
+    def parts(cls, module: nn.Module) -> tuple[str, ...]:
+        return cls.PARTS
 
     @override
     def matches(self, module: nn.Module) -> bool:
@@ -283,6 +323,12 @@ class AttentionProjectionKind(LayerKind):
         if self.part == "out_proj":
             return "out_proj.weight"
         return "in_proj_weight" if getattr(module, "_qkv_same_embed_dim", True) else f"{self.part}_weight"
+
+    @override
+    def owner(self, module: nn.Module) -> tuple[nn.Module, str]:
+        if self.part == "out_proj":
+            return module.get_submodule("out_proj"), "weight"
+        return module, self.weight_attribute(module)
 
     @override
     def to_matrix(self, module: nn.Module, weight: Tensor) -> Tensor:
@@ -303,9 +349,3 @@ class AttentionProjectionKind(LayerKind):
     @override
     def outputs(self, module: nn.Module, z: Tensor, batch_dim: int = 0) -> Tensor:
         return rows(z.unsqueeze(0) if z.dim() == 2 else z)
-
-
-def _conv(module: nn.Module) -> nn.Conv2d:
-    """The module as a convolution; the 1-, 2- and 3-dimensional ones share all attributes used here."""
-    assert isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
-    return module  # type: ignore[return-value]

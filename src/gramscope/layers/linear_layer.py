@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from gramscope.errors import LayerError
-from gramscope.layers.kinds import AttentionProjectionKind, ConvKind, LayerKind
+from gramscope.layers.kinds import AttentionProjectionKind, LayerKind
 from gramscope.layers.modules import in_eval_mode
 
 
@@ -21,32 +21,29 @@ class Layer:
     name: str
     module: nn.Module = field(repr=False)
     kind: LayerKind = field(repr=False)
-
-    @property
-    def _owner(self) -> tuple[nn.Module, str]:
-        """The module and attribute name under which the weight is found."""
-        if isinstance(self.kind, AttentionProjectionKind):
-            path = self.kind.weight_attribute(self.module)
-            if path == "out_proj.weight":
-                return self.module.get_submodule("out_proj"), "weight"
-            return self.module, path
-        return self.module, self.kind.weight_name
+    #: module whose forward may use the weight without calling :attr:`module`
+    scope: nn.Module | None = field(default=None, repr=False)
+    #: name of the layer that this one is a part of, such as a factor of W + BA
+    part_of: str = field(default="", repr=False)
+    #: seen as one function ``z = W h + b``, so that the output need not be checked
+    exact: bool = field(default=False, repr=False)
 
     @property
     def parameter(self) -> nn.Parameter | None:
         """The leaf parameter that is the weight, or ``None`` when the weight is computed (a parametrisation)."""
-        module, name = self._owner
+        module, name = self.kind.owner(self.module)
         return module._parameters.get(name)
 
     @property
     def groups(self) -> int:
-        """Number of stacked matrices: the groups of a grouped convolution, 1 otherwise."""
-        return int(getattr(self.module, "groups", 1)) if isinstance(self.kind, ConvKind) else 1
+        """Number of stacked matrices: groups of a convolution, experts; 1 otherwise."""
+        return self.kind.groups(self.module)
 
     def weight(self) -> Tensor:
         """The weight in use, detached, as ``[k, d]`` or ``[groups, k, d]``; a view of the parameter if there is one."""
-        module, name = self._owner
-        return self.kind.to_matrix(self.module, effective_weight(module, name))
+        computed = self.kind.computed_weight(self.module)
+        weight = effective_weight(*self.kind.owner(self.module)) if computed is None else computed
+        return self.kind.to_matrix(self.module, weight)
 
     def matrix(self, tensor: Tensor) -> Tensor:
         """A tensor of the parameter's shape (a gradient, an optimizer's proposal) in matrix form."""

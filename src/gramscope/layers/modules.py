@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from types import CodeType
 
 from torch import nn
 
@@ -47,3 +50,27 @@ def in_eval_mode(module: nn.Module) -> Iterator[None]:
     finally:
         for part, training in modes:
             part.training = training
+
+
+@cache
+def names_in_code(module_type: type[nn.Module], method: str | None = None) -> frozenset[str]:
+    """Names of attributes and functions that the methods of a module type use, or one of its methods.
+
+    torch's own classes have none, and neither have the methods that make, initialise or tie weights.
+    """
+    found: set[str] = set()
+    for owner in module_type.__mro__:
+        if owner.__module__.partition(".")[0] in ("torch", "builtins", "abc"):
+            continue
+        for name, value in vars(owner).items():
+            unused = name.startswith("__") or any(word in name for word in ("init", "tie", "reset", "resize", "prune"))
+            function = inspect.unwrap(value) if callable(value) else None
+            if inspect.isfunction(function) and not unused and method in (None, name):
+                found |= _names(function.__code__)
+    return frozenset(found)
+
+
+def _names(code: CodeType) -> set[str]:
+    """Names in a code object and in the functions defined inside it."""
+    inner = [_names(part) for part in code.co_consts if isinstance(part, CodeType)]
+    return set(code.co_names).union(*inner)

@@ -29,8 +29,8 @@ class Application:
 
     @property
     def z_bytes(self) -> int:
-        """Bytes of the layer's output."""
-        return self.z_shape.numel() * self.z_dtype.itemsize
+        """Bytes of the layer's output in normal form."""
+        return self.layer.kind.normal_bytes(self.layer.module, self.z_shape.numel() * self.z_dtype.itemsize)
 
     def zero(self) -> Tensor:
         """A zero gradient of the layer's output, which takes no memory."""
@@ -94,11 +94,10 @@ class LayerRecord:
     @property
     def D(self) -> Tensor:
         """``D = Σ_i δ_i h_iᵀ``, the weight gradient of the summed loss, ``[k, d]``."""
-        layer = self.layer
         parts = []
         for a in self._seen():
             a.check_unchanged()
-            parts.append(self._factor(a) * layer.kind.weight_gradient(layer.module, a.x, self._received(a)))
+            parts.append(self._factor(a) * a.layer.kind.weight_gradient(a.layer.module, a.x, self._received(a)))
         return torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
 
     @property
@@ -113,10 +112,9 @@ class LayerRecord:
 
     def add_gradient(self, total: Tensor) -> None:
         """Add ``D`` to ``total [k, d]`` in place, without forming it where the kind can; unit factor only."""
-        layer = self.layer
         for a in self._seen():
             a.check_unchanged()
-            layer.kind.add_weight_gradient(layer.module, a.x, self._received(a), total)
+            a.layer.kind.add_weight_gradient(a.layer.module, a.x, self._received(a), total)
 
     def forget(self) -> None:
         """Drop everything seen."""
@@ -126,10 +124,10 @@ class LayerRecord:
 
     def _inputs(self, a: Application) -> Tensor:
         a.check_unchanged()
-        return self.layer.kind.inputs(self.layer.module, a.x, self._batch_dim)
+        return a.layer.kind.inputs(a.layer.module, a.x, self._batch_dim)
 
     def _delta(self, a: Application) -> Tensor:
-        dz = self.layer.kind.outputs(self.layer.module, self._received(a), self._batch_dim)
+        dz = a.layer.kind.outputs(a.layer.module, self._received(a), self._batch_dim)
         factor = self._factor(a)
         return dz if factor == 1 else dz * factor
 

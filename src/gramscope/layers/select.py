@@ -3,22 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
 from torch import nn
 
 from gramscope.errors import LayerError
-from gramscope.layers.kinds import AttentionProjectionKind, ConvKind, LayerKind, LinearKind, TransposedLinearKind
+from gramscope.layers.convolution import ConvKind, TransposedConvKind
+from gramscope.layers.experts import ExpertsKind
+from gramscope.layers.kinds import (
+    AttentionProjectionKind,
+    EmbeddingKind,
+    LayerKind,
+    LinearKind,
+    OwnLinearKind,
+    PartKind,
+    TransposedLinearKind,
+)
 from gramscope.layers.linear_layer import Layer
-from gramscope.layers.modules import public_name, unwrap
+from gramscope.layers.lora import LoraKind
+from gramscope.layers.modules import names_in_code, public_name, unwrap
+from gramscope.layers.recurrent import RecurrentKind
 
 #: every kind of layer that can be captured, asked in this order
-KINDS: tuple[LayerKind, ...] = (LinearKind(), ConvKind(), TransposedLinearKind())
-
-
-ATTENTION_KINDS = tuple(AttentionProjectionKind(part) for part in AttentionProjectionKind.PARTS)
+KINDS: tuple[LayerKind, ...] = (
+    LinearKind(),
+    ConvKind(),
+    TransposedConvKind(),
+    TransposedLinearKind(),
+    LoraKind(),
+    EmbeddingKind(),
+    OwnLinearKind(),
+)
+#: kinds of modules with several weights, each of which is a layer
+PARTS: tuple[type[PartKind], ...] = (AttentionProjectionKind, RecurrentKind, ExpertsKind)
 
 
 #: names, globs (``"blocks.*.fc1"``), module types, or a sequence of them; ``None`` means every linear-like layer
@@ -45,11 +64,10 @@ class Selection:
 
 
 _REASONS: tuple[tuple[type[nn.Module] | tuple[type[nn.Module], ...], str], ...] = (
-    ((nn.Embedding, nn.EmbeddingBag), "a lookup table: its input is an index, not a vector"),
-    ((nn.RNNBase, nn.RNNCellBase), "recurrent weights are used inside a fused kernel that exposes no pre-activations"),
+    ((nn.EmbeddingBag,), "a lookup table that sums rows: its inputs are indices and offsets"),
     (
         (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
-        "a transposed convolution has no patch form z = W h with one row per site",
+        "a transposed convolution whose output_padding reaches its stride",
     ),
     ((nn.Bilinear,), "bilinear in two inputs"),
     ((nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm), "a normalisation layer with elementwise weights"),
@@ -75,21 +93,23 @@ def _reason(module: nn.Module) -> str | None:
 
 
 def all_layers(model: nn.Module) -> Selection:
-    """Every linear-like layer of the model, and every other module that holds matrix-like weights with the reason."""
+    """Every linear-like layer of the model, and every other module that holds matrix-like weights with the reason.
+
+    A LoRA layer W + BA is followed by the layers of its factors, which name it as ``part_of``.
+    """
     model = unwrap(model)
     found: list[Layer] = []
     unsupported: dict[str, str] = {}
-    inside_attention: set[int] = set()
-    for raw_name, module in model.named_modules():
+    hidden: set[int] = set()
+    factor_of: dict[int, str] = {}
+    modules = dict(model.named_modules())
+    for raw_name, module in modules.items():
         name = public_name(raw_name) or "(model)"
-        if id(module) in inside_attention or "parametrizations" in raw_name.split("."):
+        if id(module) in hidden or "parametrizations" in raw_name.split("."):
             continue
         if isinstance(module, nn.MultiheadAttention):
-            inside_attention.add(id(module.out_proj))
-            prefix = f"{name}." if raw_name else ""
-            new = [Layer(prefix + kind.part, module, kind) for kind in ATTENTION_KINDS]
-        else:
-            new = [Layer(name, module, kind) for kind in KINDS if kind.matches(module)][:1]
+            hidden.add(id(module.out_proj))
+        new = _layers_of(name if raw_name else "", module, modules.get(raw_name.rpartition(".")[0]))
         if not new:
             reason = _reason(module)
             if reason is not None:
@@ -97,32 +117,57 @@ def all_layers(model: nn.Module) -> Selection:
             continue
         for layer in new:
             parameter = layer.parameter
+            if isinstance(layer.kind, LoraKind):
+                factor_of |= dict.fromkeys(map(id, layer.kind.factors(module)), layer.name)
             if parameter is not None and not nn.parameter.is_lazy(parameter) and parameter.is_complex():
                 unsupported[layer.name] = f"complex weights ({parameter.dtype}); only real layers are measured"
             else:
-                found.append(layer)
+                found.append(replace(layer, part_of=factor_of.get(id(module), "")))
     return Selection(tuple(found), unsupported)
 
 
-def select_layers(model: nn.Module, layers: LayerSelector = None) -> Selection:
+def _layers_of(name: str, module: nn.Module, parent: nn.Module | None) -> list[Layer]:
+    """The layers of a module itself: its parts, or the one layer that it is."""
+    for parts in PARTS:
+        if parts("").matches(module):
+            return [Layer(f"{name}.{part}" if name else part, module, parts(part)) for part in parts.parts(module)]
+    for kind in KINDS:
+        if kind.matches(module):
+            scope = None
+            if not kind.is_standard(module) and not isinstance(kind, LoraKind):
+                scope = module
+            elif parent is not None and kind.weight_name in names_in_code(type(parent)):
+                scope = parent
+            return [Layer(name or "(model)", module, kind, scope)]
+    return []
+
+
+def select_layers(model: nn.Module, layers: LayerSelector = None, factors: bool = False) -> Selection:
     """Resolve ``layers`` against the model.
 
     Args:
         model: any module; compiled and DDP wrappers are looked through.
         layers: ``None`` for every linear-like layer, or names, globs and module types. The name of a module that holds
-            layers (a block, an attention module) stands for all layers inside it.
+            layers (a block, an attention module) stands for all layers inside it; that of a LoRA layer for W + BA, whose
+            factors must be named themselves (``"*.lora_A.*"``).
+        factors: take the factors of LoRA layers in place of W + BA, as optimizers do.
 
     Raises:
         LayerError: nothing to measure, or a selector that matches no layer.
     """
     available = all_layers(model)
+    if factors:
+        composed = {layer.part_of for layer in available}
+        available = replace(
+            available, layers=tuple(replace(a, part_of="") for a in available if a.name not in composed)
+        )
     if layers is None:
         if not available.layers:
             raise LayerError(
                 f"{type(unwrap(model)).__name__} has no linear-like layer (Linear, Conv1d/2d/3d, MultiheadAttention, "
-                f"transformers' Conv1D){_listing('; passed over: ', available.unsupported)}"
+                f"Embedding, recurrent modules, transformers' Conv1D){_listing('; passed over: ', available.unsupported)}"
             )
-        return available
+        return replace(available, layers=tuple(layer for layer in available if not layer.part_of))
     single = isinstance(layers, str | type | nn.Module) or not isinstance(layers, Iterable)
     selectors: list[Any] = [layers] if single else list(layers)  # type: ignore[arg-type]
     for given in selectors:
@@ -138,7 +183,9 @@ def select_layers(model: nn.Module, layers: LayerSelector = None) -> Selection:
         raise LayerError("layers=[] selects nothing; pass None for every linear-like layer")
     chosen: set[str] = set()
     for selector in selectors:
-        hits = {layer.name for layer in available if _matches(layer, selector)}
+        matching = [layer for layer in available if _matches(layer, selector)]
+        names = {layer.name for layer in matching}
+        hits = {layer.name for layer in matching if layer.part_of not in names}
         if not hits:
             raise LayerError(
                 f"layers={selector!r} matches no linear-like layer; there are: {', '.join(available.names) or 'none'}"

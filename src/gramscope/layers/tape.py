@@ -14,6 +14,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from gramscope.errors import LayerError, ResultWarning
 from gramscope.layers.hooks import Observer, first_tensor, in_backward, own_node
+from gramscope.layers.kinds import EmbeddingKind
 from gramscope.layers.linear_layer import Layer
 from gramscope.layers.losses import check_reduction
 from gramscope.layers.modules import is_compiled, unwrap
@@ -64,7 +65,7 @@ class Tape(Watcher):
         self.explicit = False
         self.ran = False
         self.applied_layers: set[str] = set()
-        self._nonlinear: set[str] = set()
+        self._refused: set[str] = set()
         self._had: set[tuple[str, str]] = set()
 
     def __getitem__(self, name: str) -> LayerRecord:
@@ -129,17 +130,16 @@ class Tape(Watcher):
             raise LayerError("the loss does not depend on any captured layer (it has no gradient graph)")
         waiting = [a for a in self.applications() if a.edge is not None]
         blind = len(waiting) < len(self.applications())  # under no_grad, or inside a re-entrant checkpoint
-        edges = [a.edge for a in waiting if a.edge is not None]
-        if not edges:
-            raise LayerError("the loss does not depend on any captured layer: all of them ran without a gradient graph")
-        try:
-            with self.paused():
-                gradients = torch.autograd.grad(losses, edges, retain_graph=retain_graph or blind, allow_unused=True)
-        except RuntimeError as error:
-            if not blind or "checkpoint" not in str(error).lower():
-                raise
+        if blind and _has_checkpoint(losses):
             self._backward_through_checkpoints(losses, retain_graph)
             return
+        edges = [a.edge for a in waiting if a.edge is not None]
+        if not edges:
+            refused = "; ".join(f"{name}: {self.unsupported[name]}" for name in sorted(self._refused))
+            reason = "all of them ran without a gradient graph" if blind else refused or "none was applied"
+            raise LayerError(f"the loss does not depend on any captured layer: {reason}")
+        with self.paused():
+            gradients = torch.autograd.grad(losses, edges, retain_graph=retain_graph, allow_unused=True)
         for a, gradient in zip(waiting, gradients, strict=True):
             if gradient is not None:
                 a.dz = gradient.detach() if a.dz is None else a.dz + gradient.detach()
@@ -200,18 +200,16 @@ class Tape(Watcher):
         record = self.records[layer.name]
         if in_backward():  # activation checkpointing runs the forward again
             return self._recomputed(record, x, z)
-        if layer.name in self._nonlinear:
+        if layer.name in self._refused:
+            return None
+        problem = self._problem(layer, x, z, first=not record.applications)
+        if problem is not None:
+            self._refused.add(layer.name)
+            self.unsupported[layer.name] = Note("unsupported", problem)
             return None
         if self.calls:
             self.calls[-1].applied(layer, x)
         if not record.applications:
-            if not layer.kind.is_standard(layer.module) and not is_linear_map(layer, x, z):
-                self._nonlinear.add(layer.name)
-                text = (
-                    f"{type(layer.module).__name__} overrides its forward, and its output is not W h + b of its inputs"
-                )
-                self.unsupported[layer.name] = Note("unsupported", text)
-                return None
             self.order.append(layer.name)
             self.applied_layers.add(layer.name)
             if self._copy_weights:
@@ -225,6 +223,17 @@ class Tape(Watcher):
         replaced = own_node(z)
         self._watch(a, z if replaced is None else replaced)
         return replaced
+
+    def _problem(self, layer: Layer, x: Tensor, z: Tensor, first: bool) -> str | None:
+        """Why this application has no place in the records; ``None`` if it has."""
+        kind, module = layer.kind, layer.module
+        if first and not layer.exact and not kind.is_standard(module) and not is_linear_map(layer, x, z):
+            return f"{type(module).__name__} overrides its forward, and its output is not W h + b of its inputs"
+        if self.calls and isinstance(kind, EmbeddingKind):
+            rows, n = kind.samples(module, x, self.batch_dim), self.calls[-1].samples
+            if n and rows != n:
+                return f"the same {rows} rows of indices serve all {n} samples (positions), so no sample has its own gradient"
+        return None
 
     def _watch(self, a: Application, z: Tensor) -> None:
         a.edge = get_gradient_edge(z)
@@ -323,9 +332,23 @@ def capture(
         stack.callback(root.register_forward_hook(returned).remove)
         for name, module in wanted.items():
             stack.callback(module.register_forward_hook(_output_hook(tape, name, module)).remove)
-        stack.enter_context(Observer(selection, tape._applied))
+        stack.enter_context(Observer(selection, tape._applied, functions=True))
         yield tape
     check_seen(tape)
+
+
+def _has_checkpoint(loss: Tensor) -> bool:
+    """Whether a re-entrant activation checkpoint is in the graph of a loss."""
+    waiting, known = [loss.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in known:
+            continue
+        if "CheckpointFunction" in node.name():
+            return True
+        known.add(node)
+        waiting += [parent for parent, _ in node.next_functions]
+    return False
 
 
 def _model_hooks(tape: Tape) -> tuple[Callable[..., None], Callable[..., None]]:

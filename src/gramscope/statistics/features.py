@@ -37,12 +37,11 @@ def inputs_of(record: LayerRecord, axis: int, n: int, averaged: bool, lengths: t
         averaged: give the mean over sites, without forming the sites of a convolution.
         lengths: of the batch's sequences; n × length rows of a layer that sees all tokens in one axis are taken apart.
     """
-    kind, module = record.layer.kind, record.layer.module
     single = averaged and len(record.applications) == 1
     parts = []
     for a in record.applications:
         a.check_unchanged()
-        h = kind.mean_inputs(module, a.x, axis).unsqueeze(-2) if single else kind.inputs(module, a.x, axis)
+        h = a.layer.kind.features(a.layer.module, a.x, axis, single)
         h = flattened(h, n, lengths)
         if h.shape[-3] != n:
             raise Unpaired(f"its inputs have {h.shape[-3]} rows for {n} samples, so rows and targets cannot be paired")

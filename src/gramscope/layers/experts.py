@@ -1,0 +1,158 @@
+"""Fused experts of ``transformers``: the matrices of all experts of a layer in one parameter ``[experts, k, d]``.
+
+``transformers`` lets a model choose how its experts are computed. While experts are watched, :func:`run_experts` is that
+choice: the same products, one for each expert, on rows ordered by expert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from gramscope.layers.kinds import PartKind, sum_outer
+
+#: ``(name of the weight, where rows go, x [rows, d], z [rows, k]) -> z`` to go on with
+Report: TypeAlias = Callable[[str, "Routing", Tensor, Tensor], Tensor]
+
+_NAMES = ("gate_up_proj", "up_proj", "down_proj")
+
+
+class Routing:
+    """Which row belongs to which token and expert; rows are ordered by expert.
+
+    Args:
+        chosen: experts of each token, ``[tokens, choices]``.
+        experts: how many there are.
+    """
+
+    def __init__(self, chosen: Tensor, experts: int) -> None:
+        tokens, choices = chosen.shape
+        self.order = chosen.reshape(-1).argsort(stable=True)
+        self.token, self.expert = self.order // choices, chosen.reshape(-1)[self.order]
+        self.counts: list[int] = torch.bincount(self.expert, minlength=experts).tolist()
+        #: row of each expert and token, ``[experts, tokens]``; the number of rows where the token does not reach the expert
+        self.row = self.expert.new_full((experts, tokens), len(self.order))
+        self.row[self.expert, self.token] = torch.arange(len(self.order), device=chosen.device)
+
+    def spread(self, x: Tensor) -> Tensor:
+        """``[rows, d]`` as ``[experts, tokens, 1, d]``, zero where a token does not reach an expert."""
+        return torch.cat([x, x.new_zeros(1, x.shape[-1])])[self.row].unsqueeze(-2)
+
+
+class ExpertsKind(PartKind):
+    """One fused weight of a layer's experts, a stack of matrices like the groups of a convolution.
+
+    Native inputs and outputs are rows ``[rows, d]`` of the tokens that reach an expert. In normal form, ``[experts, tokens,
+    1, d]``, the others are zero.
+    """
+
+    not_for_vcl = "holds fused experts"
+
+    def __init__(self, part: str, routing: Routing | None = None) -> None:
+        super().__init__(part)
+        self.routing = routing
+
+    @override
+    @classmethod
+    def parts(cls, module: nn.Module) -> tuple[str, ...]:
+        return tuple(name for name in _NAMES if name in module._parameters)
+
+    @override
+    def matches(self, module: nn.Module) -> bool:
+        known = all(hasattr(module, name) for name in ("is_transposed", "has_gate", "_apply_gate", "config"))
+        weights = [module._parameters[name] for name in self.parts(module)]
+        return known and bool(weights) and all(p is not None and p.dim() == 3 for p in weights)
+
+    @override
+    def groups(self, module: nn.Module) -> int:
+        return int(module._parameters[self.part].shape[0])  # type: ignore[union-attr]
+
+    @override
+    def to_matrix(self, module: nn.Module, weight: Tensor) -> Tensor:
+        return weight.mT if module.is_transposed else weight
+
+    @override
+    def from_matrix(self, module: nn.Module, matrix: Tensor, shape: Any) -> Tensor:
+        return matrix.mT if module.is_transposed else matrix
+
+    @override
+    def is_unbatched(self, module: nn.Module, x: Tensor) -> bool:
+        return False
+
+    @override
+    def samples(self, module: nn.Module, x: Tensor, batch_dim: int = 0) -> int:
+        return self._routing.row.shape[1]
+
+    @override
+    def inputs(self, module: nn.Module, x: Tensor, batch_dim: int = 0) -> Tensor:
+        return self._routing.spread(x)
+
+    @override
+    def outputs(self, module: nn.Module, z: Tensor, batch_dim: int = 0) -> Tensor:
+        return self._routing.spread(z)
+
+    @override
+    def normal_bytes(self, module: nn.Module, native: int) -> int:
+        return native * self._routing.row.numel() // max(len(self._routing.order), 1)
+
+    @override
+    def weight_gradient(self, module: nn.Module, x: Tensor, dz: Tensor) -> Tensor:
+        pairs = zip(dz.split(self._routing.counts), x.split(self._routing.counts), strict=True)
+        return torch.stack([sum_outer(delta.unsqueeze(1), h.unsqueeze(1)) for delta, h in pairs])
+
+    @property
+    def _routing(self) -> Routing:
+        assert self.routing is not None, "rows of experts are seen with their routing"
+        return self.routing
+
+
+@contextmanager
+def watched(module: Any, report: Report) -> Iterator[None]:
+    """Let :func:`run_experts` compute a module's experts inside this block, and tell ``report`` about it."""
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    def run(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        return run_experts(module, hidden_states, top_k_index, top_k_weights, report)
+
+    choice = f"gramscope-{id(module)}"
+    before = module.config._experts_implementation
+    ALL_EXPERTS_FUNCTIONS.register(choice, run)
+    module.config._experts_implementation = choice
+    try:
+        yield
+    finally:
+        module.config._experts_implementation = before
+        ALL_EXPERTS_FUNCTIONS._global_mapping.pop(choice, None)
+
+
+def run_experts(module: Any, x: Tensor, chosen: Tensor, shares: Tensor, report: Report) -> Tensor:
+    """``Σ_e share_e(token) · expert_e(x[token])``, ``[tokens, d]``.
+
+    Args:
+        module: holds the weights, and says how they are stored.
+        x: tokens, ``[tokens, d]``.
+        chosen: experts of each token, ``[tokens, choices]``.
+        shares: their weights, ``[tokens, choices]``.
+        report: called for both products.
+    """
+    first = "gate_up_proj" if module.has_gate else "up_proj"
+    routing = Routing(chosen, getattr(module, first).shape[0])
+
+    def project(name: str, rows: Tensor) -> Tensor:
+        weight = getattr(module, name) if module.is_transposed else getattr(module, name).mT
+        z = torch.cat([part @ weight[e] for e, part in enumerate(rows.split(routing.counts))])
+        if module.has_bias:
+            z = z + getattr(module, f"{name}_bias")[routing.expert]
+        return report(name, routing, rows, z)
+
+    z = project(first, x[routing.token])
+    z = project("down_proj", module._apply_gate(z) if module.has_gate else module.act_fn(z))
+    if module.has_post_expert_norm:
+        z = module.post_expert_norm(z)
+    z = z * shares.reshape(-1)[routing.order].unsqueeze(-1)
+    return torch.zeros_like(x).index_add(0, routing.token, z.to(x.dtype))
