@@ -31,7 +31,7 @@ def test_selectors_that_match_nothing() -> None:
     with pytest.raises(LayerError, match=r"layers='fc\*' matches no linear-like layer; there are: 0, 2, 4"):
         select_layers(model, "fc*")
     refused(select_layers, nn.Sequential(nn.ReLU()), match="has no linear-like layer", error=LayerError)
-    refused(select_layers, nn.Sequential(nn.Embedding(3, 4)), match="lookup table", error=LayerError)
+    refused(select_layers, nn.Sequential(nn.EmbeddingBag(3, 4)), match="lookup table", error=LayerError)
     with pytest.raises(LayerError, match="complex weights"):
         select_layers(nn.Sequential(nn.Linear(3, 3, dtype=torch.complex64)), "0")
 

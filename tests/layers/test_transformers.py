@@ -32,13 +32,15 @@ def test_gpt2_gradients_equal_autograd_and_the_tied_head_is_told_apart(ids: Tens
     labels[:, :2] = -100
     batches = [{"input_ids": ids[i : i + 3], "labels": labels[i : i + 3]} for i in (0, 3)]
     stats = gs.collect(model, batches, next_token_losses, autograd=True)
-    assert {layer.name.split(".")[-1] for layer in stats} == {"c_attn", "c_proj", "c_fc", "lm_head"}
+    assert {layer.name.split(".")[-1] for layer in stats} == {"wte", "c_attn", "c_proj", "c_fc", "lm_head"}
     for layer in stats:
-        if layer.name != "lm_head":
+        if not layer.shared:
             torch.testing.assert_close(layer.D, layer.autograd, rtol=1e-9, atol=1e-12)
     # the head shares its parameter with the embedding, whose part of the gradient is not the head's
     assert (stats["lm_head"].D - stats["lm_head"].autograd).norm() > 1e-3
-    assert "lookup table" in joined(stats.notes["transformer.wte"]).text
+    head, embedding = stats["lm_head"], stats["transformer.wte"]
+    torch.testing.assert_close(head.D + embedding.D.mT, head.autograd, rtol=1e-9, atol=1e-12)
+    assert "serve all 3 samples" in joined(stats.notes["transformer.wpe"]).text
     assert stats["lm_head"].features.n == 6 * 5  # labelled tokens
 
 

@@ -121,6 +121,7 @@ class TransposedConvKind(LayerKind):
     """
 
     fixed_rank = True
+    not_for_vcl = "is a transposed convolution"
 
     @override
     def matches(self, module: nn.Module) -> bool:

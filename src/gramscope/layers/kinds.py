@@ -179,6 +179,8 @@ class TransposedLinearKind(LinearKind):
 class OwnLinearKind(LinearKind):
     """A module that is no ``nn.Linear`` but applies its own ``weight [k, d]`` by ``F.linear``, such as a router of experts."""
 
+    not_for_vcl = "is applied inside another module's forward"
+
     @override
     def matches(self, module: nn.Module) -> bool:
         weight = module._parameters.get("weight")

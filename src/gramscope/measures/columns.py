@@ -258,6 +258,8 @@ def _held_out(context: Context, layer: LayerStatistics) -> Tensor | float:
 
 def _surrogate_linearized(context: Context, layer: LayerStatistics) -> Estimate:
     W, cross = _weight(layer), _joint(layer, gram=False).HtY
+    if _features(layer).of_outputs:  # they are W h already
+        return cross.square().sum()
     if W.dim() == 3:
         cross = cross.reshape(W.shape[0], W.shape[-1], -1)
     return _sum_over_targets(W @ cross, _features(layer))
@@ -346,7 +348,7 @@ def _frequent_collapse(what: str, part: FeatureStatistics) -> Estimate:
 
 def _surrogate_change(context: Context, layer: LayerStatistics) -> Tensor | float:
     part = _features(layer)
-    if part.HtE is None:
+    if part.HtE is None or part.of_outputs:
         raise Missing("the change of the surrogate is defined where a sample has one site")
     cross, gamma = _joint(layer, gram=False).HtY, context.gamma / layer.loss_terms
     moved = layer.gradient.double() @ cross
@@ -355,7 +357,7 @@ def _surrogate_change(context: Context, layer: LayerStatistics) -> Tensor | floa
 
 def _surrogate_change_predicted(context: Context, layer: LayerStatistics) -> Tensor | float:
     part, output = _features(layer), context.statistics.network.output
-    if part.HtE is None or output is None:
+    if part.HtE is None or part.of_outputs or output is None:
         raise Missing("the prediction is defined where a sample has one site and the network one output row")
     cross = _joint(layer, gram=False).HtY
     final = output.joint.with_centred_targets() if output.labelled else output.joint

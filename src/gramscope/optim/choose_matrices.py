@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from gramscope.errors import InputError, LayerError, ResultWarning
-from gramscope.layers.kinds import AttentionProjectionKind
+from gramscope.layers.kinds import AttentionProjectionKind, EmbeddingKind
 from gramscope.layers.modules import public_name, unwrap
-from gramscope.layers.select import all_layers, select_layers
+from gramscope.layers.select import select_layers
 from gramscope.optim.weight_matrix import WeightMatrix
 
 #: tensors, ``(name, tensor)`` pairs as of ``named_parameters()``, or, with a model, names of layers or of their weights
@@ -39,27 +39,33 @@ class Choice:
 
 
 def choose_matrices(
-    groups: Sequence[dict[str, Any]], model: nn.Module | None, params: Parameters | None, readout: bool
+    groups: Sequence[dict[str, Any]], model: nn.Module | None, params: Parameters | None, readout: bool | str
 ) -> Choice:
     """Resolve ``model=``, ``params=`` and ``readout=`` of an optimizer wrapper against its parameter groups.
 
     ``params`` alone decides where it is given. With a model alone these are the weights of all linear-like layers in matrix
-    form; with neither, all tensors of two or more dimensions, read as ``[shape[0], -1]``.
+    form, except for embeddings; with neither, all tensors of two or more dimensions, read as ``[shape[0], -1]``. For
+    ``readout="auto"`` see :func:`_vocabulary_head`.
 
     Raises:
         InputError: a parameter in ``params`` is not in the optimizer or is no matrix, or no matrix is left.
     """
     names = _names(groups, model)
     known = {id(p): p for group in groups for p in group["params"]}
+    if readout not in (True, False, "auto"):
+        raise InputError(f"readout={readout!r}: give 'auto', True or False")
     if not readout and (model is None or params is not None):
         raise InputError("readout=False needs model= (to know which layer is the readout) and no params=")
     candidates, others = _layer_matrices(model, names) if model is not None else ([], {})
     if params is not None:
         chosen = _named(params, model, candidates, names)
     elif model is not None:
-        chosen = candidates if readout else candidates[:-1]
-        if not readout and candidates:
-            others[candidates[-1].name] = "the readout (last linear-like layer), left out by readout=False"
+        chosen = candidates
+        reason = "" if not candidates or readout is True else "the readout (last linear-like layer), left out by readout=False"
+        if readout == "auto" and candidates:
+            reason = _vocabulary_head(candidates[-1], model)
+        if reason:
+            chosen, others[candidates[-1].name] = candidates[:-1], reason
     else:
         chosen = [WeightMatrix(names[key], p) for key, p in known.items() if p.dim() >= 2]
         _warn_about_groups(chosen)
@@ -83,15 +89,33 @@ def choose_matrices(
     return Choice(tuple(matrices), others)
 
 
+def _vocabulary_head(last: WeightMatrix, model: nn.Module) -> str:
+    """Why ``readout="auto"`` leaves the last layer to the wrapped optimizer; empty where it does not.
+
+    A head with one row per word of a vocabulary does: tied to an embedding, or with at least eight times as many outputs as
+    inputs and as many rows as an embedding of the model.
+    """
+    tables = {name: m for name, m in unwrap(model).named_modules() if isinstance(m, nn.Embedding)}
+    for name, table in tables.items():
+        if table.weight is last.parameter:
+            return f"the readout, left out by readout='auto': its weight is that of the embedding {public_name(name)}"
+    k, d = last.shape[-2:]
+    if k >= 8 * d or any(table.num_embeddings == k and k > d for table in tables.values()):
+        return f"the readout, left out by readout='auto': {k} outputs of {d} inputs, a vocabulary rather than classes"
+    return ""
+
+
 def _layer_matrices(model: nn.Module, names: dict[int, str]) -> tuple[list[WeightMatrix], dict[str, str]]:
     """Weights of the linear-like layers, each once, and the reasons why other layers or modules have none."""
-    select_layers(model)  # raises when there is no layer at all
     matrices: list[WeightMatrix] = []
     others: dict[str, str] = {}
     seen: dict[tuple[int, int], str] = {}
-    available = all_layers(model)
+    available = select_layers(model, factors=True)
+    tables = [layer for layer in available if isinstance(layer.kind, EmbeddingKind)]
     for layer in available:
         parameter = layer.parameter
+        if layer in tables:
+            continue
         if parameter is None:
             others[f"{layer.name}.weight"] = "computed by a parametrisation, so it cannot be set"
             continue
@@ -106,6 +130,10 @@ def _layer_matrices(model: nn.Module, names: dict[int, str]) -> tuple[list[Weigh
             continue
         seen[key] = name
         matrices.append(WeightMatrix(name, parameter, (layer,)))
+    for layer in tables:
+        p = layer.parameter
+        if p is not None and not any(p is m.parameter for m in matrices):
+            others[names.get(id(p), f"{layer.name}.weight")] = "a lookup table: its input is an index, not a vector"
     modules = dict(unwrap(model).named_modules())
     for name, reason in available.unsupported.items():
         module = modules.get(name if name != "(model)" else "")
@@ -146,7 +174,7 @@ def _named(
 
 def _of_layers(name: str, model: nn.Module, candidates: Sequence[WeightMatrix]) -> list[WeightMatrix]:
     try:
-        layers = {layer.name for layer in select_layers(model, name)}
+        layers = {layer.name for layer in select_layers(model, name, factors=True)}
     except LayerError as error:
         raise InputError(f"params: {name!r} is neither a weight nor a layer ({error})") from None
     return [matrix for matrix in candidates if any(layer.name in layers for layer in matrix.layers)]

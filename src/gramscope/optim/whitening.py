@@ -36,7 +36,7 @@ class _GramUpdate(OptimizerWrapper):
         optimizer: Optimizer,
         model: nn.Module | None = None,
         params: Parameters | None = None,
-        readout: bool = True,
+        readout: bool | str = "auto",
         method: PolarMethod = "auto",
         tolerance: float = 0.02,
     ) -> None:
@@ -212,7 +212,9 @@ class GramWhitened(_GramUpdate):
         params: the tensors to whiten (or ``(name, tensor)`` pairs, or names of the model's layers or weights). With neither
             ``model`` nor ``params`` every tensor of two or more dimensions is taken as ``[shape[0], -1]``; groups of
             convolutions cannot be known then.
-        readout: ``False`` leaves the model's last linear-like layer (as registered) to the wrapped optimizer.
+        readout: ``False`` leaves the model's last linear-like layer (as registered) to the wrapped optimizer. ``"auto"``, the
+            default, does so where it is the head of a language model: tied to an embedding, or with one output per word of
+            a vocabulary (as many as an embedding has rows, or eight times its inputs). :meth:`summary` says which and why.
         method: ``"auto"`` gives the Gram to rounding and nearly the closest such matrix, by conjugate gradients where the step
             is small (:class:`~gramscope.linalg.procrustes.NearestWithGram`). ``"svd"`` and ``"newton-schulz"`` compute the
             polar factor itself, see :func:`gramscope.polar`.

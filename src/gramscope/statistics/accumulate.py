@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gramscope.errors import InputError, LayerError
-from gramscope.layers.kinds import LinearKind
+from gramscope.layers.kinds import EmbeddingKind, LinearKind
 from gramscope.layers.losses import class_axis
 from gramscope.layers.positions import flattened
 from gramscope.layers.record import Application, LayerRecord
@@ -52,6 +52,7 @@ class Accumulator:
         self._features: dict[str, FeatureAccumulator] = {}  # by layer, or by output_of(module)
         self._order: list[str] = []
         self._shared: set[str] = set()
+        self._looked_up: set[str] = set()  # embeddings, whose features are their outputs
         self._network = NetworkStatistics()
         self._left_out: dict[tuple[str, str], str] = {}
         self._no_such_sites: dict[str, str] = {}
@@ -83,12 +84,15 @@ class Accumulator:
         if name not in self._sums.weights:
             self._sums.weights[name] = record.layer.weight().clone()
             self._order = woven(self._order, tape.order)
+            if isinstance(record.layer.kind, EmbeddingKind):
+                self._looked_up.add(name)
             if self._options.autograd and shares_parameter(record.layer, tape.model):
                 self._shared.add(name)
         if self._options.gradients and any(a.dz is not None for a in record.applications):
             self._sums.add_gradients(record, step.n)
             if name in step.autograd:
-                self._sums.add(name, "autograd", record.layer.matrix(step.autograd[name]))
+                gradient = record.layer.matrix(step.autograd[name])  # one tensor for all layers with this parameter
+                self._sums.add(name, "autograd", gradient.clone() if name in self._shared else gradient)
         if self._options.features and (name, "features") not in self._left_out:
             self._add_layer_features(record, step, target)
 
@@ -189,6 +193,9 @@ class Accumulator:
         self._left_out |= self._sums.too_large
         kept = {key: rows for key, rows in self._features.items() if (key, "features") not in self._left_out}
         features = {key: rows.result() for key, rows in kept.items()}
+        for key in self._looked_up & set(features):
+            part = features[key]
+            features[key] = None if part is None else replace(part, of_outputs=True)
         layers = {
             name: LayerStatistics(
                 name,

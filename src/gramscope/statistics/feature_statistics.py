@@ -47,6 +47,7 @@ class FeatureStatistics:
         row_targets: their labels ``[n]`` or real targets ``[n, c]``.
         frequent: rows of the most frequent labels, with projected targets.
         frequent_labels: their labels.
+        of_outputs: whether the rows are the layer's outputs and not its inputs, as those of an embedding are.
     """
 
     name: str
@@ -59,6 +60,7 @@ class FeatureStatistics:
     row_targets: Tensor | None = None
     frequent: Tensor | None = None
     frequent_labels: Tensor | None = None
+    of_outputs: bool = False
 
     @property
     def joint(self) -> Moments:

@@ -33,11 +33,13 @@ def find_trainable(model: nn.Module, layers: LayerSelector, bias: bool) -> Train
             packed attention weight are chosen.
     """
     root = unwrap(model)
-    selection = select_layers(root, layers)
-    shared = _outside_users(root, selection.layers)
+    chosen = select_layers(root, layers, factors=True).layers
+    if layers is None:
+        chosen = tuple(layer for layer in chosen if not layer.kind.not_for_vcl)
+    shared = _outside_users(root, [layer for layer in chosen if not layer.kind.not_for_vcl])
     grouped: dict[tuple[int, str], list[Layer]] = {}
     refused: list[tuple[Layer, str]] = []
-    for layer in selection:
+    for layer in chosen:
         if layer.parameter is not None and nn.parameter.is_lazy(layer.parameter):
             raise LayerError(f"layer {layer.name!r} is lazy: run one forward pass before making the optimizer")
         reason = _refusal(layer, shared)
@@ -53,8 +55,8 @@ def find_trainable(model: nn.Module, layers: LayerSelector, bias: bool) -> Train
         _check_packed(matrix, matrices)
     if not matrices:
         listing = "; ".join(f"{layer.name} {reason}" for layer, reason in refused)
-        raise LayerError(f"no layer of {type(root).__name__} can be trained by VCL: {listing}")
-    final = selection.layers[-1]
+        raise LayerError(f"no layer of {type(root).__name__} can be trained by VCL: {listing or 'none is of a kind it trains'}")
+    final = chosen[-1]
     return Trainable(matrices, refused, next((matrix for matrix in matrices if final in matrix.layers), final))
 
 
@@ -72,6 +74,8 @@ def _matrix(members: list[Layer], bias: bool) -> WeightMatrix:
 def _refusal(layer: Layer, shared: dict[int, str]) -> str | None:
     """Why a layer's weight cannot be trained by VCL."""
     parameter = layer.parameter
+    if layer.kind.not_for_vcl:
+        return layer.kind.not_for_vcl
     if parameter is None:
         return "has a computed weight (a parametrisation), which cannot be set"
     if not parameter.requires_grad:
