@@ -223,6 +223,97 @@ class Residual(nn.Module):
         return self.head(F.relu(y).mean((2, 3)))
 
 
+class OwnForward(nn.Linear):
+    """A Linear with a forward of its own around ``F.linear``."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sigmoid(F.linear(x, self.weight)) + self.bias
+
+
+class FunctionsOfWeights(nn.Module):
+    """Uses the weights of its parts without calling them, as Mamba does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Linear(5, 4)
+        self.conv = nn.Conv1d(4, 4, 3, padding=2, groups=4)
+        self.mix, self.step, self.head = nn.Linear(4, 4), nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.enter(x).mT
+        weight = self.conv.weight.squeeze(1)
+        x = F.silu(F.conv1d(x, weight.unsqueeze(1), self.conv.bias, padding=2, groups=4)[..., : x.shape[-1]])
+        x = torch.tanh(x.mT @ self.mix.weight.T)
+        return self.head(torch.tanh((self.step.weight @ x.mT).mT).mean(1))
+
+
+class Recurrent(nn.Module):
+    """A recurrent module over a sequence, and a readout of its last output."""
+
+    def __init__(self, inner: nn.RNNBase) -> None:
+        super().__init__()
+        self.inner = inner
+        self.head = nn.LazyLinear(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(
+            self.inner(x if self.inner.batch_first else x.transpose(0, 1))[0].mean(int(self.inner.batch_first))
+        )
+
+
+class Cells(nn.Module):
+    """Cells of all kinds, called step by step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.gru, self.rnn = nn.LSTMCell(3, 4), nn.GRUCell(4, 4), nn.RNNCell(4, 4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state, a, b = None, None, None
+        for t in range(x.shape[1]):
+            state = self.lstm(x[:, t], state)
+            a = self.gru(state[0], a)
+            b = self.rnn(a, b)
+        return self.head(b)
+
+
+class Words(nn.Module):
+    """Embeds indices, which are the sign patterns of its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(8, 5)
+        self.up, self.head = nn.Linear(5, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        index = ((x > 0) * torch.tensor([1, 2, 4])).sum(-1)
+        return self.head(torch.tanh(self.up(self.embed(index))).mean(1))
+
+
+def mixture() -> nn.Module:
+    """Two of the six experts of a fused layer for each token, chosen by a router."""
+    from transformers import MixtralConfig
+    from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
+
+    config = MixtralConfig(hidden_size=5, intermediate_size=4, num_local_experts=6, num_experts_per_tok=2)
+    config._experts_implementation = "eager"
+    block = MixtralSparseMoeBlock(config)
+    for parameter in block.parameters():
+        nn.init.normal_(parameter)
+    return Around(
+        lambda m, x: m.head(m.block(m.enter(x)).mean(1)), enter=nn.Linear(5, 5), block=block, head=nn.Linear(5, 3)
+    )
+
+
+def _lora() -> nn.Module:
+    from peft import LoraConfig, get_peft_model
+
+    inner = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3))
+    adapted = get_peft_model(inner, LoraConfig(r=2, target_modules=["0"]))  # type: ignore[arg-type]
+    return adapted.base_model.model.requires_grad_()  # type: ignore[no-any-return]
+
+
 def _vectors(*shape: int) -> Callable[[torch.Generator], Tensor]:
     return lambda generator: torch.randn(6, *shape, generator=generator, dtype=torch.float64)
 
@@ -280,7 +371,45 @@ CASES = [
     Case("weight-norm", lambda: _parametrised("weight_norm"), _vectors(5)),
     Case("spectral-norm", lambda: _parametrised("spectral_norm"), _vectors(5)),
     Case("low-rank", lambda: _parametrised("low_rank"), _vectors(5)),
+    Case("own-forward", lambda: nn.Sequential(OwnForward(5, 4), OwnForward(4, 3)), _vectors(5)),
+    Case("functions-of-weights", FunctionsOfWeights, _vectors(4, 5)),
+    Case("lstm", lambda: Recurrent(nn.LSTM(3, 4, 2, batch_first=True, bidirectional=True)), _vectors(4, 3)),
+    Case("gru", lambda: Recurrent(nn.GRU(3, 4, bias=False)), _vectors(4, 3)),
+    Case("rnn", lambda: Recurrent(nn.RNN(3, 4, 2, nonlinearity="relu")), _vectors(4, 3)),
+    Case("cells", Cells, _vectors(3, 3)),
+    Case("embedding", Words, _vectors(4, 3)),
+    Case("experts", mixture, _vectors(4, 5)),
+    Case("lora", _lora, _vectors(5)),
+    Case(
+        "conv-transpose",
+        lambda: _convolution(nn.ConvTranspose2d(2, 3, (3, 2), stride=(2, 1), padding=(1, 0), output_padding=(1, 0))),
+        _vectors(2, 3, 4),
+    ),
+    Case(
+        "conv-transpose-grouped",
+        lambda: _convolution(nn.ConvTranspose1d(4, 6, 3, 2, groups=2, dilation=2)),
+        _vectors(4, 5),
+    ),
     Case("checkpoint", lambda: Checkpointed(False), _vectors(4)),
     Case("checkpoint-reentrant", lambda: Checkpointed(True), _vectors(4)),
 ]
 BY_NAME = {case.name: case for case in CASES}
+#: cases with layers that no module hook sees; their own tests compare them with networks of ``nn.Linear``
+HIDDEN = ("own-forward", "functions-of-weights", "lstm", "gru", "rnn", "cells", "experts")
+SEEN = [case for case in CASES if case.name not in HIDDEN]
+
+
+def close_to_twin(model: nn.Module, twin: nn.Module, names: dict[str, str | list[str]], x: Tensor, y: Tensor) -> None:
+    """Compare D, Σ and ``ΣJᵀJ`` of layers with those of a network of ``nn.Linear`` that computes the same.
+
+    ``names`` gives for each layer its twin, or one twin for each matrix of a stack.
+    """
+    close(model(x), twin(x))
+    mine, theirs = (gs.collect(m, [(x, y)], sample_losses, jacobians=True) for m in (model, twin))
+    for name, other in names.items():
+        for field in ("weight", "D", "Sigma", "JtJ"):
+            found = getattr(mine[name], field)
+            many = [other] if isinstance(other, str) else other
+            expected = torch.stack([getattr(theirs[o], field) for o in many])
+            assert found.norm() > 0
+            close(found, expected[0] if isinstance(other, str) else expected)

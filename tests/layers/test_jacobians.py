@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import gramscope as gs
-from cases import BY_NAME, CASES, Case, refused
+from cases import BY_NAME, SEEN, Case, refused
 from gramscope.errors import LayerError
 from gramscope.layers.jacobians import check_samples_are_independent, jacobian_chunks
 from gramscope.layers.kinds import AttentionProjectionKind
@@ -32,7 +32,7 @@ def kernels(model: nn.Module, x: Tensor, **options: object) -> dict[str, Tensor]
     return result
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.name != "checkpoint-reentrant"], ids=lambda c: c.name)
+@pytest.mark.parametrize("case", [c for c in SEEN if c.name != "checkpoint-reentrant"], ids=lambda c: c.name)
 def test_jacobians_equal_the_dense_ones(case: Case) -> None:
     model, x, _ = case.make()
     with gs.capture(model) as tape:

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import gramscope as gs
 from cases import BY_NAME, Around, captured, close, close_to_autograd, normal, sample_losses
@@ -193,3 +194,20 @@ def test_batch_normalisation_in_train_mode() -> None:
         model(x)
     with gs.capture(model.eval()):
         model(x).sum().backward()
+
+
+def test_gradients_inside_a_reentrant_checkpoint_after_an_embedding() -> None:
+    """No captured layer is before the checkpoint, so that asking autograd for the head alone would not run it."""
+
+    def run(m: nn.Module, index: Tensor) -> Tensor:
+        return m.head(checkpoint(m.block, m.embed(index), use_reentrant=True))
+
+    block = nn.Sequential(nn.Linear(4, 6), nn.Tanh())
+    model = Around(run, embed=nn.Embedding(7, 4), block=block, head=nn.Linear(6, 3))
+    index, y = torch.arange(5), torch.arange(5) % 3
+    for layers in (None, ["block.0", "head"]):
+        tape = captured(model, index, y, layers)
+        F.cross_entropy(model.head(block(model.embed(index))), y, reduction="sum").backward()
+        for record in tape:
+            close(record.D, record.layer.matrix(record.layer.parameter.grad))
+        model.zero_grad()

@@ -375,3 +375,36 @@ def test_bad_arguments() -> None:
         gs.GramWhitened(torch.optim.SGD([model[0].bias], lr=0.1))
     with pytest.raises(InputError, match="differentiable"):
         gs.GramWhitened(torch.optim.SGD(model.parameters(), lr=0.1, differentiable=True), model)
+
+
+class Model(nn.Module):
+    """A language model with a head of its own, or one that is tied to the embedding."""
+
+    def __init__(self, head: nn.Linear, words: int = 12, tied: bool = False) -> None:
+        super().__init__()
+        self.embed, self.body, self.head = nn.Embedding(words, 6), nn.Linear(6, 6), head
+        if tied:
+            self.embed.weight = self.head.weight
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (Model(nn.Linear(6, 12), 12, tied=True), "its weight is that of the embedding embed"),
+        (Model(nn.Linear(6, 12)), "12 outputs of 6 inputs, a vocabulary rather than classes"),
+        (Model(nn.Linear(6, 48)), "48 outputs of 6 inputs"),
+        (Model(nn.Linear(6, 3)), ""),
+        (nn.Sequential(nn.Linear(5, 40), nn.Linear(40, 10)), ""),
+    ],
+)
+def test_readout_auto_leaves_vocabularies_to_the_optimizer(model: nn.Module, why: str) -> None:
+    last = "head.weight" if isinstance(model, Model) else "1.weight"
+    optimizer = gs.GramWhitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    (line,) = [line for line in optimizer.summary().splitlines() if last in line or ("embed.weight" in line and why)][
+        -1:
+    ]
+    assert ("left out by readout='auto'" in line and why in line) if why else line.endswith("whitened")
+    taken = gs.GramWhitened(torch.optim.SGD(model.parameters(), lr=0.1), model, readout=True).summary()
+    assert "left out by readout" not in taken
+    with pytest.raises(InputError, match="readout='always': give 'auto', True or False"):
+        gs.GramWhitened(torch.optim.SGD(model.parameters(), lr=0.1), model, readout="always")

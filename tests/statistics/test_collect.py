@@ -39,7 +39,12 @@ def test_sums_equal_dense_autograd(case: Case) -> None:
         torch.testing.assert_close(layer.D, torch.einsum("...bsk,...bsd->...kd", record.delta, record.h))
         torch.testing.assert_close(layer.Sigma, torch.einsum("...bsk,...bsl->...kl", record.delta, record.delta))
         torch.testing.assert_close(layer.weight, record.weight)
+        if layer.features is None:  # experts see tokens, not samples
+            assert "rows for 4 samples" in joined(stats.notes[record.name]).text
+            continue
         rows = record.h.mean(-2)
+        if layer.features.of_outputs:  # an embedding
+            rows = rows @ record.weight.mT
         rows = rows.movedim(0, 1).flatten(1) if rows.dim() == 3 else rows
         joint = layer.features.joint
         onehot = F.one_hot(y).double()

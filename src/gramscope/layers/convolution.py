@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -128,7 +129,8 @@ class TransposedConvKind(LayerKind):
         if not isinstance(module, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d):
             return False
         standard = any(
-            type(module).forward is base.forward for base in (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+            type(module).forward is base.forward
+            for base in (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
         )
         return standard and all(more < step for more, step in zip(module.output_padding, module.stride, strict=True))
 
@@ -160,7 +162,8 @@ class TransposedConvKind(LayerKind):
         conv = _transposed(module)
         axes = len(conv.kernel_size)
         z = z.unsqueeze(0) if z.dim() == axes + 1 else z
-        z = F.pad(z, [width for size in reversed(conv.padding) for width in (size, size)])  # type: ignore[arg-type]
+        sizes: Any = conv.padding
+        z = F.pad(z, [width for size in reversed(sizes) for width in (size, size)])
         windows = _windows(z, conv.kernel_size, conv.stride, conv.dilation)
         patches = windows.permute(0, *range(2, 2 + axes), 1, *range(2 + axes, 2 + 2 * axes))
         return _grouped(patches.flatten(1 + axes).flatten(1, axes), conv.groups)

@@ -102,7 +102,7 @@ class ExpertsKind(PartKind):
 
     @override
     def weight_gradient(self, module: nn.Module, x: Tensor, dz: Tensor) -> Tensor:
-        pairs = zip(dz.split(self._routing.counts), x.split(self._routing.counts), strict=True)
+        pairs = zip(torch.split(dz, self._routing.counts), torch.split(x, self._routing.counts), strict=True)
         return torch.stack([sum_outer(delta.unsqueeze(1), h.unsqueeze(1)) for delta, h in pairs])
 
     @property
@@ -145,7 +145,7 @@ def run_experts(module: Any, x: Tensor, chosen: Tensor, shares: Tensor, report: 
 
     def project(name: str, rows: Tensor) -> Tensor:
         weight = getattr(module, name) if module.is_transposed else getattr(module, name).mT
-        z = torch.cat([part @ weight[e] for e, part in enumerate(rows.split(routing.counts))])
+        z = torch.cat([part @ weight[e] for e, part in enumerate(torch.split(rows, routing.counts))])
         if module.has_bias:
             z = z + getattr(module, f"{name}_bias")[routing.expert]
         return report(name, routing, rows, z)

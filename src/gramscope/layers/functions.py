@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
@@ -24,6 +25,7 @@ from gramscope.layers.convolution import ConvKind
 from gramscope.layers.experts import ExpertsKind, Routing, watched
 from gramscope.layers.kinds import AttentionProjectionKind, EmbeddingKind, LinearKind, TransposedLinearKind
 from gramscope.layers.linear_layer import Layer
+from gramscope.layers.modules import ModuleHook
 from gramscope.layers.recurrent import SEQUENCES, STEPS, run_sequence, run_step
 
 #: ``(layer, native input, native output) -> replacement of the output or None``
@@ -85,9 +87,9 @@ class Taps:
     def _register(self) -> None:
         watched_module, contexts, taps = self._module, self._contexts, self.taps
 
-        def enter(module: nn.Module, args: object) -> None:
+        def enter(module: nn.Module, args: tuple[Any, ...]) -> None:
             if module is watched_module:
-                context = _interception(module, taps)
+                context = _interception(module, args, taps)
                 context.__enter__()
                 contexts.append(context)
 
@@ -96,8 +98,8 @@ class Taps:
                 contexts.pop().__exit__(None, None, None)
 
         self._handles = [
-            watched_module.register_forward_pre_hook(enter),
-            watched_module.register_forward_hook(leave, prepend=True, always_call=True),
+            watched_module.register_forward_pre_hook(ModuleHook(enter)),
+            watched_module.register_forward_hook(ModuleHook(leave), prepend=True, always_call=True),
         ]
 
 
@@ -109,7 +111,7 @@ def taps_of(module: nn.Module) -> Taps:
     return _TAPS.setdefault(module, Taps(module))
 
 
-def _interception(module: nn.Module, taps: list[Tap]) -> AbstractContextManager[Any]:
+def _interception(module: nn.Module, args: tuple[Any, ...], taps: list[Tap]) -> AbstractContextManager[Any]:
     if any(isinstance(layer.kind, ExpertsKind) for tap in taps for layer in tap.parts.values()):
 
         def report(part: str, routing: Routing, x: Tensor, z: Tensor) -> Tensor:
@@ -119,14 +121,17 @@ def _interception(module: nn.Module, taps: list[Tap]) -> AbstractContextManager[
             return z
 
         return watched(module, report)
-    return _Functions(module, taps)  # type: ignore[return-value]
+    return _Functions(module, args, taps)
 
 
 class _Functions(TorchFunctionMode):
-    """Intercepts torch's functions while ``module`` runs."""
+    """Intercepts torch's functions while ``module`` runs with the arguments ``args``."""
 
-    def __init__(self, module: nn.Module, taps: list[Tap]) -> None:
+    def __init__(self, module: nn.Module, args: tuple[Any, ...], taps: list[Tap]) -> None:
         super().__init__()
+        packed = args[0] if args and isinstance(args[0], PackedSequence) else None
+        self._sorted = None if packed is None else packed.sorted_indices  # a packed batch may be sorted by length
+        self._unsorted = None if packed is None else packed.unsorted_indices
         self._module = module
         self._taps = taps
         self._uses = any(tap.used for tap in taps)
@@ -158,7 +163,7 @@ class _Functions(TorchFunctionMode):
         if func is F.multi_head_attention_forward and isinstance(self._module, nn.MultiheadAttention):
             return self._attention(args, kwargs)
         if func in SEQUENCES and isinstance(self._module, nn.RNNBase):
-            return run_sequence(SEQUENCES[func], self._module._flat_weights_names, self._report, args)
+            return run_sequence(SEQUENCES[func], self._module._flat_weights_names, self._report_unsorted, args)
         if func in STEPS and isinstance(self._module, nn.RNNCellBase):
             return run_step(STEPS[func], self._report, args, kwargs)
         return func(*args, **kwargs)
@@ -168,6 +173,11 @@ class _Functions(TorchFunctionMode):
             if part in tap.parts:
                 z = tap.report(tap.parts[part], x, z)
         return z
+
+    def _report_unsorted(self, part: str, x: Tensor, z: Tensor) -> Tensor:
+        if self._unsorted is None or self._sorted is None:
+            return self._report(part, x, z)
+        return self._report(part, x[self._unsorted], z[self._unsorted])[self._sorted]
 
     # --- the weight of a layer in a function --------------------------------------------------------------------------
 

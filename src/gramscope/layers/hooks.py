@@ -7,7 +7,7 @@ output. Applications that no module hook sees are found by :mod:`gramscope.layer
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from gramscope.errors import LayerError
 from gramscope.layers.functions import Sink, Tap, Taps, taps_of
 from gramscope.layers.kinds import PartKind
 from gramscope.layers.linear_layer import Layer
+from gramscope.layers.modules import ModuleHook
 
 
 class Observer:
@@ -104,8 +105,8 @@ def in_backward() -> bool:
     return int(torch._C._current_graph_task_id()) != -1
 
 
-def _module_hook(layer: Layer, sink: Sink, tap: Tap | None) -> Callable[..., Tensor | None]:
-    """A forward hook that reports to ``sink``. A closure, so that deep copies of the model do not copy the sink."""
+def _module_hook(layer: Layer, sink: Sink, tap: Tap | None) -> ModuleHook:
+    """A forward hook that reports to ``sink``."""
     module_of_layer = layer.module
 
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Tensor | None:
@@ -121,4 +122,4 @@ def _module_hook(layer: Layer, sink: Sink, tap: Tap | None) -> Callable[..., Ten
             raise LayerError(f"layer {layer.name!r} was called without a tensor or did not return one")
         return sink(layer, x, output)
 
-    return hook
+    return ModuleHook(hook)

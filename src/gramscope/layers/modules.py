@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from types import CodeType
+from typing import Any
 
 from torch import nn
 
@@ -39,6 +40,28 @@ def public_name(name: str) -> str:
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
+class ModuleHook:
+    """A hook on a user's module. Copies of the module, and files it is saved to, get one that does nothing."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, *args: Any) -> Any:
+        """Run the hook."""
+        return self._function(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _no_hook, ()
+
+
+def _no_hook() -> ModuleHook:
+    return ModuleHook(_do_nothing)
+
+
+def _do_nothing(*args: Any) -> None:
+    return None
+
+
 @contextmanager
 def in_eval_mode(module: nn.Module) -> Iterator[None]:
     """Put a module and all its parts in eval mode, and give each part its own mode back."""
@@ -52,12 +75,16 @@ def in_eval_mode(module: nn.Module) -> Iterator[None]:
             part.training = training
 
 
-@cache
 def names_in_code(module_type: type[nn.Module], method: str | None = None) -> frozenset[str]:
     """Names of attributes and functions that the methods of a module type use, or one of its methods.
 
     torch's own classes have none, and neither have the methods that make, initialise or tie weights.
     """
+    return _names_in_code(module_type, method)  # type: ignore[arg-type]
+
+
+@cache
+def _names_in_code(module_type: Any, method: str | None) -> frozenset[str]:
     found: set[str] = set()
     for owner in module_type.__mro__:
         if owner.__module__.partition(".")[0] in ("torch", "builtins", "abc"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeAlias
 
@@ -17,7 +17,7 @@ from gramscope.layers.hooks import Observer, first_tensor, in_backward, own_node
 from gramscope.layers.kinds import EmbeddingKind
 from gramscope.layers.linear_layer import Layer
 from gramscope.layers.losses import check_reduction
-from gramscope.layers.modules import is_compiled, unwrap
+from gramscope.layers.modules import ModuleHook, is_compiled, unwrap
 from gramscope.layers.record import Application, LayerRecord
 from gramscope.layers.sample_count import Call
 from gramscope.layers.select import LayerSelector, Selection, select_layers, select_modules
@@ -351,8 +351,8 @@ def _has_checkpoint(loss: Tensor) -> bool:
     return False
 
 
-def _model_hooks(tape: Tape) -> tuple[Callable[..., None], Callable[..., None]]:
-    """Hooks before and after the model's forward. Closures, so that deep copies of the model do not copy the tape."""
+def _model_hooks(tape: Tape) -> tuple[ModuleHook, ModuleHook]:
+    """Hooks before and after the model's forward."""
 
     def called(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if module is tape.model and tape.watching and not in_backward():
@@ -362,10 +362,10 @@ def _model_hooks(tape: Tape) -> tuple[Callable[..., None], Callable[..., None]]:
         if module is tape.model and tape.watching and tape.calls and not in_backward():
             tape.calls[-1].returned(output)
 
-    return called, returned
+    return ModuleHook(called), ModuleHook(returned)
 
 
-def _output_hook(tape: Tape, name: str, watched: nn.Module) -> Callable[..., None]:
+def _output_hook(tape: Tape, name: str, watched: nn.Module) -> ModuleHook:
     def hook(module: nn.Module, args: object, output: object) -> None:
         if module is not watched:  # a deep copy of it
             return
@@ -376,4 +376,4 @@ def _output_hook(tape: Tape, name: str, watched: nn.Module) -> Callable[..., Non
             tape.outputs[name] = value.detach().clone()  # what follows may overwrite it
             tape.output_counts[name] = tape.output_counts.get(name, 0) + 1
 
-    return hook
+    return ModuleHook(hook)

@@ -131,6 +131,8 @@ def _fle(context: Context, layer: LayerStatistics) -> Tensor | float:
             "its weight is not a trainable parameter of this layer alone: it is computed, frozen or shared with another module"
         )
     W = _weight(layer)
+    if W.shape[-1] > 32_768:
+        raise Missing(f"it needs two matrices of {W.shape[-1]} × {W.shape[-1]}")
     return fle_residual(W, layer.autograd.double(), W.mT @ layer.gradient.double())
 
 

@@ -45,7 +45,7 @@ def choose_matrices(
 
     ``params`` alone decides where it is given. With a model alone these are the weights of all linear-like layers in matrix
     form, except for embeddings; with neither, all tensors of two or more dimensions, read as ``[shape[0], -1]``. For
-    ``readout="auto"`` see :func:`_vocabulary_head`.
+    ``readout="auto"`` see :func:`_readout_left_out`.
 
     Raises:
         InputError: a parameter in ``params`` is not in the optimizer or is no matrix, or no matrix is left.
@@ -61,11 +61,9 @@ def choose_matrices(
         chosen = _named(params, model, candidates, names)
     elif model is not None:
         chosen = candidates
-        reason = "" if not candidates or readout is True else "the readout (last linear-like layer), left out by readout=False"
-        if readout == "auto" and candidates:
-            reason = _vocabulary_head(candidates[-1], model)
-        if reason:
-            chosen, others[candidates[-1].name] = candidates[:-1], reason
+        left_out = _readout_left_out(candidates[-1], model, readout) if candidates else ""
+        if left_out:
+            chosen, others[candidates[-1].name] = candidates[:-1], left_out
     else:
         chosen = [WeightMatrix(names[key], p) for key, p in known.items() if p.dim() >= 2]
         _warn_about_groups(chosen)
@@ -89,12 +87,14 @@ def choose_matrices(
     return Choice(tuple(matrices), others)
 
 
-def _vocabulary_head(last: WeightMatrix, model: nn.Module) -> str:
-    """Why ``readout="auto"`` leaves the last layer to the wrapped optimizer; empty where it does not.
+def _readout_left_out(last: WeightMatrix, model: nn.Module, readout: bool | str) -> str:
+    """Why the last layer is left to the wrapped optimizer; empty where it is not.
 
-    A head with one row per word of a vocabulary does: tied to an embedding, or with at least eight times as many outputs as
-    inputs and as many rows as an embedding of the model.
+    ``readout="auto"`` does so for a head with one row per word of a vocabulary: tied to an embedding, with as many outputs as
+    an embedding of the model has rows, or with at least eight times as many outputs as inputs.
     """
+    if readout != "auto":
+        return "" if readout else "the readout (last linear-like layer), left out by readout=False"
     tables = {name: m for name, m in unwrap(model).named_modules() if isinstance(m, nn.Embedding)}
     for name, table in tables.items():
         if table.weight is last.parameter:

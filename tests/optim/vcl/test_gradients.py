@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import gramscope as gs
 import reference
+from cases import Around
 from gramscope.errors import LayerError
 from optim.vcl.nets import data, mlp, net, same, train
 
@@ -150,3 +151,25 @@ def test_missing_gradients_and_captures_are_errors():
     with pytest.raises(LayerError, match="call the model itself"):
         loss.backward()
     optimizer.close()
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_an_expert_without_tokens_keeps_its_weights_and_state(set_to_none: bool) -> None:
+    def run(m: nn.Module, x: Tensor) -> Tensor:
+        first, second = m.used  # even and odd rows
+        z = torch.stack([m.experts[first](x[::2]), m.experts[second](x[1::2])], 1).flatten(0, 1)
+        return m.head(torch.tanh(z))
+
+    model = Around(run, experts=nn.ModuleList([nn.Linear(7, 5) for _ in range(3)]), head=nn.Linear(5, 3))
+    optimizer, (x, y) = gs.VCL(model, gamma=0.1), data()
+    before = model.experts[2].weight.clone()
+    for used in ((0, 1), (1, 2), (0, 2)):
+        model.used = used
+        optimizer.zero_grad(set_to_none)
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        if used == (0, 1):
+            assert torch.equal(model.experts[2].weight, before)
+            assert model.experts[2].weight not in optimizer.state
+    assert [optimizer.state[expert.weight]["steps"] for expert in model.experts] == [2, 2, 2]
+    assert not torch.equal(model.experts[2].weight, before)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import io
 
 import pytest
 import torch
@@ -104,3 +105,62 @@ def test_hooks_leave_with_the_optimizer():
     del optimizer
     gc.collect()
     assert hooks() == 0
+
+
+def test_a_model_can_be_saved_while_it_is_trained() -> None:
+    model, x, y = mlp(7, 6, 3), *data()
+    optimizer = gs.VCL(model, gamma=0.1)
+    train(model, optimizer, x, y)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    same(loaded, model, atol=0, rtol=0)
+    steps = optimizer.state[model[0].weight]["steps"]
+    F.cross_entropy(loaded(x), y).backward()  # the hooks of the copy do nothing
+    train(model, optimizer, x, y)
+    assert optimizer.state[model[0].weight]["steps"] == steps + 1
+
+
+class WithTrainingStep(nn.Module):
+    """A module that holds its optimizer and calls its parts in ``training_step``, as LightningModules do."""
+
+    def __init__(self, parts: str = "") -> None:
+        super().__init__()
+        self.net = mlp(7, 6, 3)
+        self.heads = nn.ModuleDict({"a": nn.Linear(3, 3).double()})
+        self.parts = parts
+        self.optimizer = gs.VCL(self, gamma=0.1)
+
+    def training_step(self, x: Tensor) -> Tensor:
+        if self.parts:
+            return self.heads["a"](torch.tanh(self.net[2](torch.tanh(self.net[0](x)))))  # type: ignore[no-any-return]
+        return self.heads["a"](torch.tanh(self.net(x)))  # type: ignore[no-any-return]
+
+
+def test_a_module_that_holds_its_optimizer_and_trains_its_parts() -> None:
+    x, y = data()
+    model = WithTrainingStep()
+    plain = nn.Sequential(copy.deepcopy(model.net), nn.Tanh(), copy.deepcopy(model.heads["a"]))
+    optimizer = gs.VCL(plain, gamma=0.1)
+    for _ in range(3):
+        model.optimizer.zero_grad()
+        F.cross_entropy(model.training_step(x), y).backward()
+        model.optimizer.step()
+        train(plain, optimizer, x, y)
+    torch.testing.assert_close(model.net[0].weight, plain[0][0].weight, rtol=0, atol=0)
+    assert "heads.a.weight" in model.optimizer.summary()
+    copied = copy.deepcopy(model)
+    assert copied.optimizer.model is copied
+    for one in (model, copied):
+        one.optimizer.zero_grad()
+        F.cross_entropy(one.training_step(x), y).backward()
+        one.optimizer.step()
+    same(model, copied, atol=0, rtol=0)
+    assert not torch.equal(copied.net[0].weight, plain[0][0].weight)
+
+
+def test_parts_called_outside_any_entrance_are_still_refused() -> None:
+    model, (x, y) = WithTrainingStep(parts="deep"), data()
+    with pytest.raises(LayerError, match="ran outside a call of the model"):
+        F.cross_entropy(model.training_step(x), y).backward()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -268,3 +270,22 @@ def test_cuda_agrees_with_the_cpu(solver: str):
         train(model, optimizer, x.to(device), y.to(device), 50)
         results.append(model[0].weight.detach().cpu())
     torch.testing.assert_close(results[0], results[1], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("readout", [partial(torch.optim.SGD, lr=0.1, momentum=0.9), torch.optim.AdamW, None])
+def test_one_cycle(readout: Any) -> None:
+    model, (x, y) = mlp(7, 6, 3), data()
+    optimizer = gs.VCL(model, gamma=0.1, readout=readout)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=[0.4, 0.02], total_steps=8)
+    rates = []
+    for step in range(6):
+        train(model, optimizer, x, y)
+        scheduler.step()
+        rates.append([group["lr"] for group in optimizer.param_groups])
+        if step == 2:
+            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    gamma, rate = map(list, zip(*rates, strict=True))
+    assert max(gamma) > 0.3
+    assert max(rate) == pytest.approx(max(gamma) / 20)
+    group = optimizer.readout.param_groups[0]
+    assert 0.85 <= (group["betas"][0] if "betas" in group else group["momentum"]) < 0.95

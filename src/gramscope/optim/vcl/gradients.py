@@ -85,6 +85,12 @@ class Gatherer:
         """Whether some application of the layer has received a gradient."""
         return bool(self._parts or self._pending)
 
+    @property
+    def idle(self) -> bool:
+        """Whether no gradient reaches the weight, as that of an expert without tokens."""
+        grad = self.weight.gradient()
+        return grad is None or (not self._parts and not bool(grad.any()))
+
     @torch.no_grad()
     def receive(self, layer: Layer, x: Tensor, dz: Tensor, factor: float) -> None:
         """Take in the gradient of one application's output."""

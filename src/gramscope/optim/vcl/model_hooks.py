@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from gramscope.errors import InputError, LayerError
 from gramscope.layers.hooks import Observer
 from gramscope.layers.linear_layer import Layer
-from gramscope.layers.modules import unwrap
+from gramscope.layers.modules import ModuleHook, unwrap
 from gramscope.layers.sample_count import Call
 from gramscope.layers.watchers import Watcher
 from gramscope.optim.vcl.gradients import Gatherer
@@ -69,8 +69,12 @@ class ModelHooks(Watcher):
         self._handles.clear()
 
     def _place(self, untrained: Sequence[Layer]) -> None:
-        self._handles.append(self.model.register_forward_pre_hook(_weakly(self, ModelHooks._called), with_kwargs=True))
-        self._handles.append(self.model.register_forward_hook(_weakly(self, ModelHooks._returned)))
+        self._entrances = _entrances(self.model)
+        several = len(self._entrances) > 1
+        for module in self._entrances:
+            self._handles.append(module.register_forward_pre_hook(_weakly(self, ModelHooks._called), with_kwargs=True))
+            self._handles.append(module.register_forward_hook(_weakly(self, ModelHooks._returned), always_call=several))
+        self._entrance: nn.Module | None = None
         layers = [layer for gatherer in self._gatherers for layer in gatherer.weight.layers]
         self._observer = Observer([*layers, *untrained], _weakly(self, ModelHooks._applied))
         self._observer.attach()
@@ -81,16 +85,20 @@ class ModelHooks(Watcher):
                 self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
 
     def _called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if module is not self.model:  # a copy of the model has copies of the hooks
+        if not any(module is entrance for entrance in self._entrances):  # a copy that shares the hooks
             return
-        self._call = Call(args, kwargs)
+        if self._entrance not in (None, module) and module is not self.model:
+            return
+        self._call, self._entrance = Call(args, kwargs), module
         if self._ordering and torch.is_grad_enabled():
-            self.order, self._inside = [], True
+            self._inside = True
+            if module is self.model:
+                self.order = []
 
     def _returned(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if module is not self.model:
+        if module is not self._entrance:
             return
-        self._inside = False
+        self._inside, self._entrance = False, None
         if self._call is not None:
             self._call.returned(output)
 
@@ -139,6 +147,23 @@ class ModelHooks(Watcher):
         return factor
 
 
+def _entrances(model: nn.Module) -> list[nn.Module]:
+    """The modules whose call is one batch: the model, and its parts where a training loop inside it calls them.
+
+    A LightningModule does so in ``training_step``; a model without a forward of its own must.
+    """
+    if not hasattr(model, "training_step") and type(model).forward is not nn.Module.forward:
+        return [model]
+    parts, found = list(model.children()), [model]
+    while parts:
+        part = parts.pop(0)
+        if isinstance(part, nn.ModuleList | nn.ModuleDict):
+            parts += part.children()
+        else:
+            found.append(part)
+    return found
+
+
 def _weakly(hooks: ModelHooks, method: Callable[..., None]) -> Callable[..., None]:
     """A hook that calls ``method(hooks, …)`` while ``hooks`` lives and is watching."""
     reference = weakref.ref(hooks)
@@ -149,4 +174,4 @@ def _weakly(hooks: ModelHooks, method: Callable[..., None]) -> Callable[..., Non
         if found is not None and found.watching:
             method(found, *args)
 
-    return hook  # type: ignore[no-any-return]
+    return ModuleHook(hook)

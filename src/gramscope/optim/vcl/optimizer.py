@@ -143,6 +143,7 @@ class VCL(Optimizer):
         super().__init__([{"params": self._vcl_parameters(), "lr": gamma, **facts}], {"lr": gamma})
         self._closed_to_groups = True
         self.readout = make_readout(readout or partial(SGD, lr=0.1), self._other_parameters())
+        self._add_cycled()
         self._share()
         untrained = [layer for layer, _ in found.refused]
         self._hooks = ModelHooks(model, [unit.gatherer for unit in self._units], reduction, untrained)
@@ -208,6 +209,19 @@ class VCL(Optimizer):
             self.readout.param_groups = self.param_groups[1:]
             self.readout.state = self.state
 
+    def _add_cycled(self) -> None:
+        """Give the group of VCL the entry that OneCycleLR and CyclicLR change in every group beside ``lr``.
+
+        It is the readout optimizer's ``momentum`` or ``betas``. VCL's own momentum does not follow it.
+        """
+        known = {} if self.readout is None else self.readout.defaults
+        cycled: dict[str, Any] = {name: known[name] for name in ("momentum", "betas") if name in known} or {
+            "momentum": 0.0
+        }
+        self.defaults.update(cycled)
+        for name, value in cycled.items():
+            self.param_groups[0].setdefault(name, value)
+
     def _settle(self) -> None:
         """Find out which layer is executed last, and give it to the readout optimizer."""
         if not self._settled:
@@ -247,8 +261,10 @@ class VCL(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of VCL on its layers and of the readout optimizer on everything else.
 
+        A layer that no gradient reaches (an expert without tokens) keeps its weights, as in torch's own optimizers.
+
         Raises:
-            LayerError: a VCL layer has received no gradient or was not seen in a forward pass.
+            LayerError: no VCL layer has received a gradient, or one was not seen in a forward pass.
             NumericalError: a gradient is not finite or a decomposition failed. Nothing has been changed then.
         """
         loss = None
@@ -256,7 +272,7 @@ class VCL(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._settle()
-        units = self.units
+        units = [unit for unit in self.units if not unit.gatherer.idle] or self.units
         gamma = float(self.param_groups[0]["lr"])
         check_gamma(gamma)
         with torch.no_grad(), without_autocast(units[0].weight.parameter.device):
@@ -333,6 +349,7 @@ class VCL(Optimizer):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> VCL:
         """An optimizer with the same state for a copy of the model."""
+        _finish_copies(self.model, memo)
         copied = type(self)(copy.deepcopy(self.model, memo), **self._arguments)
         memo[id(self)] = copied
         copied.load_state_dict(copy.deepcopy(self.state_dict()))
@@ -371,6 +388,7 @@ class VCL(Optimizer):
             unit.forget()
             unit.check_state(_own(unit, state_dict["state"].get(keys[unit.weight.parameter], {})))
         super().load_state_dict(state_dict)
+        self._add_cycled()
         self._share()
         # torch casts floating-point state to the parameter's dtype; V must keep its own
         vcl = {id(unit.weight.parameter) for unit in self.units}
@@ -380,6 +398,16 @@ class VCL(Optimizer):
                     copied = partial(torch.Tensor.to, device=parameter.device, copy=True)
                     self.state[parameter] = tree_map_only(Tensor, copied, state_dict["state"][key])
         self._hooks.clear()
+
+
+def _finish_copies(model: nn.Module, memo: dict[int, Any]) -> None:
+    """Finish the copies of modules that are being made, of a model that holds its own optimizer."""
+    for module in model.modules():
+        made = memo.get(id(module))
+        if made is not None and "_modules" not in made.__dict__:
+            for name, value in module.__dict__.items():
+                if not isinstance(value, VCL):
+                    made.__dict__[name] = copy.deepcopy(value, memo)
 
 
 def _own(unit: MatrixTrainer, state: dict[str, Any]) -> dict[str, Any]:

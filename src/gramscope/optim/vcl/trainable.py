@@ -55,7 +55,9 @@ def find_trainable(model: nn.Module, layers: LayerSelector, bias: bool) -> Train
         _check_packed(matrix, matrices)
     if not matrices:
         listing = "; ".join(f"{layer.name} {reason}" for layer, reason in refused)
-        raise LayerError(f"no layer of {type(root).__name__} can be trained by VCL: {listing or 'none is of a kind it trains'}")
+        raise LayerError(
+            f"no layer of {type(root).__name__} can be trained by VCL: {listing or 'none is of a kind it trains'}"
+        )
     final = chosen[-1]
     return Trainable(matrices, refused, next((matrix for matrix in matrices if final in matrix.layers), final))
 
