@@ -207,7 +207,7 @@ def test_an_embedding_is_a_linear_layer_on_one_hot_vectors(dtype: torch.dtype) -
     twin.embed.weight.data = model.embed.weight.data.mT
     close_to_twin(model, twin, {"embed": "embed", "up": "up"}, x, y)
     # its features are its outputs, whose target linearity the table gives
-    table = gs.measure(model.to(dtype), (x, y), sample_losses, ridge=0.5)
+    table = gs.measure(model.to(dtype), (x, y), sample_losses, ridge=0.5, measures="all")
     z = model.embed(((x > 0) * torch.tensor([1, 2, 4])).sum(-1)).mean(1).detach()
     expected = float(gs.target_linearity(z, y, ridge=0.5))
     assert table["embed"]["target_linearity"] == pytest.approx(expected, rel=1e-4)

@@ -261,7 +261,7 @@ def _held_out(context: Context, layer: LayerStatistics) -> Tensor | float:
 def _surrogate_linearized(context: Context, layer: LayerStatistics) -> Estimate:
     W, cross = _weight(layer), _joint(layer, gram=False).HtY
     if _features(layer).of_outputs:  # they are W h already
-        return cross.square().sum()
+        return _sum_over_targets(cross, _features(layer))
     if W.dim() == 3:
         cross = cross.reshape(W.shape[0], W.shape[-1], -1)
     return _sum_over_targets(W @ cross, _features(layer))

@@ -62,6 +62,8 @@ def _spectral_gram(layer: LayerStatistics, center: bool) -> Tensor:
 
 def _input_gram(layer: LayerStatistics) -> Tensor:
     """``HᵀH [d, d]``, and for grouped layers its diagonal blocks ``[groups, d, d]``."""
+    if _features(layer).of_outputs:
+        raise InputError("its inputs are one-hot vectors, whose HᵀH is not collected")
     gram = _moments(layer).HtH
     if layer.weight.dim() < 3:
         return gram
@@ -134,7 +136,7 @@ def _nrc1(context: Context, layer: LayerStatistics) -> Tensor | float:
 
 def _nrc2(context: Context, layer: LayerStatistics) -> Tensor | float:
     _regression(layer)
-    if layer.weight.dim() == 3 or layer.weight.shape[-2] >= layer.weight.shape[-1]:
+    if _features(layer).of_outputs or layer.weight.dim() == 3 or layer.weight.shape[-2] >= layer.weight.shape[-1]:
         raise InputError("it is 0 for any features: the layer has as many outputs as inputs, or groups")
     return nrc2(_moments(layer).require_gram(), layer.weight)
 
