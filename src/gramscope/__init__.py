@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from gramscope.measures.virtual import virtual_update as virtual_update
     from gramscope.measures.virtual_against_actual import lipschitz_constant as lipschitz_constant
     from gramscope.measures.virtual_against_actual import virtual_against_actual as virtual_against_actual
+    from gramscope.optim.param_groups import param_groups as param_groups
     from gramscope.optim.vcl import VCL as VCL
     from gramscope.optim.whitening import GramFixed as GramFixed
     from gramscope.optim.whitening import GramWhitened as GramWhitened
@@ -78,6 +79,7 @@ _MODULES = {
     "measures.surrogate_theory": "linearity_bound moving_target surrogate_step",
     "measures.virtual": "AccumulatedShift virtual_covariance_shift virtual_trajectory virtual_update",
     "measures.virtual_against_actual": "lipschitz_constant virtual_against_actual",
+    "optim.param_groups": "param_groups",
     "optim.vcl": "VCL",
     "optim.whitening": "GramFixed GramWhitened",
     "statistics.collect": "collect",
