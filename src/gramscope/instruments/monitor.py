@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from gramscope.errors import InputError, NumericalError
+from gramscope.instruments.history import Records
 from gramscope.instruments.log import Log, PictureWriter, check_log, write_pictures, write_record
 from gramscope.instruments.measure import measure
 from gramscope.instruments.pictures import input_diagonals, layer_spectra
@@ -100,7 +101,7 @@ class Monitor:
         if isinstance(samples, bool) or not isinstance(samples, int) or samples < 2:
             raise InputError(f"samples={samples!r}: give the number of samples to hold, at least 2")
         self.model = model
-        self.records: list[dict[str, Any]] = []
+        self.records = Records()
         self.step_count = 0
         self._loss = loss
         self._due = _cadence(every)
@@ -167,14 +168,18 @@ class Monitor:
             raise InputError(f"no measure {name!r} was recorded; there are: {', '.join(known)}")
         return result
 
+    def _repr_html_(self) -> str:
+        """The records so far as curves, and the last one as a table, in a notebook."""
+        return self.records._repr_html_()
+
     def state_dict(self) -> dict[str, Any]:
         """The step and all records, as plain values."""
-        return {"step": self.step_count, "records": copy.deepcopy(self.records)}
+        return {"step": self.step_count, "records": copy.deepcopy(list(self.records))}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved state; the records of that state replace the present ones."""
         self.step_count = int(state["step"])
-        self.records = copy.deepcopy(state["records"])
+        self.records = Records(copy.deepcopy(state["records"]))
 
 
 def _cadence(every: Any) -> Callable[[int], bool]:

@@ -31,7 +31,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data  # noqa: E40
 #: samples from which ``early_stopping="auto"`` holds some of them out
 MANY = 1000
 #: steps that a net takes by default
-STEPS = 1000
+STEPS = 500
 
 
 class _VCLEstimator(BaseEstimator):  # type: ignore[misc]
@@ -253,7 +253,7 @@ class VCLClassifier(ClassifierMixin, _VCLEstimator):  # type: ignore[misc]
         alpha: power α of VCL.
         readout_lr: AdamW's rate at the start.
         batch_size: rows of one step, about.
-        max_epochs: passes over the data; by default as many as 1000 steps take, between 20 and 500.
+        max_epochs: passes over the data; by default as many as 500 steps take, between 20 and 500.
         early_stopping: hold out ``validation_fraction`` of the rows, stop once their score (accuracy, R²) has not risen by
             ``tol`` for ``n_iter_no_change`` epochs, and keep the best weights. ``"auto"``: from 1000 rows on.
         validation_fraction, n_iter_no_change, tol: see ``early_stopping``.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any
 
 from gramscope.errors import InputError, MissingExtraError
@@ -88,6 +89,11 @@ class Table:
         if len(lines[0]) > WIDTH:  # one line per measure may read better than one per layer
             turned = [list(line) for line in zip(*cells, strict=True)]
             lines = min(lines, _aligned([["measure", *turned[0][1:]], *turned[1:]]), key=lambda rows: len(rows[0]))
+        return "\n".join([*lines, *self._remarks()])
+
+    def _remarks(self) -> list[str]:
+        """Lines below the table: measures of the network, and notes."""
+        lines = []
         if self.network:
             lines.append(
                 "network: " + ", ".join(f"{name} {format_value(value)}" for name, value in self.network.items())
@@ -98,9 +104,18 @@ class Table:
         for reason, names in reasons.items():
             shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
             lines.append(f"note: {shown}: {reason}")
-        return "\n".join(lines)
+        return lines
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """The table in a notebook."""
+        columns = self.columns
+        rows = [("th", ["layer", *columns])]
+        rows += [("td", [layer, *(format_value(row.get(n)) for n in columns)]) for layer, row in self.rows.items()]
+        lines = ("".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) for tag, cells in rows)
+        remarks = "".join(f"<div>{escape(line)}</div>" for line in self._remarks())
+        return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>{remarks}"
 
 
 #: printed lines up to this length keep one line per layer
