@@ -26,14 +26,14 @@ from gramscope.integrations.sklearn import TargetLinearityScorer, VCLClassifier,
 from refusals import assert_refused
 
 X, Y = load_iris(return_X_y=True)
-SMALL: dict[str, Any] = {"hidden_layer_sizes": (8,), "max_epochs": 15, "random_state": 0}
+SMALL: dict[str, Any] = {"hidden_layer_sizes": (16,), "max_epochs": 20, "random_state": 0}
 
 
 def classifier(**options: Any) -> VCLClassifier:
     return VCLClassifier(**{**SMALL, **options})
 
 
-@pytest.mark.parametrize("estimator", [classifier(max_epochs=20), VCLRegressor(**{**SMALL, "max_epochs": 20})])
+@pytest.mark.parametrize("estimator", [classifier(), VCLRegressor(**SMALL)])
 def test_scikit_learn_accepts_the_estimators(estimator: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SkipTestWarning)  # checks of other array libraries
@@ -57,7 +57,7 @@ def test_sparse_rows_and_frames_give_what_arrays_give() -> None:
     fitted = classifier().fit(frame, names)
     assert list(fitted.feature_names_in_) == list("abcd")
     assert list(fitted.classes_) == ["x", "y", "z"]
-    np.testing.assert_array_equal(fitted.predict_proba(frame), expected)
+    np.testing.assert_allclose(fitted.predict_proba(frame), expected, rtol=1e-6)
 
 
 def test_pipelines_grids_and_processes() -> None:
@@ -68,7 +68,7 @@ def test_pipelines_grids_and_processes() -> None:
         n_jobs=2,
         error_score="raise",
     ).fit(X, Y)
-    assert grid.best_score_ > 0.8
+    assert grid.best_score_ > 0.7
     score = TargetLinearityScorer()(grid, X, Y)
     assert score == pytest.approx(TargetLinearityScorer()(grid.best_estimator_, X, Y))
 
@@ -110,7 +110,7 @@ def test_rows_of_float32_train_in_float32() -> None:
 def test_scorer_measures_the_features() -> None:
     fitted = classifier().fit(X, Y)
     H = fitted.features(X)
-    assert H.shape == (150, 8)
+    assert H.shape == (150, 16)
     expected = float(gs.target_linearity(H, Y, intercept=True))
     assert TargetLinearityScorer()(fitted, X, Y) == pytest.approx(expected)
     names = np.array(["x", "y", "z"])[Y]
