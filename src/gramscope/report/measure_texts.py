@@ -96,6 +96,16 @@ MEASURES: dict[str, MeasureText] = {
     "nc2_simplex": MeasureText("NC2, distance from a simplex", "mean |cos + 1/(C−1)|"),
     "nc3": MeasureText("NC3, readout against class means", "‖W/‖W‖ − M/‖M‖‖² of readout and class means"),
     "nc4": MeasureText("NC4, nearest-mean agreement", "share of samples where readout and nearest class mean agree"),
+    "vcs_null": MeasureText(
+        "Virtual against true shift, null",
+        "tr v tr s / (d ‖v‖ ‖s‖): vcs_cosine of unrelated eigenvectors",
+        "The cosine that shifts with the same eigenvalues and unrelated eigenvectors would have.",
+    ),
+    "nfa_null": MeasureText(
+        "NFA, null",
+        "nfa when K keeps its eigenvalues and has random eigenvectors, in expectation",
+        "The value of the ansatz to expect without feature learning.",
+    ),
     "fact": MeasureText("FACT", "ρ(WᵀW, −WᵀD)"),
     "fact_residual": MeasureText("FACT, residual", "‖WᵀW + WᵀD/(nλ)‖ / ‖WᵀW‖"),
     "crh_inputs_rg": MeasureText("Inputs against gradients", "ρ(HᵀH, WᵀΣW)"),
