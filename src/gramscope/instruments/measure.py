@@ -23,6 +23,7 @@ from gramscope.measures.table import Table
 from gramscope.notes import Note, joined
 from gramscope.statistics.collect import collect
 from gramscope.statistics.layer import LayerStatistics, NotCollected
+from gramscope.statistics.progress import progress_bar
 from gramscope.statistics.result import Statistics
 
 
@@ -114,10 +115,10 @@ def measure(
         nearest_mean=nearest_mean,
         weight_decay=weight_decay,
     )
-    return table_of(statistics, names, context)
+    return table_of(statistics, names, context, collecting.get("progress", True))
 
 
-def table_of(statistics: Statistics, names: Iterable[str], context: Context) -> Table:
+def table_of(statistics: Statistics, names: Iterable[str], context: Context, progress: bool = True) -> Table:
     """Evaluate measures on collected statistics; module outputs get a row for the measures of features."""
     notes = {name: joined(found) for name, found in statistics.notes.items()}
     rows: dict[str, dict[str, float | None]] = {}
@@ -133,8 +134,10 @@ def table_of(statistics: Statistics, names: Iterable[str], context: Context) -> 
                     errors.setdefault(row, {})[name] = found.error
 
     names = list(names)
-    for layer in statistics:
-        fill(layer.name, layer, names)
+    with progress_bar("measuring", len(statistics), progress) as advance:
+        for layer in statistics:
+            fill(layer.name, layer, names)
+            advance()
     for module, part in statistics.outputs.items():
         # A module's output has features but no weight.
         featured = LayerStatistics(module, torch.empty(0, 0, dtype=torch.float64), part.n, features=part)

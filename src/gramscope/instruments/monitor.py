@@ -117,7 +117,10 @@ class Monitor:
         elif isinstance(reference, str):
             raise InputError(f"reference={reference!r}: give 'initial', a network or None")
         self._options = dict(
-            options, measures=measures, layers=layers, reference=reference if needs_reference else None
+            {"progress": False} | options,
+            measures=measures,
+            layers=layers,
+            reference=reference if needs_reference else None,
         )
         batch_dim = options.get("batch_dim", 0)
         self._data = hold(data, samples, unpack, model_device(model), model_dtype(model), batch_dim)

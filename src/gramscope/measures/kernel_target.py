@@ -24,6 +24,7 @@ def kernel_target_alignment(m: Moments, labels: bool) -> Tensor:
     Returns:
         A float64 number from 0 to 1, 1 where the kernel is the ideal one; NaN where a side is zero.
 
+    >>> import torch
     >>> from gramscope.linalg.moments import moments
     >>> y = torch.tensor([[1.0], [-1.0], [-1.0]])
     >>> round(kernel_target_alignment(moments(3 * y, y), labels=False).item(), 12)

@@ -9,6 +9,7 @@ from html import escape
 from typing import Any
 
 from gramscope.errors import InputError, MissingExtraError
+from gramscope.measures.block_view import BlockView, block_view
 from gramscope.notes import Note
 
 
@@ -49,6 +50,18 @@ class Table:
         if measure not in self.columns:
             raise InputError(f"no measure {measure!r}; there are: {', '.join(self.columns)}")
         return {layer: row.get(measure) for layer, row in self.rows.items()}
+
+    def by_block(self, *measures: str) -> BlockView:
+        """One line per kind of layer (q, k, v, …) over the blocks of a deep net, for some measures or all.
+
+        >>> table = Table({"h.0.fc1": {"nfa": 0.5}, "h.1.fc1": {"nfa": 0.25}})
+        >>> print(table.by_block("nfa"))
+        nfa       0       1
+        fc1  0.5000  0.2500
+        """
+        names = measures or tuple(self.columns)
+        chosen = {name: self.column(name) for name in names}
+        return block_view({layer: {name: chosen[name][layer] for name in names} for layer in self.rows}, format_value)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON; NaN and infinity become ``None``."""

@@ -30,6 +30,7 @@ from gramscope.statistics.collect_options import Options
 from gramscope.statistics.features import IGNORED, Tokens
 from gramscope.statistics.layouts import check_channels, layout, sample_axes
 from gramscope.statistics.one_batch import BatchRunner
+from gramscope.statistics.progress import progress_bar
 from gramscope.statistics.result import Statistics
 
 
@@ -62,6 +63,7 @@ def collect(
     eval_mode: bool = True,
     dtype: torch.dtype = torch.float64,
     at_inputs: Sequence[str] = (),
+    progress: bool = True,
 ) -> Statistics:
     """Collect the statistics of every layer in one pass over ``loader``; results do not depend on the batch size.
 
@@ -110,6 +112,7 @@ def collect(
         dtype: of the sums; moments are always float64.
         at_inputs: ``"covariance"``, ``"jacobians"`` or both, to keep ``WᵀΣW`` and ``WᵀKW``, which are d×d, in place of Σ and K
             where k > d (:class:`~gramscope.statistics.layer.LayerStatistics`).
+        progress: show a bar with the time left, on terminals; ``False`` for none.
 
     >>> import torch, gramscope as gs
     >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
@@ -146,7 +149,8 @@ def collect(
     options = replace(asked, gradients=gradients and (loss is not None or may_compute_loss(root)))
     runner = BatchRunner(model, loss, reduction, output, targets, options)
     accumulator = Accumulator(options, generator, sample_axes(root, batch_dim), modules)
-    with _captures(model, reference, layers, outputs, options) as (tape, twin):
+    bar = progress_bar("collecting", _count(loader), progress)
+    with bar as advance, _captures(model, reference, layers, outputs, options) as (tape, twin):
         device = model_device(model)
         for index, batch in enumerate(batches(loader, unpack, model_dtype(root))):
             inputs, target = (to_device(part, device) for part in batch)
@@ -160,7 +164,18 @@ def collect(
                 accumulator.add(tape, step, (twin, reference_output))
                 twin.clear()
             tape.clear()
+            advance()
     return accumulator.result(tape.unsupported, options.to_dict(list(tape.records), reference is not None))
+
+
+def _count(loader: Any) -> int | None:
+    """The number of batches, where it is known: of a loader or a list of batches."""
+    if isinstance(loader, torch.utils.data.DataLoader) or (isinstance(loader, list) and len(loader) > 2):
+        try:
+            return len(loader)
+        except TypeError:  # a loader over an iterable data set without a length
+            return None
+    return None
 
 
 @contextmanager

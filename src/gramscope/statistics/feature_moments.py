@@ -27,6 +27,8 @@ TARGET_LIMIT = 4096
 CLASS_LIMIT = 2**20
 #: entries gathered before they are turned into moments: merging d×c moments for every small batch would cost more
 BUFFER = 2**22
+#: rows of a batch from which they are not gathered
+DIRECT = 512
 
 
 class FeatureAccumulator:
@@ -80,6 +82,9 @@ class FeatureAccumulator:
 
     def _buffer_rows(self, rows: Tensor, target: Tensor) -> None:
         m, d = rows.shape
+        if m >= DIRECT and self._count == 0:
+            self._add_block(rows.detach(), target)
+            return
         if self._buffer is not None and (self._count + m > self._buffer.shape[0] or d != self._buffer.shape[1]):
             self._flush()
         if self._buffer is None or m > self._buffer.shape[0]:
@@ -147,12 +152,14 @@ class FeatureAccumulator:
     def _flush(self) -> None:
         if self._count == 0 or self._buffer is None:
             return
-        rows, target = self._buffer[: self._count], torch.cat(self._targets)
+        self._add_block(self._buffer[: self._count], torch.cat(self._targets))
+        self._count, self._targets = 0, []
+
+    def _add_block(self, rows: Tensor, target: Tensor) -> None:
         gram = rows.shape[1] <= GRAM_LIMIT if self._gram == "auto" else bool(self._gram)
         _check_labels(target, self._ignored)
         new = statistics_of(self._name, rows, target, gram)
         self._moments = new if self._moments is None else merge_features(self._moments, new)
-        self._count, self._targets = 0, []
 
 
 def _check_labels(target: Tensor, ignored: int) -> None:

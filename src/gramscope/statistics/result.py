@@ -14,6 +14,7 @@ from gramscope.errors import InputError, LayerError
 from gramscope.notes import Note, read_notes
 from gramscope.statistics.feature_statistics import FeatureStatistics, merge_features
 from gramscope.statistics.layer import (
+    SUMS,
     LayerStatistics,
     NetworkStatistics,
     merge_layers,
@@ -26,7 +27,7 @@ EVERY = "*"
 Part = TypeVar("Part")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Statistics:
     """Everything collected in one pass.
 
@@ -46,6 +47,13 @@ class Statistics:
     notes: dict[str, tuple[Note, ...]] = field(default_factory=dict)
     left_out: frozenset[tuple[str, str]] = frozenset()
     options: dict[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        """Its size, without the tensors."""
+        kept = [f"{len(self)} layers", *([f"{len(self.outputs)} module outputs"] if self.outputs else [])]
+        fields_ = {what for layer in self for what in (*SUMS, "features") if getattr(layer, what) is not None}
+        kept.append("with " + ", ".join(sorted(fields_)) if fields_ else "without sums")
+        return f"Statistics({self.n} samples, {', '.join(kept)})"
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Statistics that earlier versions pickled have sentences as notes."""
