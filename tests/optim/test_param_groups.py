@@ -72,6 +72,21 @@ def test_embeddings_positions_and_tied_heads_are_the_rest() -> None:
     assert names(untied, head=True) == ["1.weight"]  # tied: an embedding
 
 
+def test_experts_are_stacks_of_matrices_and_routers_can_be_left_out() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 8, "intermediate_size": 12, "num_attention_heads": 2, "num_key_value_heads": 2}
+    config = transformers.MixtralConfig(**sizes, num_hidden_layers=1, vocab_size=11, num_local_experts=4)
+    model = transformers.MixtralForCausalLM(config)
+    prefix = "model.layers.0."
+    found = [name.removeprefix(prefix) for name in names(model, exclude="*.gate")]
+    assert found == [f"self_attn.{part}_proj.weight" for part in "qkvo"]
+    matrices, _ = gs.param_groups(model, not_2d="matrix")
+    shapes = dict(zip(matrices["param_names"], matrices["shapes"], strict=True))
+    assert shapes[prefix + "mlp.experts.gate_up_proj"] == (4, 24, 8)
+    assert shapes[prefix + "mlp.experts.down_proj"] == (4, 8, 12)
+    assert shapes[prefix + "mlp.gate.weight"] == (4, 8)
+
+
 def test_muon_and_adamw_train_both_groups() -> None:
     model = language_model()
     matrices, rest = gs.param_groups(model, {"lr": 0.02, "weight_decay": 0.0}, {"lr": 1e-2})
