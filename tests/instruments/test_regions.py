@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from cases import refused
-from gramscope.errors import LayerError
+from gramscope.errors import InputError, LayerError
 from gramscope.instruments.regions import region_crossings
 
 
@@ -54,7 +54,7 @@ def test_the_network_is_left_as_it_was(generator: torch.Generator) -> None:
     X = torch.randn(4, 2, generator=generator)
     before = torch.get_rng_state()
     region_crossings(net, X)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(InputError, match="cannot run on these inputs"):
         region_crossings(net, torch.randn(4, 5, generator=generator))
     assert torch.equal(before, torch.get_rng_state())
     assert [m.training for m in net] == [True, False, True, True]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from gramscope.errors import InputError, LayerError
 from gramscope.instruments.interpolation import pair_blocks
+from gramscope.layers.model_call import call_model
 from gramscope.layers.modules import in_eval_mode
 from gramscope.linalg.arrays import Array, as_float_tensor
 
@@ -67,8 +68,8 @@ def region_crossings(
     tensor([0, 1, 1, 1, 0, 0, 1, 0, 0])
     """
     samples = as_float_tensor(X, "X")
-    if points < 2:
-        raise InputError(f"points must be at least 2, got {points}")
+    if isinstance(points, bool) or not isinstance(points, int) or points < 2:
+        raise InputError(f"points must be a whole number of at least 2, got {points!r}")
     places = torch.linspace(0.0, 1.0, points, dtype=torch.float64).to(samples.device, samples.dtype)
     counts: list[Tensor] = []
     with _state_reader(network) as states, torch.no_grad():
@@ -89,7 +90,7 @@ def region_crossings(
 def _state_reader(network: nn.Module | Preactivations) -> Iterator[Callable[[Tensor], list[Tensor]]]:
     """A function from inputs to the integer state of every unit; a module's hooks and mode are restored afterwards."""
     if not isinstance(network, nn.Module):
-        yield lambda x: [_state(z, (0.0,)) for z in network(x)]
+        yield lambda x: [_state(z, (0.0,)) for z in _preactivations(network(x), x)]
         return
     states: list[Tensor] = []
 
@@ -107,7 +108,17 @@ def _state_reader(network: nn.Module | Preactivations) -> Iterator[Callable[[Ten
 
     def read(x: Tensor) -> list[Tensor]:
         states.clear()
-        network(x)
+        call_model(network, x)
+        if not states:
+            raise LayerError(
+                "the network ran, but none of its ReLU-like modules did; pass a function that returns its "
+                "pre-activations instead"
+            )
+        if not all(_fits(state, x) for state in states):
+            raise InputError(
+                "an activation of the network has another number of rows than its input; pass a function that "
+                "returns the pre-activations [m, ...] instead"
+            )
         return list(states)
 
     try:
@@ -116,6 +127,24 @@ def _state_reader(network: nn.Module | Preactivations) -> Iterator[Callable[[Ten
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _preactivations(found: object, x: Tensor) -> list[Tensor]:
+    """What a user's function returned, checked to be tensors with a row for each input."""
+    parts = [found] if isinstance(found, Tensor) else list(found) if isinstance(found, list | tuple) else []
+    tensors = [z for z in parts if isinstance(z, Tensor) and _fits(z, x)]
+    if not tensors or len(tensors) < len(parts):
+        shapes = [tuple(z.shape) if isinstance(z, Tensor) else type(z).__name__ for z in parts or [found]]
+        raise InputError(
+            f"the function must return the pre-activations [m, ...] of its units, tensors with {len(x)} rows for inputs "
+            f"{tuple(x.shape)}; it returned {shapes}"
+        )
+    return tensors
+
+
+def _fits(z: Tensor, x: Tensor) -> bool:
+    """Whether ``z`` has a row for each row of ``x``."""
+    return z.dim() > 0 and len(z) == len(x)
 
 
 def _state(z: Tensor, breaks: tuple[float, ...]) -> Tensor:

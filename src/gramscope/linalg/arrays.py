@@ -9,7 +9,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from gramscope.errors import InputError
+from gramscope.errors import InputError, NumericalError
 from gramscope.linalg.autocast import without_autocast
 
 #: a torch tensor, a NumPy array or anything NumPy can read
@@ -17,7 +17,10 @@ Array: TypeAlias = Tensor | ArrayLike
 
 
 def as_tensor(x: Array, name: str) -> Tensor:
-    """``x`` as a real tensor of its own dtype, without its autograd graph and, where possible, without a copy."""
+    """``x`` as a real tensor of its own dtype, without its autograd graph and, where possible, without a copy.
+
+    Numbers of 8 bits (float8) become float32.
+    """
     if not isinstance(x, Tensor):
         array: np.ndarray[Any, Any] = np.asarray(x)
         if array.dtype.kind not in "biufc":
@@ -31,7 +34,17 @@ def as_tensor(x: Array, name: str) -> Tensor:
         raise InputError(f"{name} is complex ({x.dtype}); pass real numbers, for example its real and imaginary parts")
     if x.layout is not torch.strided:
         raise InputError(f"{name} is sparse ({x.layout}); pass {name}.to_dense()")
-    return x.detach()
+    return wide_enough(x.detach(), name)
+
+
+def wide_enough(x: Tensor, name: str) -> Tensor:
+    """``x``, in float32 if its dtype is a floating-point one of 8 bits or less, in which torch cannot compute."""
+    if not x.is_floating_point() or x.element_size() > 1:
+        return x
+    try:
+        return x.float()
+    except (RuntimeError, NotImplementedError) as error:
+        raise InputError(f"{name} has dtype {x.dtype}, which torch cannot convert; pass float32") from error
 
 
 def as_float_tensor(x: Array, name: str, dim: int | None = None) -> Tensor:
@@ -119,6 +132,15 @@ def as_nonempty_floats(x: Array, name: str) -> Tensor:
     if tensor.numel() == 0:
         raise InputError(f"{name} is empty: shape {tuple(tensor.shape)}")
     return tensor
+
+
+def check_range(x: Tensor, name: str) -> Tensor:
+    """``x``; raises :class:`NumericalError` where a result computed from finite numbers is too large for its dtype."""
+    if not bool(torch.isfinite(x).all()):
+        raise NumericalError(
+            f"{name} exceeds the range of {x.dtype}; divide the arguments by a constant, or pass float64"
+        )
+    return x
 
 
 def check_finite(x: Tensor, name: str) -> None:

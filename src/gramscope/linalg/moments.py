@@ -2,7 +2,7 @@
 
 Centred co-moments merge exactly under any split and order (Chan, Golub and LeVeque 1979), and everything that target
 linearity, the surrogate, CKA, spectra and neural collapse need follows from them. Their size does not depend on the
-number of samples.
+number of samples. As they hold squares, entries below about 1e-154 count as zero, and above 1e154 there is an error.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError
-from gramscope.linalg.arrays import Array
+from gramscope.linalg.arrays import Array, check_range
 from gramscope.linalg.row_blocks import OneHotRows, Rows, check_pair, spans
 
 
@@ -194,6 +194,7 @@ def block_class_moments(h: Tensor, index: Tensor, c: int, gram: bool = True) -> 
 
 def is_constant(n: int, mean: Tensor, scatter: Tensor) -> bool:
     """Whether a sum of squared deviations from ``mean`` is no more than rounding leaves of a constant."""
+    check_range(scatter, "a sum of squared deviations")
     return float(scatter) <= n * (8 * torch.finfo(mean.dtype).eps) ** 2 * float(mean.square().sum())
 
 

@@ -73,6 +73,7 @@ def polish(X: Tensor) -> Tensor:
 
 def _scaled(A: Tensor) -> tuple[Tensor, Tensor]:
     """``X = A/√‖AᵀA‖_F`` and ``XᵀX``."""
+    A = A / A.detach().abs().amax((-2, -1), keepdim=True).clamp_min(torch.finfo(A.dtype).tiny)  # safe to square
     G = torch.bmm(A.mT, A)
     squared = torch.linalg.matrix_norm(G, keepdim=True)
     return A * squared.rsqrt(), G / squared

@@ -54,7 +54,7 @@ def polar(
         raise InputError(f"polar needs real matrices […, m, n], got {A.dtype} of shape {tuple(A.shape)}")
     if A.numel() == 0:
         return torch.zeros_like(A)
-    if A.dtype in (torch.bfloat16, torch.float16):
+    if A.element_size() < 4:
         toward = None if toward is None else toward.float()
         return polar(A.float(), method, toward=toward, tolerance=tolerance).to(A.dtype)
     if A.shape[-2] < A.shape[-1]:

@@ -137,12 +137,21 @@ class NearestWithGram:
         """The same for weights so large or small that their squares are not: scaled by a power of two, which is exact."""
         _check_finite(target, source)
         exponent = torch.frexp(source.abs().amax((-2, -1), keepdim=True)).exponent
-        X, excess = self(torch.ldexp(target, -exponent), torch.ldexp(source, -exponent))
+        aim = torch.ldexp(target, -exponent)
+        if not bool(aim.isfinite().all()):  # a target of another order of magnitude: no rotation of first order
+            return _by_polar(target, source, "auto"), [0.0] * len(source)
+        X, excess = self(aim, torch.ldexp(source, -exponent))
         return torch.ldexp(X, exponent), excess
 
 
 def nearest_with_gram(target: Tensor, source: Tensor, method: PolarMethod = "auto", tolerance: float = 0.02) -> Tensor:
     """:class:`NearestWithGram` of matrices ``[…, k, d]``, once."""
+    if target.shape != source.shape or source.dim() < 2:
+        raise InputError(
+            f"target and source must be matrices of one shape, got {tuple(target.shape)} and {tuple(source.shape)}"
+        )
+    if source.numel() == 0:
+        return source.clone()
     k, d = source.shape[-2:]
     found = NearestWithGram(method, tolerance)(target.reshape(-1, k, d), source.reshape(-1, k, d))
     return found.matrix.reshape(source.shape)
@@ -183,9 +192,17 @@ def _by_polar(target: Tensor, source: Tensor, method: PolarMethod) -> Tensor:
     precise = torch.float32 if source.device.type == "mps" else torch.float64
     T, W = target.to(precise), source.to(precise)
     _check_finite(T, W)
+    # the polar factor does not depend on the size of the target, and the result is linear in the source
+    exponent = _exponents(W)
+    T, W = torch.ldexp(T, -_exponents(T)), torch.ldexp(W, -exponent)
+    return torch.ldexp(_scaled_polar(T, W, source, method), exponent).to(source.dtype)
+
+
+def _scaled_polar(T: Tensor, W: Tensor, source: Tensor, method: PolarMethod) -> Tensor:
+    """:func:`_by_polar` of matrices whose largest entries are near 1."""
     tolerance = None if source.dtype == torch.float64 else 1e-11
     if source.shape[-2] <= source.shape[-1]:
-        return (polar(T @ W.mT, method, tolerance=tolerance) @ W).to(source.dtype)
+        return polar(T @ W.mT, method, tolerance=tolerance) @ W
     if method != "svd":
         L, failed = torch.linalg.cholesky_ex(torch.stack([T.mT @ T, W.mT @ W]))
         diagonal = L.diagonal(dim1=-2, dim2=-1)
@@ -193,11 +210,17 @@ def _by_polar(target: Tensor, source: Tensor, method: PolarMethod) -> Tensor:
             L1, L2 = L.unbind()
             turned = polar(L1.mT @ L2, method, tolerance=tolerance) @ L2.mT
             found: Tensor = T @ torch.linalg.solve_triangular(L1.mT, turned, upper=True)
-            return found.to(source.dtype)
+            return found
     Y: Tensor
     R: Tensor
     Y, R = torch.linalg.qr(W)
-    return (polar(T @ R.mT, method, toward=Y, tolerance=tolerance) @ R).to(source.dtype)
+    return polar(T @ R.mT, method, toward=Y, tolerance=tolerance) @ R
+
+
+def _exponents(A: Tensor) -> Tensor:
+    """For each matrix the e for which its largest entry lies in [2^(e−1), 2^e), ``[…, 1, 1]``."""
+    limit = 126 if A.dtype == torch.float32 else 1022
+    return torch.frexp(A.abs().amax((-2, -1), keepdim=True)).exponent.clamp(-limit, limit)
 
 
 def _check_finite(*matrices: Tensor) -> None:

@@ -8,13 +8,15 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import NumericalError, RescueWarning
+from gramscope.linalg.arrays import binary_exponent
 
 EPS = torch.finfo(torch.float64).eps
 
 
 def frobenius(A: Tensor) -> Tensor:
-    """``‖A‖_F`` over all entries, as a number."""
-    return A.square().sum().sqrt()
+    """``‖A‖_F`` over all entries, as a number; right also where the squares would overflow or underflow."""
+    exponent = binary_exponent(A)
+    return torch.ldexp(torch.ldexp(A, -exponent).square().sum().sqrt(), exponent)
 
 
 def eigh(A: Tensor) -> tuple[Tensor, Tensor]:

@@ -74,9 +74,9 @@ class Reduced:
 
     def shrinkage(self, ridge: float) -> Tensor:
         """``s²/(s² + λ)``, zero for the directions below the tolerance."""
-        square = self.singular_values.square()
         kept = self.singular_values > self.tolerance
-        return torch.where(kept, square / torch.where(kept, square + ridge, 1.0), 0.0)
+        ratio = math.sqrt(ridge) / torch.where(kept, self.singular_values, 1.0)  # squares of s may not be representable
+        return torch.where(kept, 1 / (1 + ratio.square()), 0.0)
 
     @property
     def total(self) -> Tensor:
@@ -89,8 +89,9 @@ class Reduced:
 
     def residuals(self, ridge: float) -> Tensor:
         """``‖y − Hβ‖²`` of the ridge fit, of every target, ``[c]``."""
-        missing = (1.0 - self.shrinkage(ridge))[:, None] * self.targets
-        return self.outside + missing.square().sum(0)
+        seen = torch.where(self.singular_values > self.tolerance, self.singular_values, 0.0)
+        share = 1 / (1 + (seen / math.sqrt(ridge)).square()) if ridge else (seen == 0).to(seen.dtype)
+        return self.outside + (share[:, None] * self.targets).square().sum(0)
 
     def uncertain(self) -> float:
         """The part of ``‖Y‖²`` along directions near the tolerance, and below it where it is more than chance."""

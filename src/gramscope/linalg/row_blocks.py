@@ -6,6 +6,7 @@ every block is converted, checked for NaN and infinity, used and dropped.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -90,15 +91,16 @@ class Rows:
 
 
 class MappedRows(Rows):
-    """The rows ``(h − shift) Wᵀ`` of other rows h, formed block by block; either part may be left out.
+    """The rows ``(h / 2^exponent − shift) Wᵀ`` of other rows h, formed block by block; any part may be left out.
 
     Args:
         rows: ``[n, d]``.
         W: float64 ``[k, d]``.
         shift: float64 ``[d]``.
+        exponent: of the power of two that the rows are divided by.
     """
 
-    def __init__(self, rows: Rows, W: Tensor | None = None, shift: Tensor | None = None) -> None:
+    def __init__(self, rows: Rows, W: Tensor | None = None, shift: Tensor | None = None, exponent: int = 0) -> None:
         if W is not None and W.shape[-1] != rows.width:
             raise InputError(f"W of shape {tuple(W.shape)} does not act on {rows.name} with {rows.width} features")
         self.name = rows.name
@@ -106,6 +108,7 @@ class MappedRows(Rows):
         self.rows = rows
         self.W = W
         self.shift = shift
+        self.exponent = exponent
 
     @property
     @override
@@ -114,7 +117,7 @@ class MappedRows(Rows):
 
     @override
     def block(self, start: int, stop: int) -> Tensor:
-        block = self.rows.block(start, stop)
+        block = scaled(self.rows.block(start, stop), -self.exponent)
         if self.shift is not None:
             block = block - self.shift
         return block if self.W is None else block @ self.W.mT
@@ -122,8 +125,8 @@ class MappedRows(Rows):
     @override
     def columns(self, start: int, stop: int) -> Tensor:
         if self.W is not None:
-            return MappedRows(self.rows, self.W[start:stop], self.shift).block(0, self.n)
-        block = self.rows.columns(start, stop)
+            return MappedRows(self.rows, self.W[start:stop], self.shift, self.exponent).block(0, self.n)
+        block = scaled(self.rows.columns(start, stop), -self.exponent)
         return block if self.shift is None else block - self.shift[start:stop]
 
 
@@ -196,6 +199,30 @@ class OneHotRows(Rows):
     @override
     def columns(self, start: int, stop: int) -> Tensor:
         return self.block(0, self.n)[:, start:stop]
+
+
+def scale_of(rows: Rows) -> int:
+    """The e for which ``rows / 2^e`` can be squared: 0 unless the largest entry is above 1e50 or below 1e-50.
+
+    >>> scale_of(Rows(torch.tensor([[1e-200]], dtype=torch.float64), "H"))
+    -664
+    """
+    if isinstance(rows, OneHotRows) or rows.data.is_meta:
+        return 0
+    least, most = torch.aminmax(rows.data)
+    largest = max(abs(float(least)), abs(float(most)))
+    return 0 if 1e-50 < largest < 1e50 or not 0 < largest < math.inf else max(math.frexp(largest)[1], -1022)
+
+
+def unit_rows(rows: Rows) -> Rows:
+    """The rows for measures that do not depend on their scale, divided by a power of two where squares need it."""
+    exponent = scale_of(rows)
+    return MappedRows(rows, exponent=exponent) if exponent else rows
+
+
+def scaled(x: Tensor, exponent: int) -> Tensor:
+    """``x · 2^exponent``, exactly."""
+    return torch.ldexp(x, torch.tensor(exponent, device=x.device)) if exponent else x
 
 
 def check_pair(first: Rows, second: Rows) -> None:

@@ -14,6 +14,7 @@ from gramscope.linalg.arrays import (
     as_float_tensor,
     as_matrices,
     binary_exponent,
+    check_range,
     check_same_device,
     result_dtype,
     to_double,
@@ -114,7 +115,8 @@ def double_centered_ratio(W: Array, K: Array, W0: Array, K_centered: Array) -> T
     S = V @ V.mT
     SS = S @ S
     exponent = -binary_exponent(kernel)
-    return (SS * torch.ldexp(centred, exponent)).sum() / (SS * torch.ldexp(kernel, exponent)).sum()
+    moved, whole = ((SS * torch.ldexp(x, exponent)).sum() for x in (centred, kernel))
+    return check_range(moved / whole, "the ratio") if bool(whole) else moved / whole
 
 
 def corrupted(K: Array, generator: torch.Generator) -> Tensor:
@@ -205,9 +207,9 @@ def _dense_cosine(A: Tensor, B: Tensor, center: bool) -> Tensor:
 
 
 def _factored_cosine(A: FactoredGram, B: Array | FactoredGram, center: bool) -> Tensor:
-    A = FactoredGram(unit_scale(A.left), unit_scale(A.right))
+    A = FactoredGram(*(unit_scale(as_float_tensor(x, "A")) for x in (A.left, A.right)))
     if isinstance(B, FactoredGram):
-        B = FactoredGram(unit_scale(B.left), unit_scale(B.right))
+        B = FactoredGram(*(unit_scale(as_float_tensor(x, "B")) for x in (B.left, B.right)))
     else:
         B = unit_scale(to_double(as_matrices(B, "the dense matrix")))
     if tuple(A.shape) != tuple(B.shape):
@@ -222,6 +224,11 @@ def _correlation(
     """A cosine from inner products, or from the same and the sums of all entries a Pearson correlation."""
     if center:
         inner = inner - sum_a * sum_b / entries
-        square_a = square_a - sum_a.square() / entries
-        square_b = square_b - sum_b.square() / entries
+        square_a, square_b = (_spread(q, s, entries) for q, s in ((square_a, sum_a), (square_b, sum_b)))
     return inner / (square_a.clamp(min=0.0).sqrt() * square_b.clamp(min=0.0).sqrt())
+
+
+def _spread(square: Tensor, total: Tensor, entries: int) -> Tensor:
+    """``Σ(x − x̄)²`` from ``Σx²`` and ``Σx``; NaN where that is no more than rounding leaves of a constant."""
+    spread = square - total.square() / entries
+    return torch.where(spread > 16 * torch.finfo(spread.dtype).eps * square, spread, torch.nan)

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError
-from gramscope.linalg.arrays import Array
+from gramscope.linalg.arrays import Array, check_range
 from gramscope.linalg.moments import Moments
 from gramscope.linalg.ridge import check_ridge, reduce_moments, reduce_rows
-from gramscope.linalg.row_blocks import OneHotRows, Rows, check_pair, spans
+from gramscope.linalg.row_blocks import OneHotRows, Rows, check_pair, scale_of, scaled, spans
 from gramscope.measures.targets import as_labels, label_rows, target_rows
 from gramscope.statistics.feature_statistics import FeatureStatistics, projected_classes, widen, without_rows
 
@@ -84,6 +84,7 @@ def fit_linear(
     constant = torch.zeros_like(problem.mean_y)
     if problem.mean_h is not None:
         constant = problem.mean_y - problem.mean_h @ beta
+    check_range(beta, "the coefficients of the fit")
     fit = LinearFit(beta, constant, ridge, problem.rank, problem.tolerance)
     return replace(fit, classes=targets.classes, shift=targets.shift) if isinstance(targets, OneHotRows) else fit
 
@@ -99,13 +100,17 @@ def held_out_target_linearity(fit: LinearFit, H: Array, Y: Array) -> Tensor:
     features = fit.features(H)
     targets = fit.targets(Y, features.n)
     check_pair(features, targets)
-    mean = targets.mean()
+    exponent = scale_of(targets)
+    mean = scaled(targets.mean(), -exponent)
     residual, total = torch.zeros_like(mean), torch.zeros_like(mean)
     for start, stop in spans(features.n, features.width + targets.width):
-        y = targets.block(start, stop)
-        residual += (y - fit.predict_block(features.block(start, stop))).square().sum(0)
+        y = scaled(targets.block(start, stop), -exponent)
+        predicted = scaled(fit.predict_block(features.block(start, stop)), -exponent)
+        residual += (y - predicted).square().sum(0)
         total += (y - mean).square().sum(0)
-    return 1.0 - residual.sum() / total.sum()
+    if not float(total.sum()) > 0:
+        raise InputError(f"the held-out targets are constant over the {features.n} samples")
+    return check_range(1.0 - residual.sum() / total.sum(), "the residual divided by the spread of the targets")
 
 
 def probe_accuracy(fit: LinearFit, H: Array, labels: Array) -> Tensor:

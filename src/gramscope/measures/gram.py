@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError
-from gramscope.linalg.arrays import Array, as_matrices, as_weight, check_same_device, result_dtype, to_double
+from gramscope.linalg.arrays import (
+    Array,
+    as_matrices,
+    as_weight,
+    check_range,
+    check_same_device,
+    result_dtype,
+    to_double,
+)
 from gramscope.linalg.psd import frobenius
 
 
@@ -30,7 +38,7 @@ def weight_gram(W: Array) -> Tensor:
             [2., 4.]])
     """
     (weight,), dtype = matrices(W=as_weight(W))
-    return (weight.mT @ weight).to(dtype)
+    return check_range((weight.mT @ weight).to(dtype), "WᵀW")
 
 
 def gram_shift(W: Array, D: Array, gamma: float) -> Tensor:
@@ -46,7 +54,7 @@ def gram_shift(W: Array, D: Array, gamma: float) -> Tensor:
     """
     (weight, gradient), dtype = matrices(W=W, D=D)
     half = weight.mT @ gradient
-    return (gamma**2 * (gradient.mT @ gradient) - gamma * (half + half.mT)).to(dtype)
+    return check_range((gamma**2 * (gradient.mT @ gradient) - gamma * (half + half.mT)).to(dtype), "the Gram's change")
 
 
 def gram_shift_residual(W: Array, D: Array, Sigma: Array, gamma: float) -> Tensor:
@@ -63,7 +71,8 @@ def gram_shift_residual(W: Array, D: Array, Sigma: Array, gamma: float) -> Tenso
     tensor([[0.2500]])
     """
     (weight, gradient, sigma), dtype = matrices(W=W, D=D, Sigma=Sigma)
-    return (gamma**2 * (gradient.mT @ gradient - weight.mT @ (sigma @ weight))).to(dtype)
+    residual = gamma**2 * (gradient.mT @ gradient - weight.mT @ (sigma @ weight))
+    return check_range(residual.to(dtype), "γ² (DᵀD − WᵀΣW)")
 
 
 def fle_residual(W: Array, D: Array, G: Array) -> Tensor:
@@ -82,7 +91,7 @@ def fle_residual(W: Array, D: Array, G: Array) -> Tensor:
     """
     (weight, gradient, sides), _ = matrices(W=W, D=D, G=G)
     difference, size = frobenius(weight.mT @ gradient - sides), frobenius(sides)
-    return torch.where(difference == 0, difference, difference / size)
+    return check_range(torch.where(difference == 0, difference, difference / size), "the residual divided by ‖G‖")
 
 
 def matrices(**arguments: Array) -> tuple[list[Tensor], torch.dtype]:

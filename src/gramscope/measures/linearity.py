@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError, RescueWarning, ResultWarning
-from gramscope.linalg.arrays import Array, as_float_tensor, check_same_device, to_double
+from gramscope.linalg.arrays import Array, as_float_tensor, check_range, check_same_device, to_double, unit_scale
 from gramscope.linalg.moments import Moments, class_moments, is_constant
 from gramscope.linalg.psd import EPS, frobenius
 from gramscope.linalg.ridge import Reduced, check_ridge, least_squares_from_moments, reduce_moments, reduce_rows
-from gramscope.linalg.row_blocks import MappedRows, OneHotRows, Rows, check_pair, spans
+from gramscope.linalg.row_blocks import MappedRows, OneHotRows, Rows, check_pair, spans, unit_rows
 from gramscope.measures.targets import target_rows
 
 
@@ -86,11 +86,13 @@ def explained(problem: Reduced, ridge: float) -> Explained:
 
 
 def explained_from_rows(H: Array, Y: Array, ridge: float, intercept: bool, rtol: float | None = None) -> Explained:
-    """What the fit of :func:`target_linearity` explains."""
+    """What the fit of :func:`target_linearity` explains; the squares of very large or small targets in other units."""
     features = Rows(H, "H")
     ridge = check_ridge(ridge)
     equilibrate = ridge == 0.0 and rtol is None
-    return explained(reduce_rows(features, target_rows(Y, features.n), intercept, rtol, equilibrate), ridge)
+    features = features if ridge else unit_rows(features)
+    targets = unit_rows(target_rows(Y, features.n))
+    return explained(reduce_rows(features, targets, intercept, rtol, equilibrate), ridge)
 
 
 def explained_from_moments(m: Moments, ridge: float, intercept: bool, eps: float = EPS) -> Explained:
@@ -149,17 +151,20 @@ def surrogate(H: Array, Y: Array, W: Array | None = None, normalized: bool = Fal
     targets = target_rows(Y, features.n)
     check_pair(features, targets)
     weight = _weight(W, features)
+    if normalized:  # does not depend on scales
+        features, targets = unit_rows(features), unit_rows(targets)
+        weight = None if weight is None else unit_scale(weight)
     if center:
         features = MappedRows(features, shift=features.mean())
     cross = _cross(features, targets)
-    value = (cross if weight is None else weight @ cross).square().sum()
+    cross = cross if weight is None else weight @ cross
     if not normalized:
-        return value
+        return check_range(cross.square().sum(), "the surrogate")
     if weight is not None and weight.shape[0] <= features.width:
         features, weight = MappedRows(features, weight), None
     gram = _small_gram(features, allow_dual=weight is None)
     gram = gram if weight is None else weight @ gram @ weight.mT
-    return value / (frobenius(gram) * frobenius(_small_gram(targets)))
+    return cross.square().sum() / (frobenius(gram) * frobenius(_small_gram(targets)))
 
 
 def surrogate_from_moments(m: Moments, normalized: bool = False, center: bool = False) -> Tensor:
@@ -169,11 +174,11 @@ def surrogate_from_moments(m: Moments, normalized: bool = False, center: bool = 
     >>> surrogate_from_moments(moments(torch.eye(2), torch.tensor([[3.0], [4.0]]))).item()
     25.0
     """
-    value = (m.C_hy if center else m.HtY).square().sum()
+    cross = frobenius(m.C_hy if center else m.HtY)
     if not normalized:
-        return value
+        return check_range(cross.square(), "the surrogate")
     gram = m.require_gram() if center else m.HtH
-    return value / (frobenius(gram) * frobenius(m.YtY))
+    return (cross / frobenius(gram)) * (cross / frobenius(m.YtY))
 
 
 def gram_induced_error(H: Array, Y: Array, ridge: float, W: Array | None = None) -> Tensor:
@@ -195,7 +200,7 @@ def gram_induced_error(H: Array, Y: Array, ridge: float, W: Array | None = None)
     weight = _weight(W, features)
     if weight is not None:
         features = MappedRows(features, weight)
-    return reduce_rows(features, targets).residual(float(ridge))
+    return check_range(reduce_rows(features, targets).residual(float(ridge)), "the Gram-induced error")
 
 
 def _cross(features: Rows, targets: Rows) -> Tensor:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError, ResultWarning
-from gramscope.linalg.arrays import Array, as_float_tensor, check_same_device, to_double
+from gramscope.linalg.arrays import Array, as_float_tensor, binary_exponent, check_same_device, to_double, unit_scale
 from gramscope.linalg.moments import ClassMoments, class_moments
 from gramscope.linalg.psd import EPS, frobenius, svd
-from gramscope.linalg.row_blocks import Rows, check_pair, spans
+from gramscope.linalg.row_blocks import Rows, check_pair, scale_of, scaled, spans, unit_rows
 from gramscope.measures.linearity import surrogate_from_moments
 from gramscope.measures.targets import label_rows
 
@@ -69,6 +69,8 @@ def neural_collapse_from_rows(
     features = Rows(H, "H")
     targets = label_rows(labels, name="labels")
     check_pair(features, targets)
+    exponent = scale_of(features)
+    features = unit_rows(features)
     classes = class_moments(features, targets)
     result = neural_collapse_from_moments(classes, weight, targets.classes)
     if weight is None:
@@ -80,9 +82,12 @@ def neural_collapse_from_rows(
     if constant.shape[0] != matrix.shape[0]:
         raise InputError(f"the bias has {constant.shape[0]} entries but the readout has {matrix.shape[0]} rows")
     agree = 0
+    # an argmax does not depend on the scales of features and readout; the bias is divided by both
+    readout_exponent = int(binary_exponent(matrix))
+    matrix, constant = scaled(matrix, -readout_exponent), scaled(to_double(constant), -exponent - readout_exponent)
     for start, stop in spans(features.n, features.width + matrix.shape[0]):
         block = features.block(start, stop)
-        chosen = (block @ matrix.mT + to_double(constant)).argmax(1)
+        chosen = (block @ matrix.mT + constant).argmax(1)
         agree += int((targets.classes[nearest_class(block, classes)] == chosen).sum())
     return replace(result, nc4=agree / features.n, missing={})
 
@@ -129,7 +134,7 @@ def neural_collapse_from_moments(
     if weight is None:
         missing["nc3"] = "needs a readout"
     else:
-        readout = _readout_weight(weight, names[present], means.shape[1])[names[present]]
+        readout = unit_scale(_readout_weight(weight, names[present], means.shape[1])[names[present]])
         if not bool(readout.any()):
             warnings.warn("the readout is zero: NC3 is undefined (NaN)", ResultWarning, stacklevel=2)
         nc3 = float((readout / frobenius(readout) - means / frobenius(means)).square().sum())

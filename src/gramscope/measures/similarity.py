@@ -8,7 +8,7 @@ from gramscope.errors import InputError
 from gramscope.linalg.arrays import Array
 from gramscope.linalg.moments import Moments, is_constant, moments
 from gramscope.linalg.psd import frobenius
-from gramscope.linalg.row_blocks import Rows, check_pair
+from gramscope.linalg.row_blocks import Rows, check_pair, unit_rows
 from gramscope.measures.debiased_cka import debiased_cka
 from gramscope.measures.fit import fit_linear, probe_accuracy
 
@@ -34,6 +34,7 @@ def linear_cka(X: Array, Y: Array, debiased: bool = False) -> Tensor:
     """
     first, second = Rows(X, "X"), Rows(Y, "Y")
     check_pair(first, second)
+    first, second = unit_rows(first), unit_rows(second)
     n = first.n
     if debiased:
         return debiased_cka(first, second)
@@ -58,7 +59,8 @@ def linear_cka_from_moments(m: Moments) -> Tensor:
     C_hh = m.require_gram()
     if is_constant(m.n, m.mean_h, C_hh.trace()) or is_constant(m.n, m.mean_y, m.C_yy.trace()):
         return C_hh.new_full((), float("nan"))
-    return m.C_hy.square().sum() / (frobenius(C_hh) * frobenius(m.C_yy))
+    cross = frobenius(m.C_hy)
+    return (cross / frobenius(C_hh)) * (cross / frobenius(m.C_yy))
 
 
 def linear_probe_accuracy(

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from gramscope.linalg.arrays import Array, as_weight, to_double
+from gramscope.linalg.arrays import Array, as_weight, binary_exponent, to_double
 from gramscope.linalg.moments import Moments
 from gramscope.linalg.psd import EPS, eigvalsh, svd
 from gramscope.linalg.ridge import triangular_factor
-from gramscope.linalg.row_blocks import MappedRows, Rows
+from gramscope.linalg.row_blocks import MappedRows, Rows, scale_of, scaled, unit_rows
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,13 @@ def weight_spectrum(W: Array) -> Spectrum:
     (2, 2.0, 2.0, 2.0)
     """
     weight = to_double(as_weight(W))
+    exponent = binary_exponent(weight)
+    weight = torch.ldexp(weight, -exponent)
     tall = weight if weight.shape[-2] >= weight.shape[-1] else weight.mT
     # The triangular factor has the same singular values and is small where one side is.
     R = torch.linalg.qr(tall, mode="r").R if tall.shape[-2] > 2 * tall.shape[-1] else tall
-    return summarise(torch.linalg.svdvals(R).reshape(-1), max(weight.shape[-2:]) * EPS)
+    spectrum = summarise(torch.linalg.svdvals(R).reshape(-1), max(weight.shape[-2:]) * EPS)
+    return replace(spectrum, values=torch.ldexp(spectrum.values, exponent))
 
 
 def feature_spectrum(H: Array, center: bool = True) -> Spectrum:
@@ -58,10 +61,13 @@ def feature_spectrum(H: Array, center: bool = True) -> Spectrum:
     """
     features = Rows(H, "H")
     n, d = features.n, features.width
+    exponent = scale_of(features)
+    features = unit_rows(features)
     if center:
         features = MappedRows(features, shift=features.mean())
     factor = triangular_factor(features)[0] if n >= d else features.block(0, n)
-    return summarise(svd(factor)[1], max(n, d) * EPS)
+    spectrum = summarise(svd(factor)[1], max(n, d) * EPS)
+    return replace(spectrum, values=scaled(spectrum.values, exponent))
 
 
 def feature_spectrum_from_moments(m: Moments, center: bool = True) -> Spectrum:

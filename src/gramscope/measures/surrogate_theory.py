@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from gramscope.errors import InputError
-from gramscope.linalg.arrays import Array, as_float_tensor
+from gramscope.linalg.arrays import Array, as_float_tensor, check_range
 from gramscope.linalg.ridge import check_ridge, reduce_rows
-from gramscope.linalg.row_blocks import Rows, check_pair, spans
+from gramscope.linalg.row_blocks import Rows, check_pair, scale_of, scaled, spans, unit_rows
 from gramscope.measures.fit import fit_linear
 from gramscope.measures.gram import matrices
 from gramscope.measures.linearity import explained
@@ -51,19 +51,22 @@ def linearity_bound(H: Array, Y: Array, ridge: float) -> LinearityBound:
     """
     features = Rows(H, "H")
     targets = target_rows(Y, features.n)
+    exponent, targets = scale_of(targets), unit_rows(targets)
     ridge = check_ridge(ridge)
     if ridge == 0.0:
         raise InputError("the bound needs ridge > 0: with ridge = 0 the smallest eigenvalue of G + λI may be zero")
     problem = reduce_rows(features, targets)
     truth = float(explained(problem, ridge).total())
-    eigenvalues = problem.singular_values.square()
+    eigenvalues = check_range(problem.singular_values.square(), "the largest eigenvalue of HHᵀ")
     # G is n×n: beyond the min(n, d) singular values of H its eigenvalues are zero.
     smallest = ridge + (float(eigenvalues[-1]) if features.n <= features.width else 0.0)
     largest = ridge + float(eigenvalues[0])
     S = float((eigenvalues[:, None] * problem.targets.square()).sum())
     square = float(problem.targets.square().sum() + problem.outside.sum())
-    error = (ridge * (largest + smallest) * square) ** 2 / (4 * largest * smallest**2 * (S + ridge * square))
-    bound = 1.0 - error / float(problem.total)
+    # λ²(M+m)² / (4Mm²(S + λ‖Y‖²)), in an order in which no product leaves the range of floats
+    ratio = (ridge / smallest * (1 + smallest / largest)) ** 2 / (4 * (S / largest + ridge / largest * square))
+    bound = 1.0 - ratio * square * (square / float(problem.total))
+    S = float(check_range(scaled(problem.total.new_tensor(S), 2 * exponent), "the surrogate"))
     return LinearityBound(bound, truth, truth - bound, S, smallest, largest)
 
 
@@ -131,11 +134,12 @@ def surrogate_step(W: Array, D: Array, H: Array, Y: Array, e: Array, yhat: Array
         HtY.addmm_(h.mT, y)
         HtE.addmm_(h.mT, errors.block(start, stop))
         FtY.addmm_(outputs.block(start, stop).mT, y)
-    S, moved = weight @ HtY, gradient @ HtY
+    S, moved = (check_range(part, f"{name} HᵀY") for name, part in (("W", weight @ HtY), ("D", gradient @ HtY)))
     first = -2 * gamma * (S * moved).sum()
     predicted = 2 * gamma * (FtY @ HtY.mT @ HtE).trace()
     change = first + gamma**2 * moved.square().sum()
-    return SurrogateStep(float(S.square().sum()), float(change), float(first), float(predicted))
+    found = check_range(torch.stack([S.square().sum(), change, first, predicted]), "the change of the surrogate")
+    return SurrogateStep(*found.tolist())
 
 
 @dataclass(frozen=True)
@@ -181,11 +185,12 @@ def moving_target(H: Array, Y: Array, yhat: Array, ridge: float = 0.0, intercept
         raise InputError(f"yhat has {outputs.width} columns, Y has {targets.width}")
     fit = fit_linear(H, Y, ridge, intercept)
     sums = torch.zeros(3, dtype=torch.float64, device=fit.beta.device)
+    exponent = max((scale_of(x) for x in (targets, outputs) if bool(x.data.any())), default=0)
     for start, stop in spans(features.n, features.width + targets.width):
-        y, f = targets.block(start, stop), outputs.block(start, stop)
-        linear = fit.predict_block(features.block(start, stop))
+        blocks = targets.block(start, stop), outputs.block(start, stop), fit.predict_block(features.block(start, stop))
+        y, f, linear = (scaled(block, -exponent) for block in blocks)
         sums += torch.stack([(y - f).square().sum(), (y - linear).square().sum(), (linear - f).square().sum()])
-    error, lacking, chase = sums.sqrt().tolist()
+    error, lacking, chase = check_range(scaled(sums.sqrt(), exponent), "the error of the network").tolist()
     return MovingTarget(error, lacking, chase)
 
 

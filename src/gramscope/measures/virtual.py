@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError
-from gramscope.linalg.arrays import Array, as_float_tensor, check_same_device, result_dtype, to_double
+from gramscope.linalg.arrays import Array, as_float_tensor, check_range, check_same_device, result_dtype, to_double
 from gramscope.linalg.factored import FactoredGram
 from gramscope.linalg.psd import eigh
 from gramscope.linalg.virtual_shift import shift_factor
@@ -29,7 +29,8 @@ def virtual_update(h: Array, g: Array, gamma: float) -> Tensor:
     check_same_device(h=features, g=gradients)
     if features.shape != gradients.shape:
         raise InputError(f"h of shape {tuple(features.shape)} and g of shape {tuple(gradients.shape)} must agree")
-    return (to_double(features) - gamma * to_double(gradients)).to(result_dtype(features, gradients))
+    moved = to_double(features) - gamma * to_double(gradients)
+    return check_range(moved.to(result_dtype(features, gradients)), "h − γ g")
 
 
 def virtual_covariance_shift(W: Array, D: Array, Sigma: Array, gamma: float) -> Tensor:
@@ -49,7 +50,8 @@ def virtual_covariance_shift(W: Array, D: Array, Sigma: Array, gamma: float) -> 
     tensor([[-1.]])
     """
     (weight, gradient, sigma), dtype = matrices(W=W, D=D, Sigma=Sigma)
-    return _factors(weight, gradient, sigma, gamma).dense().to(dtype)
+    shift = _factors(weight, gradient, sigma, gamma).dense().to(dtype)
+    return check_range(shift, "the virtual covariance shift")
 
 
 def virtual_covariance_factors(W: Array, D: Array, Sigma: Array, gamma: float) -> FactoredGram:
@@ -131,7 +133,9 @@ class AccumulatedShift:
         if self.form == "low-rank":
             self._add_low_rank(shift)
         else:
-            new = shift.dense() if self.form == "dense" else shift.diagonal()
+            new = check_range(
+                shift.dense() if self.form == "dense" else shift.diagonal(), "the virtual covariance shift"
+            )
             self._sum = new if self._sum is None else self._sum + new
         self.steps += 1
 
@@ -189,4 +193,4 @@ class AccumulatedShift:
 
 
 def _factors(weight: Tensor, gradient: Tensor, sigma: Tensor, gamma: float) -> FactoredGram:
-    return FactoredGram(weight, shift_factor(weight, gradient, sigma, gamma))
+    return FactoredGram(weight, check_range(shift_factor(weight, gradient, sigma, gamma), "−γD + ½γ²ΣW"))

@@ -53,7 +53,7 @@ def advance(
         The next state, the new weights ``[…, k, d]``, and a report.
     """
     m, d = state.basis.shape[-2:]
-    tidy = full and m < d and (state.since > 0 or (state.steps + 1) % _REORTHONORMALISE == 0)
+    tidy = full and (state.since > 0 or (state.steps + 1) % _REORTHONORMALISE == 0)
     new: Extension | None = None
     if m < d:
         new = extend_basis(state.basis, batch.rows, passes=2 if full else 1)
