@@ -189,8 +189,12 @@ def probe(H: Tensor, Y: Tensor) -> dict[str, Any]:
 def fitted(H: Numbers, Y: Numbers) -> dict[str, Any]:
     value = projection(centred(H)) @ Y + Y.sum(0) / len(Y)
     h = centred(H)
-    beta = inverse(h.T @ h) @ h.T @ Y if abs(h).max() else mpf(0) * (H.T @ Y)
-    return {"beta": beta, "predicted": (value, abs(Y).max()), "held out": linearity(H, Y, intercept=True)}
+    squares = eigen(h.T @ h)[0]
+    unique = squares[-1] > ZERO * squares[0]
+    return ({"beta": inverse(h.T @ h) @ h.T @ Y} if unique else {}) | {
+        "predicted": (value, abs(Y).max()),
+        "held out": linearity(H, Y, intercept=True),
+    }
 
 
 def gram_found(W: Tensor, T: Tensor, method: Any) -> dict[str, Any]:

@@ -29,6 +29,10 @@ LABEL_KEYS = ("labels", "label", "targets", "target", "y")
 BATCH = 256
 
 
+class NoBatchError(InputError):
+    """A loader without a batch, such as the empty part of a process."""
+
+
 def split_batch(batch: Any, unpack: Unpack | None = None) -> tuple[Any, Any]:
     """``(inputs, targets)`` of one batch of a loader.
 
@@ -88,7 +92,7 @@ def batches(data: Any, unpack: Unpack | None = None, dtype: torch.dtype | None =
         count += 1
         yield inputs, target
     if count == 0:
-        raise InputError("the loader yielded no batch")
+        raise NoBatchError("the loader yielded no batch")
 
 
 def _loader(data: Any) -> Iterable[Any]:

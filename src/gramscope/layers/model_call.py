@@ -26,13 +26,18 @@ OutputSelector: TypeAlias = str | int | Callable[[Any], Tensor] | None
 _OUTPUT_KEYS = ("logits", "output", "prediction", "predictions", "out", "last_hidden_state")
 
 
-def call_model(model: nn.Module, inputs: Any) -> Any:
+def call_model(model: nn.Module, inputs: Any, synchronise: bool = False) -> Any:
     """``model(x)`` for a tensor, ``model(*xs)`` for a tuple, ``model(**xs)`` for a mapping.
 
     Parts of a mapping that the model's forward has no argument for are left out (:func:`unused_inputs`). Labels are passed
     where it names them: models of transformers compute their own loss from them, and sequence-to-sequence models their
     decoder's inputs.
+
+    A ``DistributedDataParallel`` model waits for its other processes in every forward pass. It does so only with
+    ``synchronise``, for training; else its module runs here alone, so that one process can measure.
     """
+    if isinstance(model, nn.parallel.DistributedDataParallel) and not synchronise:
+        model = model.module
     try:
         if isinstance(inputs, Mapping):
             unused = unused_inputs(model, inputs)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gramscope.errors import InputError
-from gramscope.layers.batches import Unpack, batches, to_device
+from gramscope.layers.batches import NoBatchError, Unpack, batches, to_device
 from gramscope.layers.jacobians import MEMORY, check_samples_are_independent
 from gramscope.layers.losses import Loss
 from gramscope.layers.model_call import (
@@ -149,23 +149,40 @@ def collect(
     options = replace(asked, gradients=gradients and (loss is not None or may_compute_loss(root)))
     runner = BatchRunner(model, loss, reduction, output, targets, options)
     accumulator = Accumulator(options, generator, sample_axes(root, batch_dim), modules)
+    names: list[str] = []
     bar = progress_bar("collecting", _count(loader), progress)
-    with bar as advance, _captures(model, reference, layers, outputs, options) as (tape, twin):
-        device = model_device(model)
-        for index, batch in enumerate(batches(loader, unpack, model_dtype(root))):
-            inputs, target = (to_device(part, device) for part in batch)
-            with nullcontext() if twin is None else twin.looking_away():
-                step = runner.run(tape, inputs, target, index)
-            if reference is None or twin is None:
-                accumulator.add(tape, step, None)
-            else:
-                with tape.looking_away():
-                    reference_output = runner.run_reference(reference, step.inputs, step.output)
-                accumulator.add(tape, step, (twin, reference_output))
-                twin.clear()
-            tape.clear()
-            advance()
+    try:
+        with bar as advance, _captures(model, reference, layers, outputs, options) as (tape, twin):
+            names = list(tape.records)
+            device = model_device(model)
+            for index, batch in enumerate(batches(loader, unpack, model_dtype(root))):
+                inputs, target = (to_device(part, device) for part in batch)
+                with nullcontext() if twin is None else twin.looking_away():
+                    step = runner.run(tape, inputs, target, index)
+                if reference is None or twin is None:
+                    accumulator.add(tape, step, None)
+                else:
+                    with tape.looking_away():
+                        reference_output = runner.run_reference(reference, step.inputs, step.output)
+                    accumulator.add(tape, step, (twin, reference_output))
+                    twin.clear()
+                tape.clear()
+                advance()
+    except NoBatchError:
+        if not _among_processes():
+            raise
+        # the others wait for this process in all_reduce, so that its part of the data may be empty
+        return Statistics({}, options=options.to_dict(names, reference is not None))
     return accumulator.result(tape.unsupported, options.to_dict(list(tape.records), reference is not None))
+
+
+def _among_processes() -> bool:
+    """Whether this is one of several processes of ``torch.distributed``."""
+    return (
+        torch.distributed.is_available()
+        and torch.distributed.is_initialized()
+        and torch.distributed.get_world_size() > 1
+    )
 
 
 def _count(loader: Any) -> int | None:

@@ -170,7 +170,9 @@ def merge_layers(a: LayerStatistics, b: LayerStatistics) -> LayerStatistics:
 
 
 def merge_networks(a: NetworkStatistics, b: NetworkStatistics) -> NetworkStatistics:
-    """Network statistics of the union of two samples."""
+    """Network statistics of the union of two samples, of which one may be empty."""
+    if a.n == 0 or b.n == 0:
+        return b if a.n == 0 else a
     correct = None if a.correct is None or b.correct is None else a.correct + b.correct
     return NetworkStatistics(
         a.n + b.n,

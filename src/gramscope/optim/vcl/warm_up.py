@@ -39,13 +39,13 @@ def warm_up(
             inputs, target = to_device(inputs, device), to_device(target, device)
             optimizer.zero_grad()
             if chosen is None:  # the first forward pass shows which layer runs last
-                value = loss(select_output(call_model(model, inputs)), target)
+                value = loss(select_output(call_model(model, inputs, synchronise=True)), target)
                 value.backward()  # type: ignore[no-untyped-call]
                 chosen = optimizer.warm_up_parameters()
                 _forget_others(model, chosen)
             else:
                 with _only(model, chosen):
-                    value = loss(select_output(call_model(model, inputs)), target)
+                    value = loss(select_output(call_model(model, inputs, synchronise=True)), target)
                     value.backward()  # type: ignore[no-untyped-call]
             readout.step()
             total, count = total + float(value.detach()), count + 1

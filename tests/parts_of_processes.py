@@ -1,0 +1,45 @@
+"""One of two processes with unequal parts of the data: parts_of_processes.py RANK STORE."""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import gramscope as gs
+from comparing import assert_same
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3)).double()
+
+
+def main(rank: int, store: str) -> None:
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=60)
+    )
+    x = torch.randn(12, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(12) % 3
+    model = nn.parallel.DistributedDataParallel(network())
+    whole = gs.collect(network(), (x, y), F.cross_entropy)
+    batches = [(x[i : i + 2], y[i : i + 2]) for i in range(0, 12, 2)]
+    for name, split in (("unequal", 4), ("empty", 6)):
+        mine = batches[:split] if rank == 0 else batches[split:]
+        assert_same(gs.collect(model, mine, F.cross_entropy).all_reduce(), whole)
+        print(name)
+    if rank == 0:
+        gs.measure(model, (x, y), F.cross_entropy)
+        gs.agop(model, x)
+    torch.distributed.barrier()
+    print("alone")
+    F.cross_entropy(model(x), y).backward()
+    print("trains")
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])
