@@ -2,7 +2,7 @@
 
 An :class:`Observer` calls ``sink(layer, x, z)`` right after each application of a chosen layer, with the module's
 native input and output still attached to the autograd graph; what the sink returns (if not ``None``) replaces the
-output. Applications that no module hook sees are found by :mod:`gramscope.layers.functions`.
+output. Applications that no module hook sees are found by :mod:`gramscope.layers.intercepted_functions`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from gramscope.errors import LayerError
-from gramscope.layers.functions import Sink, Tap, Taps, taps_of
+from gramscope.layers.intercepted_functions import Sink, Tap, Taps, taps_of
 from gramscope.layers.kinds import PartKind
 from gramscope.layers.linear_layer import Layer
 from gramscope.layers.modules import ModuleHook

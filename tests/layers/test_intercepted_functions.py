@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import gramscope as gs
 from cases import BY_NAME, Around, captured, close, close_to_autograd, close_to_twin, normal, sample_losses
-from gramscope.layers.functions import _TAPS
+from gramscope.layers.intercepted_functions import _TAPS
 
 
 def test_weights_of_parts_that_are_not_called() -> None:
