@@ -51,6 +51,23 @@ class _Part:
     rough: bool
 
 
+@dataclass(frozen=True)
+class Reduced:
+    """What several processes know together of one matrix (:mod:`gramscope.optim.vcl.processes`).
+
+    Attributes:
+        factor: that makes the average of ``.grad`` over processes a sum over all samples.
+        response: the product of that average with the probe, as backward passes left it.
+        sigma: ``Σ δδᵀ`` of all samples, where the γ² term is wanted.
+        correction: what ``factor`` leaves out where micro-batches have other factors.
+    """
+
+    factor: float
+    response: Tensor
+    sigma: Tensor | None
+    correction: Tensor | None
+
+
 class Gatherer:
     """Collects the gradients of one weight matrix.
 
@@ -73,10 +90,14 @@ class Gatherer:
         self._response: Tensor | None = None
         self._grad: Callable[[], Tensor | None] = lambda: None
         self._version = 0
+        #: whether several processes average ``.grad`` among them
+        self.averaged = False
+        self.reduced: Reduced | None = None
 
     def clear(self) -> None:
         """Forget everything; gradients start anew."""
         self._pending, self._parts = [], []
+        self.reduced = None
         self._factor = self._response = None
         self._grad = lambda: None
 
@@ -95,12 +116,14 @@ class Gatherer:
     def receive(self, layer: Layer, x: Tensor, dz: Tensor, factor: float) -> None:
         """Take in the gradient of one application's output."""
         self._forget_if_zeroed()
+        if self.averaged and self.weight.parameter.grad is None:
+            self._parts = []
         if self._factor is None:
             self._factor = factor
         rough = dz.dtype in (torch.bfloat16, torch.float16)
         delta = layer.kind.outputs(layer.module, dz).flatten(-3, -2).to(self.dtype)
         kept = sum(part.left.shape[-2] for part in (*self._parts, *self._pending) if part.left is not None)
-        few = self._want_rows and 0 < delta.shape[-2] <= delta.shape[-1] - kept
+        few = self._want_rows and not self.averaged and 0 < delta.shape[-2] <= delta.shape[-1] - kept
         self._pending.append(
             _Part(
                 task=int(torch._C._current_graph_task_id()),
@@ -120,7 +143,8 @@ class Gatherer:
         gradient = self.weight.gradient()
         if grad is None or gradient is None:
             return
-        if self._grad() is not grad:  # a new tensor: the gradient had been set to None
+        # a new tensor: the gradient had been set to None, unless DistributedDataParallel put one of its own there
+        if self._grad() is not grad and not self.averaged:
             self._parts = []
         task = int(torch._C._current_graph_task_id())
         self._parts += [part for part in self._pending if part.task == task]
@@ -149,6 +173,8 @@ class Gatherer:
             LayerError: there is no gradient, or it did not come through the layer.
         """
         name, grad = self.weight.name, self.weight.gradient()
+        if self.reduced is not None and grad is not None:
+            return self._of_all_processes(grad.to(self.dtype), self.reduced)
         if grad is None:
             raise LayerError(
                 f"VCL layer {name!r} has no gradient: run backward() of a loss that depends on it before step(), or leave "
@@ -163,17 +189,47 @@ class Gatherer:
         grad = grad.to(self.dtype)
         now = self._probed(grad)
         scale = self._scale(now, self._response)
-        sigma = None
-        if self._want_sigma:
-            sigma = sum(part.factor**2 * part.sigma for part in self._parts if part.sigma is not None) * scale**2
+        sigma = self.sigma()
+        sigma = None if sigma is None else sigma * scale**2
         if not dense and all(part.rows is not None for part in self._parts):
             return self._factored(now, scale, sigma)
         usual = self._factor if self._factor is not None else 1.0
-        D = usual * grad
-        for part in self._parts:
-            if part.factor != usual:
-                D = D + (part.factor - usual) * scale * self._own_sum(part)
-        return Gradients(Batch(D, None, sigma))
+        D, correction = usual * grad, self.correction(usual)
+        return Gradients(Batch(D if correction is None else D + scale * correction, None, sigma))
+
+    def _of_all_processes(self, grad: Tensor, reduced: Reduced) -> Gradients:
+        """The summed gradient of all processes, from the average that ``.grad`` is."""
+        scale = self._scale(self._probed(grad), reduced.response)
+        sigma = None if reduced.sigma is None else reduced.sigma * scale**2
+        D = reduced.factor * grad
+        return Gradients(Batch(D if reduced.correction is None else D + scale * reduced.correction, None, sigma))
+
+    def sigma(self) -> Tensor | None:
+        """``Σ δδᵀ`` of the samples seen here, before clipping; None where it is not wanted."""
+        if not self._want_sigma:
+            return None
+        k = self.weight.shape[-2]
+        found = [part.factor**2 * part.sigma for part in self._parts if part.sigma is not None]
+        nothing = torch.zeros(*self.weight.shape[:-2], k, k, dtype=self.dtype, device=self.weight.parameter.device)
+        return sum(found[1:], found[0]) if found else nothing
+
+    def correction(self, usual: float) -> Tensor | None:
+        """``Σ (factor − usual) δhᵀ`` over parts with another factor, before clipping; None where there are none."""
+        odd = [(part.factor - usual) * self._own_sum(part) for part in self._parts if part.factor != usual]
+        return sum(odd[1:], odd[0]) if odd else None
+
+    @property
+    def factors(self) -> list[float]:
+        """The factors of the parts, in their order."""
+        return [part.factor for part in self._parts]
+
+    def responses(self) -> tuple[Tensor, Tensor]:
+        """The products of ``.grad`` with the probe, as backward passes left it and as it is now; zero without a gradient."""
+        grad = self.weight.gradient()
+        like = self.weight.parameter
+        nothing = torch.zeros(self.weight.shape[:-1], dtype=self.dtype, device=like.device)
+        then = self._response if self._response is not None and self._parts else nothing
+        return then, nothing if grad is None else self._probed(grad)
 
     @property
     def tolerance(self) -> float:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.utils._pytree import tree_map_only
 from typing_extensions import override
 
+from gramscope.distributed.groups import Group, find_exchange
 from gramscope.errors import InputError
 from gramscope.layers.linear_layer import Layer
 from gramscope.layers.modules import unwrap
@@ -22,8 +23,10 @@ from gramscope.layers.watchers import unseen
 from gramscope.linalg.autocast import without_autocast
 from gramscope.optim.vcl.checks import check_arguments, check_facts, check_finite_gradients, check_gamma
 from gramscope.optim.vcl.direction import Direction
+from gramscope.optim.vcl.matrix_step import Proposal
 from gramscope.optim.vcl.matrix_trainer import MatrixTrainer, propose_all
 from gramscope.optim.vcl.model_hooks import ModelHooks, Reduction
+from gramscope.optim.vcl.processes import active_units, owners, propose_own, send_weights
 from gramscope.optim.vcl.readout_layer import ReadoutFactory, head_parameters, last_executed, make_readout
 from gramscope.optim.vcl.rules import Anchor, Rules, Solver
 from gramscope.optim.vcl.spectral_map import SpectralMap
@@ -31,6 +34,9 @@ from gramscope.optim.vcl.summary_table import summary_table
 from gramscope.optim.vcl.trainable import find_trainable
 from gramscope.optim.vcl.warm_up import warm_up
 from gramscope.optim.weight_matrix import WeightMatrix
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 class VCL(Optimizer):
@@ -71,6 +77,11 @@ class VCL(Optimizer):
         bias: train a VCL layer's bias with its weight, as the weight of a constant input.
         precision: dtype of the computation: by default float64 for ``"exact"`` and for ``"recursive"`` with ``refresh=1``
             where nothing is truncated, else that of the weights, at least float32.
+        process_group: the processes that average their gradients: by default those of a ``DistributedDataParallel`` model,
+            else the default group of ``torch.distributed``; ``False`` where every process trains a model of its own. The steps
+            are those of one process on the batches of all. Each process computes the steps of the layers that it owns
+            (:meth:`summary` names the owners) and keeps their state (:meth:`consolidate_state_dict`).
+        mesh: a device mesh of one dimension, in place of ``process_group``.
 
     Example:
         >>> import torch, gramscope as gs
@@ -110,6 +121,8 @@ class VCL(Optimizer):
         aim: float = 0.0,
         bias: bool = False,
         precision: torch.dtype | None = None,
+        process_group: Group = None,
+        mesh: DeviceMesh | None = None,
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name not in ("self", "model", "__class__")}
         self._arguments = arguments  # for __deepcopy__
@@ -133,6 +146,10 @@ class VCL(Optimizer):
             precision=precision,
         )
         self._units = [make(weight) for weight in found.matrices]
+        self._exchange = find_exchange(process_group, mesh, model)
+        self._complete = True  # whether the state of every layer is in this process
+        for unit in self._units:
+            unit.gatherer.averaged = self._exchange is not None
         self._refused = found.refused
         # the first forward pass shows which layer is executed last; until then take it to be the one registered last
         self._presumed = found.last if layers is None and len(found.matrices) > 1 else None
@@ -253,7 +270,8 @@ class VCL(Optimizer):
 
     def summary(self) -> str:
         """A table of all parameters: shape, and which optimizer trains each."""
-        return summary_table(self.model, self.units, self._head, self._settled, self.readout, self._refused)
+        owned = dict(zip(self.units, self._owners(), strict=True)) if self._exchange else {}
+        return summary_table(self.model, self.units, self._head, self._settled, self.readout, self._refused, owned)
 
     # --- training -----------------------------------------------------------------------------------------------------
 
@@ -272,22 +290,48 @@ class VCL(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._settle()
-        units = [unit for unit in self.units if not unit.gatherer.idle] or self.units
         gamma = float(self.param_groups[0]["lr"])
         check_gamma(gamma)
-        with torch.no_grad(), without_autocast(units[0].weight.parameter.device):
-            proposals = propose_all(units, [self._state_of(unit) for unit in units], gamma)
+        with torch.no_grad(), without_autocast(self._units[0].weight.parameter.device):
+            units, owned, proposals = self._propose(gamma)
         check_finite_gradients(self.model, self.param_groups[1:])
         if self.readout is not None:
             self.readout.step()
-        for unit, proposal in zip(units, proposals, strict=True):
+        for unit, proposal in proposals.items():
             unit.weight.assign(proposal.weights)
             self._store(unit, proposal.state)
             unit.report = proposal.report
+        if self._exchange is not None:
+            send_weights(units, owned, self._exchange)
+            self._keep_own_states(units, owned)
         for unit in units:
             unit.written()
         self._hooks.clear()
         return loss
+
+    def _propose(self, gamma: float) -> tuple[list[MatrixTrainer], list[int], dict[MatrixTrainer, Proposal]]:
+        """The units that take a step, their owners, and the steps of those that this process owns."""
+        if self._exchange is None:
+            units = [unit for unit in self.units if not unit.gatherer.idle] or self.units
+            found = propose_all(units, [self._state_of(unit) for unit in units], gamma)
+            return units, [], dict(zip(units, found, strict=True))
+        owner = dict(zip(self.units, self._owners(), strict=True))
+        units = active_units(self.units, self._exchange)
+        owned = [owner[unit] for unit in units]
+        return units, owned, propose_own(units, owned, [self._state_of(unit) for unit in units], gamma, self._exchange)
+
+    def _owners(self) -> list[int]:
+        """The process that computes the steps of each unit."""
+        return owners(self.units, 1 if self._exchange is None else self._exchange.size)
+
+    def _keep_own_states(self, units: Sequence[MatrixTrainer], owned: Sequence[int]) -> None:
+        """Drop the states, now out of date, of layers that other processes own."""
+        assert self._exchange is not None
+        self._complete = False
+        for unit, rank in zip(units, owned, strict=True):
+            if rank != self._exchange.rank:
+                self.state.pop(unit.weight.parameter, None)
+                unit.report = None
 
     @override
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -368,6 +412,40 @@ class VCL(Optimizer):
         else:
             self.state[unit.weight.parameter] = state
 
+    def consolidate_state_dict(self) -> None:
+        """Give every process the state of all layers, for :meth:`state_dict`; every process of the group must call this.
+
+        One layer after the other is sent. The next step drops again what this process does not own. In a single process
+        this does nothing. ``torch.distributed.optim.ZeroRedundancyOptimizer`` has a method of the same name and purpose.
+        """
+        if self._exchange is None or self._complete:
+            return
+        owned = {id(unit.weight.parameter): rank for unit, rank in zip(self.units, self._owners(), strict=True)}
+        for unit in self.units:
+            parameter, device = unit.weight.parameter, unit.weight.parameter.device
+            rank = owned.pop(id(parameter), None)
+            if rank is None:  # another part of the same parameter
+                continue
+            state = tree_map_only(Tensor, partial(torch.Tensor.to, device="cpu"), dict(self.state.get(parameter, {})))
+            state = self._exchange.object_from(rank, state if rank == self._exchange.rank else {})
+            if state and rank != self._exchange.rank:
+                self.state[parameter] = tree_map_only(Tensor, partial(torch.Tensor.to, device=device), state)
+        self._complete = True
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        """The state of all layers and of the readout optimizer.
+
+        Raises:
+            InputError: other processes own some layers and :meth:`consolidate_state_dict` was not called since the last step.
+        """
+        if not self._complete:
+            raise InputError(
+                "the state of some VCL layers is in other processes: call optimizer.consolidate_state_dict() in every process "
+                "before state_dict()"
+            )
+        return super().state_dict()
+
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a :meth:`state_dict`; training then continues with the same bits as without the interruption.
@@ -398,6 +476,7 @@ class VCL(Optimizer):
                     copied = partial(torch.Tensor.to, device=parameter.device, copy=True)
                     self.state[parameter] = tree_map_only(Tensor, copied, state_dict["state"][key])
         self._hooks.clear()
+        self._complete = True
 
 
 def _finish_copies(model: nn.Module, memo: dict[int, Any]) -> None:

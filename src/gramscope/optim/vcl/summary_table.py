@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from torch import nn
 from torch.optim import Optimizer
@@ -21,8 +22,9 @@ def summary_table(
     settled: bool,
     readout: Optimizer | None,
     refused: Sequence[tuple[Layer, str]],
+    owners: Mapping[MatrixTrainer, int] = MappingProxyType({}),
 ) -> str:
-    """A table of all parameters of a model: shape, and which optimizer trains each."""
+    """A table of all parameters of a model: shape, and which optimizer trains each, in which of several processes."""
     weights = {id(p) for p in ([] if head is None else head_parameters(head)) if p.dim() > 1}
     by = {id(p): unit for unit in units for p in unit.weight.parameters}
     other = "nothing" if readout is None else type(readout).__name__
@@ -32,6 +34,7 @@ def summary_table(
         if id(p) in by:
             unit = by[id(p)]
             who = f"VCL {unit.solver}" + (f", rank {unit.rank}" if unit.solver == "recursive" else "")
+            who += f", in process {owners[unit]}" if unit in owners else ""
         elif not p.requires_grad:
             who = "nothing (frozen)"
         else:

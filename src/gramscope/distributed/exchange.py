@@ -1,0 +1,75 @@
+"""Everything that processes send each other goes through this class, so that it can be counted (docs/scale.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gramscope.errors import GramscopeError
+
+Value = TypeVar("Value")
+
+
+class Exchange:
+    """The operations of one process group of at least two processes; ranks are numbers within the group."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.rank = dist.get_rank(group)
+        self.size = dist.get_world_size(group)
+
+    def add(self, tensor: Tensor) -> None:
+        """Replace a tensor by its sum over all processes."""
+        dist.all_reduce(tensor, dist.ReduceOp.SUM, group=self.group)
+
+    def largest(self, tensor: Tensor) -> None:
+        """Replace every number by the largest one of all processes."""
+        dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.group)
+
+    def add_on(self, owner: int, tensor: Tensor) -> None:
+        """Replace a tensor by its sum over all processes on ``owner``; elsewhere its values are lost."""
+        dist.reduce(tensor, op=dist.ReduceOp.SUM, group=self.group, group_dst=owner)
+
+    def send_from(self, owner: int, tensor: Tensor) -> None:
+        """Replace a tensor by that of ``owner``."""
+        dist.broadcast(tensor, group=self.group, group_src=owner)
+
+    def gather_on(self, owner: int, tensor: Tensor, parts: Sequence[Tensor] | None) -> None:
+        """Fill ``parts`` on ``owner`` with the tensors of all processes, which have one shape."""
+        dist.gather(tensor, list(parts) if parts is not None else None, group=self.group, group_dst=owner)
+
+    def scatter_from(self, owner: int, tensor: Tensor, parts: Sequence[Tensor] | None) -> None:
+        """Fill ``tensor`` with this process's one of the ``parts`` that ``owner`` has."""
+        dist.scatter(tensor, list(parts) if parts is not None else None, group=self.group, group_src=owner)
+
+    def gather_objects(self, value: Value) -> list[Value]:
+        """The values of all processes, in their order."""
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, value, group=self.group)
+        return found
+
+    def object_from(self, owner: int, value: Value) -> Value:
+        """The value of ``owner``."""
+        holder = [value]
+        dist.broadcast_object_list(holder, group=self.group, group_src=owner)
+        return holder[0]
+
+    def raise_together(self, error: Exception | None, device: torch.device) -> None:
+        """Raise if any process has an error, so that no process waits for one that failed.
+
+        Every process raises: the failed ones their own error, the others one of the same kind that names the process.
+        """
+        failed = torch.tensor(float(error is not None), device=device)
+        self.largest(failed)
+        if not failed.item():
+            return
+        errors = self.gather_objects(None if error is None else (type(error), str(error)))
+        if error is not None:
+            raise error
+        rank, kind, text = next((i, *found) for i, found in enumerate(errors) if found is not None)
+        kind = kind if issubclass(kind, GramscopeError) else RuntimeError
+        raise kind(f"process {rank}: {text}")

@@ -1,0 +1,243 @@
+"""gs.VCL under DistributedDataParallel against one process on the same global batch."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+
+import gramscope as gs
+from gramscope.errors import InputError, LayerError, NumericalError
+
+#: samples that a process has of every batch
+SHARE = 6
+
+
+def network(dtype: torch.dtype = torch.float64) -> nn.Module:
+    torch.manual_seed(1)
+    layers = nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 8), nn.Tanh(), nn.Linear(8, 5), nn.Tanh(), nn.Linear(5, 3)
+    return nn.Sequential(*layers).to(dtype)
+
+
+def global_batches(count: int, dtype: torch.dtype = torch.float64) -> list[tuple[Tensor, Tensor]]:
+    n = SHARE * dist.get_world_size()
+    generator = torch.Generator().manual_seed(0)
+    return [
+        (torch.randn(n, 7, generator=generator).to(dtype), torch.randint(3, (n,), generator=generator))
+        for _ in range(count)
+    ]
+
+
+def mine(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """This process's part of every tensor."""
+    rank = dist.get_rank()
+    return tuple(tensor[rank * SHARE : (rank + 1) * SHARE] for tensor in tensors)
+
+
+def weights(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def error(a: Tensor, b: Tensor) -> float:
+    return float((a - b).abs().max() / b.abs().max())
+
+
+def assert_same_bits(tensor: Tensor) -> None:
+    """All processes have this tensor, bit for bit."""
+    first = tensor.clone()
+    dist.broadcast(first, 0)
+    assert torch.equal(first, tensor)
+
+
+def train(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    groups: list[list[tuple[Tensor, Tensor]]],
+    between: Callable[[], object] = lambda: None,
+    loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+) -> None:
+    """One step for each group of micro-batches; all but the last backward of a group under no_sync."""
+    for group in groups:
+        optimizer.zero_grad()
+        for index, (x, y) in enumerate(group):
+            waits = index + 1 == len(group) or not isinstance(model, DistributedDataParallel)
+            with contextlib.nullcontext() if waits else model.no_sync():
+                loss(model(x), y).backward()
+        between()
+        optimizer.step()
+
+
+def both(
+    groups: list[list[tuple[Tensor, Tensor]]],
+    clip: float | None = None,
+    loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+    local_loss: Callable[[Tensor, Tensor], Tensor] | None = None,
+    dtype: torch.dtype = torch.float64,
+    **options: Any,
+) -> tuple[nn.Module, gs.VCL, nn.Module, gs.VCL]:
+    """One process on whole batches, and all processes on their parts."""
+    alone, shared = network(dtype), network(dtype)
+    one = gs.VCL(alone, process_group=False, **options)
+    ddp = DistributedDataParallel(shared)
+    several = gs.VCL(ddp, **options)
+
+    def clipped(model: nn.Module) -> Callable[[], object]:
+        return lambda: clip and nn.utils.clip_grad_norm_(model.parameters(), clip)
+
+    train(alone, one, groups, clipped(alone), loss)
+    train(ddp, several, [[mine(*batch) for batch in group] for group in groups], clipped(shared), local_loss or loss)
+    assert_same_bits(weights(shared))
+    return alone, one, shared, several
+
+
+EXACT = {"gamma": 0.1, "solver": "exact", "readout": partial(torch.optim.SGD, lr=0.1)}
+
+
+def case_exact_solver_equals_one_process(folder: Path) -> None:
+    alone, _, shared, _ = both([[batch] for batch in global_batches(5)], **EXACT)
+    assert error(weights(shared), weights(alone)) < 1e-10
+
+
+def case_accumulation_with_and_without_no_sync(folder: Path) -> None:
+    data = global_batches(6)
+    groups = [data[:2], data[2:5], data[5:]]
+    alone, _, shared, _ = both(groups, clip=0.5, **EXACT)
+    assert error(weights(shared), weights(alone)) < 1e-10
+    for bucket_view in (False, True):  # every backward pass averages
+        model = network()
+        ddp = DistributedDataParallel(model, gradient_as_bucket_view=bucket_view)
+        optimizer = gs.VCL(ddp, **EXACT)
+        for group in groups:
+            optimizer.zero_grad()
+            for batch in group:
+                x, y = mine(*batch)
+                F.cross_entropy(ddp(x), y).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+        assert error(weights(model), weights(alone)) < 1e-10
+
+
+def case_micro_batches_of_different_sizes(folder: Path) -> None:
+    (x, y), other = global_batches(2)
+    size = dist.get_world_size()
+    short = torch.cat([torch.arange(rank * SHARE, rank * SHARE + 2) for rank in range(size)])
+    alone, ddp = network(), DistributedDataParallel(network())
+    one, several = gs.VCL(alone, process_group=False, **EXACT), gs.VCL(ddp, **EXACT)
+    train(alone, one, [[other, (x[short], y[short])]])
+    rank = dist.get_rank() * SHARE
+    train(ddp, several, [[mine(*other), (x[rank : rank + 2], y[rank : rank + 2])]])
+    assert error(weights(ddp.module), weights(alone)) < 1e-10
+
+
+def case_other_forms_of_the_algorithm(folder: Path) -> None:
+    groups = [[batch] for batch in global_batches(4)]
+    forms: list[dict[str, Any]] = [
+        {"solver": "recursive", "refresh": 1},
+        {"solver": "recursive", "rank": 9, "second_order": False},
+        {"solver": "exact", "anchor": "initial", "alpha": 0.5, "momentum": 0.9, "orthogonalise": True, "aim": 1.0,
+         "second_order": False, "bias": True, "floor": 0.05},
+    ]  # fmt: skip
+    for form in forms:
+        alone, _, shared, _ = both(groups, gamma=0.05, **form)
+        assert error(weights(shared), weights(alone)) < 1e-10, form
+
+
+def case_uneven_parts_of_a_summed_loss(folder: Path) -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    n = SHARE * size
+    bounds = [0, *(1 + i for i in range(1, size)), n]  # 2, 1, …, and the rest
+    alone, ddp = network(), DistributedDataParallel(network())
+    one = gs.VCL(alone, reduction=float(n), process_group=False, **EXACT)
+    several = gs.VCL(ddp, reduction=float(SHARE), **EXACT)
+    for x, y in global_batches(3):
+        train(alone, one, [[(x, y)]], loss=lambda f, t: F.cross_entropy(f, t, reduction="sum") / n)
+        part = slice(bounds[rank], bounds[rank + 1])
+        scaled = [[(x[part], y[part])]]
+        train(ddp, several, scaled, loss=lambda f, t: F.cross_entropy(f, t, reduction="sum") / SHARE)
+    assert_same_bits(weights(ddp.module))
+    assert error(weights(ddp.module), weights(alone)) < 1e-10
+
+
+def case_owners_are_named_and_keep_the_state(folder: Path) -> None:
+    groups = [[batch] for batch in global_batches(2)]
+    _, _, shared, several = both(groups, **EXACT)
+    size, rank = dist.get_world_size(), dist.get_rank()
+    lines = {line.split()[0]: line for line in several.summary().splitlines()}
+    owners = [int(lines[f"{layer}.weight"].split("in process ")[1]) for layer in (0, 2, 4)]
+    assert sorted(set(owners)) == list(range(min(size, 3)))  # every process owns a layer, as far as there are layers
+    owned = [unit.weight.parameter in several.state for unit in several.units]
+    assert owned == [owner == rank for owner in owners]
+    assert set(several.diagnostics()) == {str(2 * i) for i, owner in enumerate(owners) if owner == rank}
+    with pytest.raises(InputError, match="consolidate_state_dict"):
+        several.state_dict()
+    several.consolidate_state_dict()
+    state = several.state_dict()
+    assert all(state["state"][i]["matrix"].ndim == 2 for i in range(3))
+    again = network()
+    again.load_state_dict(shared.state_dict())
+    ddp = DistributedDataParallel(again)
+    resumed = gs.VCL(ddp, **EXACT)
+    resumed.load_state_dict(copy.deepcopy(state))
+    further = [[mine(*batch)] for batch in global_batches(4)[2:]]
+    train(ddp, resumed, further)
+    straight = both([[batch] for batch in global_batches(4)], **EXACT)[2]
+    # DistributedDataParallel adds in another order in the first steps after it was made
+    assert error(weights(again), weights(straight)) < 1e-13
+
+
+def case_errors_are_raised_by_every_process(folder: Path) -> None:
+    (x, y), *_ = global_batches(1)
+    x, y = mine(x, y)
+    ddp = DistributedDataParallel(network())
+    optimizer = gs.VCL(ddp, **EXACT)
+    before = weights(ddp.module)
+    F.cross_entropy(ddp(x), y).backward()
+    with torch.no_grad():
+        for parameter in ddp.parameters():
+            parameter.grad.fill_(torch.nan)
+    with pytest.raises(NumericalError, match="NaN"):
+        optimizer.step()
+    optimizer.zero_grad()
+    assert torch.equal(weights(ddp.module), before)
+    with ddp.no_sync():
+        F.cross_entropy(ddp(x), y).backward()
+    with pytest.raises(LayerError, match="gradients of the processes differ"):
+        optimizer.step()
+    optimizer.zero_grad()
+    size = 2 + dist.get_rank()
+    F.cross_entropy(ddp(x[:size]), y[:size]).backward()
+    with pytest.raises(LayerError, match="different sizes"):
+        optimizer.step()
+    assert torch.equal(weights(ddp.module), before)
+    optimizer.close()
+
+
+def case_model_of_its_own_in_every_process(folder: Path) -> None:
+    """With process_group=False nothing is sent, so that processes may even take different numbers of steps."""
+    model = network()
+    optimizer = gs.VCL(model, process_group=False, **EXACT)
+    train(model, optimizer, [[batch] for batch in global_batches(1 + dist.get_rank())])
+    assert "in process" not in optimizer.summary()
+
+
+def case_group_and_mesh(folder: Path) -> None:
+    groups = [[batch] for batch in global_batches(2)]
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    default = both(groups, **EXACT)[2]
+    for given in ({"process_group": dist.group.WORLD}, {"mesh": mesh}):
+        model = network()
+        ddp = DistributedDataParallel(model)
+        optimizer = gs.VCL(model, **EXACT, **given)  # the model inside the wrapper
+        train(ddp, optimizer, [[mine(*batch) for batch in group] for group in groups])
+        assert torch.equal(weights(model), weights(default))
