@@ -19,6 +19,10 @@ BENCHMARKS = {
     "whiten": "Gram-whitened steps against the optimizers they wrap",
     "train": "training epochs against pure arithmetic and a DataLoader; many runs at once",
 }
+#: comparisons of results rather than speed; :func:`gramscope.bench.optimizers.compare_optimizers` runs this one
+COMPARISONS = {
+    "optimizers": "VCL without arguments against tuned SGD, AdamW and Muon: accuracy, spread over rates, seconds",
+}
 #: name → module of this folder, where they differ
 _MODULES = {"measure": "measure_speed", "vcl": "vcl_speed", "train": "train_speed"}
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from gramscope.bench.benchmarks import BENCHMARKS, run_benchmark
+from gramscope.bench.benchmarks import BENCHMARKS, COMPARISONS, run_benchmark
 from gramscope.cli.console import messages, show
+from gramscope.errors import InputError
 
 
 def command(
     name: Annotated[
         str | None,
-        typer.Argument(help=f"One of {', '.join(BENCHMARKS)}; without a name they are listed."),
+        typer.Argument(help=f"One of {', '.join([*BENCHMARKS, *COMPARISONS])}; without a name they are listed."),
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …, or auto.")] = "cpu",
     seconds: Annotated[
@@ -21,8 +23,20 @@ def command(
         typer.Option(help="Time for each comparison.", show_default=False),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    scale: Annotated[str, typer.Option(help="Of optimizers: quick, on shipped data, or full.")] = "quick",
+    data_dir: Annotated[str | None, typer.Option(help="Of optimizers: folder with MNIST and CIFAR-10.")] = None,
+    task: Annotated[
+        list[str] | None,
+        typer.Option(help="Of optimizers: NET:DATA, such as mlp:mnist, in place of the scale's. Repeatable."),
+    ] = None,
+    steps: Annotated[str | None, typer.Option(help="Of optimizers: budgets, such as 10,100.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Of optimizers: seeds at the rate that counts.", min=1)] = None,
+    records: Annotated[
+        Path | None, typer.Option(help="Of optimizers: JSON lines of all runs; those it holds are not run again.")
+    ] = None,
+    picture: Annotated[Path | None, typer.Option(help="Of optimizers: draw accuracy against rate here.")] = None,
 ) -> None:
-    """Measure speed: ratios of interleaved medians, taken in one run.
+    """Measure speed: ratios of interleaved medians, taken in one run; or compare optimizers.
 
     [bold]Examples[/bold]
 
@@ -31,15 +45,60 @@ def command(
       gramscope bench train
 
       gramscope bench vcl --device cuda --json
+
+      gramscope bench optimizers --scale full --data-dir data --records runs.jsonl --picture rates.png
     """
     if name is None:
-        rows = [{"name": key, "what": what} for key, what in BENCHMARKS.items()]
+        rows = [{"name": key, "what": what} for key, what in (BENCHMARKS | COMPARISONS).items()]
         show("", rows, json)
         return
     from gramscope.training.job import resolve_device
 
     device = str(resolve_device(device))
     if not json:
-        messages().print(f"measuring {name} on {device}: {BENCHMARKS.get(name, '')} …")
+        messages().print(f"measuring {name} on {device}: {(BENCHMARKS | COMPARISONS).get(name, '')} …")
+    if name == "optimizers":
+        _optimizers(scale, data_dir, device, task, steps, seeds, records, picture, json)
+        return
+    if any((data_dir, task, steps, seeds, records, picture)) or scale != "quick":
+        raise InputError(f"bench {name} takes only --device, --seconds and --json; the others are for bench optimizers")
     found = [row.to_dict() for row in run_benchmark(name, device=device, seconds=seconds)]
     show("", found, json)
+
+
+def _optimizers(
+    scale: str,
+    data_dir: str | None,
+    device: str,
+    task: list[str] | None,
+    steps: str | None,
+    seeds: int | None,
+    records: Path | None,
+    picture: Path | None,
+    json: bool,
+) -> None:
+    """Compare optimizers, print one line for each task, budget and method, and draw."""
+    from gramscope.bench.optimizers import compare_optimizers, lines
+
+    tasks = [(net, data) for net, _, data in (text.partition(":") for text in task)] if task else None
+    try:
+        budgets = [int(part) for part in steps.split(",")] if steps else None
+    except ValueError as error:
+        raise InputError(f"steps = {steps!r}: give whole numbers separated by commas, such as 10,100") from error
+    if budgets is not None and min(budgets) < 1:
+        raise InputError(f"steps = {steps!r}: a run needs at least one step")
+    trials = compare_optimizers(
+        scale,
+        data_dir=data_dir,
+        device=device,
+        tasks=tasks,
+        budgets=budgets,
+        seeds=seeds,
+        records=records,
+        tell=(lambda text: None) if json else messages().print,
+    )
+    show("", [line.to_dict() for line in lines(trials)], json)
+    if picture is not None:
+        from gramscope.bench.optimizer_picture import draw
+
+        draw(trials, picture)

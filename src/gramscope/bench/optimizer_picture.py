@@ -1,0 +1,50 @@
+"""A picture of score against rate, one panel for each task and budget."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from gramscope.bench.optimizer_peers import Competitor, competitors
+from gramscope.bench.optimizers import Trial
+from gramscope.errors import InputError
+
+
+def draw(trials: Sequence[Trial], path: Path, methods: Sequence[Competitor] | None = None) -> None:
+    """Draw validation scores of the first seed against the rate, as a multiple of the middle of each method's grid.
+
+    Args:
+        trials: runs of :func:`~gramscope.bench.optimizers.compare_optimizers`.
+        path: of the picture; its ending gives the format.
+        methods: whose grids give the middle.
+    """
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise InputError("the picture needs matplotlib: pip install 'gramscope[report]'") from error
+    middles = {m.name: sorted(m.rates)[len(m.rates) // 2] for m in methods or competitors(soap=True)}
+    tasks = list(dict.fromkeys((t.net, t.data) for t in trials))
+    budgets = sorted({t.steps for t in trials})
+    size = (2.4 * len(budgets) + 1, 2.0 * len(tasks) + 0.8)
+    figure, axes = plt.subplots(len(tasks), len(budgets), figsize=size, squeeze=False, sharex=True)
+    for row, task in zip(axes, tasks, strict=True):
+        for axis, steps in zip(row, budgets, strict=True):
+            here = [t for t in trials if (t.net, t.data) == task and t.steps == steps and t.seed == 0]
+            for name in dict.fromkeys(t.method for t in trials if t.method in middles):
+                points = sorted((t.rate / middles[name], t.validation) for t in here if t.method == name)
+                wide = 2.4 if name == "VCL" else 1.2
+                axis.plot(*zip(*points, strict=True), marker=".", linewidth=wide, label=name) if points else None
+            scores = sorted(t.validation for t in here)
+            if scores:  # a diverged run must not hide the others
+                low = scores[len(scores) // 4]
+                axis.set_ylim(low - 0.6 * (scores[-1] - low) - 1e-6, scores[-1] + 0.1 * (scores[-1] - low) + 1e-6)
+            axis.set_xscale("log")
+            axis.set_title(f"{task[0]}, {task[1]}, {steps:,} steps", fontsize=8)
+            axis.tick_params(labelsize=7)
+        row[0].set_ylabel("− loss" if task[1] == "text" else "accuracy, %", fontsize=8)
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, ncols=len(labels), loc="lower center", fontsize=8, frameon=False)
+    figure.supxlabel("rate (VCL: γ) over the middle of the method's grid", fontsize=8, y=0.3 / size[1])
+    figure.tight_layout(rect=(0, 0.5 / size[1], 1, 1))
+    figure.savefig(path, dpi=110)
+    plt.close(figure)

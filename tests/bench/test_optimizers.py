@@ -1,0 +1,116 @@
+"""The comparison of optimizers: what it trains, how it chooses rates, what it prints."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Muon
+
+from gramscope.bench.optimizer_peers import Competitor, KernelMuon, competitors
+from gramscope.bench.optimizer_picture import draw
+from gramscope.bench.optimizer_tasks import NETS, CharacterGPT, make_task
+from gramscope.bench.optimizers import Trial, compare_optimizers, lines, read_trials
+from gramscope.errors import InputError
+
+
+def trial(method: str, rate: float, seed: int, validation: float, test: float) -> Trial:
+    return Trial("mlp", "digits", 10, method, rate, seed, validation, test, 0.1)
+
+
+def test_validation_chooses_the_rate_and_the_test_scores_of_all_seeds_count():
+    grid = Competitor("peer", (0.1, 1.0), lambda net, rate: [])
+    trials = [
+        trial("peer", 0.1, 0, 50.0, 90.0),
+        trial("peer", 1.0, 0, 60.0, 40.0),
+        trial("peer", 1.0, 1, 70.0, 44.0),
+    ]
+    (line,) = lines(trials, [grid])
+    assert (line.rate, line.seeds, line.score) == (1.0, 2, 42.0)
+    assert line.error == pytest.approx(2.0)
+    assert (line.median, line.spread) == (55.0, 10.0)
+    assert line.milliseconds == pytest.approx(10.0)
+
+
+def test_a_default_rate_counts_whatever_validation_says_and_wide_rates_are_outside_the_spread():
+    ours = Competitor("ours", (1.0, 10.0), lambda net, rate: [], 1.0, (100.0,))
+    trials = [trial("ours", r, 0, v, v) for r, v in ((1.0, 50.0), (10.0, 60.0), (100.0, 10.0))]
+    (line,) = lines(trials, [ours])
+    assert (line.rate, line.score, line.spread) == (1.0, 50.0, 10.0)
+    assert math.isnan(line.error)
+
+
+def test_runs_are_kept_and_not_run_again(tmp_path: Path):
+    made = []
+
+    def make(net: nn.Module, rate: float) -> list[SGD]:
+        made.append(rate)
+        return [SGD(net.parameters(), lr=rate, momentum=0.9)]
+
+    method = Competitor("SGD", (0.01, 0.1), make)
+    records = tmp_path / "runs.jsonl"
+    ask = {"tasks": [("mlp", "digits")], "budgets": (30,), "seeds": 2, "methods": [method], "records": records}
+    first = compare_optimizers(**ask)
+    assert len(made) == 3
+    assert compare_optimizers(**ask) == first == read_trials(records)
+    assert len(made) == 3
+    assert max(t.test for t in first) > 60
+    draw(first, tmp_path / "rates.png", [method])
+    assert (tmp_path / "rates.png").stat().st_size > 1000
+
+
+def test_a_diverged_run_scores_as_a_guess():
+    broken = Competitor("broken", (1e30,), lambda net, rate: [SGD(net.parameters(), lr=rate)])
+    (found,) = compare_optimizers(tasks=[("mlp", "digits")], budgets=(3,), seeds=1, methods=[broken])
+    assert found.validation >= 10
+    assert found.test < 40
+
+
+@pytest.mark.parametrize("net", [*NETS, "gpt"])
+def test_every_competitor_lowers_the_loss_of_every_net(net: str):
+    task = make_task(net, "text" if net == "gpt" else "digits")
+    pair = task.train[0][: task.batch], task.train[1][: task.batch]
+    for method in competitors(soap=False):
+        model = task.build(torch.Generator().manual_seed(0))
+        before = float(task.loss(model, pair).detach())
+        optimizers = method.make(model, method.default or method.rates[2])
+        for _ in range(10):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            task.loss(model, pair).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+        assert float(task.loss(model, pair).detach()) < before, method.name
+
+
+def test_kernels_are_trained_as_matrices():
+    torch.manual_seed(0)
+    kernel = nn.Parameter(torch.randn(4, 3, 3, 3))
+    matrix = nn.Parameter(kernel.detach().clone().flatten(1))
+    kernel.grad = torch.randn_like(kernel)
+    matrix.grad = kernel.grad.flatten(1).clone()
+    KernelMuon([kernel], 0.1).step()
+    Muon([matrix], lr=0.1, weight_decay=0.0).step()
+    torch.testing.assert_close(kernel.detach().flatten(1), matrix.detach(), rtol=0, atol=0)
+
+
+def test_the_gpt_does_not_see_the_characters_it_predicts():
+    model = CharacterGPT(7, torch.Generator().manual_seed(0))
+    x = torch.arange(12).remainder(7)[None]
+    other = x.clone()
+    other[0, 6:] = 0
+    torch.testing.assert_close(model(x)[:, :6], model(other)[:, :6])
+    assert not torch.equal(model(x)[:, 6:], model(other)[:, 6:])
+
+
+def test_bad_requests_are_named(tmp_path: Path):
+    with pytest.raises(InputError, match="scale='huge'"):
+        compare_optimizers("huge")
+    with pytest.raises(InputError, match="the gpt is for text"):
+        make_task("gpt", "digits")
+    with pytest.raises(InputError, match="net 'rnn' is not known"):
+        make_task("rnn", "digits")
+    (tmp_path / "bad").write_text("{}\n")
+    with pytest.raises(InputError, match="not a file of optimizer runs"):
+        read_trials(tmp_path / "bad")
