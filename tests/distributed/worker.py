@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import os
 import sys
@@ -31,6 +32,7 @@ def main() -> None:
             start = time.perf_counter()
             try:
                 torch.manual_seed(0)
+                faulthandler.dump_traceback_later(55)  # before the group's timeout ends a process
                 case(folder)
                 dist.barrier()
             except BaseException:
@@ -38,6 +40,7 @@ def main() -> None:
                 os._exit(1)  # the others may wait for this process
             if dist.get_rank() == 0:
                 print(f"passed {name}.{label} in {time.perf_counter() - start:.1f} s", flush=True)
+    faulthandler.cancel_dump_traceback_later()
     dist.destroy_process_group()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import reduce
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,12 +15,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import gramscope as gs
-from all_reduce_experts import OPTIONS, routed
 from cases import BY_NAME, normal, pooled, refused, split
 from comparing import assert_same
 from gramscope.notes import joined
 from gramscope.statistics.result import Statistics
-from two_processes import answers
+from routed_experts import OPTIONS, routed
 
 
 @given(st.permutations(range(12)), st.lists(st.integers(1, 11), min_size=0, max_size=3), st.booleans())
@@ -93,11 +91,6 @@ def test_parts_collected_with_other_options_are_refused() -> None:
         other = gs.collect(model, (x, y), F.cross_entropy, **options)
         refused(full.merge, other, match=f"different options: {name}=")
         refused(other.merge, full, match=f"different options: {name}=")
-
-
-def test_all_reduce_over_two_processes(tmp_path: Path) -> None:
-    expected = ["same", "InputError different weights", "InputError different options"]
-    assert answers("all_reduce_experts.py", tmp_path) == [expected, expected]
 
 
 def test_jacobians_that_some_batches_are_too_wide_for() -> None:

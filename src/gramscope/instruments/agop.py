@@ -10,12 +10,13 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gramscope.distributed.groups import Group
 from gramscope.errors import InputError, LayerError, ResultWarning
 from gramscope.layers.batches import Unpack, batches, is_array, is_floating, reading, split_batch, to_device
 from gramscope.layers.jacobians import MEMORY, check_samples_are_independent, jacobian_chunks
@@ -37,6 +38,9 @@ from gramscope.linalg.psd import psd_power, symmetric_product
 from gramscope.notes import Note, joined
 from gramscope.statistics.collect import collect
 from gramscope.statistics.layer import LayerStatistics
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 #: samples a tensor of inputs is cut into, so that memory does not grow with it
 BATCH = 512
@@ -61,6 +65,8 @@ def agop(
     memory: int = MEMORY,
     batch_dim: int = 0,
     unpack: Unpack | None = None,
+    process_group: Group = None,
+    mesh: DeviceMesh | None = None,
 ) -> dict[str, Tensor]:
     """Average gradient outer product at the input of every layer, ``{layer: [d, d]}``, in the weights' precision.
 
@@ -80,6 +86,8 @@ def agop(
         memory: bytes a chunk of Jacobians may take.
         batch_dim: axis of the batch in inputs, in outputs and at Linear layers (1 for sequence-first models).
         unpack: ``batch -> (inputs, target)`` for loaders that yield something else.
+        process_group, mesh: the processes whose inputs are one sample, by default all; ``process_group=False`` for this
+            process alone (:func:`gramscope.collect`).
 
     >>> import torch, gramscope as gs
     >>> net = torch.nn.Linear(3, 1, bias=False)
@@ -87,7 +95,14 @@ def agop(
     >>> torch.allclose(G, net.weight.T @ net.weight)
     True
     """
-    options = {"output": output, "sketch": sketch, "generator": generator, "memory": memory, "unpack": unpack}
+    options: dict[str, Any] = {
+        "output": output,
+        "sketch": sketch,
+        "generator": generator,
+        "memory": memory,
+        "unpack": unpack,
+    }
+    options |= {"process_group": process_group, "mesh": mesh}
     stats = _kernels(model, inputs, batch_dim, layers=layers, **options)
     result = {}
     for layer in stats:
@@ -110,6 +125,8 @@ def tangent_kernel(
     memory: int = MEMORY,
     batch_dim: int = 0,
     unpack: Unpack | None = None,
+    process_group: Group = None,
+    mesh: DeviceMesh | None = None,
 ) -> dict[str, Any]:
     """``{layer: K}``, or ``{layer: TangentKernel(K, K_centered)}`` when a reference network is given.
 
@@ -124,7 +141,14 @@ def tangent_kernel(
     >>> gs.tangent_kernel(net, torch.rand(8, 3), reference=copy.deepcopy(net))["0"].K_centered.abs().max().item()
     0.0
     """
-    options = {"output": output, "sketch": sketch, "generator": generator, "memory": memory, "unpack": unpack}
+    options: dict[str, Any] = {
+        "output": output,
+        "sketch": sketch,
+        "generator": generator,
+        "memory": memory,
+        "unpack": unpack,
+    }
+    options |= {"process_group": process_group, "mesh": mesh}
     stats = _kernels(model, inputs, batch_dim, layers=layers, reference=reference, **options)
     if reference is None:
         return {layer.name: layer.K for layer in stats}

@@ -5,16 +5,20 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable
+from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from gramscope.distributed.gathered import gathered
+from gramscope.distributed.groups import Group, find_exchange
 from gramscope.errors import GramscopeWarning, InputError, NumericalError
 from gramscope.instruments.readout import nearest_mean_agreement
 from gramscope.layers.losses import Loss
 from gramscope.layers.model_call import may_compute_loss
+from gramscope.layers.modules import unwrap
 from gramscope.layers.select import LayerSelector, select_layers
 from gramscope.layers.validity import check_reference
 from gramscope.measures.columns import AT_INPUTS, DEFAULT, MEASURES, OF_FEATURES, Context, Missing
@@ -25,6 +29,9 @@ from gramscope.statistics.collect import collect
 from gramscope.statistics.layer import LayerStatistics, NotCollected
 from gramscope.statistics.progress import progress_bar
 from gramscope.statistics.result import Statistics
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 def measure(
@@ -41,9 +48,14 @@ def measure(
     intercept: bool = False,
     center: bool = False,
     weight_decay: float | None = None,
+    process_group: Group = None,
+    mesh: DeviceMesh | None = None,
     **collecting: Any,
 ) -> Table:
     """Measure every layer of ``model`` on the data of ``loader``.
+
+    In several processes of ``torch.distributed`` each reads its own part of the data, which may be empty, and all return
+    the table of all data.
 
     Args:
         model: any module; it is left as it was.
@@ -60,6 +72,8 @@ def measure(
         intercept: fit target linearity with an intercept.
         center: Pearson instead of cosine in the correlations of the NFA and of the canonical representation.
         weight_decay: λ of the training, for ``fact_residual``; that of ``torch.optim.SGD``.
+        process_group, mesh: the processes whose data are one sample, by default all; ``process_group=False`` for this process
+            alone (:func:`gramscope.collect`).
         **collecting: further options of :func:`gramscope.collect` (``tokens``, ``outputs``, ``reduction``, ``targets``,
             ``ignore_index``, ``sketch``, …).
 
@@ -88,34 +102,40 @@ def measure(
     }
     options |= collecting
     twin = reference if "reference_jacobians" in needs else None
-    statistics = collect(model, loader, loss, reference=twin, **options)
-    if loss is None and not statistics.network.terms:  # the model takes labels, but got none or returned no loss
-        names = _names(measures, given - of_loss)
-    others = None
-    if held_out is not None:
-        options |= {"gradients": False, "residuals": False, "autograd": False, "jacobians": False}
-        others = collect(model, held_out, loss, **options)
-    weights = {}
-    if reference is not None:
-        check_reference(model, reference)
-        weights = {layer.name: layer.weight().double() for layer in select_layers(reference, layers)}
-    again: dict[str, Any] = {
-        name: collecting[name] for name in ("unpack", "eval_mode", "batch_dim", "targets") if name in collecting
-    }
-    again["ignore_index"] = statistics.options["ignore_index"]
-    nearest_mean = partial(nearest_mean_agreement, model=model, loader=loader, **again)
-    context = Context(
-        statistics,
-        gamma,
-        ridge,
-        intercept,
-        center,
-        weights,
-        others,
-        nearest_mean=nearest_mean,
-        weight_decay=weight_decay,
-    )
-    return table_of(statistics, names, context, collecting.get("progress", True))
+    options |= {"process_group": process_group, "mesh": mesh}
+    exchange = find_exchange(process_group, mesh, model)
+    with ExitStack() as whole:
+        for network in (model, *([] if reference is None else [reference])):
+            whole.enter_context(gathered(unwrap(network), exchange))
+        statistics = collect(model, loader, loss, reference=twin, **options)
+        if loss is None and not statistics.network.terms:  # the model takes labels, but got none or returned no loss
+            names = _names(measures, given - of_loss)
+        others = None
+        if held_out is not None:
+            options |= {"gradients": False, "residuals": False, "autograd": False, "jacobians": False}
+            others = collect(model, held_out, loss, **options)
+        weights = {}
+        if reference is not None:
+            check_reference(model, reference)
+            weights = {layer.name: layer.weight().double() for layer in select_layers(reference, layers)}
+        again: dict[str, Any] = {
+            name: collecting[name] for name in ("unpack", "eval_mode", "batch_dim", "targets") if name in collecting
+        }
+        again["ignore_index"] = statistics.options["ignore_index"]
+        again["exchange"] = exchange if statistics.processes > 1 else None
+        nearest_mean = partial(nearest_mean_agreement, model=model, loader=loader, **again)
+        context = Context(
+            statistics,
+            gamma,
+            ridge,
+            intercept,
+            center,
+            weights,
+            others,
+            nearest_mean=nearest_mean,
+            weight_decay=weight_decay,
+        )
+        return table_of(statistics, names, context, collecting.get("progress", True))
 
 
 def table_of(statistics: Statistics, names: Iterable[str], context: Context, progress: bool = True) -> Table:

@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from numbers import Integral
 from typing import Any
 
 import torch
 from torch import nn
 
+from gramscope.distributed.gathered import is_sharded
+from gramscope.distributed.groups import find_exchange
 from gramscope.errors import InputError, NumericalError
 from gramscope.instruments.history import Records
 from gramscope.instruments.log import Log, PictureWriter, check_log, write_pictures, write_record
 from gramscope.instruments.measure import measure
 from gramscope.instruments.pictures import input_diagonals, layer_spectra
-from gramscope.layers.batches import Unpack, batches, head, to_device
+from gramscope.layers.batches import NoBatchError, Unpack, batches, head, to_device
 from gramscope.layers.hooks import first_tensor
 from gramscope.layers.losses import Loss
 from gramscope.layers.model_call import model_device, model_dtype
@@ -70,6 +73,9 @@ class Monitor:
             was asked for, at the cost of a second pass) of the AGOP as images.
         unpack: ``batch -> (inputs, target)`` for loaders that yield something else.
         **options: further options of :func:`gramscope.measure` (``ridge``, ``tokens``, ``output``, ``reduction``, …).
+
+    In several processes of ``torch.distributed`` each holds samples of its own part of the data, and all of them record the
+    measures of all held samples; ``process_group=False`` measures in this process alone.
 
     Creating the monitor makes the first record, of step 0. Between records :meth:`step` only counts. Once the model's
     outputs or the loss are NaN or infinite, records hold no layers but a note on that, and the run goes on.
@@ -123,7 +129,8 @@ class Monitor:
             reference=reference if needs_reference else None,
         )
         batch_dim = options.get("batch_dim", 0)
-        self._data = hold(data, samples, unpack, model_device(model), model_dtype(model), batch_dim)
+        together = find_exchange(options.get("process_group"), options.get("mesh"), model) is not None
+        self._data = hold(data, samples, unpack, model_device(model), model_dtype(model), batch_dim, together)
         self.record()
 
     def step(self) -> dict[str, Any] | None:
@@ -145,11 +152,13 @@ class Monitor:
         self.records.append(record)
         if self._log is not None:
             write_record(self._log, record)
-        if isinstance(self._log, PictureWriter) and table.rows:
+        if isinstance(self._log, PictureWriter) and table.rows and self._data:
             self._write_pictures(self._log)
         return record
 
     def _write_pictures(self, log: PictureWriter) -> None:
+        if any(is_sharded(p) for p in self.model.parameters()):  # whole weights would need the other processes
+            return
         layers, output = self._options["layers"], self._options.get("output")
         agop = self._jacobians and self._options.get("sketch") is None  # all outputs, or none
         diagonals = input_diagonals(self.model, self._data, layers, agop=agop, output=output)
@@ -207,6 +216,7 @@ def hold(
     device: torch.device,
     dtype: torch.dtype | None = None,
     batch_dim: int = 0,
+    may_be_empty: bool = False,
 ) -> list[tuple[Any, Any]]:
     """The first ``samples`` samples of tensors, arrays (as ``dtype``), a loader or a data set, as batches on ``device``.
 
@@ -214,7 +224,8 @@ def hold(
     """
     held: list[tuple[Any, Any]] = []
     count = 0
-    with torch.random.fork_rng(devices=[]):  # a shuffling loader draws from the global generator
+    ignored = (NoBatchError,) if may_be_empty else ()
+    with suppress(*ignored), torch.random.fork_rng(devices=[]):  # a shuffling loader draws from the global generator
         for inputs, target in batches(data, unpack, dtype):
             first = first_tensor(inputs)
             n = 0 if first is None else first.shape[batch_dim] if first.dim() > batch_dim else 1

@@ -70,7 +70,7 @@ def input_diagonals(
     if agop:
         device = model_device(model)
         inputs = [(to_device(x, device), None) for x, _ in held]
-        K = tangent_kernel(model, inputs, layer.name, output=output)[layer.name].to(W)
+        K = tangent_kernel(model, inputs, layer.name, output=output, process_group=False)[layer.name].to(W)
         found["agop"] = ((K @ W) * W).sum(0).reshape(shape)
     return {layer.name: found}
 

@@ -2,30 +2,46 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from gramscope.errors import InputError
-from gramscope.layers.batches import Unpack, batches, is_array, to_device
+from gramscope.distributed.attendance import Attendance
+from gramscope.distributed.exchange import Exchange
+from gramscope.distributed.groups import Group, find_exchange
+from gramscope.errors import InputError, ResultWarning
+from gramscope.layers.batches import NoBatchError, Unpack, batches, is_array, to_device
 from gramscope.layers.labels import LabelReader
 from gramscope.layers.linear_layer import effective_weight
 from gramscope.layers.model_call import call_model, evaluating, model_device, model_dtype
 from gramscope.layers.modules import unwrap
 from gramscope.layers.positions import flattened
 from gramscope.layers.tape import capture
-from gramscope.linalg.arrays import Array, to_double
+from gramscope.linalg.arrays import Array, as_tensor, to_double
+from gramscope.linalg.moments import ClassMoments
 from gramscope.measures.neural_collapse import NeuralCollapse, nearest_class, neural_collapse_from_rows
 from gramscope.statistics.features import IGNORED
 from gramscope.statistics.layer import LayerStatistics
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 #: weight [C, d], a pair of weight and bias, or a module with ``weight`` and ``bias``
 Readout: TypeAlias = Array | Sequence[Array | None] | nn.Module
 
 
-def neural_collapse(H: Array, labels: Array, readout: Readout | None = None) -> NeuralCollapse:
+def neural_collapse(
+    H: Array,
+    labels: Array,
+    readout: Readout | None = None,
+    *,
+    process_group: Group = None,
+    mesh: DeviceMesh | None = None,
+) -> NeuralCollapse:
     """NC1–NC4 of penultimate features; see :func:`~gramscope.measures.neural_collapse.neural_collapse_from_rows`.
 
     Args:
@@ -33,12 +49,35 @@ def neural_collapse(H: Array, labels: Array, readout: Readout | None = None) -> 
         labels: integers ``[n]``; with a readout its row numbers.
         readout: weight ``[C, d]``, a pair of weight and bias, or a module with both (its weight may be parametrised);
             needed for NC3 and NC4.
+        process_group, mesh: the processes whose rows are one sample, by default all of ``torch.distributed``;
+            ``process_group=False`` for this process alone. The rows of all are sent to all; ``gs.measure`` with ``"nc1"`` to
+            ``"nc4"`` sends class means and scatter instead.
 
     >>> H = torch.tensor([[1.0, 0.0], [1.0, 0.0], [-1.0, 0.0], [-1.0, 0.0]])
     >>> neural_collapse(H, torch.tensor([0, 0, 1, 1]), nn.Linear(2, 2)).nc1
     0.0
     """
+    exchange = find_exchange(process_group, mesh)
+    if exchange is not None:
+        H, labels = _rows_of_all(H, labels, exchange)
     return neural_collapse_from_rows(H, labels, *_weight_and_bias(readout))
+
+
+def _rows_of_all(H: Array, labels: Array, exchange: Exchange) -> tuple[Array, Array]:
+    """The rows of all processes, in their order; this one's own, with a warning, where the others do not take part."""
+    absent = Attendance(exchange).absent()
+    if absent:
+        warnings.warn(
+            f"neural collapse of the rows of process {exchange.rank} alone: processes {', '.join(map(str, absent))} of "
+            f"{exchange.size} did not take part; process_group=False does not wait for them",
+            ResultWarning,
+            stacklevel=3,
+        )
+        return H, labels
+    features, classes = as_tensor(H, "H").detach(), as_tensor(labels, "labels").detach()
+    found = exchange.gather_objects((features.cpu(), classes.cpu()))
+    parts = [part for part in found if len(part[0])] or found[:1]
+    return tuple(torch.cat(column).to(features.device) for column in zip(*parts, strict=True))  # type: ignore[return-value]
 
 
 def _weight_and_bias(readout: Any) -> tuple[Any, Any]:
@@ -63,12 +102,14 @@ def nearest_mean_agreement(
     batch_dim: int = 0,
     targets: Callable[[Any, Any], Tensor] | None = None,
     ignore_index: int = IGNORED,
+    exchange: Exchange | None = None,
 ) -> float:
     """Share of samples, or labelled tokens, whose nearest class mean is the class with the largest score.
 
     Args:
         layer: statistics of the readout, with the class means of its inputs.
         model, loader, unpack, eval_mode, batch_dim, targets, ignore_index: what the statistics were collected with.
+        exchange: the processes whose data they are of.
     """
     classes = None if layer.features is None else layer.features.classes
     if classes is None:
@@ -77,6 +118,36 @@ def nearest_mean_agreement(
         raise InputError(
             "NC4 reads the data twice, and this loader can be read once; give a DataLoader or a list of batches"
         )
+    read = partial(_agreement, layer, classes, model, loader, unpack, eval_mode, batch_dim, targets, ignore_index)
+    if exchange is None:
+        agree, count = read()
+        return agree / count
+    agree, count, error = 0, 0, None
+    try:
+        agree, count = read()
+    except NoBatchError:
+        pass
+    except Exception as raised:
+        error = raised
+    device = model_device(model)
+    exchange.raise_together(error, device)
+    numbers = torch.tensor([agree, count], device=device)
+    exchange.add(numbers)
+    return int(numbers[0]) / int(numbers[1])
+
+
+def _agreement(
+    layer: LayerStatistics,
+    classes: ClassMoments,
+    model: nn.Module,
+    loader: Any,
+    unpack: Unpack | None,
+    eval_mode: bool,
+    batch_dim: int,
+    targets: Callable[[Any, Any], Tensor] | None,
+    ignore_index: int,
+) -> tuple[int, int]:
+    """How many rows agree, and how many there are."""
     agree = count = 0
     device, root = model_device(model), unwrap(model)
     with (
@@ -99,4 +170,4 @@ def nearest_mean_agreement(
             agree += int((nearest == scores.argmax(1).to(nearest.device)).sum())
             count += nearest.shape[0]
             tape.clear()
-    return agree / count
+    return agree, count

@@ -84,11 +84,12 @@ def batches(data: Any, unpack: Unpack | None = None, dtype: torch.dtype | None =
         unpack: ``batch -> (inputs, target)`` for anything else.
         dtype: what floating-point NumPy arrays are converted to; tensors stay as they are.
     """
-    count = 0
-    for batch in _loader(data):
+    count, loader = 0, iter(_loader(data))
+    for batch in loader:
         inputs, target = (_tensors(part, dtype) for part in split_batch(batch, unpack))
         if _batch_size(inputs) == 0:
-            raise InputError(f"batch {count} of the loader is empty")
+            only = count == 0 and next(loader, None) is None
+            raise (NoBatchError if only else InputError)(f"batch {count} of the loader is empty")
         count += 1
         yield inputs, target
     if count == 0:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from gramscope.errors import InputError
+from gramscope.distributed.attendance import Attendance
+from gramscope.distributed.exchange import Exchange
+from gramscope.distributed.gathered import check_not_flattened, gathered
+from gramscope.distributed.groups import Group, find_exchange
+from gramscope.errors import InputError, ResultWarning
 from gramscope.layers.batches import NoBatchError, Unpack, batches, to_device
 from gramscope.layers.jacobians import MEMORY, check_samples_are_independent
 from gramscope.layers.losses import Loss
@@ -25,13 +31,18 @@ from gramscope.layers.modules import unwrap
 from gramscope.layers.select import LayerSelector, select_modules
 from gramscope.layers.tape import Tape, capture
 from gramscope.layers.validity import check_reference
+from gramscope.notes import Note
 from gramscope.statistics.accumulate import Accumulator
 from gramscope.statistics.collect_options import Options
 from gramscope.statistics.features import IGNORED, Tokens
 from gramscope.statistics.layouts import check_channels, layout, sample_axes
 from gramscope.statistics.one_batch import BatchRunner
+from gramscope.statistics.processes import over_processes
 from gramscope.statistics.progress import progress_bar
 from gramscope.statistics.result import Statistics
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 def collect(
@@ -64,8 +75,13 @@ def collect(
     dtype: torch.dtype = torch.float64,
     at_inputs: Sequence[str] = (),
     progress: bool = True,
+    process_group: Group = None,
+    mesh: DeviceMesh | None = None,
 ) -> Statistics:
     """Collect the statistics of every layer in one pass over ``loader``; results do not depend on the batch size.
+
+    In several processes of ``torch.distributed`` each reads its own part of the data, which may be empty, and all return
+    the statistics of all data.
 
     Args:
         model: any module; it is left as it was.
@@ -113,6 +129,11 @@ def collect(
         at_inputs: ``"covariance"``, ``"jacobians"`` or both, to keep ``WᵀΣW`` and ``WᵀKW``, which are d×d, in place of Σ and K
             where k > d (:class:`~gramscope.statistics.layer.LayerStatistics`).
         progress: show a bar with the time left, on terminals; ``False`` for none.
+        process_group: the processes whose data are one sample: by default those of a ``DistributedDataParallel`` model, else
+            the default group of ``torch.distributed`` where there is one; ``False`` for this process alone. A process whose
+            others do not call this function too waits for them for a minute and then returns the statistics of its own data,
+            with a warning and a note.
+        mesh: a device mesh of one dimension, in place of ``process_group``.
 
     >>> import torch, gramscope as gs
     >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
@@ -124,6 +145,10 @@ def collect(
     if loss is not None and not callable(loss):
         raise InputError(f"loss={loss!r} is not callable; give a criterion or a function of (output, target)")
     root = unwrap(model)
+    check_not_flattened(root)
+    exchange = find_exchange(process_group, mesh, model)
+    if generator is None:  # every process draws signs of its own for sketched Jacobians
+        generator = torch.Generator().manual_seed(0 if exchange is None else exchange.rank)
     if reference is not None:
         check_reference(root, reference)
     modules = select_modules(root, outputs) if outputs else {}
@@ -149,6 +174,58 @@ def collect(
     options = replace(asked, gradients=gradients and (loss is not None or may_compute_loss(root)))
     runner = BatchRunner(model, loss, reduction, output, targets, options)
     accumulator = Accumulator(options, generator, sample_axes(root, batch_dim), modules)
+    read = partial(_read, model, reference, loader, layers, outputs, unpack, runner, accumulator, progress)
+    with ExitStack() as whole:
+        for network in (root, *([] if reference is None else [unwrap(reference)])):
+            whole.enter_context(gathered(network, exchange))
+        return read() if exchange is None else _read_together(read, exchange, model_device(model))
+
+
+def _read_together(read: Callable[..., Statistics], exchange: Exchange, device: torch.device) -> Statistics:
+    """The statistics of the data of all processes; of this one's own where the others do not take part."""
+    attendance = Attendance(exchange)
+    own, error = None, None
+    try:
+        own = read(may_be_empty=True)
+    except Exception as raised:
+        error = raised
+    absent = attendance.absent()
+    if not absent:
+        exchange.raise_together(error, device)
+    if own is None:
+        assert error is not None
+        raise error
+    whole = own if absent else over_processes(own, exchange, device)
+    if whole.n == 0:
+        raise NoBatchError("the loader yielded no batch" if absent else "the loaders of all processes yielded no batch")
+    return _noted(whole, absent, exchange) if absent else whole
+
+
+def _noted(own: Statistics, absent: Sequence[int], exchange: Exchange) -> Statistics:
+    """Statistics of this process's data, with a warning and a note that they are."""
+    text = (
+        f"of the data of process {exchange.rank} alone: processes {', '.join(map(str, absent))} of {exchange.size} did not "
+        "measure with it; process_group=False measures in one process without waiting for others"
+    )
+    warnings.warn(f"statistics {text}", ResultWarning, stacklevel=4)
+    return replace(own, notes={**own.notes, "(processes)": (Note("doubtful", text),)})
+
+
+def _read(
+    model: nn.Module,
+    reference: nn.Module | None,
+    loader: Any,
+    layers: LayerSelector,
+    outputs: str | Sequence[str],
+    unpack: Unpack | None,
+    runner: BatchRunner,
+    accumulator: Accumulator,
+    progress: bool,
+    may_be_empty: bool = False,
+) -> Statistics:
+    """The statistics of one pass over the data of this process."""
+    options = runner.options
+    root = unwrap(model)
     names: list[str] = []
     bar = progress_bar("collecting", _count(loader), progress)
     try:
@@ -169,20 +246,10 @@ def collect(
                 tape.clear()
                 advance()
     except NoBatchError:
-        if not _among_processes():
+        if not may_be_empty:
             raise
-        # the others wait for this process in all_reduce, so that its part of the data may be empty
         return Statistics({}, options=options.to_dict(names, reference is not None))
     return accumulator.result(tape.unsupported, options.to_dict(list(tape.records), reference is not None))
-
-
-def _among_processes() -> bool:
-    """Whether this is one of several processes of ``torch.distributed``."""
-    return (
-        torch.distributed.is_available()
-        and torch.distributed.is_initialized()
-        and torch.distributed.get_world_size() > 1
-    )
 
 
 def _count(loader: Any) -> int | None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import reduce
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import Tensor
 
+from gramscope.distributed.groups import Group, find_exchange
 from gramscope.errors import InputError, LayerError
 from gramscope.notes import Note, read_notes
 from gramscope.statistics.feature_statistics import FeatureStatistics, merge_features
@@ -20,6 +19,9 @@ from gramscope.statistics.layer import (
     merge_layers,
     merge_networks,
 )
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 #: stands for every layer in ``Statistics.left_out``
 EVERY = "*"
@@ -39,6 +41,7 @@ class Statistics:
         left_out: pairs of a layer (``"<module> (output)"`` for a module's output, ``"*"`` for every layer) and the field
             that some part of the data cannot have, so that none has it.
         options: what was asked for; only statistics of the same options can be merged.
+        processes: how many processes of ``torch.distributed`` these are the statistics of.
     """
 
     layers: dict[str, LayerStatistics]
@@ -47,6 +50,7 @@ class Statistics:
     notes: dict[str, tuple[Note, ...]] = field(default_factory=dict)
     left_out: frozenset[tuple[str, str]] = frozenset()
     options: dict[str, Any] = field(default_factory=dict)
+    processes: int = 1
 
     def __repr__(self) -> str:
         """Its size, without the tensors."""
@@ -87,23 +91,21 @@ class Statistics:
         notes = true_notes(self.notes, layers) | true_notes(other.notes, layers)
         return Statistics(layers, outputs, network, notes, self.left_out | other.left_out, self.options).settled()
 
-    def all_reduce(self) -> Statistics:
-        """Statistics of all processes of the default ``torch.distributed`` group; unchanged when there is none.
+    def all_reduce(self, process_group: Group = None, mesh: DeviceMesh | None = None) -> Statistics:
+        """Statistics of all processes, the same in each; unchanged where there is one, or where they are those of all already.
 
-        Every process must have collected with the same options and the same weights. One layer after the other is sent
-        to every process and merged there, in the order of the processes, so that all of them have the same numbers.
+        ``gs.collect`` does this itself; it is for statistics that were collected with ``process_group=False``, or loaded. All
+        processes must have collected with the same options and the same weights.
+
+        Args:
+            process_group, mesh: as for :func:`gramscope.collect`.
         """
-        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        from gramscope.statistics.processes import over_processes
+
+        exchange = find_exchange(process_group, mesh)
+        if exchange is None or self.processes > 1:
             return self
-        heads = _gather(replace(self, layers={}, outputs={}))
-        whole = reduce(Statistics.merge, heads)
-        layers = _reduce_named(self.layers, merge_layers)
-        outputs = _reduce_named(self.outputs, merge_features)
-        notes: dict[str, tuple[Note, ...]] = {}
-        for head in heads:
-            notes |= true_notes(head.notes, layers)
-        whole = replace(whole, layers=layers, outputs=outputs, notes=notes).settled()
-        return _moved(whole, next((layer.weight.device for layer in self), torch.device("cpu")))
+        return over_processes(self, exchange, next((layer.weight.device for layer in self), torch.device("cpu")))
 
     def settled(self) -> Statistics:
         """The same, with all samples counted in every layer; a statistic missing in one part is dropped for all."""
@@ -175,30 +177,3 @@ def _merge_named(a: dict[str, Part], b: dict[str, Part], merge: Callable[[Part, 
         name: merge(a[name], b[name]) if name in a and name in b else a[name] if name in a else b[name]
         for name in woven(list(a), list(b))
     }
-
-
-def _reduce_named(mine: dict[str, Part], merge: Callable[[Part, Part], Part]) -> dict[str, Part]:
-    """The parts of all processes merged, one name at a time: all of them at once would take too much memory."""
-    merged: dict[str, Part] = {}
-    for name in reduce(woven, _gather(list(mine))):
-        for part in _gather({name: mine[name]} if name in mine else {}):
-            merged = _merge_named(merged, part, merge)
-    return merged
-
-
-def _moved(value: Part, device: torch.device) -> Part:
-    """A statistic, or a dictionary of them, with its tensors on ``device``."""
-    if isinstance(value, Tensor):
-        return value.to(device)  # type: ignore[return-value]
-    if isinstance(value, dict):
-        return {key: _moved(item, device) for key, item in value.items()}  # type: ignore[return-value]
-    if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{f.name: _moved(getattr(value, f.name), device) for f in fields(value)})
-    return value
-
-
-def _gather(value: Part) -> list[Part]:
-    """The values of all processes, in their order, with tensors on the CPU."""
-    found: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(found, _moved(value, torch.device("cpu")))
-    return found

@@ -1,0 +1,126 @@
+"""Statistics of several processes as one: sums are added by all-reduce, moments of features are sent and merged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass, replace
+from functools import reduce
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from gramscope.distributed.exchange import Exchange
+from gramscope.errors import InputError
+from gramscope.statistics.feature_statistics import merge_features
+from gramscope.statistics.layer import SUMS, LayerStatistics, merge_layers
+from gramscope.statistics.result import Statistics, true_notes, woven
+
+Part = TypeVar("Part")
+CPU = torch.device("cpu")
+
+
+def over_processes(own: Statistics, exchange: Exchange, device: torch.device) -> Statistics:
+    """Statistics of all processes together, the same in each of them.
+
+    Every process must have collected with the same options and the same weights; a process without data takes part with none.
+    One layer after the other is reduced, so that no process holds more than two copies of a layer's features.
+
+    Args:
+        own: of this process.
+        exchange: the processes.
+        device: where the results are kept, and where the group's operations work.
+    """
+    outlines = exchange.gather_objects([_outline(layer) for layer in own])
+    heads = exchange.gather_objects(moved(replace(own, layers={}, outputs={}), CPU))
+    whole: Statistics = reduce(Statistics.merge, heads)
+    layers = {}
+    for name in reduce(woven, [[outline["name"] for outline in found] for found in outlines]):
+        same = [outline for found in outlines for outline in found if outline["name"] == name]
+        _check_alike(name, same)
+        layers[name] = _layer(name, own.layers.get(name), same, exchange, device)
+    outputs = {}
+    for name in reduce(woven, exchange.gather_objects(list(own.outputs))):
+        outputs[name] = _merged(own.outputs.get(name), merge_features, exchange, device)
+    notes: dict[str, Any] = {}
+    for head in heads:
+        notes |= true_notes(head.notes, layers)
+    return replace(moved(whole, device), layers=layers, outputs=outputs, notes=notes, processes=exchange.size).settled()
+
+
+def _outline(layer: LayerStatistics) -> dict[str, Any]:
+    """What must be known of a layer before its sums are added: shapes, and two numbers that tell its weights apart."""
+    sums = {what: getattr(layer, what) for what in SUMS}
+    W = layer.weight.double()
+    return {
+        "name": layer.name,
+        "shape": tuple(layer.weight.shape),
+        "weight": (float(W.sum()), float(W.square().sum())),
+        "shared": layer.shared,
+        "sums": {what: (tuple(value.shape), value.dtype) for what, value in sums.items() if value is not None},
+        "features": layer.features is not None,
+    }
+
+
+def _check_alike(name: str, outlines: Sequence[dict[str, Any]]) -> None:
+    if len({(outline["shape"], outline["weight"]) for outline in outlines}) > 1:
+        raise InputError(f"layer {name!r}: the processes collected with different weights")
+
+
+def _layer(
+    name: str,
+    own: LayerStatistics | None,
+    outlines: Sequence[dict[str, Any]],
+    exchange: Exchange,
+    device: torch.device,
+) -> LayerStatistics:
+    if len(outlines) < exchange.size:  # some process has not seen it
+        weight = _merged(None if own is None else own.weight, lambda a, b: a, exchange, device)
+    else:
+        assert own is not None
+        weight = own.weight
+    sums: dict[str, Any] = {}
+    for what in SUMS:
+        kinds = {found["sums"][what] for found in outlines if what in found["sums"]}
+        mine = None if own is None else getattr(own, what)
+        if len(kinds) == 1:
+            shape, dtype = kinds.pop()
+            total = (
+                torch.zeros(shape, dtype=dtype, device=device)
+                if mine is None
+                else mine.to(device, copy=True).contiguous()
+            )
+            exchange.add(total)
+            sums[what] = total
+        elif kinds:  # parts of different numbers
+            kept: dict[str, Any] = {what: mine}
+            part = None if own is None else replace(LayerStatistics(name, weight[:0], 0), **kept)
+            found = _merged(part, merge_layers, exchange, device)
+            sums[what] = getattr(found, what)
+    features = None
+    if any(found["features"] for found in outlines):
+        features = _merged(None if own is None else own.features, merge_features, exchange, device)
+    shared = any(found["shared"] for found in outlines)
+    return replace(LayerStatistics(name, weight, 0, features=features, shared=shared), **sums)
+
+
+def _merged(mine: Part | None, merge: Callable[[Part, Part], Part], exchange: Exchange, device: torch.device) -> Part:
+    """The parts of all processes merged in their order, one after the other; ``None`` counts as no part."""
+    result: Part | None = None
+    for rank in range(exchange.size):
+        part = exchange.object_from(rank, moved(mine, CPU) if rank == exchange.rank else None)
+        if part is not None:
+            result = part if result is None else merge(result, part)
+    assert result is not None
+    return moved(result, device)
+
+
+def moved(value: Part, device: torch.device) -> Part:
+    """A statistic, or a dictionary of them, with its tensors on ``device``."""
+    if isinstance(value, Tensor):
+        return value.to(device)  # type: ignore[return-value]
+    if isinstance(value, dict):
+        return {key: moved(item, device) for key, item in value.items()}  # type: ignore[return-value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{f.name: moved(getattr(value, f.name), device) for f in fields(value)})
+    return value
