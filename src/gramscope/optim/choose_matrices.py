@@ -10,11 +10,13 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from gramscope.distributed.gathered import check_not_flattened, is_sharded
 from gramscope.errors import InputError, LayerError, ResultWarning
 from gramscope.layers.kinds import AttentionProjectionKind, EmbeddingKind
 from gramscope.layers.modules import public_name, unwrap
 from gramscope.layers.select import select_layers
 from gramscope.optim.weight_matrix import WeightMatrix
+from gramscope.optim.whitening_processes import why_not_sharded
 
 #: tensors, ``(name, tensor)`` pairs as of ``named_parameters()``, or, with a model, names of layers or of their weights
 Parameters: TypeAlias = Iterable[Tensor | tuple[str, Tensor] | str]
@@ -50,6 +52,8 @@ def choose_matrices(
     Raises:
         InputError: a parameter in ``params`` is not in the optimizer or is no matrix, or no matrix is left.
     """
+    if model is not None:
+        check_not_flattened(model)
     names = _names(groups, model)
     known = {id(p): p for group in groups for p in group["params"]}
     if readout not in (True, False, "auto"):
@@ -185,8 +189,8 @@ def _refusal(matrix: WeightMatrix, known: dict[int, Tensor]) -> str | None:
     p = matrix.parameter
     if id(p) not in known:
         return "is not in the optimizer"
-    if hasattr(p, "device_mesh"):
-        return "is sharded over devices; whole matrices are needed"
+    if is_sharded(p) and why_not_sharded(matrix) is not None:
+        return why_not_sharded(matrix)
     if p.dim() < 2:
         return f"has {p.dim()} dimension(s), not a matrix"
     if p.numel() == 0:

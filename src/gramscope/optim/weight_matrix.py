@@ -70,6 +70,15 @@ class WeightMatrix:
         else:
             self.parameter.copy_(matrix.reshape(self.parameter.shape))
 
+    def native(self, matrix: Tensor, shape: torch.Size | None = None) -> Tensor:
+        """A matrix, or some of its columns, in the parameter's own form, or in that of a part of it of another ``shape``."""
+        shape = self.parameter.shape if shape is None else shape
+        return (
+            self.layers[0].kind.from_matrix(self.layers[0].module, matrix, shape)
+            if self.layers
+            else matrix.reshape(shape)
+        )
+
     def rows(self, layer: Layer, x: Tensor) -> Tensor:
         """A layer's native input as ``[…, b, d]``, with the constant column where the bias belongs to the matrix."""
         h = layer.kind.inputs(layer.module, x).flatten(-3, -2)

@@ -6,20 +6,28 @@ import math
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, get_args
+from functools import partial
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from gramscope.distributed.gathered import is_sharded
+from gramscope.distributed.groups import Group, find_exchange
 from gramscope.errors import InputError, NumericalError
 from gramscope.linalg.autocast import without_autocast
 from gramscope.linalg.polar import PolarMethod
 from gramscope.linalg.procrustes import Effort, Nearest, NearestWithGram
 from gramscope.optim.choose_matrices import Parameters, choose_matrices
 from gramscope.optim.weight_matrix import WeightMatrix
+from gramscope.optim.whitening_processes import Correction, Roles, divided, local, sharded, shards
 from gramscope.optim.wrapper import OptimizerWrapper
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 #: equal-shaped matrices are worked on together up to this many entries
 _STACK_ENTRIES = 1 << 22
@@ -39,11 +47,16 @@ class _GramUpdate(OptimizerWrapper):
         readout: bool | str = "auto",
         method: PolarMethod = "auto",
         tolerance: float = 0.02,
+        process_group: Group = None,
+        mesh: DeviceMesh | None = None,
     ) -> None:
         if method not in get_args(PolarMethod):
             raise InputError(f"method={method!r}; choose one of {', '.join(map(repr, get_args(PolarMethod)))}")
         self._nearest = NearestWithGram(method, tolerance)
         super().__init__(optimizer)
+        # without a sign that processes hold the same weights, each corrects its own
+        known = process_group is not None or mesh is not None or isinstance(model, DistributedDataParallel)
+        self._exchange = find_exchange(process_group, mesh, model) if known else None
         self._model = model
         several = isinstance(params, Iterable) and not isinstance(params, str | Tensor)
         self._params = list(params) if several else params  # type: ignore[arg-type]
@@ -66,8 +79,12 @@ class _GramUpdate(OptimizerWrapper):
         return sum(len(group["params"]) for group in self.param_groups)
 
     @abstractmethod
+    def roles(self, before: Tensor, proposed: Tensor) -> Roles:
+        """Which of the weights before and after the wrapped optimizer's step keep their Gram, and which are approached."""
+
     def corrected(self, before: Tensor, proposed: Tensor) -> Nearest:
         """The weights ``[count, k, d]`` that replace the proposal of the wrapped optimizer."""
+        return self._nearest(*self.roles(before, proposed))
 
     def summary(self) -> str:
         """A table of all parameters: which are corrected, as which matrices, and why the others are not.
@@ -105,32 +122,61 @@ class _GramUpdate(OptimizerWrapper):
             if matrix.parameter.grad is not None or matrix.parameter._version != versions[matrix.parameter]
         ]
         try:
-            corrections = self._corrections(touched, before)
+            corrections = self._all_corrections(touched, before)
         except BaseException:
             with torch.no_grad():
                 for parameter, old in before.items():
                     parameter.copy_(old)
             raise
-        for matrix, weights, excess in corrections:
-            matrix.assign(weights)
-            self.excess[matrix.name] = excess
+        with torch.no_grad():
+            for name, write, excess in corrections:
+                write()
+                self.excess[name] = excess
         return loss
+
+    @torch.no_grad()
+    def _all_corrections(self, matrices: Sequence[WeightMatrix], before: dict[Tensor, Tensor]) -> list[Correction]:
+        """The corrections of whole matrices, perhaps divided among processes, and of sharded ones."""
+        whole = [matrix for matrix in matrices if not is_sharded(matrix.parameter)]
+        others = [matrix for matrix in matrices if is_sharded(matrix.parameter)]
+        if whole and self._exchange is not None:
+            found = divided(whole, partial(self._corrections, before=before), self._exchange)
+        else:
+            found = [
+                Correction(matrix.name, partial(matrix.assign, weights), excess)
+                for matrix, weights, excess in self._corrections(whole, before)
+            ]
+        if not others:
+            return found
+        with without_autocast(others[0].parameter.device):
+            return found + sharded(others, before, self.roles, self.corrected, self.method)
 
     @torch.no_grad()
     def _check_gradients(self) -> None:
         """Raise if a gradient of a chosen matrix is not finite; nothing has been changed yet."""
-        given = {m.parameter.grad: m.name for m in self._choice.matrices if m.parameter.grad is not None}
+        chosen = [m for m in self._choice.matrices if m.parameter.grad is not None]
+        given = {local(m.parameter.grad): m.name for m in chosen}
+        error = self._error_of_gradients(given)
+        groups = {e.group.group_name: e for m in chosen if is_sharded(m.parameter) and (e := shards(m.parameter)[0])}
+        for exchange in groups.values():
+            exchange.raise_together(error, chosen[0].parameter.device)
+        if error is not None:
+            raise error
+
+    def _error_of_gradients(self, given: dict[Tensor, str]) -> NumericalError | None:
+        """An error that names the gradients that are not finite, if there are any."""
         by_device: dict[torch.device, list[Tensor]] = defaultdict(list)
         for norm in torch._foreach_norm([*given]) if given else ():
             by_device[norm.device].append(norm)
         if all(math.isfinite(sum(torch.stack(norms).tolist())) for norms in by_device.values()):
-            return
+            return None
         broken = [name for gradient, name in given.items() if not bool(gradient.isfinite().all())]
         if broken:
-            raise NumericalError(
+            return NumericalError(
                 f"the gradient of {', '.join(broken)} has NaN or infinite values; nothing was changed. Lower the learning "
                 "rate, clip the gradients, or skip such steps (torch.amp.GradScaler does)"
             )
+        return None
 
     def _snapshot(self, parameter: Tensor) -> Tensor:
         """A copy of the parameter; on the CPU in memory kept from the last step, as new memory costs more than the copy."""
@@ -220,6 +266,10 @@ class GramWhitened(_GramUpdate):
             polar factor itself, see :func:`gramscope.polar`.
         tolerance: ``"auto"`` may leave ``‖W⁺ − W₁‖`` by this part above its minimum. Where ill-conditioned weights would need
             too many iterations for that, :attr:`excess` and :meth:`summary` give an estimate of what was reached.
+        process_group: processes that hold the same weights and divide the corrections among them, by default those of a
+            ``DistributedDataParallel`` model; ``False``: every process corrects all. Parameters sharded by ``fully_shard`` or
+            as other DTensors are corrected by the processes that hold them (:mod:`gramscope.optim.whitening_processes`).
+        mesh: a device mesh of one dimension, in place of ``process_group``.
 
     Example:
         >>> import torch, gramscope as gs
@@ -237,8 +287,8 @@ class GramWhitened(_GramUpdate):
     verb = "whitened"
 
     @override
-    def corrected(self, before: Tensor, proposed: Tensor) -> Nearest:
-        return self._nearest(before, proposed)
+    def roles(self, before: Tensor, proposed: Tensor) -> Roles:
+        return Roles(target=before, source=proposed)
 
 
 class GramFixed(_GramUpdate):
@@ -251,8 +301,8 @@ class GramFixed(_GramUpdate):
     verb = "kept at its Gram"
 
     @override
-    def corrected(self, before: Tensor, proposed: Tensor) -> Nearest:
-        return self._nearest(proposed, before)
+    def roles(self, before: Tensor, proposed: Tensor) -> Roles:
+        return Roles(target=proposed, source=before)
 
 
 def _portions(matrices: Sequence[WeightMatrix], size: int) -> Iterator[Sequence[WeightMatrix]]:

@@ -450,8 +450,13 @@ class VCL(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a :meth:`state_dict`; training then continues with the same bits as without the interruption.
 
-        The model must hold the weights it had when the state was saved.
+        The model must hold the weights it had when the state was saved. States that torch's distributed checkpoint has stored,
+        which turns the numbers of parameters into text, are taken too.
         """
+        numbered = {
+            int(key) if str(key).isdigit() else key: value for key, value in state_dict.get("state", {}).items()
+        }
+        state_dict = {**state_dict, "state": numbered}
         facts = state_dict["param_groups"][0] if state_dict.get("param_groups") else {}
         name = facts.get("head")
         layers = {layer.name: layer for layer, _ in self._refused}

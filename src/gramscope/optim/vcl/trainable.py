@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from gramscope.distributed.gathered import check_not_flattened, is_sharded
 from gramscope.errors import LayerError
 from gramscope.layers.kinds import AttentionProjectionKind
 from gramscope.layers.linear_layer import Layer
@@ -33,6 +34,7 @@ def find_trainable(model: nn.Module, layers: LayerSelector, bias: bool) -> Train
             packed attention weight are chosen.
     """
     root = unwrap(model)
+    check_not_flattened(root)
     chosen = select_layers(root, layers, factors=True).layers
     if layers is None:
         chosen = tuple(layer for layer in chosen if not layer.kind.not_for_vcl)
@@ -82,8 +84,11 @@ def _refusal(layer: Layer, shared: dict[int, str]) -> str | None:
         return "has a computed weight (a parametrisation), which cannot be set"
     if not parameter.requires_grad:
         return "is frozen (requires_grad=False)"
-    if hasattr(parameter, "device_mesh"):
-        return "is sharded over devices; whole matrices are needed"
+    if is_sharded(parameter):
+        return (
+            "is sharded over processes: VCL decomposes whole matrices and keeps V beside them, which sharding is meant to "
+            "avoid. Train it in DistributedDataParallel, or with gs.GramWhitened, which works on shards"
+        )
     if parameter.numel() == 0:
         return f"has an empty weight of shape {tuple(parameter.shape)}"
     if id(parameter) in shared:
