@@ -1,5 +1,6 @@
 # make demo   set up .venv and run the demonstration on the data the package ships
-# make test   set up .venv and run every check: lint, types, tests, doctests, examples
+# make test   set up .venv and run every check: lint, types, tests, doctests, examples, and the documentation site
+# make docs   build the documentation into site/, running its tutorials; warnings are errors
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,12 +8,12 @@ STAMP := $(VENV)/.installed-dev
 # One thread a worker: the tests are many small matrices, and the workers share the cores.
 TEST_WORKERS ?= auto
 
-.PHONY: demo test lint types tests format wheel clean
+.PHONY: demo test lint types tests docs format wheel wheel-demo clean
 
 demo: $(STAMP)
 	$(BIN)/gramscope demo
 
-test: lint types tests
+test: lint types docs tests
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -28,8 +29,17 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 OMP_NUM_THREADS=1 $(BIN)/python -m mkdocs build --strict --config-file website/mkdocs.yml
+
 wheel: $(STAMP)
 	$(BIN)/python -m build
+
+# The wheel alone, in an empty environment, away from the checkout: what a user gets from the package index.
+wheel-demo: wheel
+	rm -rf build/empty && $(PYTHON) -m venv build/empty
+	build/empty/bin/python -m pip install --quiet --constraint constraints.txt "$$(ls -t $(CURDIR)/dist/*.whl | head -1)[report]"
+	cd build/empty && bin/gramscope demo --out demo
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gramscope needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
@@ -39,4 +49,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

@@ -22,7 +22,8 @@ HEAD = """# Gallery
 
 Figures drawn by `gramscope reproduce`, each with its claims: what the paper reports, what this run measured, and whether the
 claim holds. All numbers come from the run's records. *open* means that this run cannot decide the claim. The names in
-brackets are explained in the [references](references.md).
+brackets are explained in the [references](references.md). For claims that do not hold, [readings tried](#readings-tried)
+says under which other reading they would.
 """
 
 
@@ -94,7 +95,8 @@ def main() -> None:
         sections[name] = section(run) + "\n"
         save_small(run.figure_path(f"{name}.png"), DOCS / "gallery" / f"{name}.png")
     known = [entry.name for entry in catalogue() if entry.name in sections]
-    page.write_text("\n".join([HEAD, *(sections[name].rstrip() + "\n" for name in known)]), encoding="utf-8")
+    by_hand = [name for name in sections if name not in known]  # kept as they are, after the figures
+    page.write_text("\n".join([HEAD, *(sections[name].rstrip() + "\n" for name in known + by_hand)]), encoding="utf-8")
 
 
 if __name__ == "__main__":
