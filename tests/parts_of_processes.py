@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
 from datetime import timedelta
@@ -40,6 +41,8 @@ def main(rank: int, store: str) -> None:
     F.cross_entropy(model(x), y).backward()
     print("trains")
     torch.distributed.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # DistributedDataParallel's destructors may wait for the group's timeout
 
 
 if __name__ == "__main__":

@@ -107,6 +107,21 @@ def case_experts_that_some_processes_do_not_see(folder: Path) -> None:
     assert_same(_one(gs.collect(model, own, F.cross_entropy, **OPTIONS)), whole, 1e-10)
 
 
+def case_real_targets_and_kept_rows(folder: Path) -> None:
+    """Moments of real targets add up; rows of wide layers are sent and merged until they are too many."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(600, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    generator = torch.Generator().manual_seed(0)
+    for n in (N, 700):
+        x, y = (torch.randn(n, size, generator=generator, dtype=torch.float64) for size in (600, 2))
+        options: dict[str, Any] = {"outputs": ["1"], "residuals": True}
+        whole = gs.collect(model, (x, y), F.mse_loss, process_group=False, **options)
+        assert (whole["0"].features.rows is not None) == (n == N)
+        parts = (t[:1] if dist.get_rank() == 0 else t[1:] for t in (x, y))
+        own = tuple(parts) if dist.get_rank() < 2 else (x[:0], y[:0])
+        assert_same(_one(gs.collect(model, own, F.mse_loss, **options)), whole, 1e-10)
+
+
 def case_measure(folder: Path) -> None:
     model, reference = DistributedDataParallel(network()), network()
     with torch.no_grad():

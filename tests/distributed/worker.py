@@ -42,6 +42,8 @@ def main() -> None:
                 print(f"passed {name}.{label} in {time.perf_counter() - start:.1f} s", flush=True)
     faulthandler.cancel_dump_traceback_later()
     dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # DistributedDataParallel's destructors may wait for the group's timeout
 
 
 if __name__ == "__main__":

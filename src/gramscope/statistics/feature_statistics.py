@@ -148,7 +148,7 @@ def merge_features(a: FeatureStatistics, b: FeatureStatistics) -> FeatureStatist
         raise InputError(f"{a.name!r}: labels cannot be merged with real targets")
     a, b = _rows_alike(a, b)
     a, b = (projected_classes(part) if labels else part for part in (a, b))
-    whole = FeatureStatistics(a.name, HtE=HtE, eps=eps, labels=labels)
+    whole = FeatureStatistics(a.name, HtE=HtE, eps=eps, labels=labels, of_outputs=a.of_outputs)
     if a.rows is not None and b.rows is not None and a.row_targets is not None and b.row_targets is not None:
         whole = replace(
             whole, rows=torch.cat([a.rows, b.rows.to(a.rows)]), row_targets=torch.cat([a.row_targets, b.row_targets])

@@ -1,4 +1,4 @@
-"""Statistics of several processes as one: sums are added by all-reduce, moments of features are sent and merged."""
+"""Statistics of several processes as one: sums and moments are added by all-reduce, kept rows are sent and merged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from torch import Tensor
 
 from gramscope.distributed.exchange import Exchange
 from gramscope.errors import InputError
-from gramscope.statistics.feature_statistics import merge_features
+from gramscope.statistics.feature_reduction import can_add, outline, reduced
+from gramscope.statistics.feature_statistics import FeatureStatistics, merge_features
 from gramscope.statistics.layer import SUMS, LayerStatistics, merge_layers
 from gramscope.statistics.result import Statistics, true_notes, woven
 
@@ -35,13 +36,16 @@ def over_processes(own: Statistics, exchange: Exchange, device: torch.device) ->
     heads = exchange.gather_objects(moved(replace(own, layers={}, outputs={}), CPU))
     whole: Statistics = reduce(Statistics.merge, heads)
     layers = {}
-    for name in reduce(woven, [[outline["name"] for outline in found] for found in outlines]):
-        same = [outline for found in outlines for outline in found if outline["name"] == name]
+    for name in reduce(woven, [[known["name"] for known in found] for found in outlines]):
+        same = [known for found in outlines for known in found if known["name"] == name]
         _check_alike(name, same)
         layers[name] = _layer(name, own.layers.get(name), same, exchange, device)
     outputs = {}
-    for name in reduce(woven, exchange.gather_objects(list(own.outputs))):
-        outputs[name] = _merged(own.outputs.get(name), merge_features, exchange, device)
+    found = exchange.gather_objects({name: outline(part) for name, part in own.outputs.items()})
+    for name in reduce(woven, map(list, found)):
+        part = _features(name, own.outputs.get(name), [known.get(name) for known in found], exchange, device)
+        if part is not None:
+            outputs[name] = part
     notes: dict[str, Any] = {}
     for head in heads:
         notes |= true_notes(head.notes, layers)
@@ -58,12 +62,12 @@ def _outline(layer: LayerStatistics) -> dict[str, Any]:
         "weight": (float(W.sum()), float(W.square().sum())),
         "shared": layer.shared,
         "sums": {what: (tuple(value.shape), value.dtype) for what, value in sums.items() if value is not None},
-        "features": layer.features is not None,
+        "features": outline(layer.features),
     }
 
 
 def _check_alike(name: str, outlines: Sequence[dict[str, Any]]) -> None:
-    if len({(outline["shape"], outline["weight"]) for outline in outlines}) > 1:
+    if len({(known["shape"], known["weight"]) for known in outlines}) > 1:
         raise InputError(f"layer {name!r}: the processes collected with different weights")
 
 
@@ -97,11 +101,26 @@ def _layer(
             part = None if own is None else replace(LayerStatistics(name, weight[:0], 0), **kept)
             found = _merged(part, merge_layers, exchange, device)
             sums[what] = getattr(found, what)
-    features = None
-    if any(found["features"] for found in outlines):
-        features = _merged(None if own is None else own.features, merge_features, exchange, device)
+    features = _features(
+        name, None if own is None else own.features, [f["features"] for f in outlines], exchange, device
+    )
     shared = any(found["shared"] for found in outlines)
     return replace(LayerStatistics(name, weight, 0, features=features, shared=shared), **sums)
+
+
+def _features(
+    name: str,
+    own: FeatureStatistics | None,
+    outlines: Sequence[dict[str, Any] | None],
+    exchange: Exchange,
+    device: torch.device,
+) -> FeatureStatistics | None:
+    """The features of all processes together, None where none has any."""
+    if all(known is None for known in outlines):
+        return None
+    if can_add(outlines):
+        return reduced(name, own, outlines, exchange, device)
+    return _merged(own, merge_features, exchange, device)
 
 
 def _merged(mine: Part | None, merge: Callable[[Part, Part], Part], exchange: Exchange, device: torch.device) -> Part:
