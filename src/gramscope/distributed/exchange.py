@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -24,19 +25,23 @@ class Exchange:
 
     def add(self, tensor: Tensor) -> None:
         """Replace a tensor by its sum over all processes."""
-        dist.all_reduce(tensor, dist.ReduceOp.SUM, group=self.group)
+        with _contiguous(tensor) as entries:
+            dist.all_reduce(entries, dist.ReduceOp.SUM, group=self.group)
 
     def largest(self, tensor: Tensor) -> None:
         """Replace every number by the largest one of all processes."""
-        dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.group)
+        with _contiguous(tensor) as entries:
+            dist.all_reduce(entries, dist.ReduceOp.MAX, group=self.group)
 
     def add_on(self, owner: int, tensor: Tensor) -> None:
         """Replace a tensor by its sum over all processes on ``owner``; elsewhere its values are lost."""
-        dist.reduce(tensor, op=dist.ReduceOp.SUM, group=self.group, group_dst=owner)
+        with _contiguous(tensor) as entries:
+            dist.reduce(entries, op=dist.ReduceOp.SUM, group=self.group, group_dst=owner)
 
     def send_from(self, owner: int, tensor: Tensor) -> None:
         """Replace a tensor by that of ``owner``."""
-        dist.broadcast(tensor, group=self.group, group_src=owner)
+        with _contiguous(tensor) as entries:
+            dist.broadcast(entries, group=self.group, group_src=owner)
 
     def gather_on(self, owner: int, tensor: Tensor, parts: Sequence[Tensor] | None) -> None:
         """Fill ``parts`` on ``owner`` with the tensors of all processes, which have one shape."""
@@ -73,3 +78,12 @@ class Exchange:
         rank, kind, text = next((i, *found) for i, found in enumerate(errors) if found is not None)
         kind = kind if issubclass(kind, GramscopeError) else RuntimeError
         raise kind(f"process {rank}: {text}")
+
+
+@contextmanager
+def _contiguous(tensor: Tensor) -> Iterator[Tensor]:
+    """The tensor in the order of its indices, written back at the end: operations of a group send memory as it lies."""
+    entries = tensor.contiguous()
+    yield entries
+    if entries is not tensor:
+        tensor.copy_(entries)
