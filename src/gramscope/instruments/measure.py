@@ -100,7 +100,7 @@ def measure(
     options |= {
         "at_inputs": [sums for sums in ("covariance", "jacobians") if sums not in _needs(set(names) - AT_INPUTS)]
     }
-    options |= collecting
+    options |= {"snapshot": False} | collecting
     twin = reference if "reference_jacobians" in needs else None
     options |= {"process_group": process_group, "mesh": mesh}
     exchange = find_exchange(process_group, mesh, model)

@@ -145,7 +145,8 @@ class LabelReader:
             first = none.clone()
             first[:, 0] = 0
             losses = [own_loss(call_model(self._model, {**sample, key: part})) for part in (none, first)]
-            self._shifts = all(loss is not None for loss in losses) and _same(*losses)  # type: ignore[arg-type]
+            paired = _scores(returned) is None or _scores(returned).shape[:2] == labels[:1].shape  # type: ignore[union-attr]
+            self._shifts = paired and all(loss is not None for loss in losses) and _same(*losses)  # type: ignore[arg-type]
         return True
 
     def _returned(self, inputs: dict[str, Any]) -> Any:
@@ -158,8 +159,14 @@ class LabelReader:
 
 def _same_scores(a: Any, b: Any) -> bool:
     """Whether two returned mappings have the same ``logits``."""
-    scores = [part.get("logits") if isinstance(part, Mapping) else None for part in (a, b)]
-    return isinstance(scores[0], Tensor) and isinstance(scores[1], Tensor) and torch.equal(scores[0], scores[1])
+    first, second = _scores(a), _scores(b)
+    return first is not None and second is not None and torch.equal(first, second)
+
+
+def _scores(returned: Any) -> Tensor | None:
+    """The ``logits`` of a returned mapping."""
+    scores = returned.get("logits") if isinstance(returned, Mapping) else None
+    return scores if isinstance(scores, Tensor) else None
 
 
 def _equal(labels: Any, target: Tensor) -> bool:

@@ -32,6 +32,21 @@ class Positions:
         mask = self.masks.get(sites // times) if sites % times == 0 else None
         return None if mask is None else mask.repeat(1, times)
 
+    def without_padding(self, rows: Tensor) -> Tensor:
+        """Gradients ``[…, n, sites, k]`` at a layer's outputs, also ``[…, n·length, 1, k]``, with zeros at padding.
+
+        A model may let tokens see their padding (Mamba's convolution reads the zeros before the first token), so that
+        gradients at padding are not always zero.
+
+        >>> Positions((2,), {2: torch.tensor([[True, False]])}).without_padding(torch.ones(1, 2, 1)).flatten()
+        tensor([1., 0.])
+        """
+        batch, sites = rows.shape[-3:-1]
+        for mask in self.masks.values():
+            if batch * sites == mask.numel() and sites in (1, mask.shape[1]):
+                return rows.masked_fill(~mask.reshape(batch, sites, 1), 0)
+        return rows
+
     def tokens_first(self, value: Tensor) -> Tensor:
         """A batch of sequences ``[n, length, …]`` with tokens moved to the front, zeros after them, padding cut off.
 

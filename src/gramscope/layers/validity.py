@@ -44,7 +44,8 @@ COUPLED = (
 def influences_others(run: Callable[[Any], Tensor], inputs: Any, output: Tensor, n: int, batch_dim: int = 0) -> bool:
     """Whether outputs of some samples change with the inputs of others.
 
-    The first half of the samples is replaced by copies of others; the outputs of the second half must stay as they were.
+    The first half of the samples is replaced by copies of others, and the outputs of the second half must stay as they were;
+    then the same with the halves exchanged, since influence may go one way only.
 
     Args:
         run: from inputs to the model's output.
@@ -58,24 +59,31 @@ def influences_others(run: Callable[[Any], Tensor], inputs: Any, output: Tensor,
     if half == 0 or axis is None:
         return False
 
-    def exchanged(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            if value.dim() <= batch_dim or value.shape[batch_dim] != n or value.layout != torch.strided:
-                return value
-            parts = [value.narrow(batch_dim, half, half), value.narrow(batch_dim, half, n - half)]
-            return torch.cat(parts, batch_dim)
-        return nested(value, exchanged)
+    state = torch.get_rng_state()
+    for replaced, kept in ((0, half), (n - half, 0)):  # where the replaced and the kept samples begin
 
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # checkpoints warn where there are no gradients
-            found = run(exchanged(inputs))
-    except (RuntimeError, TypeError, ValueError, IndexError):
-        return False  # it accepts these samples only as they are, such as sequences in order of their length
-    if found.shape != output.shape:
-        return False
-    change = (found - output).detach().narrow(axis, half, n - half).abs().max()
-    return bool(change > _ROUNDING * torch.finfo(output.dtype).eps * output.detach().abs().max())
+        def exchanged(value: Any, replaced: int = replaced, kept: int = kept) -> Any:
+            if isinstance(value, Tensor):
+                if value.dim() <= batch_dim or value.shape[batch_dim] != n or value.layout != torch.strided:
+                    return value
+                found = value.clone()
+                found.narrow(batch_dim, replaced, half).copy_(value.narrow(batch_dim, kept, half))
+                return found
+            return nested(value, exchanged)
+
+        torch.set_rng_state(state)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # checkpoints warn where there are no gradients
+                found = run(exchanged(inputs))
+        except (RuntimeError, TypeError, ValueError, IndexError):
+            return False  # it accepts these samples only as they are, such as sequences in order of their length
+        if found.shape != output.shape:
+            return False
+        change = (found - output).detach().narrow(axis, kept, n - half).abs().max()
+        if bool(change > _ROUNDING * torch.finfo(output.dtype).eps * output.detach().abs().max()):
+            return True
+    return False
 
 
 def shares_parameter(layer: Layer, model: nn.Module) -> bool:

@@ -87,7 +87,9 @@ def unit_scale(x: Tensor) -> Tensor:
 def binary_exponent(x: Tensor) -> Tensor:
     """The e for which the largest entry of ``|x|`` lies in [2^(e−1), 2^e), kept where 2^±e is a normal float32."""
     limit = 126 if x.dtype == torch.float32 else 1022
-    largest = torch.where(torch.isfinite(x), x.abs(), 0.0).amax() if x.numel() else x.new_zeros(())
+    largest = torch.linalg.vector_norm(x, torch.inf) if x.numel() else x.new_zeros(())
+    if not bool(torch.isfinite(largest)):
+        largest = torch.where(torch.isfinite(x), x.abs(), 0.0).amax()
     return torch.frexp(largest).exponent.clamp(-limit, limit)
 
 

@@ -53,6 +53,15 @@ def svd(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return U, s, Vt
 
 
+def svdvals(A: Tensor) -> Tensor:
+    """Singular values (descending) of ``A [..., m, n]``, several times faster than with singular vectors."""
+    try:
+        values: Tensor = torch.linalg.svdvals(A)
+    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+        raise NumericalError(f"the singular values of a {tuple(A.shape)} matrix did not converge: {error}") from error
+    return values
+
+
 def symmetric_product(A: Tensor, B: Tensor, block: int = 768) -> Tensor:
     """``AᵀB [..., d, d]`` where that is known to be symmetric: blocks below the diagonal are copied, not computed."""
     d = A.shape[-1]

@@ -30,7 +30,7 @@ from gramscope.measures.linearity import (
     surrogate_from_moments,
 )
 from gramscope.measures.neural_collapse import neural_collapse_from_moments, neural_collapse_from_rows
-from gramscope.measures.spectrum import feature_spectrum, feature_spectrum_from_moments, weight_spectrum
+from gramscope.measures.spectrum import feature_spectrum_from_moments, spectrum_of_few_rows, weight_spectrum
 from gramscope.measures.step_shifts import StepShifts, step_shifts
 from gramscope.statistics.feature_statistics import PROJECTION, FeatureStatistics, projected
 from gramscope.statistics.layer import LayerStatistics
@@ -293,7 +293,7 @@ def _surrogate_normalized(context: Context, layer: LayerStatistics) -> Tensor | 
 def _feature_rank(context: Context, layer: LayerStatistics) -> Tensor | float:
     joint, rows = _features(layer).joint, _features(layer).rows
     if rows is not None and joint.n > 1:
-        return feature_spectrum(rows).effective_rank
+        return spectrum_of_few_rows(rows).effective_rank
     if joint.C_hh is None:
         raise Missing(f"HᵀH was not collected: d = {joint.mean_h.shape[-1]} is large; ask with gram=True")
     if joint.n < 2:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gramscope.linalg.arrays import Array, as_weight, binary_exponent, to_double
+from gramscope.linalg.arrays import Array, as_weight, binary_exponent, to_double, unit_scale
 from gramscope.linalg.moments import Moments
-from gramscope.linalg.psd import EPS, eigvalsh, svd
+from gramscope.linalg.psd import EPS, eigvalsh, svdvals
 from gramscope.linalg.ridge import triangular_factor
 from gramscope.linalg.row_blocks import MappedRows, Rows, scale_of, scaled, unit_rows
 
@@ -49,7 +49,7 @@ def weight_spectrum(W: Array) -> Spectrum:
     tall = weight if weight.shape[-2] >= weight.shape[-1] else weight.mT
     # The triangular factor has the same singular values and is small where one side is.
     R = torch.linalg.qr(tall, mode="r").R if tall.shape[-2] > 2 * tall.shape[-1] else tall
-    spectrum = summarise(torch.linalg.svdvals(R).reshape(-1), max(weight.shape[-2:]) * EPS)
+    spectrum = summarise(svdvals(R).reshape(-1), max(weight.shape[-2:]) * EPS)
     return replace(spectrum, values=torch.ldexp(spectrum.values, exponent))
 
 
@@ -66,8 +66,23 @@ def feature_spectrum(H: Array, center: bool = True) -> Spectrum:
     if center:
         features = MappedRows(features, shift=features.mean())
     factor = triangular_factor(features)[0] if n >= d else features.block(0, n)
-    spectrum = summarise(svd(factor)[1], max(n, d) * EPS)
+    spectrum = summarise(svdvals(factor), max(n, d) * EPS)
     return replace(spectrum, values=scaled(spectrum.values, exponent))
+
+
+def spectrum_of_few_rows(H: Tensor) -> Spectrum:
+    """:func:`feature_spectrum` of fewer rows than columns, from ``HHᵀ``, several times faster.
+
+    Values below ``√(n·2.2e-16)`` of the largest are not seen.
+
+    >>> spectrum_of_few_rows(torch.tensor([[1.0, 5.0, 0.0], [-1.0, 5.0, 0.0]])).rank
+    1
+    """
+    rows = unit_scale(to_double(H))
+    rows = rows - rows.mean(0)
+    values = eigvalsh(rows @ rows.mT).clamp(min=0.0).sqrt()
+    spectrum = summarise(values, math.sqrt(len(rows) * EPS))
+    return replace(spectrum, values=torch.ldexp(spectrum.values, binary_exponent(to_double(H))))
 
 
 def feature_spectrum_from_moments(m: Moments, center: bool = True) -> Spectrum:

@@ -28,6 +28,10 @@ from gramscope.statistics.one_batch import Step
 from gramscope.statistics.result import EVERY, Statistics, output_of, true_notes, woven
 
 
+#: sums of products of gradients that belong to single samples
+OF_SINGLE_SAMPLES = ("Sigma", "input_covariance", "JtJ", "JtJ_centered", "kernel_parts")
+
+
 class Accumulator:
     """Running sums of one collection; :meth:`result` freezes them.
 
@@ -76,25 +80,35 @@ class Accumulator:
         if self._wants_jacobians(output):
             if twin is not None:
                 twin = (twin[0], step.positions.tokens_first(twin[1]))
-            self._sums.add_jacobians(tape, output, twin)
+            self._sums.add_jacobians(tape, output, twin, step.positions)
         self._add_network(step, target)
 
     def _add_layer(self, tape: Tape, record: LayerRecord, step: Step, target: Tensor | None) -> None:
         name = record.name
         if name not in self._sums.weights:
-            self._sums.weights[name] = record.layer.weight().clone()
+            weight = record.layer.weight()
+            self._sums.weights[name] = weight.clone() if self._options.snapshot else weight
             self._order = woven(self._order, tape.order)
             if isinstance(record.layer.kind, EmbeddingKind):
                 self._looked_up.add(name)
             if self._options.autograd and shares_parameter(record.layer, tape.model):
                 self._shared.add(name)
+        self._leave_out_shared_rows(record, step.n)
         if self._options.gradients and any(a.dz is not None for a in record.applications):
-            self._sums.add_gradients(record, step.n)
+            self._sums.add_gradients(record, step.n, step.positions)
             if name in step.autograd:
                 gradient = record.layer.matrix(step.autograd[name])  # one tensor for all layers with this parameter
                 self._sums.add(name, "autograd", gradient.clone() if name in self._shared else gradient)
         if self._options.features and (name, "features") not in self._left_out:
             self._add_layer_features(record, step, target)
+
+    def _leave_out_shared_rows(self, record: LayerRecord, n: int) -> None:
+        """Leave Σ and K of a layer out where one row of inputs serves all samples, such as a table of relative positions."""
+        layer = record.layer
+        axis = self._axes.of(layer.module)
+        if n > 1 and any(layer.kind.samples(layer.module, a.x, axis) == 1 for a in record.applications):
+            text = f"no Σ and no K: its inputs are the same for all {n} samples, so no sample has a gradient of its own there"
+            self._left_out |= {(record.name, what): text for what in OF_SINGLE_SAMPLES}
 
     def _note_coupled(self) -> None:
         """Leave Jacobians out where samples influence each other, or raise if they were asked for."""

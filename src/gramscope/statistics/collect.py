@@ -74,6 +74,7 @@ def collect(
     eval_mode: bool = True,
     dtype: torch.dtype = torch.float64,
     at_inputs: Sequence[str] = (),
+    snapshot: bool = True,
     progress: bool = True,
     process_group: Group = None,
     mesh: DeviceMesh | None = None,
@@ -128,6 +129,8 @@ def collect(
         dtype: of the sums; moments are always float64.
         at_inputs: ``"covariance"``, ``"jacobians"`` or both, to keep ``WᵀΣW`` and ``WᵀKW``, which are d×d, in place of Σ and K
             where k > d (:class:`~gramscope.statistics.layer.LayerStatistics`).
+        snapshot: ``False`` saves memory where the statistics are used before the model changes: they hold its weights
+            themselves, no copies, and gradients that were summed in the weights' precision stay in it.
         progress: show a bar with the time left, on terminals; ``False`` for none.
         process_group: the processes whose data are one sample: by default those of a ``DistributedDataParallel`` model, else
             the default group of ``torch.distributed`` where there is one; ``False`` for this process alone. A process whose
@@ -170,6 +173,7 @@ def collect(
         eval_mode=eval_mode,
         dtype=dtype,
         at_inputs=frozenset(at_inputs),
+        snapshot=snapshot,
     )
     options = replace(asked, gradients=gradients and (loss is not None or may_compute_loss(root)))
     runner = BatchRunner(model, loss, reduction, output, targets, options)

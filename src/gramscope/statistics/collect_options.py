@@ -35,13 +35,14 @@ class Options:
     eval_mode: bool
     dtype: torch.dtype
     at_inputs: frozenset[str] = frozenset()
+    snapshot: bool = True
 
     def __post_init__(self) -> None:
         if self.dtype not in (torch.float64, torch.float32):
             raise InputError(f"dtype={self.dtype}: sums are kept in torch.float64 or torch.float32")
         if isinstance(self.memory, bool) or not isinstance(self.memory, int) or self.memory <= 0:
             raise InputError(f"memory={self.memory!r}: give a positive whole number of bytes")
-        for name in ("features", "gradients", "covariance", "residuals", "autograd", "eval_mode"):
+        for name in ("features", "gradients", "covariance", "residuals", "autograd", "eval_mode", "snapshot"):
             if not isinstance(getattr(self, name), bool):
                 raise InputError(f"{name}={getattr(self, name)!r}: give True or False")
         for name in ("gram", "jacobians"):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gramscope.errors import LayerError, NumericalError
 from gramscope.layers.jacobians import jacobian_chunks
+from gramscope.layers.positions import Positions
 from gramscope.layers.record import LayerRecord
 from gramscope.layers.tape import Tape
 from gramscope.linalg.arrays import gram_of_rows
@@ -63,8 +64,8 @@ class LayerSums:
             dtype = value.dtype if what == "kernel_parts" else self._options.dtype
             self._sums[key] = value.to("cpu" if value.device.type == "mps" else value.device, dtype)
 
-    def add_gradients(self, record: LayerRecord, n: int) -> None:
-        """Add ``D`` and, if asked for, ``Σ`` of one batch of ``n`` samples.
+    def add_gradients(self, record: LayerRecord, n: int, positions: Positions | None = None) -> None:
+        """Add ``D`` and, if asked for, ``Σ`` of one batch of ``n`` samples; ``positions`` tell its padding.
 
         D is summed in the model's precision over a limited number of samples, then in the precision of the sums. One
         float32 product over 4,096 samples rounds like several that add up to it, and adding inside the product saves a
@@ -81,12 +82,16 @@ class LayerSums:
             self._flush_gradient(name)
         if self._options.covariance and (self._is_at_inputs(name, "covariance") or self._fits(name, "Sigma")):
             waiting = self._deltas.setdefault(name, [])  # one product of many rows costs less than many of few
-            waiting += [self._rows(name, "covariance", delta.flatten(-3, -2)) for delta in record.deltas()]
+            deltas = [(positions or Positions()).without_padding(delta) for delta in record.deltas()]
+            waiting += [self._rows(name, "covariance", delta.flatten(-3, -2)) for delta in deltas]
             if sum(rows.numel() for rows in waiting) >= DELTA_ENTRIES:
                 self._flush_covariance(name)
 
-    def add_jacobians(self, tape: Tape, output: Tensor, twin: tuple[Tape, Tensor] | None) -> None:
+    def add_jacobians(
+        self, tape: Tape, output: Tensor, twin: tuple[Tape, Tensor] | None, positions: Positions | None = None
+    ) -> None:
         """Add ``Σ JᵀJ`` of one batch and, with the tape and output of a reference network, ``Σ (J − J⁰)ᵀ(J − J⁰)``."""
+        positions = positions or Positions()
         sketch, generator = self.sketch_of(output), self._generator
         memory = self._options.memory if twin is None else max(self._options.memory // 2, 1)  # J and J⁰
         copy = generator.clone_state()  # both networks must see the same random signs
@@ -101,6 +106,7 @@ class LayerSums:
                 J0 = reference.pop(name, None)
                 if twin is not None and (J0 is None or J0.shape != J.shape):
                     raise LayerError(f"the reference network has no layer {name!r} of the same shape")
+                J, J0 = positions.without_padding(J), None if J0 is None else positions.without_padding(J0)
                 if "jacobians" in self._options.at_inputs and J0 is None:
                     self._add_kernel_parts(name, J, start, sketch)
                 elif self._fits(name, "JtJ", "JtJ_centered"):
@@ -145,7 +151,10 @@ class LayerSums:
     def finish(self) -> None:
         """Add what still waits; NaN or infinity in any sum is an error that names the layer."""
         for name in list(self._gradients):
-            self._flush_gradient(name)
+            if self._options.snapshot or (name, "D") in self._sums:
+                self._flush_gradient(name)
+            else:
+                self._sums[name, "D"] = self._gradients.pop(name)
         for name in list(self._deltas):
             self._flush_covariance(name)
         for (name, what), value in self._sums.items():

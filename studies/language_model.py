@@ -1,0 +1,87 @@
+"""What the default table of a GPT-2 costs, against the model's own forward and backward passes on the same batches.
+
+python studies/language_model.py [--sequences 64] [--length 128] [--batch 8] [--layers 12] [--width 768]
+
+The model is made from its configuration, with random weights; the tokens are random too. Each of the two runs has a
+process of its own, so that the peak memory of one does not count for the other. Times are of the
+processor, so that other work on the machine counts little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Any
+
+import torch
+
+
+def model_and_batches(options: argparse.Namespace) -> tuple[Any, list[dict[str, torch.Tensor]]]:
+    """GPT-2 and its batches, as a loader would give them."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    torch.set_num_threads(options.threads)
+    config = GPT2Config(
+        vocab_size=options.vocabulary,
+        n_positions=options.length,
+        n_embd=options.width,
+        n_layer=options.layers,
+        n_head=options.heads,
+    )
+    ids = torch.randint(3, options.vocabulary, (options.sequences, options.length))
+    return GPT2LMHeadModel(config).eval(), [
+        {"input_ids": part, "attention_mask": torch.ones_like(part), "labels": part} for part in ids.split(options.batch)
+    ]
+
+
+def plain(options: argparse.Namespace) -> dict[str, Any]:
+    """Forward and backward of all batches."""
+    model, batches = model_and_batches(options)
+    start = time.process_time()
+    for batch in batches:
+        model(**batch).loss.backward()
+    return {"seconds": time.process_time() - start, "bytes": _peak(), "parameters": model.num_parameters()}
+
+
+def measured(options: argparse.Namespace) -> dict[str, Any]:
+    """The table that ``gs.measure`` gives without further arguments."""
+    import gramscope as gs
+
+    model, batches = model_and_batches(options)
+    start = time.process_time()
+    table = gs.measure(model, batches)
+    empty = sum(value is None for row in table.rows.values() for value in row.values())
+    cells = sum(len(row) for row in table.rows.values())
+    seconds = time.process_time() - start
+    return {"seconds": seconds, "bytes": _peak(), "table": str(table), "empty": empty, "cells": cells}
+
+
+def _peak() -> int:
+    """Largest resident set of this process so far, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def main() -> None:
+    """Print the table, and time and memory of both runs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    sizes = {"sequences": 64, "length": 128, "batch": 8, "layers": 12, "width": 768, "heads": 12, "vocabulary": 8192}
+    for name, value in (sizes | {"threads": 1}).items():
+        parser.add_argument(f"--{name}", type=int, default=value, help=f"default {value}")
+    options = parser.parse_args()
+    with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
+        base, ours = pool.submit(plain, options).result(), pool.submit(measured, options).result()
+    print(ours["table"])
+    print(f"\n{base['parameters']:,} parameters, {options.sequences} × {options.length} tokens, {options.threads} thread(s)")
+    print(f"forward and backward: {base['seconds']:.1f} s, peak {base['bytes'] / 1e9:.2f} GB")
+    print(f"gs.measure:           {ours['seconds']:.1f} s, peak {ours['bytes'] / 1e9:.2f} GB")
+    more = (ours["bytes"] - base["bytes"]) / 1e9
+    print(f"ratio {ours['seconds'] / base['seconds']:.2f} (goal ≤ 6), memory {more:+.2f} GB (goal ≤ +1)")
+    print(f"{ours['empty']} of {ours['cells']} cells without a value")
+
+
+if __name__ == "__main__":
+    main()
