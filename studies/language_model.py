@@ -34,7 +34,8 @@ def model_and_batches(options: argparse.Namespace) -> tuple[Any, list[dict[str, 
     )
     ids = torch.randint(3, options.vocabulary, (options.sequences, options.length))
     return GPT2LMHeadModel(config).eval(), [
-        {"input_ids": part, "attention_mask": torch.ones_like(part), "labels": part} for part in ids.split(options.batch)
+        {"input_ids": part, "attention_mask": torch.ones_like(part), "labels": part}
+        for part in ids.split(options.batch)
     ]
 
 
@@ -75,7 +76,9 @@ def main() -> None:
     with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
         base, ours = pool.submit(plain, options).result(), pool.submit(measured, options).result()
     print(ours["table"])
-    print(f"\n{base['parameters']:,} parameters, {options.sequences} × {options.length} tokens, {options.threads} thread(s)")
+    print(
+        f"\n{base['parameters']:,} parameters, {options.sequences} × {options.length} tokens, {options.threads} thread(s)"
+    )
     print(f"forward and backward: {base['seconds']:.1f} s, peak {base['bytes'] / 1e9:.2f} GB")
     print(f"gs.measure:           {ours['seconds']:.1f} s, peak {ours['bytes'] / 1e9:.2f} GB")
     more = (ours["bytes"] - base["bytes"]) / 1e9

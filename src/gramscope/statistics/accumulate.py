@@ -27,7 +27,6 @@ from gramscope.statistics.layouts import SampleAxes, output_rows
 from gramscope.statistics.one_batch import Step
 from gramscope.statistics.result import EVERY, Statistics, output_of, true_notes, woven
 
-
 #: sums of products of gradients that belong to single samples
 OF_SINGLE_SAMPLES = ("Sigma", "input_covariance", "JtJ", "JtJ_centered", "kernel_parts")
 
