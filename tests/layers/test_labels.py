@@ -72,3 +72,19 @@ def test_as_many_words_as_positions() -> None:
     own, stated = (gs.measure(model, data, loss, measures="gradient_norm") for loss in (None, nn.CrossEntropyLoss()))
     assert stated.network == pytest.approx(own.network)
     assert stated["head"] == pytest.approx(own["head"])
+
+
+def test_labels_of_another_length_than_the_outputs_are_not_shifted() -> None:
+    """A loss over alignments (CTC) has labels for a whole recording, none for single outputs."""
+
+    class Alignment(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(3, 5)
+
+        def forward(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+            scores = self.head(x)
+            return {"loss": scores.square().mean(), "logits": scores}
+
+    data = {"x": torch.randn(6, 7, 3), "labels": torch.randint(5, (6, 4))}
+    assert "(targets)" not in gs.measure(Alignment(), data, measures="nfa").notes

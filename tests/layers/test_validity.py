@@ -17,6 +17,8 @@ COUPLED: list[Callable[[nn.Module, Tensor], Tensor]] = [
     lambda net, x: net[1](LINKS @ torch.tanh(net[0](x))),  # a graph whose nodes are rows
     lambda net, x: net[1](torch.tanh(net[0](x - x.mean(0)))),
     lambda net, x: net[1](torch.tanh(net[0](x))) / x.norm(),
+    lambda net, x: net[1](torch.tanh(net[0](x + x[-1:]))),  # one sample influences the others, and none influences it
+    lambda net, x: net[1](torch.tanh(net[0](x + x[:1]))),
 ]
 
 

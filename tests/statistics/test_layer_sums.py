@@ -73,3 +73,26 @@ def test_square_layers_are_kept_whatever_the_budget() -> None:
     kept = {layer.name: layer.Sigma is not None and layer.JtJ is not None for layer in stats}
     assert kept == {layer.name: layer.weight.shape[0] <= layer.weight.shape[1] for layer in stats}
     assert set(kept.values()) == {True, False}
+
+
+def test_rows_that_serve_all_samples_have_no_gradients_of_single_samples() -> None:
+    """A table of relative positions, as DeBERTa projects it: D is right, Σ and K do not exist."""
+
+    class Relative(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.randn(1, 4, 3, dtype=torch.float64))
+            self.shared, self.own = nn.Linear(3, 5).double(), nn.Linear(3, 5).double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (self.own(x).unsqueeze(1) * self.shared(self.table)).sum(1)
+
+    torch.manual_seed(0)
+    model, x, y = Relative(), torch.randn(6, 3, dtype=torch.float64), torch.randn(6, 5, dtype=torch.float64)
+    stats = gs.collect(model, (x, y), nn.MSELoss(), jacobians=True, autograd=True)
+    torch.testing.assert_close(stats["shared"].D, stats["shared"].autograd)
+    assert stats["shared"].Sigma is None and stats["shared"].JtJ is None
+    assert stats["own"].Sigma is not None and stats["own"].JtJ is not None
+    assert "the same for all 6 samples" in str(stats.notes["shared"])
+    one = gs.collect(model, (x[:1], y[:1]), nn.MSELoss(), jacobians=True)  # one sample has them
+    assert one["shared"].JtJ is not None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gramscope.linalg.arrays import Array, as_weight, binary_exponent, to_double, unit_scale
-from gramscope.linalg.moments import Moments
+from gramscope.linalg.moments import Moments, is_constant
 from gramscope.linalg.psd import EPS, eigvalsh, svdvals
 from gramscope.linalg.ridge import triangular_factor
 from gramscope.linalg.row_blocks import MappedRows, Rows, scale_of, scaled, unit_rows
@@ -93,6 +93,8 @@ def feature_spectrum_from_moments(m: Moments, center: bool = True) -> Spectrum:
     1.0
     """
     gram = m.require_gram() if center else m.HtH
+    if center and is_constant(m.n, m.mean_h, gram.diagonal(dim1=-2, dim2=-1).sum()):
+        gram = torch.zeros_like(gram)  # only rounding varies
     values = eigvalsh(gram).clamp(min=0.0).sqrt().reshape(-1)
     return summarise(values, math.sqrt(gram.shape[-1] * EPS))
 

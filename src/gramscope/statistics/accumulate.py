@@ -103,9 +103,10 @@ class Accumulator:
 
     def _leave_out_shared_rows(self, record: LayerRecord, n: int) -> None:
         """Leave Σ and K of a layer out where one row of inputs serves all samples, such as a table of relative positions."""
-        layer = record.layer
-        axis = self._axes.of(layer.module)
-        if n > 1 and any(layer.kind.samples(layer.module, a.x, axis) == 1 for a in record.applications):
+        axis = self._axes.of(record.layer.module)
+        # [1, d] may be the only token that reaches an expert, while [1, sites, d] has an axis for the samples
+        wide = [a for a in record.applications if a.x.dim() > 2]
+        if n > 1 and any(a.layer.kind.samples(a.layer.module, a.x, axis) == 1 for a in wide):
             text = f"no Σ and no K: its inputs are the same for all {n} samples, so no sample has a gradient of its own there"
             self._left_out |= {(record.name, what): text for what in OF_SINGLE_SAMPLES}
 
@@ -145,6 +146,7 @@ class Accumulator:
                 if isinstance(layer.kind, LinearKind) and self._axes.is_doubtful(layer.module, a.x):
                     raise Unpaired(_doubt(a.x))
             h = inputs_of(record, axis, step.n, averaged, step.positions.lengths)
+            h = _cut_sites(layer.module, h, step.positions.lengths)
             valid = step.positions.of(h.shape[-2], len(record.applications))
             self._add_rows(record.name, record.name, h, step, target, self._options.tokens, residual, valid)
 
@@ -242,6 +244,14 @@ class Accumulator:
 def _sites(a: Application, axis: int) -> int:
     """Sites of a sample in an application that the loss reaches, 0 in others."""
     return 0 if a.dz is None else a.layer.kind.outputs(a.layer.module, a.dz, axis).shape[-2]
+
+
+def _cut_sites(module: nn.Module, h: Tensor, lengths: tuple[int, ...]) -> Tensor:
+    """The sites of a causal convolution that belong to tokens: padded on both sides, its last outputs are cut off."""
+    extra = module.kernel_size[0] - 1 if isinstance(module, nn.Conv1d) else 0
+    length = h.shape[-2] - extra
+    causal = extra and getattr(module, "padding", None) == (extra,) and length in lengths and h.shape[-2] not in lengths
+    return h[..., :length, :] if causal else h
 
 
 def _doubt(value: Tensor) -> str:
