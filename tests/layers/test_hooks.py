@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import gramscope as gs
 from cases import BY_NAME, CASES, Case, captured, close, normal, sample_losses
-from gramscope.layers import functions
+from gramscope.layers import intercepted_functions
 
 ids = [case.name for case in CASES]
 
@@ -158,8 +158,8 @@ def test_attention_modules_are_forgotten_after_the_capture() -> None:
     attention = nn.MultiheadAttention(4, 2, batch_first=True)
     with gs.capture(attention):
         attention(torch.ones(1, 2, 4), torch.ones(1, 2, 4), torch.ones(1, 2, 4))
-        assert attention in functions._TAPS
-    assert attention not in functions._TAPS
+        assert attention in intercepted_functions._TAPS
+    assert attention not in intercepted_functions._TAPS
 
 
 @pytest.mark.parametrize("use", ["capture", "capture that fails", "collect", "measure", "monitor"])

@@ -98,3 +98,20 @@ def test_rows_that_serve_all_samples_have_no_gradients_of_single_samples() -> No
     assert "the same for all 6 samples" in str(stats.notes["shared"])
     one = gs.collect(model, (x[:1], y[:1]), nn.MSELoss(), jacobians=True)  # one sample has them
     assert one["shared"].JtJ is not None
+
+
+def test_a_reentrant_checkpoint_leaves_the_other_columns() -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.inside, self.out = nn.Embedding(9, 4), nn.Linear(4, 5), nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = torch.utils.checkpoint.checkpoint(self.inside, self.words(x), use_reentrant=True)
+            return self.out(torch.tanh(h).mean(1))
+
+    x, y = torch.arange(28).reshape(7, 4) % 9, torch.arange(7) % 3
+    table = gs.measure(Checkpointed(), (x, y), nn.CrossEntropyLoss(), measures=["gradient_norm", "nfa"])
+    assert table["inside"]["gradient_norm"] > 0
+    assert table["inside"]["nfa"] is None
+    assert "use_reentrant=False gives them" in table.notes["(output)"].text

@@ -24,6 +24,10 @@ from gramscope.notes import Note
 MEMORY = 256 * 2**20
 
 
+class ReentrantError(LayerError):
+    """A re-entrant activation checkpoint, through which there are no Jacobians."""
+
+
 def jacobian_chunks(
     tape: Tape,
     output: Tensor,
@@ -149,7 +153,7 @@ def _pull_back(
     except RuntimeError as error:
         if "checkpoint" not in str(error).lower():
             raise
-        raise LayerError(
+        raise ReentrantError(
             "no Jacobians through a re-entrant activation checkpoint; use_reentrant=False gives them"
         ) from error
     stacked: list[Tensor | None] = []

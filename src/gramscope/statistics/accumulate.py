@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gramscope.errors import InputError, LayerError
+from gramscope.layers.jacobians import ReentrantError
 from gramscope.layers.kinds import EmbeddingKind, LinearKind
 from gramscope.layers.losses import class_axis
 from gramscope.layers.positions import flattened
@@ -79,7 +80,12 @@ class Accumulator:
         if self._wants_jacobians(output):
             if twin is not None:
                 twin = (twin[0], step.positions.tokens_first(twin[1]))
-            self._sums.add_jacobians(tape, output, twin, step.positions)
+            try:
+                self._sums.add_jacobians(tape, output, twin, step.positions)
+            except ReentrantError as reason:
+                if self._options.jacobians is True:
+                    raise
+                self._leave_out_jacobians(str(reason))
         self._add_network(step, target)
 
     def _add_layer(self, tape: Tape, record: LayerRecord, step: Step, target: Tensor | None) -> None:
@@ -119,7 +125,10 @@ class Accumulator:
             self._notes["(samples)"] = Note("remark", text)
         if not self._options.jacobians:
             return
-        self._notes[output_of()] = Note("left out", f"no Jacobians: {COUPLED}")
+        self._leave_out_jacobians(f"no Jacobians: {COUPLED}")
+
+    def _leave_out_jacobians(self, reason: str) -> None:
+        self._notes[output_of()] = Note("left out", reason)
         self._left_out |= {(EVERY, what): "" for what in ("JtJ", "JtJ_centered", "kernel_parts")}
 
     def _wants_jacobians(self, output: Tensor) -> bool:
