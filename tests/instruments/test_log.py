@@ -45,26 +45,26 @@ def test_tensorboard_file_holds_what_measure_gives(tmp_path: Path, images: tuple
     table = gs.measure(net, (x, y), nn.CrossEntropyLoss(), measures=measures)
     for layer, row in table.rows.items():
         for name, value in row.items():
-            logged = events.Scalars(f"{layer}/{name}")
+            logged = events.Scalars(f"gramscope/{name}/{layer}")
             assert [event.step for event in logged] == [0, 2, 4]
             assert logged[-1].value == pytest.approx(value, rel=1e-6)
     for name in ("accuracy", "loss"):
-        assert events.Scalars(f"network/{name}")[-1].value == pytest.approx(table.network[name], rel=1e-6)
+        assert events.Scalars(f"gramscope/{name}")[-1].value == pytest.approx(table.network[name], rel=1e-6)
 
     weights = {"1": net[1].weight.detach(), "3": net[3].weight.detach()}
-    assert set(events.Tags()["histograms"]) == {"1/singular_values", "3/singular_values"}
+    assert set(events.Tags()["histograms"]) == {f"gramscope/singular_values/{layer}" for layer in "13"}
     for layer, W in weights.items():
         values = torch.linalg.svdvals(W)
-        last = events.Histograms(f"{layer}/singular_values")[-1]
+        last = events.Histograms(f"gramscope/singular_values/{layer}")[-1]
         assert (last.step, last.histogram_value.num) == (4, len(values))
         assert last.histogram_value.max == pytest.approx(float(values.max()))
         assert last.histogram_value.sum_squares == pytest.approx(float(W.square().sum()))
 
-    assert set(events.Tags()["images"]) == {"1/diagonal_nfm", "1/diagonal_agop"}
+    assert set(events.Tags()["images"]) == {f"gramscope/diagonal_{name}/1" for name in ("nfm", "agop")}
     expected = {"nfm": gs.weight_gram(weights["1"]), "agop": gs.agop(net, x, "1")["1"]}
     for name, matrix in expected.items():
         diagonal = matrix.diagonal()
-        last_image = events.Images(f"1/diagonal_{name}")[-1]
+        last_image = events.Images(f"gramscope/diagonal_{name}/1")[-1]
         pixels = np.asarray(Image.open(io.BytesIO(last_image.encoded_image_string)).convert("L"), dtype=float)
         scaled = (diagonal - diagonal.min()) / (diagonal.max() - diagonal.min())
         assert np.abs(pixels / 255 - scaled.reshape(4, 5).numpy()).max() < 0.005
@@ -80,8 +80,12 @@ def test_a_writer_of_scalars_alone_gets_scalars(images: tuple[Tensor, Tensor]) -
 
     writer = Writer()
     monitor = gs.Monitor(make_net(), images, measures=["effective_rank"], log=writer)
-    assert writer.found["1/effective_rank"] == monitor.records[0]["layers"]["1"]["effective_rank"]
-    assert "network/samples" in writer.found
+    ranks = {
+        f"gramscope/effective_rank/{layer}": row["effective_rank"]
+        for layer, row in monitor.records[0]["layers"].items()
+    }
+    assert {name: value for name, value in writer.found.items() if "rank" in name} == ranks
+    assert set(writer.found) - set(ranks) <= {"gramscope/accuracy", "gramscope/loss"}  # no more keys by default
 
 
 def test_diagonals_only_where_inputs_are_images(images: tuple[Tensor, Tensor]) -> None:

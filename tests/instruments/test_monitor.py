@@ -150,3 +150,28 @@ def test_mappings_and_notes_in_records() -> None:
     monitor = gs.Monitor(named, [UserDict({"pixels": x, "labels": y})], measures=["target_linearity"], samples=4)
     assert monitor.records[0]["network"]["samples"] == 4
     assert "near 1 for any target: 4 samples" in monitor.records[0]["notes"]["head.target_linearity"]
+
+
+def test_a_resumed_monitor_compares_with_the_first_initial_weights() -> None:
+    model, _, _ = BY_NAME["mlp"].make()
+    x, y = data()
+    start = copy.deepcopy(model)
+    first = gs.Monitor(model, (x, y), measures=["weight_change"], every=2)
+    train(model, x, y, 2, first)
+    state = first.state_dict()
+    resumed = copy.deepcopy(model)
+    second = gs.Monitor(resumed, (x, y), measures=["weight_change"], every=2)
+    second.load_state_dict(state)
+    train(resumed, x, y, 2, second)
+    assert [record["step"] for record in second.records] == [0, 2, 4]
+    expected = gs.measure(resumed, (x, y), measures=["weight_change"], reference=start)
+    assert second.records[-1]["layers"] == expected.to_dict()["layers"]
+    assert "initial" not in gs.Monitor(model, (x, y)).state_dict()  # no copy where nothing is compared
+
+
+def test_other_samples_can_be_held() -> None:
+    model, _, _ = BY_NAME["mlp"].make()
+    x, y = data()
+    monitor = gs.Monitor(model, (x, y), measures=["surrogate"], samples=20)
+    monitor.hold((x[20:], y[20:]))
+    assert monitor.record()["layers"] == gs.measure(model, (x[20:], y[20:]), measures=["surrogate"]).to_dict()["layers"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from gramscope.errors import InputError
@@ -20,7 +20,7 @@ class ScalarWriter(Protocol):
 
 
 @runtime_checkable
-class PictureWriter(ScalarWriter, Protocol):
+class PictureWriter(Protocol):
     """The part of TensorBoard's ``SummaryWriter`` for histograms and images."""
 
     def add_histogram(self, tag: str, values: Tensor, global_step: int) -> None:
@@ -29,6 +29,9 @@ class PictureWriter(ScalarWriter, Protocol):
     def add_image(self, tag: str, img_tensor: Tensor, global_step: int) -> None:
         """Write an image ``[channels, height, width]`` with values in [0, 1]."""
 
+
+#: entries of a record's network that say how much was measured; no curve is wanted of them
+SIZES = ("samples", "positions")
 
 #: called with ``(step, record)``, or a TensorBoard writer
 Log: TypeAlias = Callable[[int, dict[str, Any]], object] | ScalarWriter
@@ -44,26 +47,45 @@ def check_log(log: Log | None) -> Log | None:
     )
 
 
+def tag(measure: str, layer: str | None = None) -> str:
+    """The name of a number in a log: ``gramscope/measure/layer``, or ``gramscope/measure`` for one of the whole network.
+
+    >>> tag("target_linearity", "fc1"), tag("loss")
+    ('gramscope/target_linearity/fc1', 'gramscope/loss')
+    """
+    return "/".join(["gramscope", measure] + ([] if layer is None else [layer]))
+
+
+def scalars(record: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a record by their :func:`tag`: one for each measure and layer, and the network's loss and accuracy.
+
+    >>> scalars({"step": 5, "layers": {"fc1": {"nc1": 0.5, "nfa": None}}, "network": {"samples": 9, "loss": 2.0}})
+    {'gramscope/loss': 2.0, 'gramscope/nc1/fc1': 0.5}
+    """
+    found = {tag(name): value for name, value in record["network"].items() if name not in SIZES}
+    for layer, row in record["layers"].items():
+        found |= {tag(name, layer): value for name, value in row.items()}
+    return {name: float(value) for name, value in found.items() if value is not None}
+
+
 def write_record(log: Log, record: dict[str, Any]) -> None:
-    """Hand a record to a function, or to a writer as one scalar ``layer/measure`` or ``network/measure`` each."""
+    """Hand a record to a function, or its :func:`scalars` to a writer."""
     if not isinstance(log, ScalarWriter):
         log(record["step"], record)
         return
-    for layer, row in (*record["layers"].items(), ("network", record["network"])):
-        for name, value in row.items():
-            if value is not None:
-                log.add_scalar(f"{layer}/{name}", value, record["step"])
+    for name, value in scalars(record).items():
+        log.add_scalar(name, value, record["step"])
 
 
 def write_pictures(
     log: PictureWriter, step: int, spectra: dict[str, Tensor], diagonals: dict[str, dict[str, Tensor]]
 ) -> None:
-    """Histograms ``layer/singular_values`` and images ``layer/diagonal_nfm``, ``layer/diagonal_agop``."""
+    """Histograms of singular values, and images of the diagonals of the NFM and the AGOP."""
     for layer, values in spectra.items():
-        log.add_histogram(f"{layer}/singular_values", values.cpu(), step)
+        log.add_histogram(tag("singular_values", layer), values.cpu(), step)
     for layer, quantities in diagonals.items():
         for name, image in quantities.items():
-            log.add_image(f"{layer}/diagonal_{name}", as_picture(image).cpu(), step)
+            log.add_image(tag(f"diagonal_{name}", layer), as_picture(image).cpu(), step)
 
 
 def as_picture(image: Tensor) -> Tensor:

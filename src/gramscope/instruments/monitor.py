@@ -110,7 +110,7 @@ class Monitor:
         self.records = Records()
         self.step_count = 0
         self._loss = loss
-        self._due = _cadence(every)
+        self._due = cadence(every)
         self._log = check_log(log)
         if measures is None:
             measures = DEFAULT
@@ -118,8 +118,9 @@ class Monitor:
         needs = set().union(*(MEASURES[name].needs for name in names if name in MEASURES))
         needs_reference = "reference" in needs
         self._jacobians = "jacobians" in needs
+        self._initial = None  # our own copy of the initial network
         if reference == "initial":
-            reference = copy.deepcopy(unwrap(model)) if needs_reference else None
+            reference = self._initial = copy.deepcopy(unwrap(model)) if needs_reference else None
         elif isinstance(reference, str):
             raise InputError(f"reference={reference!r}: give 'initial', a network or None")
         self._options = dict(
@@ -128,10 +129,16 @@ class Monitor:
             layers=layers,
             reference=reference if needs_reference else None,
         )
-        batch_dim = options.get("batch_dim", 0)
-        together = find_exchange(options.get("process_group"), options.get("mesh"), model) is not None
-        self._data = hold(data, samples, unpack, model_device(model), model_dtype(model), batch_dim, together)
+        self._samples, self._unpack = samples, unpack
+        self.hold(data)
         self.record()
+
+    def hold(self, data: Any) -> None:
+        """Measure on the first ``samples`` samples of these data from now on."""
+        device, dtype = model_device(self.model), model_dtype(self.model)
+        options = self._options
+        together = find_exchange(options.get("process_group"), options.get("mesh"), self.model) is not None
+        self._data = hold(data, self._samples, self._unpack, device, dtype, options.get("batch_dim", 0), together)
 
     def step(self) -> dict[str, Any] | None:
         """Count one step; the record if one is due, else ``None``."""
@@ -152,8 +159,9 @@ class Monitor:
         self.records.append(record)
         if self._log is not None:
             write_record(self._log, record)
-        if isinstance(self._log, PictureWriter) and table.rows and self._data:
-            self._write_pictures(self._log)
+        log: object = self._log
+        if isinstance(log, PictureWriter) and table.rows and self._data:
+            self._write_pictures(log)
         return record
 
     def _write_pictures(self, log: PictureWriter) -> None:
@@ -185,16 +193,21 @@ class Monitor:
         return self.records._repr_html_()
 
     def state_dict(self) -> dict[str, Any]:
-        """The step and all records, as plain values."""
-        return {"step": self.step_count, "records": copy.deepcopy(list(self.records))}
+        """The step and all records, as plain values, and the initial weights where a measure compares with them."""
+        state = {"step": self.step_count, "records": copy.deepcopy(list(self.records))}
+        if self._initial is not None:
+            state["initial"] = {name: value.clone() for name, value in self._initial.state_dict().items()}
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved state; the records of that state replace the present ones."""
+        if self._initial is not None and "initial" in state:
+            self._initial.load_state_dict(state["initial"])
         self.step_count = int(state["step"])
         self.records = Records(copy.deepcopy(state["records"]))
 
 
-def _cadence(every: Any) -> Callable[[int], bool]:
+def cadence(every: Any) -> Callable[[int], bool]:
     """Whether a step is due, from a number of steps, a function, or ``None`` for the geometric cadence."""
     if every is None:
         return geometric

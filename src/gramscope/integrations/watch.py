@@ -1,0 +1,101 @@
+"""A monitor driven by another library's training loop, which counts the steps and saves the state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from gramscope.errors import InputError
+from gramscope.instruments.history import Records
+from gramscope.instruments.log import Log, check_log, scalars, write_record
+from gramscope.instruments.monitor import Monitor, cadence
+from gramscope.layers.losses import Loss
+
+Every = int | Callable[[int], bool] | None
+
+
+class Watch:
+    """A :class:`gramscope.Monitor` that follows the step numbers of a loop.
+
+    Args:
+        data: what the monitor holds; ``None`` if :meth:`begin` or :meth:`record` get data.
+        loss: as for the monitor.
+        every_n_steps: as ``every`` of the monitor, in optimizer steps.
+        every_n_epochs: the same in epochs, in place of steps.
+        log: as for the monitor.
+        options: further options of the monitor.
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        loss: Loss | None,
+        every_n_steps: Every,
+        every_n_epochs: Every,
+        log: Log | None,
+        options: dict[str, Any],
+    ) -> None:
+        if every_n_steps is not None and every_n_epochs is not None:
+            raise InputError(
+                f"every_n_steps={every_n_steps!r} and every_n_epochs={every_n_epochs!r}: give one of the two"
+            )
+        if "every" in options:
+            raise InputError(f"every={options['every']!r}: give every_n_steps= or every_n_epochs=")
+        self.data, self._loss, self._options = data, loss, options
+        self.by_epochs = every_n_epochs is not None
+        self._due = cadence(every_n_epochs if self.by_epochs else every_n_steps)
+        self._log = check_log(log)
+        self._count = 0
+        self._loaded: dict[str, Any] | None = None
+        self.monitor: Monitor | None = None
+
+    @property
+    def records(self) -> Records:
+        """All records so far."""
+        return Records() if self.monitor is None else self.monitor.records
+
+    def begin(self, model: nn.Module, data: Any, step: int) -> dict[str, float]:
+        """Make the monitor and its first record; the numbers to log, none where a saved state was loaded."""
+        self.monitor = Monitor(model, data, self._loss, **self._options)
+        if self._loaded is not None:
+            self.monitor.load_state_dict(self._loaded)
+            self._loaded = None
+            return {}
+        self.monitor.step_count = self.monitor.records[0]["step"] = step
+        return self._logged(self.monitor.records[0])
+
+    def due(self, count: int) -> bool:
+        """Whether a record is due at this number of steps (or epochs), or was at one that was passed over."""
+        passed = range(self._count + 1, count + 1)
+        self._count = max(count, self._count)
+        return any(map(self._due, passed))
+
+    def skip_to(self, count: int) -> None:
+        """Begin counting here."""
+        self._count = count
+
+    def record(self, step: int, data: Any = None) -> dict[str, float]:
+        """Measure now, on new data where they are given; the numbers to log."""
+        assert self.monitor is not None
+        if data is not None:
+            self.monitor.hold(data)
+        self.monitor.step_count = step
+        return self._logged(self.monitor.record())
+
+    def _logged(self, record: dict[str, Any]) -> dict[str, float]:
+        if self._log is not None:
+            write_record(self._log, record)
+        return scalars(record)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The monitor's state, empty before it has begun."""
+        return {} if self.monitor is None else self.monitor.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved state, at once or as soon as the monitor begins."""
+        if self.monitor is None:
+            self._loaded = state or None
+        elif state:
+            self.monitor.load_state_dict(state)
