@@ -25,6 +25,7 @@ from gramscope.instruments.log import Log, PictureWriter, check_log, write_pictu
 from gramscope.instruments.measure import measure
 from gramscope.instruments.pictures import input_diagonals, layer_spectra
 from gramscope.layers.batches import NoBatchError, Unpack, batches, head, to_device
+from gramscope.layers.compiled import outside_graphs
 from gramscope.layers.hooks import first_tensor
 from gramscope.layers.losses import Loss
 from gramscope.layers.model_call import model_device, model_dtype
@@ -140,6 +141,7 @@ class Monitor:
         together = find_exchange(options.get("process_group"), options.get("mesh"), self.model) is not None
         self._data = hold(data, self._samples, self._unpack, device, dtype, options.get("batch_dim", 0), together)
 
+    @outside_graphs
     def step(self) -> dict[str, Any] | None:
         """Count one step; the record if one is due, else ``None``."""
         self.step_count += 1

@@ -35,7 +35,7 @@ def log_measures(
     load_extra("accelerate", "accelerate", "accelerate", "0.34")
     if not accelerator.is_main_process:
         return None
-    options = {"measures": DEFAULT, "progress": False, **options}
+    options = {"measures": DEFAULT, "progress": False, "process_group": False, **options}
     table = measure(accelerator.unwrap_model(model), data, loss, **options)
     accelerator.log(scalars(table.to_dict()), step=step)
     return table

@@ -26,11 +26,12 @@ class GramscopeCallback(Callback):  # type: ignore[misc]
 
     The numbers are called ``gramscope/MEASURE/LAYER``. All loggers of the trainer get them at the step of the record, whatever
     ``log_every_n_steps`` is; ``self.log`` hands them to other callbacks (``ModelCheckpoint(monitor=…)``). A checkpoint keeps
-    the records, and a resumed run goes on with them. Under DDP process 0 measures, and all processes get its numbers.
+    the records, and a resumed run goes on with them. Under DDP process 0 measures held-out samples, and all processes get its
+    numbers.
 
     Args:
         data: held-out samples: tensors or arrays ``(x, y)``, a loader or a data set. ``None`` measures the training batch that
-            has just been used (under DDP that of process 0).
+            has just been used, under DDP those of all processes as one sample.
         loss: as for :func:`gramscope.measure`; without one, measures of gradients are left out.
         every_n_steps: measure every this many optimizer steps; ``None`` for the geometric cadence of
             :class:`gramscope.Monitor`, or a function ``step -> bool``.
@@ -41,7 +42,7 @@ class GramscopeCallback(Callback):  # type: ignore[misc]
         options: further options of :class:`gramscope.Monitor` (``measures``, ``layers``, ``samples``, ``unpack``, …).
 
     Attributes:
-        records: all records so far, in process 0.
+        records: all records so far (under DDP with held-out samples, in process 0 alone).
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class GramscopeCallback(Callback):  # type: ignore[misc]
                 f"under {strategy} a process has parts of the weights only, and a measurement needs whole ones; train with "
                 "DDP, or measure checkpoints"
             )
+        self._watch.writes = trainer.is_global_zero
         self._watch.skip_to(trainer.current_epoch if self._watch.by_epochs else trainer.global_step)
         if self._watch.data is not None:
             self._begin(trainer, pl_module, self._watch.data)
@@ -108,7 +110,7 @@ class GramscopeCallback(Callback):  # type: ignore[misc]
     @override
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Measure the first training batch before the first step, where there are no held-out samples."""
-        if self._watch.data is None and self._watch.monitor is None and trainer.is_global_zero:
+        if self._watch.data is None and self._watch.monitor is None:
             self._begin(trainer, pl_module, batch)
 
     @override
@@ -130,16 +132,20 @@ class GramscopeCallback(Callback):  # type: ignore[misc]
         self._batch = None
 
     def _begin(self, trainer: Any, pl_module: Any, data: Any) -> None:
-        if trainer.is_global_zero:
+        if self._measures(trainer):
             data = trainer.precision_plugin.convert_input(data)
             values = self._watch.begin(self._part(pl_module), data, trainer.global_step)
             self._to_loggers(trainer, values)
 
     def _record(self, trainer: Any, pl_module: Any) -> None:
-        values = self._watch.record(trainer.global_step, self._batch) if trainer.is_global_zero else {}
+        values = self._watch.record(trainer.global_step, self._batch) if self._measures(trainer) else {}
         self._to_loggers(trainer, values)
         values = trainer.strategy.broadcast(values)
         pl_module.log_dict(values, logger=False, prog_bar=self._prog_bar, rank_zero_only=False)
+
+    def _measures(self, trainer: Any) -> bool:
+        """Whether this process measures: all of them do where each has a part of the training batch."""
+        return bool(trainer.is_global_zero) or self._watch.data is None
 
     def _to_loggers(self, trainer: Any, values: dict[str, float]) -> None:
         for logger in trainer.loggers if values else ():

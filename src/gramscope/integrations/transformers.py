@@ -65,7 +65,9 @@ class GramscopeCallback(TrainerCallback):  # type: ignore[misc]
         log: Log | None = None,
         **options: Any,
     ) -> None:
-        self._watch = Watch(data, loss, every_n_steps, every_n_epochs, log, {"samples": samples, **options})
+        self._watch = Watch(
+            data, loss, every_n_steps, every_n_epochs, log, {"samples": samples, "process_group": False, **options}
+        )
         self._samples, self._trainer = samples, trainer
 
     @property

@@ -20,7 +20,7 @@ class Watch:
     """A :class:`gramscope.Monitor` that follows the step numbers of a loop.
 
     Args:
-        data: what the monitor holds; ``None`` if :meth:`begin` or :meth:`record` get data.
+        data: what the monitor of one process holds; ``None`` if :meth:`begin` and :meth:`record` get each process's data.
         loss: as for the monitor.
         every_n_steps: as ``every`` of the monitor, in optimizer steps.
         every_n_epochs: the same in epochs, in place of steps.
@@ -43,11 +43,15 @@ class Watch:
             )
         if "every" in options:
             raise InputError(f"every={options['every']!r}: give every_n_steps= or every_n_epochs=")
-        self.data, self._loss, self._options = data, loss, options
+        # one process measures held-out data; batches as they pass are the parts of one sample in several processes
+        self._options = options if data is None else {"process_group": False, **options}
+        self.data, self._loss = data, loss
         self.by_epochs = every_n_epochs is not None
         self._due = cadence(every_n_epochs if self.by_epochs else every_n_steps)
         self._log = check_log(log)
         self._count = 0
+        #: whether this process writes to the log
+        self.writes = True
         self._loaded: dict[str, Any] | None = None
         self.monitor: Monitor | None = None
 
@@ -85,7 +89,7 @@ class Watch:
         return self._logged(self.monitor.record())
 
     def _logged(self, record: dict[str, Any]) -> dict[str, float]:
-        if self._log is not None:
+        if self._log is not None and self.writes:
             write_record(self._log, record)
         return scalars(record)
 

@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from gramscope.errors import LayerError
+from gramscope.layers.compiled import outside_graphs
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -50,6 +51,7 @@ class ModuleHook:
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
 
+    @outside_graphs
     def __call__(self, *args: Any) -> Any:
         """Run the hook."""
         return self._function(*args)

@@ -18,6 +18,7 @@ from typing_extensions import override
 from gramscope.distributed.gathered import is_sharded
 from gramscope.distributed.groups import Group, find_exchange
 from gramscope.errors import InputError, NumericalError
+from gramscope.layers.compiled import outside_graphs
 from gramscope.linalg.autocast import without_autocast
 from gramscope.linalg.polar import PolarMethod
 from gramscope.linalg.procrustes import Effort, Nearest, NearestWithGram
@@ -102,6 +103,7 @@ class _GramUpdate(OptimizerWrapper):
         return "\n".join(lines)
 
     @override
+    @outside_graphs
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """One step of the wrapped optimizer, then the correction of every chosen matrix.
 

@@ -123,7 +123,7 @@ class ModelHooks(Watcher):
             if hooks is not None and gatherer.weight.parameter.requires_grad:
                 gatherer.receive(layer, x, dz.detach(), hooks._factor(call, layer.name))
 
-        z.register_hook(receive)  # type: ignore[no-untyped-call]
+        z.register_hook(ModuleHook(receive))  # type: ignore[no-untyped-call]
 
     def _factor(self, call: Call | None, name: str) -> float:
         reduction = self._reduction
@@ -168,7 +168,6 @@ def _weakly(hooks: ModelHooks, method: Callable[..., None]) -> Callable[..., Non
     """A hook that calls ``method(hooks, …)`` while ``hooks`` lives and is watching."""
     reference = weakref.ref(hooks)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def hook(*args: Any) -> None:
         found = reference()
         if found is not None and found.watching:

@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from gramscope.distributed.groups import Group, find_exchange
 from gramscope.errors import InputError
+from gramscope.layers.compiled import outside_graphs
 from gramscope.layers.linear_layer import Layer
 from gramscope.layers.modules import unwrap
 from gramscope.layers.select import LayerSelector
@@ -276,6 +277,7 @@ class VCL(Optimizer):
     # --- training -----------------------------------------------------------------------------------------------------
 
     @override
+    @outside_graphs
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of VCL on its layers and of the readout optimizer on everything else.
 
@@ -334,6 +336,7 @@ class VCL(Optimizer):
                 unit.report = None
 
     @override
+    @outside_graphs
     def zero_grad(self, set_to_none: bool = True) -> None:
         super().zero_grad(set_to_none)
         self._hooks.clear()
