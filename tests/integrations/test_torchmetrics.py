@@ -11,6 +11,7 @@ import matplotlib.pyplot as plt
 import pytest
 import torch
 from torchmetrics import MetricCollection
+from torchmetrics.utilities.checks import check_forward_full_state_property
 
 import gramscope as gs
 from gramscope.integrations.torchmetrics import LinearCKA, NeuralCollapse, Surrogate, TargetLinearity
@@ -61,6 +62,14 @@ def test_forward_gives_the_batch_and_keeps_the_total() -> None:
     torch.testing.assert_close(first, gs.surrogate(H[:20], Y[:20]))
     torch.testing.assert_close(second, gs.surrogate(H[20:], Y[20:]))
     torch.testing.assert_close(metric.compute(), gs.surrogate(H, Y))
+
+
+@pytest.mark.parametrize("metric", [TargetLinearity, Surrogate, NeuralCollapse])
+def test_forward_needs_no_full_update(metric: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """By torchmetrics' own check, which compares both ways of ``forward``; it raises where they differ."""
+    sizes = {"num_features": 4, "num_classes": 3}
+    check_forward_full_state_property(metric, sizes, {"features": H, "targets": LABELS}, [2], reps=2)
+    assert "full_state_update" in capsys.readouterr().out
 
 
 def test_states_of_two_metrics_merge() -> None:
