@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import jupytext
-from jupyter_client import AsyncKernelManager
 from nbclient import NotebookClient
 from nbconvert import MarkdownExporter
 from nbformat.v4 import new_code_cell
@@ -25,7 +25,11 @@ def run_tutorial(script: Path, execute: bool = True) -> dict[str, str | bytes]:
     notebook = jupytext.read(script)
     if execute:
         notebook.cells.insert(0, new_code_cell(SETUP))
-        NotebookClient(notebook, km=AsyncKernelManager(transport="ipc"), timeout=300).execute()
+        with TemporaryDirectory() as folder:  # kernels that run at the same time need sockets of their own
+            client = NotebookClient(notebook, timeout=300)
+            kernel = client.create_kernel_manager()
+            kernel.transport, kernel.ip = "ipc", f"{folder}/kernel"
+            client.execute()
         del notebook.cells[0]
     notebook.metadata["language_info"] = {"name": "python"}
     for cell in notebook.cells:
