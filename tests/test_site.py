@@ -27,7 +27,9 @@ def test_formulas_are_drawn_and_tutorials_were_run() -> None:
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed: apt-get install chromium")
 def test_search_works_from_disk() -> None:
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not installed: pip install playwright"
+    )
     foreign: list[str] = []
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])

@@ -10,11 +10,10 @@ from nbclient import NotebookClient
 from nbconvert import MarkdownExporter
 from nbformat.v4 import new_code_cell
 
-#: run first in every tutorial; a progress bar's missing widgets are no fault of the tutorial
+#: run first in every tutorial: warnings of its own code are errors, pictures fit the page
 SETUP = """
 import warnings
-warnings.simplefilter("error")
-warnings.filterwarnings("ignore", message="IProgress not found")
+warnings.filterwarnings("error", module="__main__|gramscope")
 import matplotlib.pyplot as plt
 plt.rcParams.update({"figure.dpi": 110, "figure.constrained_layout.use": True})
 """
