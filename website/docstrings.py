@@ -1,4 +1,4 @@
-"""Prepare docstrings for the site: formulas are set as such, references such as :func:`gramscope.measure` and doctests as code."""
+"""Prepare docstrings for the site: formulas are set as such, references like :func:`gs.measure` and doctests as code."""
 
 from __future__ import annotations
 
