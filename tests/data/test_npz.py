@@ -139,3 +139,17 @@ def test_an_npz_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
             file.writestr(f"{key}.npy", bytes(70 << 20))
     with pytest.raises(InputError, match="unpacks to more than"):
         load(str(tmp_path / "a.npz"))
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_only_packing_with_a_limit_is_unpacked(tmp_path: Path, method: int) -> None:
+    with zipfile.ZipFile(tmp_path / "a.npz", "w", method) as file:
+        for key in ("x_train", "y_train", "x_test", "y_test"):
+            file.writestr(f"{key}.npy", bytes(1 << 20))
+    with pytest.raises(InputError, match="which NumPy does not write"):
+        load(str(tmp_path / "a.npz"))
+
+
+def test_numbers_beyond_float32_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"x_train holds 1e\+300, which is beyond float32"):
+        load(split(tmp_path / "a.npz", np.full((9, 2), -1e300), np.arange(9) % 3))

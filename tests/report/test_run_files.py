@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,13 @@ def test_readable_records_beside_damaged_ones_are_shown_and_drawn(tmp_path: Path
     assert content.overview.status == "damaged"
     for panel in content.panels[:4]:
         save_panel(panel, tmp_path, "panel-")
+
+
+def test_a_pipe_in_place_of_the_records_is_not_waited_for(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "x", epochs=1)
+    (run.path / "records.jsonl").unlink()
+    os.mkfifo(run.path / "records.jsonl")
+    assert any("not a regular file" in problem for problem in content_of(run.path).overview.problems)
 
 
 def test_links_lead_nowhere(tmp_path: Path) -> None:

@@ -68,3 +68,13 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, group: Path) 
     monkeypatch.setattr(page_module, "find_spec", lambda name: None if name == "plotly" else real(name))
     with pytest.raises(MissingExtraError, match=r"needs plotly.*gramscope\[report\]"):
         write_report([group])
+
+
+def test_pictures_of_others_beside_a_new_report_stay(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "one", epochs=1, layers=(), snapshots=False)
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    for name in ("panel-discussion.png", "panel-notes.txt"):
+        (mine / name).write_text("precious")
+    write_report([run.path], mine)
+    assert (mine / "panel-discussion.png").read_text() == (mine / "panel-notes.txt").read_text() == "precious"

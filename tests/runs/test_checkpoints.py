@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from gramscope.errors import DamagedCheckpointError, InputError, ResultWarning
-from gramscope.runs.checkpoints import Checkpoint, read_checkpoint
+from gramscope.runs.checkpoints import Checkpoint, memory, read_checkpoint, read_tensors
 from gramscope.runs.directory import RunDirectory
 
 
@@ -51,6 +52,16 @@ DAMAGE = {
     "deep": lambda folder: (folder / "manifest.json").write_bytes(b"[" * 200_000),
     "list": lambda folder: (folder / "manifest.json").write_bytes(b"[]"),
 }
+
+
+def test_files_that_claim_too_much_are_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    path.write_bytes((1 << 24).to_bytes(8, "little") + b"{" + b" " * (1 << 24))
+    with pytest.raises(InputError, match="lists its tensors in 16777216 bytes"):
+        read_tensors(path)
+    os.truncate(path, memory() + 1)  # a file with a hole
+    with pytest.raises(InputError, match=r"has \d+ bytes; at most"):
+        read_tensors(path)
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)

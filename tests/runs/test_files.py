@@ -4,6 +4,7 @@ import errno
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from gramscope.runs.files import (
     TEMPORARY,
     from_toml,
     inside,
+    open_file,
     read_file,
     remove,
     remove_unfinished,
@@ -67,6 +69,28 @@ def test_links_pipes_and_large_files_are_not_read(tmp_path: Path) -> None:
     for name, message in (("file", "has 5 bytes; at most 4"), ("link", "cannot read"), ("pipe", "not a regular file")):
         with pytest.raises(InputError, match=message):
             read_file(tmp_path / name, 4)
+
+
+def test_a_file_with_two_names_is_read_but_not_written(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_bytes(b"precious")
+    (tmp_path / "file").hardlink_to(tmp_path / "victim")
+    assert read_file(tmp_path / "file") == b"precious"
+    for flags in (os.O_WRONLY | os.O_APPEND, os.O_RDWR):
+        with pytest.raises(InputError, match="2 names of the same file"):
+            open_file(tmp_path / "file", flags)
+    write_file(tmp_path / "file", b"new")  # replaces the name, not the content
+    assert (tmp_path / "victim").read_bytes() == b"precious"
+
+
+def test_a_file_beyond_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_bytes(b"1")
+    monkeypatch.setattr(files, "system", SimpleNamespace(**{**vars(os), "read": _no_memory}))
+    with pytest.raises(InputError, match="do not fit into memory"):
+        read_file(tmp_path / "file")
+
+
+def _no_memory(handle: int, size: int) -> bytes:
+    raise MemoryError
 
 
 @pytest.mark.parametrize("content", [b"x = " + b"[" * 5000, b"x = " + b"9" * 5000, b"\xff", b"x = "])

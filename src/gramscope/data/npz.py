@@ -63,13 +63,14 @@ def _read(path: Path) -> dict[str, npt.NDArray[Any]]:
         raise InputError(f"there is no file {path}")
     try:
         with zipfile.ZipFile(path) as archive:
-            sizes = {name.removesuffix(".npy"): archive.getinfo(name).file_size for name in archive.namelist()}
-            missing = [key for key in KEYS if key not in sizes]
+            found = {file.filename.removesuffix(".npy"): file for file in archive.infolist()}
+            missing = [key for key in KEYS if key not in found]
             if missing:
-                raise InputError(f"{path} has no {', '.join(missing)}; it has {', '.join(sizes) or 'nothing'}")
-            if sum(sizes[key] for key in KEYS) > unpacked_limit(path):
+                names = [*list(found)[:10], *["…"][: len(found) // 11]]
+                raise InputError(f"{path} has no {', '.join(missing)}; it has {', '.join(names) or 'nothing'}")
+            if sum(found[key].file_size for key in KEYS) > unpacked_limit(path):
                 raise too_large(path)
-            return {key: _array(archive, f"{key}.npy", sizes[key]) for key in KEYS}
+            return {key: _array(archive, found[key]) for key in KEYS}
     except InputError:
         raise
     except _NPZ_ERRORS as error:
@@ -79,9 +80,12 @@ def _read(path: Path) -> dict[str, npt.NDArray[Any]]:
         ) from error
 
 
-def _array(archive: zipfile.ZipFile, name: str, size: int) -> npt.NDArray[Any]:
+def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> npt.NDArray[Any]:
     """One array of the file: a header with its type and shape, then its values. Python objects are refused."""
-    with archive.open(name) as file:
+    name, size = member.filename, member.file_size
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # others unpack without a limit
+        raise ValueError(f"{name} is packed by method {member.compress_type}, which NumPy does not write")
+    with archive.open(member) as file:
         version = npy.read_magic(file)
         if version not in ((1, 0), (2, 0)):
             raise ValueError(f"{name} has format {version}")
@@ -92,7 +96,7 @@ def _array(archive: zipfile.ZipFile, name: str, size: int) -> npt.NDArray[Any]:
         header = file.tell()
         if dtype.itemsize * math.prod(shape) != size - header or min(shape, default=0) < 0:
             raise ValueError(f"{name} has {size - header} bytes for {dtype} {shape}")
-        values = np.frombuffer(bytearray(file.read()), dtype)
+        values = np.frombuffer(bytearray(file.read(size - header)), dtype)
     return values.reshape(shape, order="F" if fortran else "C")
 
 
@@ -106,7 +110,11 @@ def _channels_first(images: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 def _tensor(path: Path, key: str, array: npt.NDArray[Any]) -> torch.Tensor:
     if array.dtype.kind == "f":
-        return torch.from_numpy(array.astype(np.float32))
+        with np.errstate(over="ignore"):
+            numbers = array.astype(np.float32)
+        if array.size and np.isinf(numbers).any() and not np.isinf(array).any():
+            raise InputError(f"{path}: {key} holds {np.abs(array).max():.3g}, which is beyond float32; rescale it")
+        return torch.from_numpy(numbers)
     if array.dtype == np.uint8 and array.ndim > 1:
         return torch.from_numpy(array.copy())
     if array.dtype.kind == "u" and array.size and int(array.max()) > np.iinfo(np.int64).max:

@@ -12,6 +12,7 @@ from typing import Any, TypeGuard, TypeVar
 
 from gramscope.errors import GramscopeError
 from gramscope.runs.directory import ARTEFACTS, CONFIG, ENVIRONMENT, RECORDS, RunDirectory
+from gramscope.runs.files import MOST_RECORDS, inside, read_file
 from gramscope.runs.records import Record
 
 T = TypeVar("T")
@@ -103,7 +104,7 @@ def _read_lines(directory: RunDirectory, problems: list[str]) -> list[Record]:
     except GramscopeError as error:
         problems.append(str(error))
     found = []
-    for line in (directory.path / RECORDS).read_bytes().split(b"\n"):
+    for line in read_file(inside(directory.path, RECORDS), MOST_RECORDS).split(b"\n"):
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):

@@ -49,11 +49,13 @@ def write_report(paths: Sequence[Path | str], out: Path | str | None = None, *, 
     content = report_content(read_runs(paths))
     folder = _folder(paths, out)
     page = folder / PAGE
+    ours = out is None or page.exists()  # in a folder of the user's, figures are ours beside a report alone
     write_file(page, render_page(content).encode())
     if not figures:
         return Report(page, ())
-    for old in folder.glob(f"{OWN_FIGURE}*"):
-        old.unlink()
+    for old in folder.glob(f"{OWN_FIGURE}*") if ours else ():
+        if old.suffix in (".png", ".pdf"):
+            old.unlink()
     return Report(page, tuple(path for panel in content.panels for path in save_panel(panel, folder, OWN_FIGURE)))
 
 

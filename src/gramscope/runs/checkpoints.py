@@ -7,6 +7,7 @@ that anybody can load it; the rest is what training needs to go on. Checkpoints 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 MODEL = "model.safetensors"
 TRAINING = "training.safetensors"
 STATE = "state.json"
-#: most bytes of tensors that are read at once
-MOST = 1 << 40
+#: most bytes of the list of tensors at the start of a file: about 100,000 tensors, which take seconds to read
+MOST_NAMES = 1 << 23
 _NAME = re.compile(r"step-(\d{9,18})")
 
 
@@ -111,7 +112,7 @@ def read_checkpoint(path: Path, device: str = "cpu") -> Checkpoint:
     missing = [name for name, file in paths.items() if not files.exists(file)]
     if missing:
         raise DamagedCheckpointError(f"{path} has no {', '.join(missing)}; restore it or remove its folder")
-    contents = {name: files.read_file(file, MOST) for name, file in paths.items()}
+    contents = {name: files.read_file(file, memory()) for name, file in paths.items()}
     manifest = files.inside(path, MANIFEST)
     if files.exists(manifest):
         check_manifest(path, step, contents, files.read_file(manifest))
@@ -127,13 +128,24 @@ def read_checkpoint(path: Path, device: str = "cpu") -> Checkpoint:
 
 def read_tensors(path: Path, device: str = "cpu") -> dict[str, Tensor]:
     """Read a safetensors file that the user named (it may be a link), with an error that names it."""
-    return _tensors(path, files.read_file(path.resolve(), MOST), device)
+    return _tensors(path, files.read_file(path.resolve(), memory()), device)
+
+
+def memory() -> int:
+    """Bytes of this machine's memory: a file with holes can claim any size, and a larger one cannot be read at once."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # not known here
+        return 1 << 40
 
 
 def _tensors(path: Path, content: bytes, device: str) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load
 
+    names = int.from_bytes(content[:8], "little")
+    if names > MOST_NAMES:
+        raise DamagedCheckpointError(f"{path} lists its tensors in {names} bytes; at most {MOST_NAMES} are read")
     try:
         return {name: tensor.to(device) for name, tensor in load(content).items()}
     except (SafetensorError, ValueError, RuntimeError, KeyError, TypeError) as error:

@@ -73,11 +73,20 @@ def names_in(folder: Path) -> list[str]:
 
 # -- reading ------------------------------------------------------------------------------------------------------
 def open_file(path: Path, flags: int) -> int:
-    """A descriptor of a regular file; a link, a pipe or a device in its place is refused, and not waited for."""
+    """A descriptor of a regular file; a link, a pipe or a device in its place is refused, and not waited for.
+
+    A file with a second name (a hard link) is not opened for writing: what is written would appear under both names.
+    """
     handle = system.open(path, flags | _SAFE, 0o666)
-    if not stat.S_ISREG(system.fstat(handle).st_mode):
+    facts = system.fstat(handle)
+    problem = ""
+    if not stat.S_ISREG(facts.st_mode):
+        problem = "is not a regular file; remove it"
+    elif flags & (os.O_WRONLY | os.O_RDWR) and facts.st_nlink > 1:
+        problem = f"is one of {facts.st_nlink} names of the same file (hard links); replace it by a copy"
+    if problem:
         system.close(handle)
-        raise InputError(f"{path} is not a regular file; remove it")
+        raise InputError(f"{path} {problem}")
     return handle
 
 
@@ -101,9 +110,11 @@ def read_file(path: Path, most: int = MOST_TEXT) -> bytes:
             blocks = []
             while block := system.read(handle, 1 << 24):
                 blocks.append(block)
+            return b"".join(blocks)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
-    return b"".join(blocks)
+    except MemoryError as error:
+        raise InputError(f"cannot read {path}: its {size} bytes do not fit into memory") from error
 
 
 def from_json(path: Path) -> Any:

@@ -72,7 +72,7 @@ class Lock:
 
     def _open(self) -> int:
         try:
-            return files.open_file(self.path, os.O_RDWR | os.O_CREAT)
+            return files.open_file(files.inside(self.path.parent, self.path.name), os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise InputError(f"cannot write to {self.path.parent}: {error}; use another directory") from error
 
@@ -102,7 +102,7 @@ class Lock:
         try:
             with files.opened(self.path, os.O_RDWR) as handle:
                 return not _try_lock(handle)
-        except OSError:  # this user may not write here, so nothing can be said
+        except (OSError, InputError):  # this user may not write here, or it is no lock of ours: nothing can be said
             return False
 
     def holder(self) -> str:
