@@ -1,4 +1,4 @@
-"""Names of layers: which block of a deep net a layer belongs to, and which kind of layer it is there."""
+"""Names of layers: which block of a deep net a layer belongs to, which kind of layer it is there, and how to show it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,21 @@ _LISTS = frozenset({
 })  # fmt: skip
 #: a block that carries its number in its own name, as torchvision's ``encoder_layer_3``
 _NUMBERED = re.compile(r"(\w*(?:layer|block)_)(\d+)", re.ASCII)
+#: characters that move a terminal's cursor, turn the direction of a line around, or cannot be written as UTF-8
+_UNSAFE = {
+    **{code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *range(127, 160))},
+    **{code: f"\\u{code:04x}" for code in (0x61C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))},
+    **{code: f"\\u{code:04x}" for code in range(0xD800, 0xE000)},
+}
+
+
+def printable(text: str) -> str:
+    """Text with its control characters, but tab and new line, and halves of surrogate pairs spelled out.
+
+    >>> printable("\\x1b[2J")
+    '\\\\x1b[2J'
+    """
+    return text if text.isascii() and text.isprintable() else text.translate(_UNSAFE)
 
 
 class LayerName(NamedTuple):

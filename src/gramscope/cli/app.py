@@ -13,6 +13,7 @@ import typer
 
 import gramscope
 from gramscope.errors import GramscopeError, GramscopeWarning, InputError, LayerError, MissingExtraError
+from gramscope.names import printable
 
 INTERRUPTED = 130
 #: error numbers of a path that the user has to change
@@ -98,8 +99,6 @@ def _exit_code(error: GramscopeError) -> int:
 
 
 def _tell(text: str) -> None:
-    from gramscope.cli.console import printable
-
     sys.stderr.write(printable(text) + "\n")
 
 

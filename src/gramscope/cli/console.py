@@ -14,22 +14,12 @@ from rich.table import Column, Table
 from rich.text import Text
 from typing_extensions import override
 
+from gramscope.names import printable
 from gramscope.runs.files import to_json
 from gramscope.training.reporter import Reporter
 
-#: control characters but tab and new line, which a terminal obeys: a name in a file must not move its cursor
-_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
 #: those that JSON does not escape
 _JSON_CONTROLS = {code: f"\\u{code:04x}" for code in range(127, 160)}
-
-
-def printable(text: str) -> str:
-    """Text with its control characters spelled out.
-
-    >>> printable("\\x1b[2J")
-    '\\\\x1b[2J'
-    """
-    return text.translate(_CONTROLS)
 
 
 class _PlainConsole(Console):

@@ -98,10 +98,10 @@ def export(
 def summary(run: RunDirectory) -> dict[str, Any]:
     """One line about a run or group."""
     finals: dict[Any, dict[str, Any]] = {record.get("run"): record for record in run.records("evaluation")}
-    scores = [record["test_accuracy"] for record in finals.values() if record.get("test_accuracy") is not None]
+    scores, epochs = ([r[key] for r in finals.values() if _is_number(r.get(key))] for key in ("test_accuracy", "epoch"))
     return {
         **_identity(run, run.status()),
-        "epoch": min((record["epoch"] for record in finals.values()), default=None),
+        "epoch": min(epochs, default=None),
         "test_accuracy": sum(scores) / len(scores) if scores else None,
     }
 
@@ -109,14 +109,13 @@ def summary(run: RunDirectory) -> dict[str, Any]:
 def _identity(run: RunDirectory, state: str) -> dict[str, Any]:
     """Facts about a run that need no records."""
     config = run.config
-    return {
-        "run": str(run.path),
-        "state": state,
-        "data": config.get("data", {}).get("name"),
-        "model": config.get("model", {}).get("name"),
-        "method": config.get("method", {}).get("name"),
-        "runs": sum(1 for _ in run.runs()),
-    }
+    tables = {key: config.get(key) for key in ("data", "model", "method")}
+    names = {key: table.get("name") if isinstance(table, dict) else None for key, table in tables.items()}
+    return {"run": str(run.path), "state": state, **names, "runs": sum(1 for _ in run.runs())}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= 1e300
 
 
 def _summary_or_error(run: RunDirectory) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from gramscope.errors import InputError
 from gramscope.integrations.extras import load_extra
+from gramscope.names import printable
 from gramscope.runs.files import to_json, write_file
 
 FORMATS = ("parquet", "csv", "jsonl")
@@ -29,15 +30,24 @@ def to_rows(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for record in records:
         if not isinstance(record.get("layers"), Mapping):
-            rows.append({key: _plain(value) for key, value in record.items()})
+            rows.append(_plain_row(record))
             continue
-        head = {key: _plain(value) for key, value in record.items() if key not in ("layers", "network", "notes")}
-        rows.append({**head, "layer": None, **record.get("network", {})})
-        rows += [{**head, "layer": layer, **row} for layer, row in record["layers"].items()]
+        head = _plain_row({key: value for key, value in record.items() if key not in ("layers", "network", "notes")})
+        for layer, row in {None: record.get("network", {}), **record["layers"]}.items():
+            if isinstance(row, Mapping):  # what is not a table is damage
+                rows.append({**head, "layer": _plain(layer), **_plain_row(row)})
     return rows
 
 
+def _plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {printable(key): _plain(value) for key, value in row.items()}
+
+
 def _plain(value: Any) -> Any:
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, int) and abs(value) >= 2**1000:  # beyond float64
+        return str(value)
     return to_json(value) if isinstance(value, list | dict) else value
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gramscope.report.panel import shorten
-from gramscope.report.run_files import RunFiles, is_inside, is_number, read_config, read_run_files, run_status
+from gramscope.report.run_files import RunFiles, is_inside, is_number, read_config, read_run_files, run_status, text
 from gramscope.runs.directory import RunDirectory
 from gramscope.runs.records import Record
 
@@ -52,8 +52,8 @@ class Run:
     def name(self) -> str:
         """Its path below the group, or the directory's name."""
         if self.directory.path == self.root.path:
-            return self.root.name
-        return f"{self.root.name}/{self.directory.path.relative_to(self.root.path).as_posix()}"
+            return text(self.root.name)
+        return text(f"{self.root.name}/{self.directory.path.relative_to(self.root.path).as_posix()}")
 
     @cached_property
     def evaluations(self) -> list[Record]:

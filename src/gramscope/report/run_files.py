@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
 from gramscope.errors import GramscopeError
+from gramscope.names import printable
 from gramscope.runs.directory import ARTEFACTS, CONFIG, ENVIRONMENT, RECORDS, RunDirectory
 from gramscope.runs.files import MOST_RECORDS, inside, read_file
 from gramscope.runs.records import Record
@@ -56,13 +57,13 @@ def read_run_files(directory: RunDirectory) -> RunFiles:
 def read_config(directory: RunDirectory, problems: list[str]) -> Mapping[str, Any]:
     """The configuration; empty, with an entry in ``problems``, if it cannot be read."""
     nothing: dict[str, Any] = {}
-    return _read(directory, CONFIG, lambda: directory.config, nothing, problems)
+    return _read(directory, CONFIG, lambda: _shown(directory.config), nothing, problems)
 
 
 def read_environment(directory: RunDirectory, problems: list[str]) -> Mapping[str, Any]:
     """The machine and versions; empty, with an entry in ``problems``, if they cannot be read."""
     nothing: dict[str, Any] = {}
-    return _read(directory, ENVIRONMENT, lambda: directory.environment, nothing, problems)
+    return _read(directory, ENVIRONMENT, lambda: _shown(directory.environment), nothing, problems)
 
 
 def _read(directory: RunDirectory, name: str, load: Callable[[], T], default: T, problems: list[str]) -> T:
@@ -160,5 +161,14 @@ def _scalars(record: Mapping[str, Any], left_out: Counter[str], inner: tuple[str
 
 
 def text(value: str) -> str:
-    """Text that can be written as UTF-8: half a surrogate pair becomes a question mark."""
-    return value if value.isascii() else value.encode("utf-8", "replace").decode()
+    """Text that can be shown and written as UTF-8, see :func:`~gramscope.names.printable`."""
+    return printable(value)
+
+
+def _shown(value: Any) -> Any:
+    """The values of a file with all texts in them as they can be shown."""
+    if isinstance(value, str):
+        return text(value)
+    if isinstance(value, Mapping):
+        return {text(str(key)): _shown(item) for key, item in value.items()}
+    return [_shown(item) for item in value] if isinstance(value, list) else value

@@ -249,8 +249,17 @@ def remove_if_empty(folder: Path) -> None:
 
 # -- JSON ---------------------------------------------------------------------------------------------------------
 def to_json(value: Any, *, indent: int | None = None) -> str:
-    """Strict JSON: numbers that are not finite become ``null``, tuples become lists, paths become text."""
-    return json.dumps(plain(value), indent=indent, allow_nan=False, ensure_ascii=False)
+    """Strict JSON: numbers that are not finite become ``null``, tuples become lists, paths become text.
+
+    Text that UTF-8 cannot hold (the name of a file in another encoding) is escaped.
+    """
+    value = plain(value)
+    text = json.dumps(value, indent=indent, allow_nan=False, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(value, indent=indent, allow_nan=False)
+    return text
 
 
 def plain(value: Any) -> Any:
