@@ -8,24 +8,22 @@ from __future__ import annotations
 
 import errno
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from gramscope.data import DataSet, from_tensors
+from faults.small_run import Reported, check_kept, check_resumed, configuration, litter, outcome, small_data
+from gramscope.data import DataSet
 from gramscope.errors import GramscopeError, ResultWarning
 from gramscope.runs import files
-from gramscope.runs.checkpoints import read_checkpoint
 from gramscope.runs.directory import RunDirectory
-from gramscope.runs.records import read_records
 from gramscope.training import start
 from gramscope.training.config import TrainConfig
 from gramscope.training.loop import Loop
-from gramscope.training.reporter import Reporter
 from gramscope.training.train import train
 
 ERRORS = {"full disk": errno.ENOSPC, "broken disk": errno.EIO, "no permission": errno.EACCES}
@@ -33,6 +31,8 @@ ERRORS = {"full disk": errno.ENOSPC, "broken disk": errno.EIO, "no permission": 
 WRITES = ("write", "fsync", "rename", "replace", "mkdir", "ftruncate", "unlink", "rmdir")
 #: one run, and two runs in one group
 SEEDS = {"run": [0], "group": [0, 1]}
+#: faults that are tried at least
+LEAST = {"run": 300, "group": 150}
 
 
 class Crash(BaseException):
@@ -107,57 +107,14 @@ def faulty(monkeypatch: pytest.MonkeyPatch, system: FaultySystem) -> Iterator[No
             system.leave()
 
 
-class Reported(Reporter):
-    """Remembers every record that the user was told."""
-
-    def __init__(self) -> None:
-        self.found: list[dict[str, Any]] = []
-
-    def records(self, records: Any, label: str = "") -> None:
-        self.found += records
-
-
 @pytest.fixture(scope="module")
 def data() -> DataSet:
-    g = torch.Generator().manual_seed(0)
-    x, y = torch.randn(24, 3, generator=g), torch.arange(24) % 2
-    return from_tensors("small", x[:16], y[:16], x[16:], y[16:])
+    return small_data()
 
 
 @pytest.fixture(autouse=True)
 def known_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start, "describe_environment", lambda device: {"torch": "2", "device": device})
-
-
-def configuration(seeds: list[int]) -> TrainConfig:
-    return TrainConfig.from_dict(
-        {
-            "seeds": seeds, "epochs": 2, "batch_size": 8, "device": "cpu", "checkpoint_every": 1, "execution": "one-by-one",
-            "keep": 1, "data": {"name": "given"}, "model": {"name": "mlp", "hidden": [2]},
-            "method": {"name": "adamw", "lr": 0.1},
-        }
-    )  # fmt: skip
-
-
-def outcome(path: Path) -> list[Any]:
-    """What a finished run or group left: records without times, and the bits of the last checkpoint."""
-    found: list[Any] = []
-    for run in RunDirectory(path).runs():
-        last = run.load_checkpoint()
-        records = [{k: v for k, v in record.items() if k != "seconds"} for record in run.records()]
-        tensors = {**last.model, **{f"training/{k}": v for k, v in last.tensors.items()}}
-        found.append(
-            (run.path.name if run.path != path else "", last.step, records, {k: v.tolist() for k, v in tensors.items()})
-        )
-    return found
-
-
-def stored(path: Path) -> list[dict[str, Any]]:
-    return [record for file in path.rglob("records.jsonl") for record in read_records(file)]
-
-
-def litter(path: Path) -> list[str]:
-    return [found.name for found in path.rglob("*") if found.name.startswith(files.TEMPORARY) or found.name == "lock"]
 
 
 def check_fault(
@@ -171,22 +128,18 @@ def check_fault(
             pass
         except OSError:
             assert system.calls[system.at] not in WRITES, "an error of the system is not explained"
-    kept = stored(path)
-    assert all(record in kept for record in reported.found), "a reported record is missing"
-    there = [step for step in path.rglob("step-*") if step.name.startswith("step-")]
-    for step in there:
-        read_checkpoint(step)
+    check_kept(path, reported.found)
     for done in {step.parent for step in system.renamed if step.name.startswith("step-")}:
-        assert any(step.parent == done for step in there), "a checkpoint was written and none is there"
+        assert any(step.name.startswith("step-") for step in done.iterdir()), (
+            "a checkpoint was written and none is there"
+        )
     with faulty(monkeypatch, FaultySystem()):
-        train(config, path, data=data, resume=RunDirectory(path).exists())
-    assert outcome(path) == whole, "the resumed run differs"
-    assert litter(path) == []
+        check_resumed(path, config, data, whole)
 
 
 @pytest.mark.parametrize("kind", SEEDS)
 def test_every_file_operation_may_fail(
-    kind: str, tmp_path: Path, data: DataSet, monkeypatch: pytest.MonkeyPatch
+    kind: str, tmp_path: Path, data: DataSet, monkeypatch: pytest.MonkeyPatch, record_property: Any
 ) -> None:
     config = configuration(SEEDS[kind])
     counter = FaultySystem()
@@ -195,22 +148,26 @@ def test_every_file_operation_may_fail(
     whole = outcome(tmp_path / "whole")
     assert litter(tmp_path) == []
     faults = [*ERRORS, "short write", "crash before", "crash after"]
-    tried = 0
+    tried: Counter[str] = Counter()
+    lost: Counter[str] = Counter()
     wrong: list[str] = []
     for at, name in enumerate(counter.calls):
         chosen = faults if name in (*WRITES, "open", "read", "close") and kind == "run" else [faults[at % len(faults)]]
         for fault in chosen:
             if fault == "short write" and name != "write":
                 continue
-            tried += 1
+            tried[fault] += 1
             path = tmp_path / f"{at}-{fault.replace(' ', '-')}"
             try:
                 check_fault(path, config, data, FaultySystem(at, fault), monkeypatch, whole)
             except Exception as error:
+                lost[fault] += 1
                 wrong.append(f"operation {at} ({name}), {fault}: {type(error).__name__}: {error}")
-    print(f"{kind}: {len(counter.calls)} operations, {tried} faults")
+    print(f"{kind}: {len(counter.calls)} operations, {tried.total()} faults")
+    for fault, times in tried.items():
+        record_property("fault", f"{fault}|{kind}|{times}|{lost[fault]}")
     assert wrong == []
-    assert tried >= 150
+    assert tried.total() >= LEAST[kind]
 
 
 def test_checkpoints_beyond_the_resumed_step_do_not_push_out_good_ones(

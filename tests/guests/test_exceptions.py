@@ -112,7 +112,7 @@ def broken_forward(model: nn.Module, after: int) -> None:
 
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.filterwarnings("ignore::gramscope.errors.ResultWarning")
-def test_lines_that_raise(name: str) -> None:
+def test_lines_that_raise(name: str, record_property: Any) -> None:
     model = network()
     if name == "capture":  # batch normalisation would update its statistics, as the user's own forward does
         model.eval()
@@ -129,22 +129,23 @@ def test_lines_that_raise(name: str) -> None:
         after = condition(model)
         for what, value in before.items():
             assert after[what] == value, f"{what} after an exception at line {stop} of {total}"
-    print(f"{name}: {len(chosen)} exceptions in {total} lines")
+    record_property("guest", f"exceptions in {name}|{len(chosen)}|at random of {total} lines, all as before")
 
 
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("after", [0, 1, 2])
-def test_forward_passes_that_raise(name: str, after: int) -> None:
+def test_forward_passes_that_raise(name: str, after: int, record_property: Any) -> None:
     model = network().eval()
     broken_forward(model, after)
     before = condition(model)
     with pytest.raises(Interrupted):
         CALLS[name](model)
+    record_property("guest", f"exceptions in a layer of {name}|1|in application {after + 1}, all as before")
     assert condition(model) == before
 
 
 @pytest.mark.filterwarnings("ignore::gramscope.errors.ResultWarning")
-def test_steps_of_a_monitor_that_raise() -> None:
+def test_steps_of_a_monitor_that_raise(record_property: Any) -> None:
     model = network()
     monitor = gs.Monitor(model, (X, Y), F.cross_entropy, measures=["target_linearity"], every=1)
     total = lines_of(monitor.step)
@@ -153,11 +154,11 @@ def test_steps_of_a_monitor_that_raise() -> None:
         with pytest.raises(Interrupted):
             lines_of(monitor.step, stop)
         assert condition(model) == before, f"after an exception at line {stop} of {total}"
-    print(f"monitor: {TIMES} exceptions in {total} lines")
+    record_property("guest", f"exceptions in a monitor|{TIMES}|at random of {total} lines, all as before")
 
 
 @pytest.mark.parametrize("solver", ["exact", "recursive"])
-def test_steps_of_virtual_covariance_learning_that_raise(solver: str) -> None:
+def test_steps_of_virtual_covariance_learning_that_raise(solver: str, record_property: Any) -> None:
     model = network().eval()
     optimizer = gs.VCL(model, 0.01, solver=solver)  # type: ignore[arg-type]
 
@@ -187,4 +188,5 @@ def test_steps_of_virtual_covariance_learning_that_raise(solver: str) -> None:
         gradients()
         optimizer.step()  # goes on
     assert kept > 0
-    print(f"VCL {solver}: {TIMES} exceptions in {total} lines, weights as before in {kept}")
+    what = f"at random of {total} lines, weights as before in {kept}, finite in all"
+    record_property("guest", f"exceptions in a step of VCL, {solver}|{TIMES}|{what}")

@@ -6,6 +6,7 @@ import gc
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -51,18 +52,18 @@ def model() -> nn.Module:
     return network()
 
 
-def test_captures(model: nn.Module) -> None:
+def test_captures(model: nn.Module, record_property: Any) -> None:
     def once() -> None:
         with gs.capture(model) as tape:
             tape.backward(F.cross_entropy(model(X), Y))
 
     objects, pages = growth(once, CAPTURES)
-    print(f"{CAPTURES} captures: {objects} bytes of objects, {pages} bytes of the process")
+    record_property("guest", f"captures|{CAPTURES}|{objects} bytes of Python objects, {pages} bytes of the process")
     assert objects < OBJECTS
     assert pages < RESIDENT
 
 
-def test_steps_of_a_monitor(model: nn.Module) -> None:
+def test_steps_of_a_monitor(model: nn.Module, record_property: Any) -> None:
     monitor = gs.Monitor(model, (X, Y), F.cross_entropy, measures=["weight_norm"], every=100)
 
     def once() -> None:
@@ -70,12 +71,14 @@ def test_steps_of_a_monitor(model: nn.Module) -> None:
         monitor.records.clear()  # records are kept on purpose
 
     objects, pages = growth(once, STEPS)
-    print(f"{STEPS} steps of a monitor: {objects} bytes of objects, {pages} bytes of the process")
+    record_property(
+        "guest", f"steps of a monitor|{STEPS}|{objects} bytes of Python objects, {pages} bytes of the process"
+    )
     assert objects < OBJECTS
     assert pages < RESIDENT
 
 
-def test_steps_of_virtual_covariance_learning(model: nn.Module) -> None:
+def test_steps_of_virtual_covariance_learning(model: nn.Module, record_property: Any) -> None:
     optimizer = gs.VCL(model, 0.01)
 
     def once() -> None:
@@ -84,6 +87,6 @@ def test_steps_of_virtual_covariance_learning(model: nn.Module) -> None:
         optimizer.step()
 
     objects, pages = growth(once, CAPTURES)
-    print(f"{CAPTURES} steps of VCL: {objects} bytes of objects, {pages} bytes of the process")
+    record_property("guest", f"steps of VCL|{CAPTURES}|{objects} bytes of Python objects, {pages} bytes of the process")
     assert objects < OBJECTS
     assert pages < RESIDENT

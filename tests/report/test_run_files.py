@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,20 @@ def test_readable_records_beside_damaged_ones_are_shown_and_drawn(tmp_path: Path
     assert content.overview.status == "damaged"
     for panel in content.panels[:4]:
         save_panel(panel, tmp_path, "panel-")
+
+
+def test_names_are_spelled_out_in_the_page(tmp_path: Path) -> None:
+    hostile = "a\x00\x1b[31m\u202eb\u2066\ud800"
+    run = write_run(tmp_path / "x", epochs=1)
+    run.append({"kind": "measurement", "step": 1, "layer": hostile, "nfa": 0.5, hostile: 1.0})
+    run.close()
+    config = run.path / "config.toml"
+    config.write_text(config.read_text().replace('"sgd"', '"sgd\\u001b\\u202E"'))
+    page = to_json(render_update(content_of(run.path), version="", interval=0))
+    assert not [letter for letter in page if letter in "\x00\x1b\u202e\u2066\ud800"]
+    assert "\\\\u202eb" in page
+    for escaped in (r"\u0000", r"\u001b", r"\ud800"):
+        assert not re.search(rf"(?<!\\)\\{escaped[1:]}", page)
 
 
 def test_a_pipe_in_place_of_the_records_is_not_waited_for(tmp_path: Path) -> None:

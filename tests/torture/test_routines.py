@@ -65,13 +65,14 @@ def beyond(want: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize(("routine", "which", "sizes"), list(calls()))
-def test_routine(routine: Routine, which: str, sizes: dict[str, int]) -> None:
+def test_routine(routine: Routine, which: str, sizes: dict[str, int], record_property: Any) -> None:
     wrong = []
     for case in CASES:
         try:
             check_case(routine, arguments(routine, case, which, sizes), case)
         except Exception as error:
             wrong.append(f"{case.name}: {type(error).__name__}: {error}")
+    record_property("torture", f"{len(CASES)}|{len(wrong)}")
     assert wrong == []
 
 

@@ -29,7 +29,7 @@ def read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
             f"instead of 00 00 08 0{dimensions}"
         )
     shape = struct.unpack(f">{dimensions}I", content[4:header])
-    if len(content) - header != math.prod(shape):
+    if len(content) - header != math.prod(shape) or (0 in shape and max(shape) > 1 << 31):  # NumPy's limit, if empty
         raise InputError(
             f"{path} holds {len(content) - header} bytes for {' × '.join(map(str, shape))} values: it is truncated or "
             "damaged; delete it and fetch it again"

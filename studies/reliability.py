@@ -1,0 +1,343 @@
+"""Run the tests of reliability and write ``docs/reliability.md`` from what they counted.
+
+    python studies/reliability.py                    # runs the tests, then writes the page
+    python studies/reliability.py --results FILE     # writes the page from the JUnit file of an earlier run
+
+Tests hand over their counts with pytest's ``record_property``. Figures of searches that take longer than a test may are
+read from ``studies/reliability``; the commands that made them are named on the page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ET
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "reliability.md"
+STORED = Path(__file__).parent / "reliability"
+FOLDERS = ("tests/faults", "tests/fuzz", "tests/guests", "tests/torture")
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What must hold, and the tests that fail where it does not (``file::name``, parameters left out)."""
+
+    text: str
+    tests: tuple[str, ...]
+
+
+PROMISES = (
+    Promise(
+        "A file runs no code: functions named in a configuration are called only with `--trust` or `--model`, and only if "
+        "they can return a module.",
+        (
+            "tests/training/test_model_factory.py::test_nothing_named_in_a_file_is_imported",
+            "tests/training/test_model_factory.py::test_what_returns_no_module_is_not_called",
+            "tests/cli/test_app.py::test_files_that_would_run_code_are_refused",
+        ),
+    ),
+    Promise(
+        "Nothing outside a run directory is read, written or deleted through it: no links, no hard links, no `..`.",
+        (
+            "tests/runs/test_directory.py::test_nothing_is_followed_out_of_the_directory",
+            "tests/runs/test_directory.py::test_the_list_of_files_names_only_artefacts_and_figures",
+            "tests/runs/test_directory.py::test_a_linked_figure_is_neither_shown_nor_written",
+            "tests/runs/test_files.py::test_a_file_with_two_names_is_read_but_not_written",
+            "tests/report/test_write.py::test_pictures_of_others_beside_a_new_report_stay",
+        ),
+    ),
+    Promise(
+        "A whitened step that overshoots works; one that fails changes nothing and names the parameter; a member that "
+        "diverges stops no other.",
+        (
+            "tests/optim/test_whitening.py::test_steps_that_overshoot",
+            "tests/optim/test_whitening.py::test_a_step_that_fails_names_the_parameter_and_changes_nothing",
+            "tests/training/test_stacking.py::test_a_stack_that_diverges_in_one_member_goes_on",
+        ),
+    ),
+    Promise(
+        "A damaged or mixed-up checkpoint is recognised and announced, and the one before it is used.",
+        (
+            "tests/runs/test_checkpoints.py::test_a_damaged_checkpoint_is_passed_over_and_written_again",
+            "tests/faults/test_run_faults.py::test_a_damaged_checkpoint_is_announced_and_made_again",
+        ),
+    ),
+    Promise(
+        "A start that was killed can be started again, `--force` checks all members before it erases one, and nothing "
+        "unfinished stays.",
+        (
+            "tests/runs/test_directory.py::test_a_start_that_was_killed_can_be_started_again",
+            "tests/runs/test_directory.py::test_force_checks_every_member_before_it_erases_one",
+            "tests/runs/test_directory.py::test_litter_of_killed_writers_is_removed_from_a_group",
+            "tests/faults/test_signals.py::test_signals_at_random_lines",
+        ),
+    ),
+    Promise(
+        "Target linearity of nearly collinear or badly scaled features is right, or a warning says how uncertain it is.",
+        (
+            "tests/measures/test_linearity.py::test_collinear_features_are_right_or_announced",
+            "tests/measures/test_linearity.py::test_scales_of_columns_do_not_matter",
+            "tests/linalg/test_ridge.py::test_moments_announce_directions_they_cannot_see",
+        ),
+    ),
+    Promise(
+        "Resuming counts records, so that blank lines and other line ends lose none.",
+        ("tests/runs/test_records.py::test_truncating_goes_back_to_a_position_also_in_an_edited_file",),
+    ),
+    Promise(
+        "A full or broken disk gives an error that says what to do, and the run resumes with the same bits.",
+        ("tests/faults/test_run_faults.py::test_every_file_operation_may_fail",),
+    ),
+    Promise(
+        "Processes with unequal or empty parts of the data, or one that measures alone, do not wait for ever.",
+        ("tests/guests/test_processes.py::test_unequal_parts_and_one_process_alone",),
+    ),
+    Promise(
+        "Every reader answers damaged input with a documented error.",
+        (
+            "tests/fuzz/test_readers.py::test_reader",
+            "tests/fuzz/test_readers.py::test_configurations_of_any_values",
+            "tests/report/test_run_files.py::test_mutated_records_never_raise",
+        ),
+    ),
+    Promise(
+        "Size and depth are limited before work begins; pipes are not waited for.",
+        (
+            "tests/data/test_idx.py::test_an_idx_bomb_is_refused_before_it_is_unpacked",
+            "tests/data/test_matfile.py::test_a_mat_bomb_is_refused",
+            "tests/data/test_batchfile.py::test_shared_parts_do_not_multiply",
+            "tests/data/test_npz.py::test_an_npz_bomb_is_refused_before_it_is_unpacked",
+            "tests/data/test_npz.py::test_headers_are_checked_before_memory_is_taken",
+            "tests/data/test_npz.py::test_only_packing_with_a_limit_is_unpacked",
+            "tests/runs/test_checkpoints.py::test_files_that_claim_too_much_are_not_read",
+            "tests/runs/test_files.py::test_bad_toml_is_explained",
+            "tests/runs/test_records.py::test_pipes_and_deep_values_are_refused_at_once",
+            "tests/report/test_run_files.py::test_a_pipe_in_place_of_the_records_is_not_waited_for",
+        ),
+    ),
+    Promise(
+        "The live page answers this machine alone unless told otherwise, closes slow connections and shares its work.",
+        (
+            "tests/report/test_live.py::test_only_this_machine_is_answered",
+            "tests/report/test_live.py::test_names_are_checked_on_every_address",
+            "tests/report/test_live.py::test_addresses",
+            "tests/report/test_live.py::test_slow_connections_are_closed",
+            "tests/report/test_live.py::test_parallel_requests_share_one_rendering",
+            "tests/cli/test_report.py::test_live_names_wrong_ports_and_open_addresses",
+        ),
+    ),
+    Promise(
+        "Numbers at the ends of the range are right or refused, VCL's basis stays orthonormal, and names move no terminal.",
+        (
+            "tests/data/test_npz.py::test_whole_numbers_beyond_int64_are_refused",
+            "tests/torture/test_scales.py::test_measures_without_units_do_not_depend_on_scales",
+            "tests/torture/test_scales.py::test_correlations_of_one_number_are_undefined",
+            "tests/torture/test_scales.py::test_numbers_of_eight_bits",
+            "tests/torture/test_scales.py::test_a_basis_without_truncation_is_made_orthonormal_again",
+            "tests/guests/test_long_run.py::test_memory_and_bases_over_many_steps",
+            "tests/cli/test_console.py::test_control_characters_in_names_do_not_reach_the_terminal",
+            "tests/report/test_run_files.py::test_names_are_spelled_out_in_the_page",
+        ),
+    ),
+)
+
+
+@dataclass
+class Found:
+    """What a run of the tests showed: results by test (without parameters) and the counts they handed over."""
+
+    passed: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    failed: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    counts: dict[str, list[list[str]]] = field(default_factory=lambda: defaultdict(list))
+
+
+def run_tests(results: Path) -> None:
+    """Run the tests of the four folders and of the promises."""
+    named = {test for promise in PROMISES for test in promise.tests if not test.startswith(FOLDERS)}
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "auto", "-o", "junit_family=xunit1", f"--junitxml={results}"]
+    subprocess.run([*command, *FOLDERS, *sorted(named)], cwd=ROOT, check=False)
+
+
+def read_results(path: Path) -> Found:
+    """Results and counts from a JUnit file (family xunit1, which names files)."""
+    found = Found()
+    for case in ET.parse(path).getroot().iter("testcase"):
+        name = f"{case.get('file', '')}::{case.get('name', '').partition('[')[0]}"
+        bad = any(case.find(kind) is not None for kind in ("failure", "error"))
+        (found.failed if bad else found.passed)[name] += 1
+        for item in case.iter("property"):
+            found.counts[str(item.get("name"))].append(str(item.get("value")).split("|", 3))
+    return found
+
+
+def table(headings: Iterable[str], rows: Iterable[Iterable[Any]]) -> Iterator[str]:
+    """A table in Markdown."""
+    headings = list(headings)
+    yield "| " + " | ".join(headings) + " |"
+    yield "|" + "---|" * len(headings)
+    for row in rows:
+        yield "| " + " | ".join(str(item).replace("|", "\\|") for item in row) + " |"
+    yield ""
+
+
+def page(found: Found) -> str:
+    """The page."""
+    lines = [
+        "# Reliability",
+        "",
+        "Written by `python studies/reliability.py` from the tests' own counts; do not edit it. `SECURITY.md` says what files of",
+        f"others can and cannot do. This run: Python {platform.python_version()}, {sum(found.passed.values())} tests passed, "
+        f"{sum(found.failed.values())} failed.",
+        "",
+        *faults(found),
+        *fuzzing(found),
+        *guests(found),
+        *torture(found),
+        *promises(found),
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def faults(found: Found) -> Iterator[str]:
+    """Faults, how often each was tried, and what was lost."""
+    yield from (
+        "## Faults",
+        "",
+        "Every file operation of a small run (a single one, and a group of two) fails once in each way; the operations are "
+        "counted in an undisturbed run, not listed. Signals come at random lines. *Lost*: a reported record is missing, a "
+        "checkpoint is damaged, the resumed run differs in a bit, or something unfinished stays.",
+        "",
+    )
+    rows: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for fault, _, tried, lost in found.counts["fault"]:
+        rows[fault][0] += int(tried)
+        rows[fault][1] += int(lost)
+    total = [sum(row[i] for row in rows.values()) for i in range(2)]
+    body = [(name, tried, tried - lost, lost) for name, (tried, lost) in rows.items()]
+    yield from table(
+        ("fault", "points tried", "survived", "lost"), [*body, ("all", total[0], total[0] - total[1], total[1])]
+    )
+
+
+def fuzzing(found: Found) -> Iterator[str]:
+    """Inputs of the fuzzers: those of the tests, and those of the stored search."""
+    limits = "an input may take 500 MB of memory and 5 s of the processor's time"
+    stored = _stored("fuzz.json")
+    targets = stored.get("targets", {})
+    yield from (
+        "## Fuzzing",
+        "",
+        f"Each reader gets changed valid files; only documented errors may come, and {limits}. The tests use Hypothesis and the "
+        "inputs in `tests/fuzz/corpus`. A longer search by coverage (atheris) was made once:",
+        "",
+        f"    PYTHONPATH=src:tests python tests/fuzz/guided.py --seconds {stored.get('asked', '?')} --work DIR --out "
+        "studies/reliability/fuzz.json",
+        "",
+        f"It took {stored.get('seconds', '?')} s, one process on a busy machine of two cores, not the hour that is the goal. "
+        f"{stored.get('note', '')}".rstrip(),
+        "",
+    )
+    tests = {name: int(count) for name, count in found.counts["fuzz"]}
+    rows = []
+    for name in dict.fromkeys([*tests, *targets]):
+        search = targets.get(name, {})
+        failures = ", ".join(f"{kind} {times}" for kind, times in search.get("failures", {}).items()) or 0
+        rows.append((name, tests.get(name, "–"), search.get("inputs", "–"), failures if search else "–"))
+    tried = sum(search["inputs"] for search in targets.values())
+    failed = sum(sum(search["failures"].values()) for search in targets.values())
+    rows.append(("all", sum(tests.values()), tried, failed))
+    yield from table(("reader", "inputs in the tests", "inputs in the search", "failures in the search"), rows)
+
+
+def guests(found: Found) -> Iterator[str]:
+    """What a user's model and the process were like afterwards."""
+    yield from (
+        "## Guests and leaks",
+        "",
+        "The user's model is as it was after an exception anywhere; many calls leave no memory behind.",
+        "",
+    )
+    rows: dict[str, list[Any]] = {}
+    for what, count, result in found.counts["guest"]:
+        known = rows.setdefault(what, [0, result])
+        known[0] += int(count)
+    yield from table(("what", "times", "afterwards"), [(what, *row) for what, row in rows.items()])
+    stored = _stored("long_run.json")
+    if stored:
+        looks = stored["looks"]
+        sizes = [look["resident"] / 2**20 for look in looks]
+        worst = {name: max(look["deviation"][name] for look in looks) for name in looks[0]["deviation"]}
+        yield from (
+            f"{looks[-1]['step']:,} steps of VCL on one net, once (`python studies/long_run.py --steps {looks[-1]['step']} "
+            f"--out studies/reliability/long_run.json`, torch {stored['torch']}, {stored['seconds']} s on a busy machine): the "
+            f"process had {sizes[0]:.0f} MiB after the first hundredth, at most {max(sizes):.0f} MiB and {sizes[-1]:.0f} MiB at "
+            f"the end; the largest entry of \\|UUᵀ − I\\| of a basis was {max(worst.values()):.1e} (goal: below 1e-4): "
+            + ", ".join(f"`{name}` {value:.1e}" for name, value in worst.items())
+            + ".",
+            "",
+        )
+
+
+def torture(found: Found) -> Iterator[str]:
+    """Matrices that every routine was given."""
+    tried, wrong = (sum(int(row[i]) for row in found.counts["torture"]) for i in range(2))
+    steps = found.passed["tests/torture/test_vcl.py::test_step"]
+    yield from (
+        "## Extreme matrices",
+        "",
+        "Zero, rank one, repeated singular values, 1e±30, 1e±150, denormal numbers, NaN and infinity, no rows, no columns, "
+        "1×1, strided memory, float16 to float64: each routine gives the value that exact arithmetic (mpmath) gives, within "
+        "a stated bound, or an error that names the argument.",
+        "",
+        f"{tried} calls of routines, {wrong} wrong; {steps} steps of VCL against Algorithm 1 in exact numbers.",
+        "",
+    )
+
+
+def promises(found: Found) -> Iterator[str]:
+    """Each promise with the tests that keep it."""
+    yield from ("## What is promised, and the test that keeps it", "")
+    rows = []
+    for number, promise in enumerate(PROMISES, 1):
+        tests = ", ".join(f"`{test}`" for test in promise.tests)
+        missing = [test for test in promise.tests if not found.passed[test] and not found.failed[test]]
+        failed = sum(found.failed[test] for test in promise.tests)
+        passed = sum(found.passed[test] for test in promise.tests)
+        result = f"{passed} passed" + (f", {failed} failed" if failed else "") + (", not run: some" if missing else "")
+        rows.append((number, promise.text, tests, result))
+    yield from table(("", "promise", "tests", "result"), rows)
+
+
+def _stored(name: str) -> dict[str, Any]:
+    path = STORED / name
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def main() -> None:
+    """Run the tests unless their results are given, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, help="JUnit file of an earlier run")
+    parser.add_argument("--keep", type=Path, help="where to keep the JUnit file")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        results = arguments.results or arguments.keep or Path(folder) / "results.xml"
+        if arguments.results is None:
+            run_tests(results)
+        found = read_results(results)
+    PAGE.write_text(page(found), encoding="utf-8")
+    print(f"{PAGE.relative_to(ROOT)}: {sum(found.passed.values())} passed, {sum(found.failed.values())} failed")
+    sys.exit(1 if found.failed else 0)
+
+
+if __name__ == "__main__":
+    main()

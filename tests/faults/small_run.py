@@ -1,0 +1,81 @@
+"""A run of a second, and what must hold after it was disturbed: shared by the tests of faults and of signals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gramscope.data import DataSet, from_tensors
+from gramscope.runs import files
+from gramscope.runs.checkpoints import read_checkpoint
+from gramscope.runs.directory import RunDirectory
+from gramscope.runs.records import read_records
+from gramscope.training.config import TrainConfig
+from gramscope.training.reporter import Reporter
+from gramscope.training.train import train
+
+
+class Reported(Reporter):
+    """Remembers every record that the user was told."""
+
+    def __init__(self) -> None:
+        self.found: list[dict[str, Any]] = []
+
+    def records(self, records: Any, label: str = "") -> None:
+        self.found += records
+
+
+def small_data() -> DataSet:
+    """Twenty-four samples of two classes."""
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.randn(24, 3, generator=g), torch.arange(24) % 2
+    return from_tensors("small", x[:16], y[:16], x[16:], y[16:])
+
+
+def configuration(seeds: list[int]) -> TrainConfig:
+    return TrainConfig.from_dict(
+        {
+            "seeds": seeds, "epochs": 2, "batch_size": 8, "device": "cpu", "checkpoint_every": 1, "execution": "one-by-one",
+            "keep": 1, "data": {"name": "given"}, "model": {"name": "mlp", "hidden": [2]},
+            "method": {"name": "adamw", "lr": 0.1},
+        }
+    )  # fmt: skip
+
+
+def outcome(path: Path) -> list[Any]:
+    """What a finished run or group left: records without times, and the bits of the last checkpoint."""
+    found: list[Any] = []
+    for run in RunDirectory(path).runs():
+        last = run.load_checkpoint()
+        records = [{k: v for k, v in record.items() if k != "seconds"} for record in run.records()]
+        tensors = {**last.model, **{f"training/{k}": v for k, v in last.tensors.items()}}
+        found.append(
+            (run.path.name if run.path != path else "", last.step, records, {k: v.tolist() for k, v in tensors.items()})
+        )
+    return found
+
+
+def stored(path: Path) -> list[dict[str, Any]]:
+    return [record for file in path.rglob("records.jsonl") for record in read_records(file)]
+
+
+def litter(path: Path) -> list[str]:
+    return [found.name for found in path.rglob("*") if found.name.startswith(files.TEMPORARY) or found.name == "lock"]
+
+
+def check_kept(path: Path, reported: list[dict[str, Any]]) -> None:
+    """No reported record is missing, and every checkpoint that is there is whole."""
+    kept = stored(path)
+    assert all(record in kept for record in reported), "a reported record is missing"
+    for step in path.rglob("step-*"):
+        if step.name.startswith("step-"):
+            read_checkpoint(step)
+
+
+def check_resumed(path: Path, config: TrainConfig, data: DataSet, whole: list[Any]) -> None:
+    """The run can be taken up again, gives the bits of an undisturbed one, and leaves nothing behind."""
+    train(config, path, data=data, resume=RunDirectory(path).exists())
+    assert outcome(path) == whole, "the resumed run differs"
+    assert litter(path) == []
