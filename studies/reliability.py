@@ -195,9 +195,9 @@ def page(found: Found) -> str:
     lines = [
         "# Reliability",
         "",
-        "Written by `python studies/reliability.py` from the tests' own counts; do not edit it. `SECURITY.md` says what files of",
-        f"others can and cannot do. This run: Python {platform.python_version()}, {sum(found.passed.values())} tests passed, "
-        f"{sum(found.failed.values())} failed.",
+        "Written by `python studies/reliability.py` from the tests' own counts; do not edit it. `SECURITY.md` says what files",
+        f"of others can and cannot do. This run: Python {platform.python_version()}, {sum(found.passed.values())} tests "
+        f"passed, {sum(found.failed.values())} failed.",
         "",
         *faults(found),
         *fuzzing(found),
@@ -237,8 +237,8 @@ def fuzzing(found: Found) -> Iterator[str]:
     yield from (
         "## Fuzzing",
         "",
-        f"Each reader gets changed valid files; only documented errors may come, and {limits}. The tests use Hypothesis and the "
-        "inputs in `tests/fuzz/corpus`. A longer search by coverage (atheris) was made once:",
+        f"Each reader gets changed valid files; only documented errors may come, and {limits}. The tests use Hypothesis and "
+        "the inputs in `tests/fuzz/corpus`. A longer search by coverage (atheris) was made once:",
         "",
         f"    PYTHONPATH=src:tests python tests/fuzz/guided.py --seconds {stored.get('asked', '?')} --work DIR --out "
         "studies/reliability/fuzz.json",
@@ -279,9 +279,9 @@ def guests(found: Found) -> Iterator[str]:
         worst = {name: max(look["deviation"][name] for look in looks) for name in looks[0]["deviation"]}
         yield from (
             f"{looks[-1]['step']:,} steps of VCL on one net, once (`python studies/long_run.py --steps {looks[-1]['step']} "
-            f"--out studies/reliability/long_run.json`, torch {stored['torch']}, {stored['seconds']} s on a busy machine): the "
-            f"process had {sizes[0]:.0f} MiB after the first hundredth, at most {max(sizes):.0f} MiB and {sizes[-1]:.0f} MiB at "
-            f"the end; the largest entry of \\|UUᵀ − I\\| of a basis was {max(worst.values()):.1e} (goal: below 1e-4): "
+            f"--out studies/reliability/long_run.json`, torch {stored['torch']}, {stored['seconds']} s on a busy machine): "
+            f"the process had {sizes[0]:.0f} MiB after the first hundredth, at most {max(sizes):.0f} MiB and "
+            f"{sizes[-1]:.0f} MiB at the end; the largest entry of |UUᵀ − I| of a basis was {max(worst.values()):.1e} (goal: below 1e-4): "
             + ", ".join(f"`{name}` {value:.1e}" for name, value in worst.items())
             + ".",
             "",

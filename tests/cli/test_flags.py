@@ -74,6 +74,7 @@ def test_seeds() -> None:
         ({"hidden": "a,b"}, [], [], "--hidden a,b: give whole numbers"),
         ({}, ["nonsense"], [], "--set nonsense: write key=value"),
         ({}, [], ["lr"], "--sweep lr: write key=value, such as lr=0.1,0.01"),
+        ({}, ["sweep=3"], ["lr=0.1"], "--set sweep=3: sweep is a table"),
         ({}, ["epochs.x=3"], [], "unknown key|is not a table|must be"),
     ],
 )

@@ -29,10 +29,20 @@ def test_idx_round_trip(tmp_path: Path, suffix: str) -> None:
         (idx_bytes(np.zeros(3, np.uint8)), "a", "2 dimensions"),
         (b"<html>", "a", "3c 68 74 6d"),
         (b"", "a", "not an idx file"),
+        (bytes((0, 0, 8, 2)) + bytes(4) + b"\xff" * 4, "a", "0 × 4294967295 values"),
         (b"<html>", "a.gz", "not a gzip file"),
         (gzip.compress(idx_bytes(np.zeros((20, 30), np.uint8)))[:-9], "a.gz", "truncated"),
     ],
-    ids=["short", "long", "flat", "page", "empty", "page-gz", "truncated-gz"],  # gzip puts the time into its bytes
+    ids=[
+        "short",
+        "long",
+        "flat",
+        "page",
+        "empty",
+        "none of many",
+        "page-gz",
+        "truncated-gz",
+    ],  # gzip puts the time into its bytes
 )
 def test_damaged_idx_is_explained(tmp_path: Path, content: bytes, name: str, message: str) -> None:
     path = tmp_path / name

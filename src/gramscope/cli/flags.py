@@ -136,7 +136,12 @@ def read_config(
     parse_assignments(settings, tree)
     for sweep in sweeps:
         key, value = _assignment("--sweep", sweep, listed=True)
-        tree.setdefault("sweep", {})[key] = value
+        table = tree.setdefault("sweep", {})
+        if not isinstance(table, dict):
+            raise InputError(
+                f"--set sweep={table}: sweep is a table of lists; sweep over a key with --sweep lr=0.1,0.01"
+            )
+        table[key] = value
     if seeds is not None or seed is not None:
         tree["seeds"] = parse_seeds(seeds, seed)
     config = TrainConfig.from_dict(tree)
