@@ -176,7 +176,8 @@ def read_results(path: Path) -> Found:
         bad = any(case.find(kind) is not None for kind in ("failure", "error"))
         (found.failed if bad else found.passed)[name] += 1
         for item in case.iter("property"):
-            found.counts[str(item.get("name"))].append(str(item.get("value")).split("|", 3))
+            kind = str(item.get("name"))
+            found.counts[kind].append(str(item.get("value")).split("|", 3 if kind == "fault" else 2))
     return found
 
 
@@ -281,9 +282,8 @@ def guests(found: Found) -> Iterator[str]:
             f"{looks[-1]['step']:,} steps of VCL on one net, once (`python studies/long_run.py --steps {looks[-1]['step']} "
             f"--out studies/reliability/long_run.json`, torch {stored['torch']}, {stored['seconds']} s on a busy machine): "
             f"the process had {sizes[0]:.0f} MiB after the first hundredth, at most {max(sizes):.0f} MiB and "
-            f"{sizes[-1]:.0f} MiB at the end; the largest entry of |UUᵀ − I| of a basis was {max(worst.values()):.1e} (goal: below 1e-4): "
-            + ", ".join(f"`{name}` {value:.1e}" for name, value in worst.items())
-            + ".",
+            f"{sizes[-1]:.0f} MiB at the end; the largest entry of |UUᵀ − I| of a basis was {max(worst.values()):.1e} "
+            "(goal: below 1e-4): " + ", ".join(f"`{name}` {value:.1e}" for name, value in worst.items()) + ".",
             "",
         )
 

@@ -158,3 +158,14 @@ def test_versions_agree() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert project["version"] == gs.__version__ == re.findall(r"^version: (.+)$", citation, flags=re.MULTILINE)[0]
+
+
+def test_the_page_on_reliability_names_tests_that_exist() -> None:
+    """The page is written from a run of the tests; a test that was renamed since is found here."""
+    page = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page))
+    assert len(named) >= 40
+    missing = [
+        f"{file}::{name}" for file, name in named if f"def {name}(" not in (ROOT / file).read_text(encoding="utf-8")
+    ]
+    assert missing == []

@@ -3,13 +3,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from gramscope.errors import InputError
 from gramscope.runs.checkpoints import Checkpoint, is_checkpoint
-from gramscope.runs.directory import RunDirectory
+from gramscope.runs.directory import MARK, RunDirectory
 
 
 def checkpoint(step: int) -> Checkpoint:
@@ -81,6 +82,35 @@ def test_force_does_not_take_a_running_run(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="in use"):
             RunDirectory.create(run.path, {}, force=True)
     assert run.config == {}
+
+
+def test_force_spares_a_configuration_of_another_program(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("[site]\ntitle = 'mine'\n")
+    (tmp_path / "records.jsonl").write_text("precious\n")
+    for force in (False, True):
+        with pytest.raises(InputError, match=r"config.toml is not of a run of ours"):
+            RunDirectory.create(tmp_path, {}, force=force)
+    assert (tmp_path / "records.jsonl").read_text() == "precious\n"
+    old = RunDirectory.create(tmp_path / "old", {"data": {}, "model": {}, "method": {}})
+    config = old.path / "config.toml"
+    config.write_bytes(config.read_bytes().removeprefix(MARK))  # as earlier versions wrote it
+    RunDirectory.create(old.path, {"x": 1}, force=True)
+    assert old.config == {"x": 1}
+
+
+def test_a_run_is_started_by_one_process_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = RunDirectory.write_config
+
+    def written(run: RunDirectory, config: dict[str, Any]) -> None:
+        write(run, config)
+        if config == {"a": 1}:  # another process comes in before the start is complete
+            with pytest.raises(InputError, match="in use"):
+                RunDirectory.create(run.path, {"a": 2}, force=True)
+
+    monkeypatch.setattr(RunDirectory, "write_config", written)
+    run = RunDirectory.create(tmp_path / "x", {"a": 1})
+    assert run.config == {"a": 1}
+    assert not (run.path / "lock").exists()
 
 
 def test_opening_what_is_not_there(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def write_report(paths: Sequence[Path | str], out: Path | str | None = None, *, 
     folder = _folder(paths, out)
     page = folder / PAGE
     ours = out is None or page.exists()  # in a folder of the user's, figures are ours beside a report alone
-    write_file(page, render_page(content).encode())
+    write_file(page, render_page(content).encode("utf-8", "replace"))
     if not figures:
         return Report(page, ())
     for old in folder.glob(f"{OWN_FIGURE}*") if ours else ():

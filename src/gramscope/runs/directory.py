@@ -51,6 +51,8 @@ ARTEFACTS = "artefacts"
 FIGURES = "figures"
 FILES = ".files"
 LOCK = "lock"
+#: first line of a configuration that gramscope stored
+MARK = b"# a run of gramscope\n"
 
 #: names that only gramscope gives, in artefacts/ and figures/
 _OWN = {
@@ -80,11 +82,13 @@ class RunDirectory:
         run = cls(path)
         run.check_free(force=force)
         try:
-            if run.exists():
-                run.clear()
             run.path.mkdir(parents=True, exist_ok=True)
-            run.remove_litter()
-            run.write_config(config)
+            with run.lock:
+                run.check_free(force=force)  # again, now that no other process can start a run here
+                if run.exists():
+                    run.clear()
+                run.remove_litter()
+                run.write_config(config)
         except OSError as error:
             raise InputError(f"cannot write a run to {run.path}: {error}; choose another directory") from error
         return run
@@ -94,6 +98,8 @@ class RunDirectory:
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"{self.path} is a file; choose another directory for the run")
         if self.exists():
+            if not self._is_ours():
+                raise InputError(f"{self.path / CONFIG} is not of a run of ours; choose another directory for the run")
             if not force:
                 raise InputError(f"{self.path} already holds a run; resume it (--resume) or replace it (--force)")
             self._check_clearable()
@@ -111,6 +117,19 @@ class RunDirectory:
             self._at(name)
         for member in self.members():
             member._check_clearable()
+
+    def _is_ours(self) -> bool:
+        """Whether the configuration here is one that gramscope wrote, and not a ``config.toml`` of another program."""
+        if files.read_file(self._at(CONFIG)).startswith(MARK):
+            return True
+        # runs of earlier versions have no mark
+        known = any(files.exists(self.path / name) for name in (ENVIRONMENT, CHECKPOINTS, FILES)) or bool(
+            self.members()
+        )
+        try:
+            return known or {"data", "model", "method"} <= self.config.keys()
+        except InputError:
+            return False
 
     def _is_litter(self) -> bool:
         """Whether there is nothing but what a killed writer leaves before there is a run."""
@@ -243,7 +262,7 @@ class RunDirectory:
         """Store the configuration."""
         import tomli_w
 
-        write_file(self._at(CONFIG), tomli_w.dumps(dict(config)).encode())
+        write_file(self._at(CONFIG), MARK + tomli_w.dumps(dict(config)).encode())
 
     @property
     def environment(self) -> dict[str, Any]:

@@ -42,16 +42,20 @@ _START = b'{"pid": '
 class Lock:
     """An exclusive lock on a file, held until :meth:`release` or the end of the process.
 
-    The file says who holds it. A file left by a killed process is taken over, because the lock itself belongs to the
-    process, not to the file.
+    Who holds it may take it again and must give it back as often. The file says who holds it. A file left by a killed
+    process is taken over, because the lock itself belongs to the process, not to the file.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._handle: int | None = None
+        self._again = 0
 
     def acquire(self) -> Lock:
         """Take the lock, or raise an :class:`InputError` that names the holder."""
+        if self._handle is not None:
+            self._again += 1
+            return self
         while self._handle is None:
             handle = self._open()
             if not _try_lock(handle):
@@ -86,7 +90,9 @@ class Lock:
 
     def release(self) -> None:
         """Give the lock back and remove its file; harmless when it is not held."""
-        if self._handle is not None:
+        if self._again:
+            self._again -= 1
+        elif self._handle is not None:
             handle, self._handle = self._handle, None
             try:
                 if self.is_ours():

@@ -31,7 +31,12 @@ def build_model(table: ModelTable, seed: int, input_shape: tuple[int, ...], outp
         from gramscope.models import build
 
         options = {"sampling": True, **table.options} if table.name == "vae" else table.options
-        return build(table.name, input_shape, outputs, generator=generator(seed, "weights"), **options)
+        try:
+            return build(table.name, input_shape, outputs, generator=generator(seed, "weights"), **options)
+        except (RuntimeError, MemoryError) as error:
+            if isinstance(error, RuntimeError) and "allocate" not in str(error):
+                raise
+            raise InputError(f"model.name = {table.name!r} with {table.options} does not fit into memory") from error
 
 
 def load_state(model: nn.Module, state: Mapping[str, Any], where: Path) -> None:

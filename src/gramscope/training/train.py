@@ -84,6 +84,7 @@ def train(
             if not resume:
                 RunDirectory.create(root.path, config.to_dict(), force=force)
                 stack.enter_context(root.lock)
+                config_to_resume(root, config)  # raises if another process has replaced the run meanwhile
             stack.callback(root.close)
             record_start(root, jobs, execution, parts, resume)
         if execution == "processes":
