@@ -25,7 +25,7 @@ from gramscope.measures.neural_collapse import neural_collapse_from_moments
 from gramscope.measures.similarity import linear_cka_from_moments
 from gramscope.measures.targets import as_labels
 
-Metric: Any = load_extra("torchmetrics", "torchmetrics", "torchmetrics", "1.4").Metric
+Metric: Any = load_extra("torchmetrics", "torchmetrics", "torchmetrics", "1.6").Metric
 #: sizes d and c, and whether the moments are those of classes
 Layout = tuple[int, int, bool]
 
