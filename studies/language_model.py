@@ -31,6 +31,8 @@ def model_and_batches(options: argparse.Namespace) -> tuple[Any, list[dict[str, 
         n_embd=options.width,
         n_layer=options.layers,
         n_head=options.heads,
+        bos_token_id=1,
+        eos_token_id=2,
     )
     ids = torch.randint(3, options.vocabulary, (options.sequences, options.length))
     return GPT2LMHeadModel(config).eval(), [

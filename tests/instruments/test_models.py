@@ -37,6 +37,7 @@ BERT = {
     "vocab_size": WORDS, "hidden_size": 6, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 10,
     "max_position_embeddings": 16, "num_labels": 3,
 }  # fmt: skip
+ROTARY = ("Llama", "Mixtral", "LoRA")
 CAUSAL = ("GPT-2", "Llama", "Mixtral", "Mamba", "LoRA")
 #: left out: rows that serve all samples, and a weight that Mamba multiplies inside a larger function
 LEFT_OUT = ("wpe", "position_embeddings", "relative_attention_bias", "dt_proj")
@@ -332,6 +333,8 @@ def errors(name: str, padding: str) -> dict[str, tuple[float, int]]:
     assert table.network["accuracy"] == pytest.approx(own.oracle.correct / own.oracle.terms)
     missing = set(own.oracle.weights) - set(table)
     assert not missing, missing
+    # pads on the left move the angles of rotary embeddings, which are in float32
+    limit = 1e-3 if padding == "left" and name in ROTARY else 1e-5
     found: dict[str, tuple[float, int]] = {}
     for layer in own.oracle.weights:
         for measure, expected in own.oracle.measures(layer).items():
@@ -341,7 +344,7 @@ def errors(name: str, padding: str) -> dict[str, tuple[float, int]]:
             error = math.inf if value is None else abs(value - expected) / max(abs(expected), 1e-9)
             worst, count = found.get(measure, (0.0, 0))
             found[measure] = (max(worst, error), count + 1)
-            assert error < 1e-4, (layer, measure, value, expected)
+            assert error < limit, (layer, measure, value, expected)
     return found
 
 
@@ -349,18 +352,19 @@ def errors(name: str, padding: str) -> dict[str, tuple[float, int]]:
 def test_every_measure_of_every_model(name: str, padding: str) -> None:
     found = errors(name, padding)
     assert set(found) == set(MEASURES)
-    assert all(error < 1e-4 for error, _ in found.values())
     assert min(count for _, count in found.values()) >= 2
 
 
 def main() -> None:
-    """Print the table in Markdown."""
+    """Print the table in Markdown: for each model the largest error over its paddings."""
     print("| model | padding | layers | " + " | ".join(f"`{m}`" for m in MEASURES) + " |")
     print("|---" * (len(MEASURES) + 3) + "|")
-    for name, padding in CASES:
-        found = errors(name, padding)
-        layers = max(count for _, count in found.values())
-        print(f"| {name} | {padding} | {layers} | " + " | ".join(f"{found[m][0]:.0e}" for m in MEASURES) + " |")
+    for name in MODELS:
+        paddings = [padding for own, padding in CASES if own == name]
+        found = [errors(name, padding) for padding in paddings]
+        layers = max(count for _, count in found[0].values())
+        worst = [max(part[m][0] for part in found) for m in MEASURES]
+        print(f"| {name} | {', '.join(paddings)} | {layers} | " + " | ".join(f"{e:.0e}" for e in worst) + " |")
 
 
 if __name__ == "__main__":

@@ -40,3 +40,13 @@ def test_encoder_and_decoder_are_told_apart() -> None:
 
 def test_a_plain_net_is_a_list() -> None:
     assert str(Table({"0": {"nfa": 0.5}, "2": {"nfa": 0.25}}).by_block()) == "nfa\n0    0.5000\n2    0.2500"
+
+
+def test_outputs_of_blocks_are_the_residual_stream() -> None:
+    rows: dict[str, dict[str, float | None]] = {
+        "h.0.fc": {"nfa": 0.1, "nc1": 1.0}, "h.1.fc": {"nfa": 0.2, "nc1": 2.0},
+        "h.0": {"nfa": None, "nc1": 3.0}, "h.1 (output)": {"nfa": None, "nc1": 4.0}, "head": {"nfa": 0.3, "nc1": 5.0},
+    }  # fmt: skip
+    view = Table(rows).by_block()
+    assert view["nc1"]["(residual stream)"] == {0: 3.0, 1: 4.0}
+    assert set(view["nfa"]) == {"fc", "head"}

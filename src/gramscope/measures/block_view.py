@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from gramscope.names import split_name
 
 
+#: the line of the blocks' own outputs
+RESIDUAL = "(residual stream)"
+
+
 @dataclass(frozen=True)
 class BlockView:
     """Measures by kind of layer and number of block; print it to see one line per kind.
@@ -57,8 +61,13 @@ def block_view(rows: Mapping[str, Mapping[str, float | None]], cell: Callable[[f
     nfa     0    1
     fc1   0.1  0.2
     head  0.3
+
+    Outputs of whole blocks (``outputs="h.*"``) are one line, ``(residual stream)``.
     """
+    # a block itself, captured with outputs=, is split as if it held a layer of this name
     names = {layer: split_name(layer) for layer in rows}
+    blocks = {layer: split_name(f"{layer.removesuffix(' (output)')}.{RESIDUAL}") for layer in rows}
+    names |= {layer: name for layer, name in blocks.items() if name.block is not None and name.kind == RESIDUAL}
     stacks = {name.stack for name in names.values() if name.block is not None}
     values: dict[str, dict[str, dict[int | None, float | None]]] = {}
     for layer, row in rows.items():
@@ -66,5 +75,7 @@ def block_view(rows: Mapping[str, Mapping[str, float | None]], cell: Callable[[f
         if block is not None and len(stacks) > 1:
             kind = f"{stack}: {kind}"
         for measure, value in row.items():
+            if kind.endswith(RESIDUAL) and value is None:
+                continue  # a block has features, but no weight of its own
             values.setdefault(measure, {}).setdefault(kind, {})[block] = value
     return BlockView(values, cell)
