@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from gramscope.names import split_name
 
-
 #: the line of the blocks' own outputs
 RESIDUAL = "(residual stream)"
 
