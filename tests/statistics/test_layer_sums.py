@@ -26,6 +26,7 @@ def test_only_what_the_measures_need_is_formed() -> None:
     model, x, y = wide()
     D = torch.autograd.grad(F.cross_entropy(model(x), y, reduction="sum"), model[2].weight)[0]
     table: list[gs.Table] = []
+    gs.measure(nn.Linear(2, 2), (torch.randn(4, 2), torch.arange(4) % 2), F.cross_entropy)  # imports what it needs
     extra = peak_extra_bytes(
         lambda: table.append(gs.measure(model, (x, y), F.cross_entropy, measures=["gradient_norm"])), "cpu"
     )
