@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+import tomllib
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +20,33 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delitem(sys.modules, "gramscope.integrations.torchmetrics", raising=False)
     with pytest.raises(MissingExtraError, match=r"gramscope\[torchmetrics\]"):
         __import__("gramscope.integrations.torchmetrics")
+
+
+@pytest.mark.parametrize(
+    ("module", "extra", "use"),
+    [
+        ("lightning.pytorch", "lightning", "gramscope.integrations.lightning"),
+        ("transformers", "transformers", "gramscope.integrations.transformers"),
+        ("sklearn", "sklearn", "gramscope.integrations.sklearn"),
+        ("accelerate", "accelerate", "gramscope.integrations.accelerate:log_measures(None, None, None, step=0)"),
+        ("wandb", "wandb", "gramscope.integrations.wandb:WandbLog()"),
+        ("mlflow", "mlflow", "gramscope.integrations.mlflow:MlflowLog()"),
+        ("xarray", "xarray", "gramscope.integrations.export:to_xarray([])"),
+        ("pyarrow", "parquet", "gramscope.integrations.export:to_arrow([])"),
+    ],
+)
+def test_every_integration_names_its_extra(module: str, extra: str, use: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the package is missing: at import, or on first use for what is imported without it."""
+    name, _, call = use.partition(":")
+    monkeypatch.setitem(sys.modules, module, None)
+    if not call:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    with pytest.raises(MissingExtraError, match=rf"pip install --upgrade 'gramscope\[{extra}\]'"):
+        eval(call, dict(vars(import_module(name))))
+    extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    assert extra in extras
 
 
 def test_an_old_package_is_refused() -> None:
