@@ -97,6 +97,8 @@ def test_a_compiled_forward_is_measured() -> None:
     """Hooks that come after the compilation do not run in the compiled code; measuring runs the code itself."""
     net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
     expected = gs.measure(net, (X, Y), measures=["target_linearity"])
-    net.forward = torch.compile(net.forward, backend="eager")  # type: ignore[method-assign]
-    net(X)
+    net.eval().forward = torch.compile(net.forward, backend="eager")  # type: ignore[method-assign]
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad):
+            net(X)
     assert gs.measure(net, (X, Y), measures=["target_linearity"]).rows == expected.rows

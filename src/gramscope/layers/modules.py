@@ -29,13 +29,11 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def is_compiled(model: nn.Module) -> bool:
-    """Whether the model or a part of it runs through ``torch.compile``."""
+    """Whether the model, a part of it, or the ``forward`` of one runs through ``torch.compile``."""
     return any(
         isinstance(getattr(m, "_orig_mod", None), nn.Module)
         or getattr(m, "_compiled_call_impl", None) is not None
-        or hasattr(
-            m.__dict__.get("forward"), "_torchdynamo_orig_callable"
-        )  # model.forward = torch.compile(model.forward)
+        or hasattr(m.__dict__.get("forward"), "_torchdynamo_orig_callable")
         for m in model.modules()
     )
 
