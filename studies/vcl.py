@@ -64,6 +64,13 @@ class Run:
         return json.dumps(asdict(self), sort_keys=True)
 
 
+#: Algorithm 1 with averaged, orthogonalised shifts, before averaged steps without a decomposition took its place
+ORTHOGONALISED: dict[str, Any] = {
+    "solver": "recursive", "gamma": 0.01, "alpha": 0.5, "anchor": "initial", "second_order": False, "floor": 0.05,
+    "momentum": 0.95, "orthogonalise": True, "aim": 1.0, "bias": True,
+}  # fmt: skip
+
+
 # --- one run ----------------------------------------------------------------------------------------------------------
 
 
@@ -73,9 +80,9 @@ def optimizers(net: nn.Sequential, method: str, options: dict[str, Any]) -> list
     readout = AdamW if options.pop("readout", "sgd") == "adamw" else SGD
     rate = options.pop("readout_lr", 0.1)
     if method == "vcl":
-        return [gs.VCL(net, readout=partial(readout, lr=rate), **options)]
+        return [gs.VCL(net, readout=partial(readout, lr=rate), **{"solver": "recursive", **options})]
     if method == "vcl-best":
-        return [gs.VCL.best(net, readout=partial(AdamW, lr=rate), **options)]
+        return [gs.VCL(net, readout=partial(AdamW, lr=rate), **{**ORTHOGONALISED, **options})]
     options.pop("bias", None)
     if method in ("muon", "whitened-muon"):
         hidden = [m.weight for m in list(net)[:-1] if isinstance(m, nn.Linear)]

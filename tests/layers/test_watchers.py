@@ -104,7 +104,7 @@ def test_virtual_covariance_learning_is_not_disturbed(build: Callable[[], nn.Mod
     net = build()
     twin = copy.deepcopy(net)
     for model, measures in ((net, True), (twin, False)):
-        optimizer = gs.VCL(model, gamma=0.01)
+        optimizer = gs.VCL(model, gamma=0.01, solver="recursive")
         for _ in range(3):
             optimizer.zero_grad()
             value = CE(model(X), Y)
@@ -122,7 +122,7 @@ def test_a_warm_up_is_not_recorded_but_still_learns() -> None:
     net = network()
     twin = copy.deepcopy(net)
     for model in (net, twin):
-        optimizer = gs.VCL(model, gamma=0.01)
+        optimizer = gs.VCL(model, gamma=0.01, solver="recursive")
         with gs.capture(model) as tape:
             if model is net:
                 optimizer.warm_up([(XS, YS)], CE, epochs=2)

@@ -32,7 +32,7 @@ TASKS = {
         ("mlp", "cifar10"),
         ("deep mlp", "mnist"),
         ("cnn", "cifar10"),
-        ("resnet", "cifar10"),
+        ("resnet", "digits"),
         ("gpt", "text"),
         ("mlp", "mnist"),
         ("deep mlp", "digits"),

@@ -48,7 +48,7 @@ class TabularNet:
 
     def _make_optimizer(self) -> VCL:
         readout = partial(AdamW, lr=self.options.readout_lr)
-        return VCL(self.model, self.options.gamma, self.options.alpha, readout=readout)
+        return VCL(self.model, self.options.gamma, self.options.alpha, readout=readout, solver="recursive")
 
     def set_rate(self, factor: float) -> None:
         """Make both step sizes this share of their initial values."""

@@ -27,3 +27,27 @@ def quintic_polar(A: Tensor, steps: int = 5, least_norm: float = 1e-7) -> Tensor
         X = torch.baddbmm(X, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), X, beta=a)
     result: Tensor = X.reshape(wide.shape)
     return result.mT if tall else result
+
+
+def wide_quintic_polar(A: Tensor, steps: int = 5, least_norm: float = 1e-19) -> Tensor:
+    """:func:`quintic_polar` of ``A [..., k, d]`` with k < d by products of k×k matrices, and only two with A itself.
+
+    Every iteration multiplies X from the left by a polynomial in XXᵀ, so ``X₅ = Q X₀`` and XXᵀ follows its own recursion.
+
+    Args:
+        A: computed in its own dtype, which must be float32 or float64: a Gram needs the digits.
+        steps: iterations.
+        least_norm: as for :func:`quintic_polar`.
+    """
+    a, b, c = COEFFICIENTS
+    X = A / torch.linalg.matrix_norm(A, keepdim=True).clamp_min(least_norm)
+    gram = X @ X.mT
+    product: Tensor | None = None
+    for step in range(steps):
+        factor = b * gram + c * (gram @ gram)
+        factor.diagonal(dim1=-2, dim2=-1).add_(a)
+        product = factor if product is None else factor @ product
+        if step + 1 < steps:
+            gram = factor @ gram @ factor
+    result: Tensor = X if product is None else product @ X
+    return result

@@ -23,7 +23,9 @@ pytestmark = pytest.mark.usefixtures("light_steps")
 
 def stepped(model: nn.Module, backward: Callable[[nn.Module], object], lr: float = 0.1, **options: Any) -> nn.Module:
     model = copy.deepcopy(model)
-    optimizer = gs.VCL(model, gamma=0.1, refresh=1, readout=partial(torch.optim.SGD, lr=lr), **options)
+    optimizer = gs.VCL(
+        model, gamma=0.1, refresh=1, readout=partial(torch.optim.SGD, lr=lr), **options, solver="recursive"
+    )
     for _ in range(3):
         optimizer.zero_grad()
         backward(model)
@@ -71,7 +73,7 @@ def test_changed_gradients_are_taken_as_they_are(change: str):
     """Element-wise clipping and penalties on the weights: D is .grad, whatever the inputs say."""
     model, d = net("narrow")
     x, y = data(d, 3)  # fewer samples than outputs, so their rows are kept
-    optimizer = gs.VCL(model, second_order=False, reduction="sum", gamma=0.1, refresh=1)
+    optimizer = gs.VCL(model, second_order=False, reduction="sum", gamma=0.1, refresh=1, solver="recursive")
     W = model[0].weight.detach().clone()
     loss = F.cross_entropy(model(x), y, reduction="sum")
     (loss + 0.5 * model[0].weight.square().sum() if change == "penalty" else loss).backward()
@@ -89,8 +91,8 @@ def test_grad_scaler_unscales_and_skips():
     x, y = data(30, dtype=torch.float32)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=1000)
     plain, scaled = copy.deepcopy(model), copy.deepcopy(model)
-    train(plain, gs.VCL(plain, gamma=0.1), x, y, 3)
-    optimizer = gs.VCL(scaled, gamma=0.1)
+    train(plain, gs.VCL(plain, gamma=0.1, solver="recursive"), x, y, 3)
+    optimizer = gs.VCL(scaled, gamma=0.1, solver="recursive")
     for step in range(4):
         optimizer.zero_grad()
         loss = F.cross_entropy(scaled(x), y)
@@ -110,7 +112,7 @@ def test_stale_gradients_are_dropped_with_the_model_s_own_zero_grad(set_to_none:
     model = mlp(30, 4, 3)
     x, y = data(30)
     mirror = copy.deepcopy(model)
-    optimizer, clean = (gs.VCL(m, gamma=0.1) for m in (model, mirror))
+    optimizer, clean = (gs.VCL(m, gamma=0.1, solver="recursive") for m in (model, mirror))
     F.cross_entropy(model(3 * x[:4]), y[:4]).backward()
     model.zero_grad(set_to_none)
     z = model(x)
@@ -125,7 +127,7 @@ def test_stale_gradients_are_dropped_with_the_model_s_own_zero_grad(set_to_none:
 def test_kept_rows_are_used_in_any_precision(precision: torch.dtype):
     """Float32 gradients differ from float64 sums of their rows by rounding, which is no reason to fall back on .grad."""
     model = mlp(60, 10, 3, bias=False, dtype=torch.float32)
-    optimizer = gs.VCL(model, gamma=0.05, precision=precision)
+    optimizer = gs.VCL(model, gamma=0.05, precision=precision, solver="recursive")
     train(model, optimizer, *data(60, 8, seed=0, dtype=torch.float32))
     assert optimizer.state[model[0].weight]["basis"].shape[0] == 18  # ten rows of W, eight samples
 
@@ -142,11 +144,11 @@ def test_missing_gradients_and_captures_are_errors():
     x, y = data()
     model = Unused().double()
     with pytest.raises(LayerError, match=r"'b' has no gradient"):
-        train(model, gs.VCL(model, layers=["b"]), x, y)
+        train(model, gs.VCL(model, layers=["b"], solver="recursive"), x, y)
     with pytest.raises(LayerError, match=r"'a' has a gradient but was not seen"):
-        train(model, gs.VCL(model, layers=["a"]), x, y)
+        train(model, gs.VCL(model, layers=["a"], solver="recursive"), x, y)
     body = mlp(7, 5, 3)
-    optimizer = gs.VCL(body)
+    optimizer = gs.VCL(body, solver="recursive")
     loss = F.cross_entropy(body[2](body[1](body[0](x))), y)
     with pytest.raises(LayerError, match="call the model itself"):
         loss.backward()
@@ -161,7 +163,7 @@ def test_an_expert_without_tokens_keeps_its_weights_and_state(set_to_none: bool)
         return m.head(torch.tanh(z))
 
     model = Around(run, experts=nn.ModuleList([nn.Linear(7, 5) for _ in range(3)]), head=nn.Linear(5, 3))
-    optimizer, (x, y) = gs.VCL(model, gamma=0.1), data()
+    optimizer, (x, y) = gs.VCL(model, gamma=0.1, solver="recursive"), data()
     before = model.experts[2].weight.clone()
     for used in ((0, 1), (1, 2), (0, 2)):
         model.used = used

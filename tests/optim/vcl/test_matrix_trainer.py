@@ -39,7 +39,7 @@ def test_weights_changed_from_outside_are_noticed(dtype: torch.dtype, factor: fl
 
 def test_asked_for_all_directions_every_step_is_full():
     model = mlp(140, 8, 3)
-    optimizer = gs.VCL(model, gamma=0.01, rank=140)
+    optimizer = gs.VCL(model, gamma=0.01, rank=140, solver="recursive")
     for seed in range(40):
         train(model, optimizer, *data(140, 30, seed=seed))
         assert optimizer.state[model[0].weight]["since"] == 0
@@ -53,7 +53,7 @@ def test_the_same_batch_again_and_again_does_not_spoil_the_basis(d: int, rank: i
     x, y = data(d, 12)
     exact, model = mlp(d, 8, 3), mlp(d, 8, 3).to(dtype)
     train(exact, gs.VCL(exact, gamma=0.02, solver="exact"), x, y, 25)
-    optimizer = gs.VCL(model, gamma=0.02, rank=rank)
+    optimizer = gs.VCL(model, gamma=0.02, rank=rank, solver="recursive")
     train(model, optimizer, x.to(dtype), y, 25)
     basis = optimizer.state[model[0].weight]["basis"]
     eps = torch.finfo(dtype).eps
@@ -64,7 +64,7 @@ def test_the_same_batch_again_and_again_does_not_spoil_the_basis(d: int, rank: i
 def test_cut_off_eigenvalues_are_announced_once():
     model = mlp(6, 6, 3)
     x, y = data(6)
-    optimizer = gs.VCL(model, gamma=0.3, cutoff=0.2)
+    optimizer = gs.VCL(model, gamma=0.3, cutoff=0.2, solver="recursive")
     with pytest.warns(RescueWarning, match=r"'0'.*cutoff"):
         train(model, optimizer, x, y)
     train(model, optimizer, x, y, 3)
@@ -79,7 +79,10 @@ def test_a_floor_gives_back_rank_that_was_lost(k: int):
         model[0].weight[1:4] = 0
     models = [model, copy.deepcopy(model)]
     options = {"gamma": 0.1, "alpha": 0.3, "floor": 0.05}
-    optimizers = gs.VCL(models[0], refresh=1, **options), gs.VCL(models[1], solver="exact", **options)
+    optimizers = (
+        gs.VCL(models[0], refresh=1, **options, solver="recursive"),
+        gs.VCL(models[1], solver="exact", **options),
+    )
     train_both(models, optimizers, [data(6, seed=seed) for seed in range(3)])
     torch.testing.assert_close(models[0][0].weight, models[1][0].weight, atol=1e-9, rtol=0)
     assert torch.linalg.svdvals(model[0].weight.detach())[5] > 0.1

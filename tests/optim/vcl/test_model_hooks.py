@@ -44,7 +44,7 @@ def test_compiled_models(backend: str):
     model = mlp(30, 4, 3, dtype=torch.float32)
     mirror = copy.deepcopy(model)
     compiled = torch.compile(model, backend=backend)
-    optimizer, eager = gs.VCL(compiled, gamma=0.05), gs.VCL(mirror, gamma=0.05)
+    optimizer, eager = gs.VCL(compiled, gamma=0.05, solver="recursive"), gs.VCL(mirror, gamma=0.05, solver="recursive")
     train(compiled, optimizer, x, y, 3)
     train(mirror, eager, x, y, 3)
     same(model, mirror, atol=1e-5, rtol=0)
@@ -56,7 +56,7 @@ def test_a_model_that_ran_compiled_before_is_refused():
     model = mlp(30, 4, 3, dtype=torch.float32)
     compiled = torch.compile(model, backend="eager")
     compiled(x).sum().backward()
-    optimizer = gs.VCL(compiled, gamma=0.05)
+    optimizer = gs.VCL(compiled, gamma=0.05, solver="recursive")
     weights = copy.deepcopy(model.state_dict())
     with pytest.raises(LayerError, match="torch.compile"):
         train(compiled, optimizer, x, y)
@@ -80,7 +80,7 @@ def test_checkpointed_activations():
     for layers in (["body.*"], None):
         results = [Checkpointed(reentrant) for reentrant in (None, False, True)]
         for model in results:
-            train(model, gs.VCL(model, gamma=0.05, layers=layers), x, y, 2)
+            train(model, gs.VCL(model, gamma=0.05, layers=layers, solver="recursive"), x, y, 2)
         for other in results[1:]:
             same(results[0], other, atol=1e-9, rtol=0)
 
@@ -92,11 +92,11 @@ def test_hooks_leave_with_the_optimizer():
         own = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
         return own + sum(len(p._post_accumulate_grad_hooks or ()) for p in model.parameters())
 
-    optimizer = gs.VCL(model)
+    optimizer = gs.VCL(model, solver="recursive")
     assert hooks() > 0
     optimizer.close()
     assert hooks() == 0
-    optimizer = gs.VCL(model)
+    optimizer = gs.VCL(model, solver="recursive")
     twin = copy.deepcopy(model)
     x, y = data()
     F.cross_entropy(twin(x), y).backward()
@@ -109,7 +109,7 @@ def test_hooks_leave_with_the_optimizer():
 
 def test_a_model_can_be_saved_while_it_is_trained() -> None:
     model, x, y = mlp(7, 6, 3), *data()
-    optimizer = gs.VCL(model, gamma=0.1)
+    optimizer = gs.VCL(model, gamma=0.1, solver="recursive")
     train(model, optimizer, x, y)
     file = io.BytesIO()
     torch.save(model, file)
@@ -130,7 +130,7 @@ class WithTrainingStep(nn.Module):
         self.net = mlp(7, 6, 3)
         self.heads = nn.ModuleDict({"a": nn.Linear(3, 3).double()})
         self.parts = parts
-        self.optimizer = gs.VCL(self, gamma=0.1)
+        self.optimizer = gs.VCL(self, gamma=0.1, solver="recursive")
 
     def training_step(self, x: Tensor) -> Tensor:
         if self.parts:
@@ -142,7 +142,7 @@ def test_a_module_that_holds_its_optimizer_and_trains_its_parts() -> None:
     x, y = data()
     model = WithTrainingStep()
     plain = nn.Sequential(copy.deepcopy(model.net), nn.Tanh(), copy.deepcopy(model.heads["a"]))
-    optimizer = gs.VCL(plain, gamma=0.1)
+    optimizer = gs.VCL(plain, gamma=0.1, solver="recursive")
     for _ in range(3):
         model.optimizer.zero_grad()
         F.cross_entropy(model.training_step(x), y).backward()

@@ -46,7 +46,10 @@ def test_both_solvers_match_the_reference_in_patch_space(kind: str):
     (model, d), (mirror, _) = net(kind), net(kind)
     x, y = data(d)
     common = {"gamma": 0.05, "alpha": 0.3, "floor": 0.01}
-    optimizers = gs.VCL(model, rank=1000, refresh=1, **common), gs.VCL(mirror, solver="exact", **common)
+    optimizers = (
+        gs.VCL(model, rank=1000, refresh=1, **common, solver="recursive"),
+        gs.VCL(mirror, solver="exact", **common),
+    )
     observed = net(kind)[0]
     with gs.capture(observed, reduction="mean") as tape:
         F.cross_entropy(observed(x), y).backward()
@@ -145,7 +148,7 @@ def test_half_power_is_bounded_in_its_stable_form():
 def test_closures_hooks_and_schedulers():
     model = mlp(7, 5, 3)
     x, y = data()
-    optimizer = gs.VCL(model, gamma=0.4, readout=AdamW)
+    optimizer = gs.VCL(model, gamma=0.4, readout=AdamW, solver="recursive")
     assert [group["lr"] for group in optimizer.param_groups] == [0.4, 1e-2]
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=4)
     calls: list[str] = []
@@ -173,23 +176,11 @@ def test_closures_hooks_and_schedulers():
     torch.testing.assert_close(model[2].weight.detach(), W, atol=1e-6, rtol=0)
 
 
-def test_the_preset_learns_and_its_parts_can_be_overridden() -> None:
-    model = mlp(20, 16, 3)
-    optimizer = gs.VCL.best(model, 0.05)
-    x, y = data(20, 30)
-    before = float(F.cross_entropy(model(x), y).detach())
-    train(model, optimizer, x, y, 40)
-    assert float(F.cross_entropy(model(x), y).detach()) < 0.5 * before
-    assert isinstance(optimizer.readout, torch.optim.AdamW)
-    assert optimizer.units[0].weight.bias is not None
-    assert gs.VCL.best(mlp(20, 16, 3), bias=False, alpha=0.3).units[0].rules.spectrum.alpha == 0.3
-
-
 def test_non_finite_gradients_change_nothing():
     for where in (0, 2):
         model = mlp(30, 4, 3)
         x, y = data(30)
-        optimizer = gs.VCL(model, gamma=0.1, readout=AdamW)
+        optimizer = gs.VCL(model, gamma=0.1, readout=AdamW, solver="recursive")
         train(model, optimizer, x, y, 2)
         weights, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
         optimizer.zero_grad()
@@ -207,7 +198,7 @@ def test_non_finite_gradients_change_nothing():
 
 def test_an_empty_batch_moves_as_a_zero_gradient():
     model, mirror = mlp(40, 6, 3, bias=False), mlp(40, 6, 3, bias=False)
-    optimizers = [gs.VCL(m, gamma=0.1, reduction="sum") for m in (model, mirror)]
+    optimizers = [gs.VCL(m, gamma=0.1, reduction="sum", solver="recursive") for m in (model, mirror)]
     x, y = data(40, 8, seed=0)
     F.cross_entropy(model(x[:0]), y[:0], reduction="sum").backward()
     (0 * F.cross_entropy(mirror(x), y)).backward()
@@ -218,7 +209,7 @@ def test_an_empty_batch_moves_as_a_zero_gradient():
 
 def test_summary_and_diagnostics():
     model = mlp(30, 4, 3)
-    optimizer = gs.VCL(model, gamma=0.1)
+    optimizer = gs.VCL(model, gamma=0.1, solver="recursive")
     assert optimizer.diagnostics() == {}
     train(model, optimizer, *data(30))
     numbers = optimizer.diagnostics()["0"]
@@ -227,7 +218,7 @@ def test_summary_and_diagnostics():
     assert lines[1].split() == ["0.weight", "4", "×", "30", "VCL", "recursive,", "rank", "30"]
     assert lines[3].split()[-2:] == ["SGD", "(readout)"]
     grouped, d = net("conv")
-    optimizer = gs.VCL(grouped, gamma=0.1)
+    optimizer = gs.VCL(grouped, gamma=0.1, solver="recursive")
     train(grouped, optimizer, *data(d))
     assert len(optimizer.diagnostics()["3"]["moved"]) == 2
 
@@ -244,14 +235,15 @@ BAD = [
 
 @pytest.mark.parametrize(("name", "value"), BAD)
 def test_bad_arguments_name_themselves(name: str, value: object):
+    options = {"second_order": False} if name == "momentum" else {}
     with pytest.raises((InputError, LayerError), match=name if value != "nothing" else "nothing"):
-        gs.VCL(mlp(7, 5, 3), **{name: value}, **({"second_order": False} if name == "momentum" else {}))
+        gs.VCL(mlp(7, 5, 3), **{"solver": "recursive", name: value}, **options)
 
 
 def test_arguments_that_do_not_go_together():
     with pytest.raises(InputError, match="second_order=False"):
-        gs.VCL(mlp(7, 5, 3), momentum=0.9)
-    optimizer = gs.VCL(mlp(7, 5, 3))
+        gs.VCL(mlp(7, 5, 3), momentum=0.9, solver="recursive")
+    optimizer = gs.VCL(mlp(7, 5, 3), solver="recursive")
     with pytest.raises(InputError, match="layers="):
         optimizer.add_param_group({"params": [torch.zeros(1, requires_grad=True)]})
     optimizer.param_groups[0]["lr"] = float("nan")
@@ -275,7 +267,7 @@ def test_cuda_agrees_with_the_cpu(solver: str):
 @pytest.mark.parametrize("readout", [partial(torch.optim.SGD, lr=0.1, momentum=0.9), torch.optim.AdamW, None])
 def test_one_cycle(readout: Any) -> None:
     model, (x, y) = mlp(7, 6, 3), data()
-    optimizer = gs.VCL(model, gamma=0.1, readout=readout)
+    optimizer = gs.VCL(model, gamma=0.1, readout=readout, solver="recursive")
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=[0.4, 0.02], total_steps=8)
     rates = []
     for step in range(6):

@@ -48,7 +48,7 @@ def trained(optimizer: gs.VCL) -> list[str]:
 def test_the_last_layer_executed_is_the_readout():
     model = HeadFirst().double()
     x, y = data()
-    optimizer = gs.VCL(model, readout=AdamW)
+    optimizer = gs.VCL(model, readout=AdamW, solver="recursive")
     assert "unless the first forward" in optimizer.summary()
     train(model, optimizer, x, y, 2)
     assert trained(optimizer) == ["body"]
@@ -57,7 +57,7 @@ def test_the_last_layer_executed_is_the_readout():
     assert "unless" not in optimizer.summary()
     again = HeadFirst().double()
     again.load_state_dict(model.state_dict())
-    other = gs.VCL(again, readout=AdamW)
+    other = gs.VCL(again, readout=AdamW, solver="recursive")
     other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     train(model, optimizer, x, y, 2)
     train(again, other, x, y, 2)
@@ -68,8 +68,8 @@ def test_ambiguous_readouts_ask_for_layers():
     model = Heads().double()
     x, y = data()
     with pytest.raises(LayerError, match="layers="):
-        train(model, gs.VCL(model), x, y)
-    train(model, gs.VCL(model, layers="body"), x, y)
+        train(model, gs.VCL(model, solver="recursive"), x, y)
+    train(model, gs.VCL(model, layers="body", solver="recursive"), x, y)
 
 
 @pytest.mark.parametrize("head", ["frozen", "computed"])
@@ -79,7 +79,7 @@ def test_every_layer_before_a_head_that_cannot_be_trained(head: str) -> None:
         model[4].requires_grad_(False)
     else:
         weight_norm(model[4])
-    optimizer = gs.VCL(model, gamma=0.1)
+    optimizer = gs.VCL(model, gamma=0.1, solver="recursive")
     assert trained(optimizer) == ["0", "2"]
     train(model, optimizer, *data())
     assert set(optimizer.diagnostics()) == {"0", "2"}
@@ -88,7 +88,7 @@ def test_every_layer_before_a_head_that_cannot_be_trained(head: str) -> None:
 def test_a_tied_head_and_a_state_from_before_the_first_step() -> None:
     """Such a state leaves the head open, also in an optimizer that has found it meanwhile."""
     model = Tied()
-    optimizer = gs.VCL(model, gamma=0.1, reduction=24.0)
+    optimizer = gs.VCL(model, gamma=0.1, reduction=24.0, solver="recursive")
     start = copy.deepcopy(optimizer.state_dict())
     x = torch.arange(24).reshape(4, 6) % 11
     for _ in range(2):

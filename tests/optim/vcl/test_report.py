@@ -14,7 +14,7 @@ from optim.vcl.nets import data, deltas, mlp, train
 def test_diagnostics_are_those_of_the_dense_matrix(k: int, d: int, anchor: str):
     """After full and after light steps."""
     model = mlp(d, k, 3, bias=False)
-    optimizer = gs.VCL(model, gamma=0.02, anchor=anchor)
+    optimizer = gs.VCL(model, gamma=0.02, anchor=anchor, solver="recursive")
     weight = model[0].weight
     kinds = set()
     for seed in range(60):

@@ -33,7 +33,7 @@ PRESET = {
 def test_continuation_and_copies_are_bit_identical(kind: str, options: dict[str, Any]):
     def make() -> tuple[nn.Module, gs.VCL]:
         model = net(kind)[0].float()
-        return model, gs.VCL(model, gamma=0.02, readout=AdamW, **options)
+        return model, gs.VCL(model, gamma=0.02, readout=AdamW, **{"solver": "recursive", **options})
 
     model, optimizer = make()
     batches = [data(net(kind)[1], seed=step, dtype=torch.float32) for step in range(50)]
@@ -87,7 +87,7 @@ def test_the_stored_format_loads(solver: str):
 
 def test_half_precision_parameters_keep_a_precise_state():
     model = mlp(30, 4, 3, dtype=torch.bfloat16)
-    optimizer = gs.VCL(model, gamma=0.05)
+    optimizer = gs.VCL(model, gamma=0.05, solver="recursive")
     train(model, optimizer, *data(30, dtype=torch.bfloat16), 3)
     state = optimizer.state[model[0].weight]
     assert state["basis"].dtype == torch.float32
@@ -97,7 +97,7 @@ def test_half_precision_parameters_keep_a_precise_state():
 
 def test_pickling_points_to_the_state():
     with pytest.raises(InputError, match="state_dict"):
-        pickle.dumps(gs.VCL(mlp(5, 4, 3)))
+        pickle.dumps(gs.VCL(mlp(5, 4, 3), solver="recursive"))
 
 
 @pytest.mark.parametrize(
@@ -115,8 +115,8 @@ def test_states_of_another_form_are_refused(sizes: tuple[int, ...] | None, optio
     stored: dict[str, Any] = {}
     if sizes is not None:
         model = mlp(*sizes)
-        optimizer = gs.VCL(model, gamma=0.05, **options)
+        optimizer = gs.VCL(model, gamma=0.05, **{"solver": "recursive", **options})
         train(model, optimizer, *data(20))
         stored = optimizer.state_dict()
     with pytest.raises(InputError, match=words):
-        gs.VCL(mlp(20, 6, 3)).load_state_dict(stored)
+        gs.VCL(mlp(20, 6, 3), solver="recursive").load_state_dict(stored)

@@ -22,7 +22,7 @@ def test_warm_up_trains_the_last_layer_only(computed: bool):
         weight_norm(model[4])
     x, y = data()
     before = copy.deepcopy(model.state_dict())
-    optimizer = gs.VCL(model, readout=partial(torch.optim.SGD, lr=0.5))
+    optimizer = gs.VCL(model, readout=partial(torch.optim.SGD, lr=0.5), solver="recursive")
     losses = optimizer.warm_up([(x[:5], y[:5]), {"input": x[5:], "labels": y[5:]}], F.cross_entropy, epochs=4)
     assert len(losses) == 4
     assert losses[-1] < losses[0]
@@ -37,7 +37,7 @@ def test_warm_up_trains_the_last_layer_only(computed: bool):
 
 
 def test_a_single_layer_has_nothing_to_warm_up():
-    optimizer = gs.VCL(mlp(7, 3, bias=False))
+    optimizer = gs.VCL(mlp(7, 3, bias=False), solver="recursive")
     assert optimizer.readout is None
     with pytest.raises(InputError, match="nothing to warm up"):
         optimizer.warm_up([data()], F.cross_entropy)

@@ -49,6 +49,22 @@ def check_gamma(gamma: float) -> None:
         raise InputError(f"gamma={gamma!r}: the step of the virtual update must be a number of at least 0")
 
 
+#: arguments that belong to Algorithm 1, with their defaults
+_ALGORITHM_1 = {
+    "rank": None, "anchor": "current", "second_order": True, "floor": 0.0, "cutoff": None, "refresh": 32, "momentum": 0.0,
+    "orthogonalise": False, "aim": 0.0, "bias": False, "precision": None,
+}  # fmt: skip
+
+
+def check_averaged(arguments: Mapping[str, Any]) -> None:
+    """Raise an InputError that names the first argument which only Algorithm 1 has."""
+    for name, default in _ALGORITHM_1.items():
+        if arguments[name] != default:
+            raise InputError(
+                f"{name}={arguments[name]!r} belongs to Algorithm 1: add solver='recursive' (or 'exact'), or leave it out"
+            )
+
+
 def check_arguments(
     gamma: float,
     solver: str,

@@ -9,8 +9,14 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError
-from gramscope.linalg.quintic import quintic_polar
+from gramscope.linalg.products import has_bfloat16
+from gramscope.linalg.quintic import quintic_polar, wide_quintic_polar
 from gramscope.optim.vcl.rules import Batch
+
+#: from this ratio of the sides on a matrix is orthogonalised through its small Gram
+_WIDE = 3
+#: up to this side float32 is as fast as bfloat16
+_SMALL = 128
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,16 @@ class Direction:
 
 
 def orthogonalised(D: Tensor) -> Tensor:
-    """The polar factor of ``D [..., k, d]``, nearly; float32 is computed in bfloat16, which is precise enough here."""
-    X = D.to(torch.bfloat16 if D.dtype == torch.float32 else D.dtype)
+    """The polar factor of ``D [..., k, d]`` with singular values between about 0.7 and 1.2, in the cheapest sufficient way.
+
+    Matrices much wider or taller than the other side go through their small Gram. Others are computed in bfloat16 where they
+    are large and the device multiplies it fast; its three digits are enough here.
+    """
+    k, d = D.shape[-2:]
+    if k > d:
+        return orthogonalised(D.mT).mT
+    if d >= _WIDE * k and D.dtype != torch.bfloat16:
+        return wide_quintic_polar(D)
+    fast = D.dtype == torch.float32 and k > _SMALL and has_bfloat16(D.device)
+    X = D.to(torch.bfloat16) if fast else D
     return quintic_polar(X, least_norm=math.sqrt(torch.finfo(X.dtype).tiny)).to(D.dtype)

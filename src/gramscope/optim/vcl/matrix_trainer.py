@@ -85,7 +85,7 @@ class MatrixTrainer:
         if not state:
             return
         name, shape = self.weight.name, self.weight.shape
-        solver = "exact" if "matrix" in state else "recursive"
+        solver = "exact" if "matrix" in state else "averaged" if "mean" in state else "recursive"
         if solver != self.solver:
             raise InputError(f"the state of layer {name!r} is one of solver={solver!r}, not {self.solver!r}")
         stored = state["matrix"] if solver == "exact" else state["basis"]

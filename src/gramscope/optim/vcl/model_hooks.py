@@ -80,7 +80,7 @@ class ModelHooks(Watcher):
         self._observer.attach()
         accumulated = _weakly(self, ModelHooks._accumulated)
         for number, gatherer in enumerate(self._gatherers):
-            for parameter in gatherer.weight.parameters:
+            for parameter in gatherer.weight.parameters if gatherer.wanted else ():
                 hook = partial(accumulated, number)
                 self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
 
@@ -111,6 +111,8 @@ class ModelHooks(Watcher):
         gatherer = self._by_layer.get(layer.name)
         if self._ordering and self._inside:  # not when activations are computed again in backward
             self.order.append((layer if gatherer is None else gatherer.weight, z))
+        if gatherer is not None and not gatherer.wanted:
+            return
         call, x = self._call, x.detach()
         if call is not None:
             call.applied(layer, x)

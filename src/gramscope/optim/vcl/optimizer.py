@@ -6,11 +6,11 @@ import copy
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import SGD, Optimizer
 from torch.utils._pytree import tree_map_only
 from typing_extensions import override
 
@@ -22,8 +22,16 @@ from gramscope.layers.modules import unwrap
 from gramscope.layers.select import LayerSelector
 from gramscope.layers.watchers import unseen
 from gramscope.linalg.autocast import without_autocast
-from gramscope.optim.vcl.checks import check_arguments, check_facts, check_finite_gradients, check_gamma
+from gramscope.optim.vcl.averaged import AveragedStep, AveragedTrainer, propose_averaged
+from gramscope.optim.vcl.checks import (
+    check_arguments,
+    check_averaged,
+    check_facts,
+    check_finite_gradients,
+    check_gamma,
+)
 from gramscope.optim.vcl.direction import Direction
+from gramscope.optim.vcl.falling_adamw import FallingAdamW
 from gramscope.optim.vcl.matrix_step import Proposal
 from gramscope.optim.vcl.matrix_trainer import MatrixTrainer, propose_all
 from gramscope.optim.vcl.model_hooks import ModelHooks, Reduction
@@ -39,29 +47,36 @@ from gramscope.optim.weight_matrix import WeightMatrix
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+#: one matrix and how it is trained
+Unit: TypeAlias = MatrixTrainer | AveragedTrainer
+
 
 class VCL(Optimizer):
-    """Virtual covariance learning ([VCL] Algorithm 1) of a model's linear-like layers; another optimizer trains the rest.
+    """Virtual covariance learning of a model's linear-like layers; another optimizer trains the rest.
 
-    After every backward pass the weights of a VCL layer become the matrix nearest to the present one whose Gram is the
-    power 2α of ``W_tᵀW_t + V_t``, where ``V_t`` sums the virtual covariance shifts of all batches so far.
+    ``gs.VCL(model)`` needs no rate. Its steps go along the orthogonalised mean of recent gradients, and their length follows
+    from the number of steps taken (:mod:`gramscope.optim.vcl.averaged`). With ``solver="recursive"`` or ``"exact"`` it is [VCL]
+    Algorithm 1: after every backward pass the weights become the matrix nearest to the present one whose Gram is the power 2α
+    of ``W_tᵀW_t + V_t``, where ``V_t`` sums the virtual covariance shifts of all batches so far.
 
     Args:
         model: any module. VCL places hooks on its layers; :meth:`close` removes them.
         gamma: step γ of the virtual update ``h − γ ∂L/∂h``. It is the ``lr`` of this optimizer's first parameter group, so
-            that learning-rate schedulers change it.
+            that learning-rate schedulers change it. Averaged steps depend on it as γ^2α, to first order as Algorithm 1 does.
         alpha: power of the eigenvalues; 0.1 in the paper. At 0.5 the Gram of the new weights is G itself (see ``anchor``).
-        reduction: how the loss is reduced over the batch. A step needs the sum of per-sample gradients: ``"mean"`` multiplies
-            gradients by the batch size of their forward pass, ``"sum"`` takes them as they are, a number is the factor, and
-            a function returns the factor for a batch size. Gradients do not show what a loss divided by: where that is not
-            the number of samples (class weights, ignored labels, a mean over tokens), give the divisor as a number or
-            function, or sum the losses of the samples yourself.
+        reduction: how the loss is reduced over the batch. Algorithm 1 needs the sum of per-sample gradients: ``"mean"``
+            multiplies gradients by the batch size of their forward pass, ``"sum"`` takes them as they are, a number is the
+            factor, and a function returns the factor for a batch size. Gradients do not show what a loss divided by: where that
+            is not the number of samples (class weights, ignored labels, a mean over tokens), give the divisor as a number or
+            function, or sum the losses of the samples yourself. Averaged steps do not depend on the scale of gradients.
         layers: names, globs or module types of the layers to train by VCL. ``None``: every linear-like layer but the last
             one executed, or the only one there is.
-        readout: a function from the list of all other parameters to their optimizer, ``SGD(lr=0.1)`` by default. Its
-            parameter groups follow the first one in ``param_groups``.
-        solver: ``"recursive"`` works in a small moving basis; ``"exact"`` is Algorithm 1 to the letter on d×d matrices in
-            float64; ``"auto"`` is exact for up to 64 inputs.
+        readout: a function from the list of all other parameters to their optimizer. By default AdamW, whose rate of 0.015
+            falls as averaged steps do; beside Algorithm 1 ``SGD(lr=0.1)``. Its parameter groups follow the first one in
+            ``param_groups``.
+        solver: ``"averaged"``, or how Algorithm 1 is computed: ``"recursive"`` works in a small moving basis; ``"exact"`` is
+            Algorithm 1 to the letter on d×d matrices in float64; ``"auto"`` is exact for up to 64 inputs. The arguments below
+            belong to Algorithm 1.
         rank: directions that the recursive solver keeps in a layer of k outputs and d inputs: by default all for d up to 256
             or 2k, else k + max(16, k/16). A rank of d or more also makes every step a full one.
         anchor: ``"current"``: ``G = W_tᵀW_t + V_t``, as in the paper; ``"initial"``: ``G = W₀ᵀW₀ + V_t``, which counts no shift
@@ -87,7 +102,7 @@ class VCL(Optimizer):
     Example:
         >>> import torch, gramscope as gs
         >>> model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 3))
-        >>> optimizer = gs.VCL(model, gamma=0.1)
+        >>> optimizer = gs.VCL(model)
         >>> x, y = torch.randn(32, 8), torch.arange(32) % 3
         >>> for _ in range(3):
         ...     optimizer.zero_grad()
@@ -95,10 +110,10 @@ class VCL(Optimizer):
         ...     optimizer.step()
         >>> print(optimizer.summary())
         parameter  shape     trained by
-        0.weight   16 × 8    VCL recursive, rank 8
-        0.bias     16        SGD
-        2.weight   3 × 16    SGD (readout)
-        2.bias     3         SGD
+        0.weight   16 × 8    VCL averaged
+        0.bias     16        FallingAdamW
+        2.weight   3 × 16    FallingAdamW (readout)
+        2.bias     3         FallingAdamW
     """
 
     def __init__(
@@ -109,7 +124,7 @@ class VCL(Optimizer):
         reduction: Reduction = "mean",
         layers: LayerSelector = None,
         readout: ReadoutFactory | None = None,
-        solver: Solver = "recursive",
+        solver: Solver = "averaged",
         rank: int | None = None,
         *,
         anchor: Anchor = "current",
@@ -128,6 +143,9 @@ class VCL(Optimizer):
         arguments = {name: value for name, value in locals().items() if name not in ("self", "model", "__class__")}
         self._arguments = arguments  # for __deepcopy__
         check_arguments(gamma, solver, anchor, rank, refresh, aim, precision)
+        averaged = solver == "averaged"
+        if averaged:
+            check_averaged(arguments)
         direction = Direction(momentum, orthogonalise)
         if direction.active and second_order:
             raise InputError(
@@ -146,8 +164,9 @@ class VCL(Optimizer):
             refresh=refresh,
             precision=precision,
         )
-        self._units = [make(weight) for weight in found.matrices]
-        self._exchange = find_exchange(process_group, mesh, model)
+        self._units: list[Unit] = [AveragedTrainer(w) if averaged else make(w) for w in found.matrices]
+        # averaged steps depend on nothing but the gradients, so every process takes the same ones
+        self._exchange = None if averaged else find_exchange(process_group, mesh, model)
         self._complete = True  # whether the state of every layer is in this process
         for unit in self._units:
             unit.gatherer.averaged = self._exchange is not None
@@ -157,10 +176,11 @@ class VCL(Optimizer):
         self._head: WeightMatrix | Layer | None = self._presumed
         self._settled = self._head is None
         self._closed_to_groups = False
-        facts = {"layers": self._vcl_names(), "head": None, "anchor": anchor, "alpha": alpha}
+        facts = {"layers": self._vcl_names(), "head": None, "anchor": anchor, "alpha": alpha, "gamma": gamma}
         super().__init__([{"params": self._vcl_parameters(), "lr": gamma, **facts}], {"lr": gamma})
         self._closed_to_groups = True
-        self.readout = make_readout(readout or partial(SGD, lr=0.1), self._other_parameters())
+        usual: ReadoutFactory = FallingAdamW if averaged else partial(SGD, lr=0.1)
+        self.readout = make_readout(readout or usual, self._other_parameters())
         self._add_cycled()
         self._share()
         untrained = [layer for layer, _ in found.refused]
@@ -168,42 +188,14 @@ class VCL(Optimizer):
         self._finalizer = weakref.finalize(self, self._hooks.close)
 
     @classmethod
-    def best(
-        cls,
-        model: nn.Module,
-        gamma: float = 0.01,
-        *,
-        readout: ReadoutFactory | None = None,
-        **options: Any,
-    ) -> VCL:
-        """The form of VCL with the best results so far: shifts from an averaged, orthogonalised gradient, and ``aim=1``.
-
-        It differs from the paper: the shift is formed from ``O``, the orthogonalised running mean of gradients, without the γ²
-        term; the new weights are the nearest to ``W − γO``; eigenvalues have a smooth floor; biases are inside the Gram;
-        ``G = W₀ᵀW₀ + V`` and α = ½. Let γ fall linearly to 0 with a learning-rate scheduler. AdamW trains the rest.
-
-        Args:
-            model: see the class.
-            gamma: step, about 0.01 at the start.
-            readout: see the class; ``AdamW(lr=1e-3)`` by default.
-            options: any other argument of the class, to override the preset.
-        """
-        preset: dict[str, Any] = {
-            "alpha": 0.5,
-            "anchor": "initial",
-            "second_order": False,
-            "floor": 0.05,
-            "momentum": 0.95,
-            "orthogonalise": True,
-            "aim": 1.0,
-            "bias": True,
-        }
-        return cls(model, gamma, readout=readout or partial(AdamW, lr=1e-3), **{**preset, **options})
+    def best(cls, *args: Any, **options: Any) -> VCL:
+        """Removed: ``gs.VCL(model)`` took its place."""
+        raise InputError("gs.VCL.best was removed: use gs.VCL(model), which needs no gamma and no other argument")
 
     # --- who trains what ----------------------------------------------------------------------------------------------
 
     @property
-    def units(self) -> list[MatrixTrainer]:
+    def units(self) -> list[Unit]:
         """The matrices trained by VCL."""
         return [unit for unit in self._units if unit.weight is not self._head]
 
@@ -271,10 +263,14 @@ class VCL(Optimizer):
 
     def summary(self) -> str:
         """A table of all parameters: shape, and which optimizer trains each."""
-        owned = dict(zip(self.units, self._owners(), strict=True)) if self._exchange else {}
+        owned = dict(zip(self._of_algorithm_1, self._owners(), strict=True)) if self._exchange else {}
         return summary_table(self.model, self.units, self._head, self._settled, self.readout, self._refused, owned)
 
     # --- training -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _of_algorithm_1(self) -> list[MatrixTrainer]:
+        return [unit for unit in self.units if isinstance(unit, MatrixTrainer)]
 
     @override
     @outside_graphs
@@ -299,7 +295,7 @@ class VCL(Optimizer):
         check_finite_gradients(self.model, self.param_groups[1:])
         if self.readout is not None:
             self.readout.step()
-        for unit, proposal in proposals.items():
+        for unit, proposal in proposals:
             unit.weight.assign(proposal.weights)
             self._store(unit, proposal.state)
             unit.report = proposal.report
@@ -311,20 +307,37 @@ class VCL(Optimizer):
         self._hooks.clear()
         return loss
 
-    def _propose(self, gamma: float) -> tuple[list[MatrixTrainer], list[int], dict[MatrixTrainer, Proposal]]:
-        """The units that take a step, their owners, and the steps of those that this process owns."""
+    def _propose(
+        self, gamma: float
+    ) -> tuple[Sequence[MatrixTrainer], list[int], Iterable[tuple[Unit, Proposal | AveragedStep]]]:
+        """The units of Algorithm 1 that take a step, their owners, and the steps that this process computes."""
+        averaged = [unit for unit in self.units if isinstance(unit, AveragedTrainer)]
+        if averaged:
+            states = [self._state_of(unit) for unit in averaged]
+            return [], [], propose_averaged(averaged, states, self._factor(gamma)).items()
+        own = self._of_algorithm_1
         if self._exchange is None:
-            units = [unit for unit in self.units if not unit.gatherer.idle] or self.units
+            units = [unit for unit in own if not unit.gatherer.idle] or own
             found = propose_all(units, [self._state_of(unit) for unit in units], gamma)
-            return units, [], dict(zip(units, found, strict=True))
-        owner = dict(zip(self.units, self._owners(), strict=True))
-        units = active_units(self.units, self._exchange)
+            return units, [], zip(units, found, strict=True)
+        owner = dict(zip(own, self._owners(), strict=True))
+        units = active_units(own, self._exchange)
         owned = [owner[unit] for unit in units]
-        return units, owned, propose_own(units, owned, [self._state_of(unit) for unit in units], gamma, self._exchange)
+        mine = propose_own(units, owned, [self._state_of(unit) for unit in units], gamma, self._exchange)
+        return units, owned, mine.items()
+
+    def _factor(self, gamma: float) -> float:
+        """What multiplies averaged steps, ``γ γ₀^(2α−1)``; γ₀ is the γ given at the start and γ the scheduled one.
+
+        To first order Algorithm 1 depends on them in this way: its step is ``−γ Λ^(2α−1) D``, and Λ grows with γ₀.
+        """
+        group = self.param_groups[0]
+        start = float(group["gamma"]) or gamma
+        return gamma * start ** (2 * float(group["alpha"]) - 1) if gamma else 0.0
 
     def _owners(self) -> list[int]:
         """The process that computes the steps of each unit."""
-        return owners(self.units, 1 if self._exchange is None else self._exchange.size)
+        return owners(self._of_algorithm_1, 1 if self._exchange is None else self._exchange.size)
 
     def _keep_own_states(self, units: Sequence[MatrixTrainer], owned: Sequence[int]) -> None:
         """Drop the states, now out of date, of layers that other processes own."""
@@ -381,10 +394,10 @@ class VCL(Optimizer):
     def diagnostics(self) -> dict[str, dict[str, float | list[float]]]:
         """Numbers about the last step of each VCL layer (lists for grouped convolutions); waits for the device.
 
+        Averaged steps have ``step``, their length ρ, and ``moved``, ``‖W⁺ − W‖``. Those of Algorithm 1 have ``moved`` and:
         ``rank``: singular values in use. ``largest``, ``most_negative``: eigenvalues of G. ``constraint``: share of G (by
         norm) that the weights cannot represent, at α = ½ the residual of the constraint. ``discarded``: share of ``‖G‖²``
-        dropped by truncation. ``moved``: ``‖W⁺ − W‖``. ``unsettled``: error estimate of a light step, 0 after a full one (see
-        ``refresh``).
+        dropped by truncation. ``unsettled``: error estimate of a light step, 0 after a full one (see ``refresh``).
         """
         return {unit.weight.name: unit.report.numbers() for unit in self.units if unit.report is not None}
 
@@ -406,10 +419,10 @@ class VCL(Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         raise InputError("VCL holds hooks on its model and cannot be pickled; save optimizer.state_dict()")
 
-    def _state_of(self, unit: MatrixTrainer) -> dict[str, Any]:
+    def _state_of(self, unit: Unit) -> dict[str, Any]:
         return _own(unit, self.state[unit.weight.parameter])
 
-    def _store(self, unit: MatrixTrainer, state: dict[str, Any]) -> None:
+    def _store(self, unit: Unit, state: dict[str, Any]) -> None:
         if unit.weight.part:
             self.state[unit.weight.parameter][unit.weight.part] = state
         else:
@@ -423,7 +436,9 @@ class VCL(Optimizer):
         """
         if self._exchange is None or self._complete:
             return
-        owned = {id(unit.weight.parameter): rank for unit, rank in zip(self.units, self._owners(), strict=True)}
+        owned = {
+            id(unit.weight.parameter): rank for unit, rank in zip(self._of_algorithm_1, self._owners(), strict=True)
+        }
         for unit in self.units:
             parameter, device = unit.weight.parameter, unit.weight.parameter.device
             rank = owned.pop(id(parameter), None)
@@ -497,7 +512,7 @@ def _finish_copies(model: nn.Module, memo: dict[int, Any]) -> None:
                     made.__dict__[name] = copy.deepcopy(value, memo)
 
 
-def _own(unit: MatrixTrainer, state: dict[str, Any]) -> dict[str, Any]:
+def _own(unit: Unit, state: dict[str, Any]) -> dict[str, Any]:
     """The state of one matrix within that of its parameter, which may be a packed weight of several matrices."""
     found: dict[str, Any] = state.get(unit.weight.part, {}) if unit.weight.part else state
     return found

@@ -10,7 +10,7 @@ from torch import Tensor
 from gramscope.optim.vcl.spectral_map import SpectralMap
 
 Anchor: TypeAlias = Literal["current", "initial"]
-Solver: TypeAlias = Literal["recursive", "exact", "auto"]
+Solver: TypeAlias = Literal["averaged", "recursive", "exact", "auto"]
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from gramscope.layers.linear_layer import Layer
 from gramscope.layers.modules import public_name, unwrap
+from gramscope.optim.vcl.averaged import AveragedTrainer
 from gramscope.optim.vcl.matrix_trainer import MatrixTrainer
 from gramscope.optim.vcl.readout_layer import head_parameters
 from gramscope.optim.weight_matrix import WeightMatrix
@@ -17,7 +18,7 @@ from gramscope.optim.weight_matrix import WeightMatrix
 
 def summary_table(
     model: nn.Module,
-    units: Sequence[MatrixTrainer],
+    units: Sequence[MatrixTrainer | AveragedTrainer],
     head: WeightMatrix | Layer | None,
     settled: bool,
     readout: Optimizer | None,
@@ -33,8 +34,10 @@ def summary_table(
         shape = " × ".join(map(str, p.shape)) or "scalar"
         if id(p) in by:
             unit = by[id(p)]
-            who = f"VCL {unit.solver}" + (f", rank {unit.rank}" if unit.solver == "recursive" else "")
-            who += f", in process {owners[unit]}" if unit in owners else ""
+            who = f"VCL {unit.solver}" + (
+                f", rank {unit.rank}" if isinstance(unit, MatrixTrainer) and unit.solver == "recursive" else ""
+            )
+            who += f", in process {owners[unit]}" if isinstance(unit, MatrixTrainer) and unit in owners else ""
         elif not p.requires_grad:
             who = "nothing (frozen)"
         else:

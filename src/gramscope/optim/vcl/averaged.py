@@ -1,0 +1,154 @@
+"""The form of VCL that has no rate to choose: steps along the orthogonalised mean of recent gradients.
+
+With O in the place of the gradient D, the Gram that a step asks for is ``(W − ρO)ᵀ(W − ρO)``: that of W, the shift
+``−ρ(WᵀO + OᵀW)`` and a second-order term. The nearest matrix to ``W − ρO`` with this Gram is ``W − ρO`` itself, so no
+decomposition is needed.
+
+Both lengths follow from the number n of steps taken. The mean of gradients reaches back over about 1 + n/20 steps, at most 20:
+early gradients come from weights that are soon far away. The step ρ is 0.1, and falls like 0.3/√n from the tenth step on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gramscope.errors import InputError, LayerError, NumericalError
+from gramscope.optim.vcl.direction import orthogonalised
+from gramscope.optim.vcl.gradients import Gatherer
+from gramscope.optim.weight_matrix import WeightMatrix
+
+#: the largest singular value of the first steps, for matrices with at least as many inputs as outputs
+STEP = 0.1
+#: β of the mean of gradients is n/(n + _SPAN), at most _BETA
+_SPAN, _BETA = 20, 0.95
+
+
+def falling(n: int) -> float:
+    """The share of the first steps' size that step n has, ``min(1, 3/√n)``.
+
+    >>> falling(4), falling(900)
+    (1.0, 0.1)
+    """
+    return min(1.0, 3 / math.sqrt(n))
+
+
+def mean_weight(n: int) -> float:
+    """β of the running mean at step n, ``min(0.95, n/(n + 20))``.
+
+    >>> mean_weight(20), mean_weight(10_000)
+    (0.5, 0.95)
+    """
+    return min(_BETA, n / (n + _SPAN))
+
+
+@dataclass(frozen=True)
+class AveragedReport:
+    """What :meth:`gramscope.VCL.diagnostics` tells of a step: ρ, and the norm of the step."""
+
+    step: float
+    moved: Tensor
+
+    def numbers(self) -> dict[str, float | list[float]]:
+        """The diagnostics by name; waits for the device."""
+        return {"step": self.step, "moved": self.moved.tolist()}
+
+
+@dataclass(frozen=True)
+class AveragedStep:
+    """New weights and state of one matrix."""
+
+    weights: Tensor
+    state: dict[str, Any]
+    report: AveragedReport
+
+
+class AveragedTrainer:
+    """One weight matrix that takes these steps. The optimizer holds the state: the mean of gradients and the step count."""
+
+    solver = "averaged"
+
+    def __init__(self, weight: WeightMatrix) -> None:
+        self.weight = weight
+        self.dtype = torch.promote_types(weight.parameter.dtype, torch.float32)
+        self.gatherer = Gatherer(weight, rows=False, sigma=False, dtype=self.dtype)
+        self.gatherer.wanted = False
+        self.report: AveragedReport | None = None
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raise an InputError unless a stored state is empty or one of this form and shape."""
+        if not state:
+            return
+        name = self.weight.name
+        if "mean" not in state:
+            solver = "exact" if "matrix" in state else "recursive"
+            raise InputError(
+                f"the state of layer {name!r} is one of Algorithm 1: load it into gs.VCL(model, solver={solver!r})"
+            )
+        if state["mean"].shape != self.weight.shape:
+            found, own = tuple(state["mean"].shape), tuple(self.weight.shape)
+            raise InputError(f"the state of layer {name!r} is one of weights of shape {found}, not {own}")
+
+    def written(self) -> None:
+        """Nothing to remember: a step begins from the parameters as they are."""
+
+    def forget(self) -> None:
+        """Nothing to forget."""
+
+
+def propose_averaged(
+    units: Sequence[AveragedTrainer], states: Sequence[Mapping[str, Any]], factor: float
+) -> dict[AveragedTrainer, AveragedStep]:
+    """One step of every matrix that has a gradient, computed but not written; matrices of one shape together.
+
+    Args:
+        units: the matrices.
+        states: theirs; empty before the first step.
+        factor: multiplies ρ.
+
+    Raises:
+        LayerError: no matrix has a gradient.
+        NumericalError: a gradient is not finite.
+    """
+    found = [
+        (unit, state, grad) for unit, state in zip(units, states, strict=True) if (grad := _gradient(unit)) is not None
+    ]
+    if not found:
+        raise LayerError(
+            f"VCL layer {units[0].weight.name!r} has no gradient, and no other has: run backward() of a loss that depends on "
+            "the layers before step()"
+        )
+    norms = torch._foreach_norm([grad for _, _, grad in found])
+    sizes = torch.stack([norm.to(norms[0]) for norm in norms]).tolist()
+    bad = [unit.weight.name for (unit, _, _), size in zip(found, sizes, strict=True) if not math.isfinite(size)]
+    if bad:
+        raise NumericalError(
+            f"the gradient of VCL layer {bad[0]!r} has NaN or infinite values; weights and state are as before this step"
+        )
+    groups: dict[Any, list[tuple[AveragedTrainer, Tensor, int, Tensor]]] = {}
+    for (unit, state, grad), size in zip(found, sizes, strict=True):
+        if size:
+            n = int(state.get("steps", 0)) + 1
+            beta = mean_weight(n)
+            mean = grad * (1 - beta) if "mean" not in state else torch.lerp(state["mean"], grad, 1 - beta)
+            ahead = torch.lerp(grad, mean, beta)  # as Nesterov: the newest gradient counts once more
+            groups.setdefault((grad.shape, grad.dtype, grad.device), []).append((unit, mean, n, ahead))
+    steps: dict[AveragedTrainer, AveragedStep] = {}
+    for (shape, _, _), members in groups.items():
+        directions = orthogonalised(torch.stack([ahead for *_, ahead in members]))
+        for (unit, mean, n, _), O in zip(members, directions, strict=True):
+            rho = factor * STEP * falling(n) * math.sqrt(max(1.0, shape[-2] / shape[-1]))
+            report = AveragedReport(rho, rho * torch.linalg.matrix_norm(O))
+            weights = torch.sub(unit.weight.read(), O, alpha=rho)
+            steps[unit] = AveragedStep(weights, {"mean": mean, "steps": n}, report)
+    return steps
+
+
+def _gradient(unit: AveragedTrainer) -> Tensor | None:
+    grad = unit.weight.gradient()
+    return None if grad is None else grad.to(unit.dtype)
