@@ -171,15 +171,19 @@ def lines(trials: Iterable[Trial], methods: Sequence[Competitor] | None = None) 
     grouped: dict[tuple[str, str, int, str], list[Trial]] = {}
     for trial in trials:
         grouped.setdefault((trial.net, trial.data, trial.steps, trial.method), []).append(trial)
-    return [_line(group, by_name[key[3]]) for key, group in grouped.items() if key[3] in by_name]
+    found = [_line(group, by_name[key[3]]) for key, group in grouped.items() if key[3] in by_name]
+    return [line for line in found if line is not None]
 
 
-def _line(trials: Sequence[Trial], method: Competitor) -> Line:
+def _line(trials: Sequence[Trial], method: Competitor) -> Line | None:
+    """The line of one method; None where the rate that counts has not run yet."""
     swept = [t for t in trials if t.seed == 0 and t.rate in method.rates]
     rate = method.default
-    if rate is None:
+    if rate is None and swept:
         rate = max(swept, key=lambda t: t.validation).rate
     scores = [t.test for t in trials if t.rate == rate]
+    if rate is None or not scores or not swept:
+        return None
     over_rates = [t.validation for t in swept]
     first = trials[0]
     return Line(
