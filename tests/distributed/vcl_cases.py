@@ -88,9 +88,9 @@ def both(
 ) -> tuple[nn.Module, gs.VCL, nn.Module, gs.VCL]:
     """One process on whole batches, and all processes on their parts."""
     alone, shared = network(dtype), network(dtype)
-    one = gs.VCL(alone, process_group=False, **options, solver="recursive")
+    one = gs.VCL(alone, process_group=False, **{"solver": "recursive", **options})
     ddp = DistributedDataParallel(shared)
-    several = gs.VCL(ddp, **options, solver="recursive")
+    several = gs.VCL(ddp, **{"solver": "recursive", **options})
 
     def clipped(model: nn.Module) -> Callable[[], object]:
         return lambda: clip and nn.utils.clip_grad_norm_(model.parameters(), clip)
@@ -117,7 +117,7 @@ def case_accumulation_with_and_without_no_sync(folder: Path) -> None:
     for bucket_view in (False, True):  # every backward pass averages
         model = network()
         ddp = DistributedDataParallel(model, gradient_as_bucket_view=bucket_view)
-        optimizer = gs.VCL(ddp, **EXACT, solver="recursive")
+        optimizer = gs.VCL(ddp, **EXACT)
         for group in groups:
             optimizer.zero_grad()
             for batch in group:
@@ -134,8 +134,8 @@ def case_micro_batches_of_different_sizes(folder: Path) -> None:
     short = torch.cat([torch.arange(rank * SHARE, rank * SHARE + 2) for rank in range(size)])
     alone, ddp = network(), DistributedDataParallel(network())
     one, several = (
-        gs.VCL(alone, process_group=False, **EXACT, solver="recursive"),
-        gs.VCL(ddp, **EXACT, solver="recursive"),
+        gs.VCL(alone, process_group=False, **EXACT),
+        gs.VCL(ddp, **EXACT),
     )
     train(alone, one, [[other, (x[short], y[short])]])
     rank = dist.get_rank() * SHARE
@@ -161,8 +161,8 @@ def case_uneven_parts_of_a_summed_loss(folder: Path) -> None:
     n = SHARE * size
     bounds = [0, *(1 + i for i in range(1, size)), n]  # 2, 1, …, and the rest
     alone, ddp = network(), DistributedDataParallel(network())
-    one = gs.VCL(alone, reduction=float(n), process_group=False, **EXACT, solver="recursive")
-    several = gs.VCL(ddp, reduction=float(SHARE), **EXACT, solver="recursive")
+    one = gs.VCL(alone, reduction=float(n), process_group=False, **EXACT)
+    several = gs.VCL(ddp, reduction=float(SHARE), **EXACT)
     for x, y in global_batches(3):
         train(alone, one, [[(x, y)]], loss=lambda f, t: F.cross_entropy(f, t, reduction="sum") / n)
         part = slice(bounds[rank], bounds[rank + 1])
@@ -190,7 +190,7 @@ def case_owners_are_named_and_keep_the_state(folder: Path) -> None:
     again = network()
     again.load_state_dict(shared.state_dict())
     ddp = DistributedDataParallel(again)
-    resumed = gs.VCL(ddp, **EXACT, solver="recursive")
+    resumed = gs.VCL(ddp, **EXACT)
     resumed.load_state_dict(copy.deepcopy(state))
     further = [[mine(*batch)] for batch in global_batches(4)[2:]]
     train(ddp, resumed, further)
@@ -203,7 +203,7 @@ def case_errors_are_raised_by_every_process(folder: Path) -> None:
     (x, y), *_ = global_batches(1)
     x, y = mine(x, y)
     ddp = DistributedDataParallel(network())
-    optimizer = gs.VCL(ddp, **EXACT, solver="recursive")
+    optimizer = gs.VCL(ddp, **EXACT)
     before = weights(ddp.module)
     F.cross_entropy(ddp(x), y).backward()
     with torch.no_grad():
@@ -229,7 +229,7 @@ def case_errors_are_raised_by_every_process(folder: Path) -> None:
 def case_model_of_its_own_in_every_process(folder: Path) -> None:
     """With process_group=False nothing is sent, so that processes may even take different numbers of steps."""
     model = network()
-    optimizer = gs.VCL(model, process_group=False, **EXACT, solver="recursive")
+    optimizer = gs.VCL(model, process_group=False, **EXACT)
     train(model, optimizer, [[batch] for batch in global_batches(1 + dist.get_rank())])
     assert "in process" not in optimizer.summary()
 
@@ -241,6 +241,6 @@ def case_group_and_mesh(folder: Path) -> None:
     for given in ({"process_group": dist.group.WORLD}, {"mesh": mesh}):
         model = network()
         ddp = DistributedDataParallel(model)
-        optimizer = gs.VCL(model, **EXACT, **given, solver="recursive")  # the model inside the wrapper
+        optimizer = gs.VCL(model, **EXACT, **given)  # the model inside the wrapper
         train(ddp, optimizer, [[mine(*batch) for batch in group] for group in groups])
         assert torch.equal(weights(model), weights(default))

@@ -40,13 +40,14 @@ class Competitor:
 
 
 def competitors(soap: bool | None = None) -> list[Competitor]:
-    """VCL as it is without arguments, and its peers; every grid covers a factor of 100.
+    """VCL as it is without arguments, over γ and over the length of its steps, and its peers; grids cover a factor of 100.
 
     Args:
         soap: with SOAP from the package pytorch_optimizer; by default if it is installed.
     """
     found = [
         Competitor("VCL", tuple(10.0**e for e in (-1, -0.5, 0, 0.5, 1)), _vcl, 1.0, (10**-1.5, 10**1.5)),
+        Competitor("VCL, all steps", tuple(10.0**e for e in (-1, -0.5, 0, 0.5, 1)), _vcl_rescaled, 1.0),
         Competitor("Muon", (0.003, 0.01, 0.03, 0.1, 0.3), _muon),
         Competitor("AdamW", (3e-4, 1e-3, 3e-3, 1e-2, 3e-2), _adamw),
         Competitor("SGD, momentum", (0.003, 0.01, 0.03, 0.1, 0.3), _sgd),
@@ -61,6 +62,14 @@ def _vcl(net: nn.Module, factor: float) -> list[Optimizer]:
     if factor == 1:
         return [VCL(net)]
     return [VCL(net, gamma=factor * default_gamma())]
+
+
+def _vcl_rescaled(net: nn.Module, factor: float) -> list[Optimizer]:
+    """The bare call with all its step lengths times a factor, as a peer's rate scales its steps; γ itself enters as γ^0.2."""
+    optimizer = VCL(net)
+    for group in optimizer.param_groups:
+        group["lr"] *= factor
+    return [optimizer]
 
 
 def default_gamma() -> float:

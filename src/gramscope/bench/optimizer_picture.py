@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from gramscope.bench.optimizer_peers import Competitor, competitors
 from gramscope.bench.optimizers import Trial
 from gramscope.errors import InputError
+
+#: how the lines of VCL look
+_STYLES: dict[str, dict[str, Any]] = {
+    "VCL": {"color": "tab:red", "linewidth": 2.4},
+    "VCL, all steps": {"color": "tab:red", "linestyle": ":"},
+}
 
 
 def draw(trials: Sequence[Trial], path: Path, methods: Sequence[Competitor] | None = None) -> None:
@@ -30,10 +37,10 @@ def draw(trials: Sequence[Trial], path: Path, methods: Sequence[Competitor] | No
     for row, task in zip(axes, tasks, strict=True):
         for axis, steps in zip(row, budgets, strict=True):
             here = [t for t in trials if (t.net, t.data) == task and t.steps == steps and t.seed == 0]
-            for name in dict.fromkeys(t.method for t in trials if t.method in middles):
+            for name in (name for name in middles if any(t.method == name for t in trials)):
                 points = sorted((t.rate / middles[name], t.validation) for t in here if t.method == name)
-                wide = 2.4 if name == "VCL" else 1.2
-                axis.plot(*zip(*points, strict=True), marker=".", linewidth=wide, label=name) if points else None
+                if points:
+                    axis.plot(*zip(*points, strict=True), marker=".", label=name, **_STYLES.get(name, {}))
             scores = sorted(t.validation for t in here)
             if scores:  # a diverged run must not hide the others
                 low = scores[len(scores) // 4]
@@ -42,9 +49,12 @@ def draw(trials: Sequence[Trial], path: Path, methods: Sequence[Competitor] | No
             axis.set_title(f"{task[0]}, {task[1]}, {steps:,} steps", fontsize=8)
             axis.tick_params(labelsize=7)
         row[0].set_ylabel("− loss" if task[1] == "text" else "accuracy, %", fontsize=8)
-    handles, labels = axes[0][0].get_legend_handles_labels()
+    found = [axis.get_legend_handles_labels() for axis in axes.flat]
+    handles, labels = max(found, key=lambda pair: len(pair[1]))
     figure.legend(handles, labels, ncols=len(labels), loc="lower center", fontsize=8, frameon=False)
-    figure.supxlabel("rate (VCL: γ) over the middle of the method's grid", fontsize=8, y=0.3 / size[1])
+    figure.supxlabel(
+        "rate (VCL: γ, or the length of all steps) over the middle of the grid", fontsize=8, y=0.3 / size[1]
+    )
     figure.tight_layout(rect=(0, 0.5 / size[1], 1, 1))
     figure.savefig(path, dpi=110)
     plt.close(figure)

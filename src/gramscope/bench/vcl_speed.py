@@ -78,6 +78,7 @@ def _steps(shape: Shape, device: torch.device | str, seconds: float) -> list[Row
     fast = {
         "SGD": _stepper(shape, device, lambda net: [SGD(net.parameters(), lr=0.05)]),
         "AdamW": _stepper(shape, device, lambda net: [AdamW(net.parameters(), lr=1e-3)]),
+        "VCL": _stepper(shape, device, lambda net: [VCL(net)]),
         "VCL recursive": _stepper(
             shape, device, lambda net: [VCL(net, gamma=0.1, solver="recursive")], settle=_SETTLING
         ),
@@ -101,6 +102,9 @@ def _steps(shape: Shape, device: torch.device | str, seconds: float) -> list[Row
             facts["goal"] = f"≥ {limit:g} × recursive" if slower else f"VCL recursive ≤ {limit:g} of this"
             facts["met"] = ratio >= limit if slower else ratio <= limit
             facts["note"] = f"{ratio:.2f}; {_processor()}" if cpu else f"{ratio:.2f}"
+        if shape.name == "3072→256" and name == "VCL":
+            ratio, limit = value / took["Muon"], 1.0 if cpu else 1.3
+            facts = {"goal": f"≤ {limit:g} × Muon", "met": ratio <= limit, "note": f"{ratio:.2f}"}
         rows.append(ratio_row(f"step, {shape.name}, batch {_BATCH}", name, took, "SGD", **facts))
     return rows
 

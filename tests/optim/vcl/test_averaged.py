@@ -38,7 +38,7 @@ def test_steps_are_those_of_the_formulas(sizes: tuple[int, ...]):
         optimizer.param_groups[0]["lr"] = 0.5 * (1 - n / 20)
         beta = n / (n + 20)
         mean = beta * mean + (1 - beta) * D
-        rho = 0.1 * min(1, 3 / math.sqrt(n)) * math.sqrt(max(1, sizes[1] / sizes[0]))
+        rho = 0.15 * min(1, 8 / 3 / math.sqrt(n)) * math.sqrt(max(1, sizes[1] / sizes[0]))
         W = W - 0.5 * (1 - n / 20) * 0.5 ** (2 * 0.2 - 1) * rho * orthogonalised(beta * mean + (1 - beta) * D)
         optimizer.step()
         torch.testing.assert_close(model[0].weight.detach(), W, atol=1e-10, rtol=0)
@@ -182,7 +182,7 @@ def test_the_readout_rate_falls_by_itself_and_with_schedulers():
     plain = torch.optim.AdamW(models[1].parameters(), lr=0.1, betas=(0.9, 0.99), weight_decay=0.0)
     x, y = data(5)
     for n in range(1, 30):
-        plain.param_groups[0]["lr"] = 0.1 * min(1, 3 / math.sqrt(n))
+        plain.param_groups[0]["lr"] = 0.1 * min(1, 8 / 3 / math.sqrt(n))
         train(models[0], falling, x, y)
         train(models[1], plain, x, y)
         assert falling.param_groups[0]["lr"] == 0.1

@@ -5,7 +5,7 @@ With O in the place of the gradient D, the Gram that a step asks for is ``(W −
 decomposition is needed.
 
 Both lengths follow from the number n of steps taken. The mean of gradients reaches back over about 1 + n/20 steps, at most 20:
-early gradients come from weights that are soon far away. The step ρ is 0.1, and falls like 0.3/√n from the tenth step on.
+early gradients come from weights that are soon far away. The step ρ is 0.15, and falls like 0.4/√n from the eighth step on.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from gramscope.optim.vcl.gradients import Gatherer
 from gramscope.optim.weight_matrix import WeightMatrix
 
 #: the largest singular value of the first steps, for matrices with at least as many inputs as outputs
-STEP = 0.1
+STEP = 0.15
 #: β of the mean of gradients is n/(n + _SPAN), at most _BETA
 _SPAN, _BETA = 20, 0.95
 
 
 def falling(n: int) -> float:
-    """The share of the first steps' size that step n has, ``min(1, 3/√n)``.
+    """The share of the first steps' size that step n has, ``min(1, (8/3)/√n)``.
 
-    >>> falling(4), falling(900)
-    (1.0, 0.1)
+    >>> falling(7), falling(6400)
+    (1.0, 0.03333333333333333)
     """
-    return min(1.0, 3 / math.sqrt(n))
+    return min(1.0, 8 / (3 * math.sqrt(n)))
 
 
 def mean_weight(n: int) -> float:

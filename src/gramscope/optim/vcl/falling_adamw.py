@@ -13,14 +13,14 @@ from gramscope.optim.vcl.averaged import falling
 
 
 class FallingAdamW(AdamW):
-    """AdamW with the rate ``lr·min(1, 3/√n)`` at step n; ``lr`` is what schedulers change. There is no weight decay.
+    """AdamW with the rate ``lr·min(1, (8/3)/√n)`` at step n; ``lr`` is what schedulers change. There is no weight decay.
 
     Args:
         params: as for AdamW.
         lr: rate of the first steps.
     """
 
-    def __init__(self, params: ParamsT, lr: float = 0.015) -> None:
+    def __init__(self, params: ParamsT, lr: float = 0.02) -> None:
         super().__init__(params, lr=lr, betas=(0.9, 0.99), weight_decay=0.0)
 
     @override

@@ -71,7 +71,7 @@ class VCL(Optimizer):
             function, or sum the losses of the samples yourself. Averaged steps do not depend on the scale of gradients.
         layers: names, globs or module types of the layers to train by VCL. ``None``: every linear-like layer but the last
             one executed, or the only one there is.
-        readout: a function from the list of all other parameters to their optimizer. By default AdamW, whose rate of 0.015
+        readout: a function from the list of all other parameters to their optimizer. By default AdamW, whose rate of 0.02
             falls as averaged steps do; beside Algorithm 1 ``SGD(lr=0.1)``. Its parameter groups follow the first one in
             ``param_groups``.
         solver: ``"averaged"``, or how Algorithm 1 is computed: ``"recursive"`` works in a small moving basis; ``"exact"`` is
@@ -165,8 +165,9 @@ class VCL(Optimizer):
             precision=precision,
         )
         self._units: list[Unit] = [AveragedTrainer(w) if averaged else make(w) for w in found.matrices]
+        exchange = find_exchange(process_group, mesh, model)
         # averaged steps depend on nothing but the gradients, so every process takes the same ones
-        self._exchange = None if averaged else find_exchange(process_group, mesh, model)
+        self._exchange = None if averaged else exchange
         self._complete = True  # whether the state of every layer is in this process
         for unit in self._units:
             unit.gatherer.averaged = self._exchange is not None
