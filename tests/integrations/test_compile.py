@@ -21,7 +21,7 @@ Y = torch.arange(32) % 3
 OPTIMIZERS: dict[str, Callable[[nn.Module], Any]] = {
     "sgd": lambda net: torch.optim.SGD(net.parameters(), lr=0.1),
     "whitened": lambda net: gs.GramWhitened(torch.optim.SGD(net.parameters(), lr=0.1), net),
-    "vcl": lambda net: gs.VCL(net, gamma=0.1),
+    "vcl": lambda net: gs.VCL(net, gamma=0.1, solver="recursive"),
 }
 
 

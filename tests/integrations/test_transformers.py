@@ -144,8 +144,10 @@ def test_records_of_a_run_equal_measure(kind: str, tmp_path: Path) -> None:
 
 
 OPTIMIZERS: dict[str, Callable[[nn.Module], Any]] = {
-    "vcl": lambda model: {"optimizers": (gs.VCL(model, gamma=0.05), None)},
-    "vcl by class": lambda model: {"optimizer_cls_and_kwargs": (gs.VCL, {"model": model, "gamma": 0.05})},
+    "vcl": lambda model: {"optimizers": (gs.VCL(model, gamma=0.05, solver="recursive"), None)},
+    "vcl by class": lambda model: {
+        "optimizer_cls_and_kwargs": (gs.VCL, {"model": model, "gamma": 0.05, "solver": "recursive"})
+    },
     "whitened": lambda model: {
         "optimizers": (gs.GramWhitened(torch.optim.AdamW(model.parameters(), lr=0.01), model), None)
     },
