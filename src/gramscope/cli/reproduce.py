@@ -42,6 +42,16 @@ def command(
         ),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …")] = "auto",
+    engine: Annotated[str, typer.Option(help="Where several runs train: local, or ray for a Ray cluster.")] = "local",
+    address: Annotated[
+        str,
+        typer.Option(
+            help="Address of the Ray cluster, or auto (default: RAY_ADDRESS, or a local one).", show_default=False
+        ),
+    ] = "",
+    gpus: Annotated[
+        float | None, typer.Option(help="Share of a GPU for each run: 0.25 lets four share one.", show_default=False)
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -83,6 +93,7 @@ def command(
     from gramscope.experiments.catalogue import catalogue, find
     from gramscope.experiments.experiment import Options
     from gramscope.experiments.running import default_directory, reproduce
+    from gramscope.training.placement import Placement
 
     chosen = [entry.name for entry in catalogue()] if names == ["all"] else [find(name).name for name in names]
     values = _values(data, seeds, set_)
@@ -91,7 +102,13 @@ def command(
         known |= RunDirectory(out).config  # what is there may be of any scale
     options = Options(scale or known["scale"], select or known["select"], data_dir or "", device)  # type: ignore[arg-type]
     run = partial(
-        reproduce, options=options, values=values, force=force, plot_only=plot_only, reporter=TerminalReporter()
+        reproduce,
+        options=options,
+        values=values,
+        force=force,
+        plot_only=plot_only,
+        reporter=TerminalReporter(),
+        placement=Placement(engine, address, gpus),
     )
     if len(chosen) == 1:
         made = run(chosen[0], out=out)

@@ -32,6 +32,16 @@ def command(
     trust: Annotated[
         bool, typer.Option("--trust", help="Let the file or the run name a function of your own as the net.")
     ] = False,
+    engine: Annotated[str, typer.Option(help="Where several runs train: local, or ray for a Ray cluster.")] = "local",
+    address: Annotated[
+        str,
+        typer.Option(
+            help="Address of the Ray cluster, or auto (default: RAY_ADDRESS, or a local one).", show_default=False
+        ),
+    ] = "",
+    gpus: Annotated[
+        float | None, typer.Option(help="Share of a GPU for each run: 0.25 lets four share one.", show_default=False)
+    ] = None,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print the configuration as TOML and stop.")
     ] = False,
@@ -53,7 +63,12 @@ def command(
       gramscope train --method muon --print-config > muon.toml && gramscope train muon.toml
 
       gramscope train --resume runs/x
+
+      gramscope train --data mnist --sweep lr=0.1,0.01 --seeds 5 --engine ray --address auto --gpus 0.25
     """
+    from gramscope.training.placement import Placement
+
+    placement = Placement(engine, address, gpus)
     given = [name for name, value in flags.items() if value is not None]
     if resume:
         out = out or config
@@ -63,7 +78,7 @@ def command(
             raise InputError("--resume: name the run directory, such as: gramscope train --resume runs/x")
         from gramscope.training.train import resume_run
 
-        trained = resume_run(out, reporter=TerminalReporter(), trust=trust)
+        trained = resume_run(out, reporter=TerminalReporter(), trust=trust, placement=placement)
     else:
         chosen = read_config(config, flags, set_, sweep, seeds, seed, trust=trust or print_config)
         if print_config:
@@ -73,7 +88,7 @@ def command(
 
         name = f"{Path(chosen.data.name).stem}-{chosen.model.name.split(':')[-1]}-{chosen.method.name}"
         out = out or free_path(Path("runs") / name)
-        trained = train(chosen, out, force=force, reporter=TerminalReporter())
+        trained = train(chosen, out, force=force, reporter=TerminalReporter(), placement=placement)
     show_result(trained, out, json)
 
 

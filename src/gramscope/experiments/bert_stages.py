@@ -44,6 +44,7 @@ from gramscope.runs.checkpoints import Checkpoint
 from gramscope.runs.directory import RunDirectory
 from gramscope.training.job import resolve_device
 from gramscope.training.packing import pack, portable, unpack
+from gramscope.training.placement import Placement
 from gramscope.training.random_state import PrivateRandomState
 from gramscope.training.reporter import Reporter
 
@@ -151,7 +152,7 @@ class FineTuning:
         """Whether its last record is there."""
         return root.member(self.name).status() == "finished"
 
-    def run(self, root: RunDirectory, reporter: Reporter) -> None:
+    def run(self, root: RunDirectory, reporter: Reporter, placement: Placement | None = None) -> None:
         """Fine-tune, measuring after every epoch; a checkpoint per epoch."""
         directory = root.member(self.name)
         if not directory.exists():

@@ -14,6 +14,7 @@ from gramscope.data.dataset import DataSet
 from gramscope.runs.directory import RunDirectory
 from gramscope.training.config import TrainConfig
 from gramscope.training.loop import Measure
+from gramscope.training.placement import Placement
 from gramscope.training.reporter import Reporter
 from gramscope.training.sample_losses import SampleLoss
 from gramscope.training.start import ModelFactory
@@ -60,7 +61,7 @@ class Part(Protocol):
     def complete(self, root: RunDirectory) -> bool:
         """Whether its records are all there."""
 
-    def run(self, root: RunDirectory, reporter: Reporter) -> None:
+    def run(self, root: RunDirectory, reporter: Reporter, placement: Placement | None = None) -> None:
         """Run it, or continue an interrupted run."""
 
 
@@ -78,8 +79,8 @@ class Computation:
         """Whether it has written its last record."""
         return _directory(root, self.name).status() == "finished"
 
-    def run(self, root: RunDirectory, reporter: Reporter) -> None:
-        """Run it from the start."""
+    def run(self, root: RunDirectory, reporter: Reporter, placement: Placement | None = None) -> None:
+        """Run it from the start, in this process."""
         directory = _directory(root, self.name)
         RunDirectory.create(directory.path, {"part": self.name}, force=True)
         started = time.perf_counter()
@@ -112,7 +113,7 @@ class Training:
         trained = _directory(root, self.name).status() == "finished"
         return trained and (self.after is None or _directory(root, f"{self.name}.after").status() == "finished")
 
-    def run(self, root: RunDirectory, reporter: Reporter) -> None:
+    def run(self, root: RunDirectory, reporter: Reporter, placement: Placement | None = None) -> None:
         """Train, continuing from checkpoints; then measure."""
         directory = _directory(root, self.name)
         trained = train(
@@ -124,6 +125,7 @@ class Training:
             model=self.model,
             loss=self.loss,
             measure=self.measure,
+            placement=placement,
         )
         if self.after is not None:
             after = self.after

@@ -20,6 +20,7 @@ from gramscope.runs.directory import RunDirectory
 from gramscope.runs.environment import describe_environment
 from gramscope.training.interrupt import Interrupted
 from gramscope.training.job import resolve_device
+from gramscope.training.placement import Placement
 from gramscope.training.reporter import Reporter
 
 #: the member that holds the claims
@@ -60,6 +61,7 @@ def reproduce(
     force: bool = False,
     plot_only: bool = False,
     reporter: Reporter | None = None,
+    placement: Placement | None = None,
 ) -> Reproduction:
     """Reproduce a published result.
 
@@ -72,6 +74,7 @@ def reproduce(
         plot_only: run nothing; draw and judge from the records that are there, with the settings they were made with
             (scale, selection and values, where given, must be those).
         reporter: receives notes and progress.
+        placement: where the runs of a training train, this machine by default.
 
     Raises:
         Interrupted: the user asked to stop; the same call continues.
@@ -94,7 +97,7 @@ def reproduce(
         parts = list(experiment.parts(settings, options))
         root = _root(entry, settings, options, path, force=force)
         with root.lock:
-            _run_parts(parts, root, reporter or Reporter())
+            _run_parts(parts, root, reporter or Reporter(), placement)
     results: Results[Any] = Results(entry.name, settings, options, root)
     with figure_style():
         figures = save_figure(experiment.figure(results), root, entry.name)
@@ -110,7 +113,7 @@ def default_directory(name: str, options: Options) -> Path:
     return Path("runs") / f"{name}-{options.scale}{chosen}"
 
 
-def _run_parts(parts: list[Part], root: RunDirectory, reporter: Reporter) -> None:
+def _run_parts(parts: list[Part], root: RunDirectory, reporter: Reporter, placement: Placement | None) -> None:
     missing = [part for part in parts if not part.complete(root)]
     if len(missing) < len(parts):
         reporter.note(f"{root.path}: {len(parts) - len(missing)} of {len(parts)} parts are complete and are kept")
@@ -123,7 +126,7 @@ def _run_parts(parts: list[Part], root: RunDirectory, reporter: Reporter) -> Non
         if len(missing) > 1:
             reporter.note(f"part {number + 1} of {len(missing)}: {part.name}{left}")
         try:
-            part.run(root, reporter)
+            part.run(root, reporter, placement)
         except (KeyboardInterrupt, Interrupted):
             raise Interrupted(
                 f"stopped in part {part.name} of {root.path}; complete parts are kept and the same command continues"

@@ -100,6 +100,7 @@ class Loop:
             self._reporter.advance(progress.step)
             self._observe(progress.step)
             early = self._early_end()
+            stop.asked |= self._reporter.stop_asked()
             if early or stop.asked or self._checkpoint_due(progress.step):
                 self._save()
             if early:

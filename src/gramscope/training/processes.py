@@ -1,139 +1,97 @@
-"""Members in processes of their own, for runs that cannot be stacked into one step."""
+"""Members in processes of this machine, for runs that cannot be stacked into one step.
+
+joblib was the alternative. Its workers have no way to send progress while a task runs or to be asked to save and stop, and one
+that dies takes all tasks of its pool with it. A process and a pipe for each member give all three.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-import time
-import traceback
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
-from pathlib import Path
-from typing import Any
 
 from typing_extensions import override
 
-from gramscope.errors import GramscopeError
-from gramscope.training.config import TrainConfig
-from gramscope.training.interrupt import Interrupted, children_ignore_interrupts, stop_on_signal
-from gramscope.training.reporter import Reporter
-
-#: seconds between a process's messages about its progress
-_NEWS_EVERY = 0.5
+from gramscope.training.interrupt import children_ignore_interrupts
+from gramscope.training.members import MemberTask, News, Workers, work
 
 
-@dataclass(frozen=True)
-class MemberTask:
-    """What a process needs to know: which member to train, in how many steps, and where."""
+class LocalProcesses(Workers):
+    """As many processes at a time as there are cores; with a share of GPUs, as many as those hold.
 
-    name: str
-    config: TrainConfig
-    path: Path
-    labels: Mapping[str, Any]
-    steps: int
-
-
-def worker_count(members: int) -> int:
-    """Processes at a time: one a core this process may use."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(members, cores))
-
-
-def run_in_processes(tasks: Sequence[MemberTask], reporter: Reporter) -> None:
-    """Train each member in a fresh process, as many at a time as there are cores, one thread each.
-
-    A member that fails stops the others, and its error is raised here. On an interrupt every process saves and ends.
+    Args:
+        members: how many there are.
+        gpus: share of a GPU for each (0.5: two share one), or whole GPUs; ``None`` lets all see all GPUs.
+        visible: names of the GPUs, for ``CUDA_VISIBLE_DEVICES``.
     """
-    context = multiprocessing.get_context("spawn")
-    waiting = list(tasks)
-    running: dict[Connection, tuple[MemberTask, SpawnProcess]] = {}
-    done = {task.name: 0 for task in tasks}
-    workers = worker_count(len(tasks))
-    failure, told = "", False
-    reporter.start(f"{len(tasks)} runs in {workers} processes", sum(task.steps for task in tasks))
-    with stop_on_signal() as stop:
-        while (waiting and not failure and not stop.asked) or running:
-            while waiting and len(running) < workers and not failure and not stop.asked:
-                task = waiting.pop(0)
-                ours, theirs = context.Pipe(duplex=False)
-                process = context.Process(target=_work, args=(task, theirs), name=task.name)
-                with children_ignore_interrupts():
-                    process.start()
-                theirs.close()
-                running[ours] = (task, process)
-            if (stop.asked or failure) and not told:
-                told = True
-                for _, process in running.values():
-                    process.terminate()  # training then saves and stops
-            for connection in wait(list(running), timeout=0.2):
-                assert isinstance(connection, Connection)
-                task, process = running[connection]
-                kind, content = _receive(connection, process, task.name)
-                if kind == "step":
-                    done[task.name] = content
-                    reporter.advance(sum(done.values()))
-                elif kind == "records":
-                    reporter.records(content, task.name)
-                else:
-                    process.join()
-                    connection.close()
-                    del running[connection]
-                    stop.asked |= kind == "interrupted"
-                    if kind == "failed" and not told:
-                        failure = failure or f"{task.name}: {content}"
-    reporter.finish()
-    if failure:
-        raise GramscopeError(failure)
-    if stop.asked:
-        trust = " --trust" if tasks[0].config.factories() else ""
-        raise Interrupted(f"stopped and saved; continue with: gramscope train --resume {tasks[0].path.parent}{trust}")
 
+    def __init__(self, members: int, gpus: float | None = None, visible: Sequence[str] = ()) -> None:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self._places = gpu_places(visible, gpus) if gpus else []
+        self._slots = max(1, min(members, cores, len(self._places) or cores))
+        self._free = list(reversed(self._places[: self._slots]))
+        self._running: dict[Connection, tuple[str, SpawnProcess, str]] = {}
 
-def _receive(connection: Connection, process: SpawnProcess, name: str) -> tuple[str, Any]:
-    try:
-        kind, content = connection.recv()
-        return str(kind), content
-    except EOFError:
-        process.join()
-        return "failed", f"its process died with exit code {process.exitcode}"
-
-
-class _Messenger(Reporter):
-    """Sends progress to the process that started this one."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._sent = 0.0
+    @property
+    @override
+    def slots(self) -> int:
+        return self._slots
 
     @override
-    def advance(self, done: int) -> None:
-        if time.perf_counter() - self._sent > _NEWS_EVERY:
-            self._sent = time.perf_counter()
-            self._connection.send(("step", done))
+    def start(self, task: MemberTask) -> None:
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe(duplex=False)
+        place = self._free.pop() if self._places else ""
+        process = context.Process(target=_work, args=(task, theirs, place), name=task.name)
+        with children_ignore_interrupts():
+            process.start()
+        theirs.close()
+        self._running[ours] = (task.name, process, place)
 
     @override
-    def records(self, records: Sequence[dict[str, Any]], label: str = "") -> None:
-        self._connection.send(("step", records[0]["step"]))
-        self._connection.send(("records", records))
+    def news(self, timeout: float) -> Sequence[News]:
+        found = []
+        for connection in wait(list(self._running), timeout=timeout):
+            assert isinstance(connection, Connection)
+            name, process, place = self._running[connection]
+            try:
+                news: News = connection.recv()
+            except (EOFError, ConnectionResetError):
+                process.join()
+                news = News(name, "lost", f"its process died with exit code {process.exitcode}")
+            if news.ends:
+                process.join()
+                connection.close()
+                del self._running[connection]
+                self._free += [place] * bool(self._places)
+            found.append(news)
+        return found
+
+    @override
+    def stop(self) -> None:
+        for _, process, _ in self._running.values():
+            process.terminate()  # training then saves and stops
 
 
-def _work(task: MemberTask, connection: Connection) -> None:
-    """Body of a process: train one member, and send its progress and how it ended."""
-    import torch
+def gpu_places(visible: Sequence[str], share: float) -> list[str]:
+    """``CUDA_VISIBLE_DEVICES`` of each run that fits on the GPUs at one time.
 
-    from gramscope.training.train import run_member
+    >>> gpu_places(["0", "1"], 0.5)
+    ['0', '1', '0', '1']
+    >>> gpu_places(["0", "1", "2", "3"], 2)
+    ['0,1', '2,3']
+    """
+    if share <= 1:
+        return list(visible) * int(1 / share + 1e-9)
+    each = int(share)
+    return [",".join(visible[i : i + each]) for i in range(0, len(visible) - each + 1, each)]
 
-    torch.set_num_threads(1)
-    end: tuple[str, Any] = ("finished", "")
-    try:
-        run_member(task, _Messenger(connection))
-    except (Interrupted, KeyboardInterrupt):
-        end = ("interrupted", "")
-    except GramscopeError as error:
-        end = ("failed", str(error))
-    except Exception:
-        end = ("failed", traceback.format_exc())
-    connection.send(end)
+
+def _work(task: MemberTask, connection: Connection, place: str) -> None:
+    """Body of a process."""
+    if place:
+        os.environ["CUDA_VISIBLE_DEVICES"] = place  # before CUDA starts
+    work(task, connection.send)
     connection.close()

@@ -21,5 +21,15 @@ class Reporter:
     def records(self, records: Sequence[dict[str, Any]], label: str = "") -> None:
         """New evaluation records, one a member; ``label`` names them where they are not of the work begun last."""
 
+    def member(self, name: str, done: int, total: int) -> None:
+        """A member that trains elsewhere has done ``done`` of its ``total`` steps."""
+
+    def member_ended(self, name: str, how: str) -> None:
+        """A member that trained elsewhere is ``finished``, ``interrupted``, ``failed`` or ``lost``."""
+
+    def stop_asked(self) -> bool:
+        """Whether training is to save and stop, where no signal can say so."""
+        return False
+
     def finish(self) -> None:
         """The work begun last is over."""

@@ -16,8 +16,9 @@ from gramscope.training.interrupt import Interrupted
 from gramscope.training.job import Job, prepare
 from gramscope.training.layer_measures import LayerMeasures
 from gramscope.training.loop import Loop, Measure, Outcome
+from gramscope.training.members import MemberTask, Workers, run_members
 from gramscope.training.model_factory import load_state
-from gramscope.training.processes import MemberTask, run_in_processes
+from gramscope.training.placement import Placement
 from gramscope.training.reporter import Reporter
 from gramscope.training.sample_losses import SampleLoss
 from gramscope.training.stacking import StackedEngine
@@ -44,6 +45,7 @@ def train(
     model: ModelFactory | None = None,
     loss: SampleLoss | None = None,
     measure: Measure | None = None,
+    placement: Placement | None = None,
 ) -> Trained:
     """Train every member of a configuration.
 
@@ -55,12 +57,13 @@ def train(
         reporter: receives notes and progress.
         data, model, loss, measure: Python objects in place of the configured ones. The data are cut, split and noised as
             the configuration says.
+        placement: where the members train, this machine by default.
 
     Raises:
         Interrupted: the user asked to stop; everything is saved.
     """
     reporter = reporter or Reporter()
-    parts = Parts(data, model, loss, measure)
+    parts, placement = Parts(data, model, loss, measure), placement or Placement()
     config = config.anchored()
     with ExitStack() as stack:
         root = None if out is None else RunDirectory(out)
@@ -71,15 +74,19 @@ def train(
         elif root is not None:
             root.check_free(force=force, members=list(config.members()))
         members = config.members()
+        portable = not parts.given()
+        asked, note = placement.execution(execution_asked(root, config, resume), len(members), portable=portable)
         jobs = prepare_members(config, members, parts)
-        execution, reason = choose_execution(
-            list(jobs.values()), execution_asked(root, config, resume), portable=not parts.given()
-        )
+        execution, reason = choose_execution(list(jobs.values()), asked, portable=portable)
         groups = [list(jobs.values())] if execution == "vectorised" else [[job] for job in jobs.values()]
         # built before anything is written, because a method that does not fit the net raises here
         first: Engine | None = _engine(groups[0], execution)
-        if reason:
-            reporter.note(reason)
+        workers = placement.workers(len(members)) if execution == "processes" else None
+        if workers is not None:
+            stack.callback(workers.close)
+        for text in (note, reason):
+            if text:
+                reporter.note(text)
         if root is not None:
             if not resume:
                 RunDirectory.create(root.path, config.to_dict(), force=force)
@@ -87,10 +94,10 @@ def train(
                 config_to_resume(root, config)  # raises if another process has replaced the run meanwhile
             stack.callback(root.close)
             record_start(root, jobs, execution, parts, resume)
-        if execution == "processes":
+        if workers is not None:
             if root is None:
                 root = RunDirectory.create(stack.enter_context(tempfile.TemporaryDirectory()), config.to_dict())
-            trained = _in_processes(jobs, member_directories(root, members), reporter)
+            trained = _in_processes(jobs, member_directories(root, members), reporter, workers)
         else:
             runs = None if root is None else member_directories(root, members)
             trained = {}
@@ -101,7 +108,9 @@ def train(
     return Trained(trained, execution, None if out is None else Path(out))
 
 
-def resume_run(path: Path | str, *, reporter: Reporter | None = None, trust: bool = False) -> Trained:
+def resume_run(
+    path: Path | str, *, reporter: Reporter | None = None, trust: bool = False, placement: Placement | None = None
+) -> Trained:
     """Continue a stopped run from its newest checkpoint with the configuration stored there.
 
     Only with ``trust`` may that configuration name a function ``package.module:function`` as the net.
@@ -109,7 +118,7 @@ def resume_run(path: Path | str, *, reporter: Reporter | None = None, trust: boo
     config = TrainConfig.from_stored(RunDirectory.open(path).config)
     if not trust:
         config.check_trusted(path)
-    return train(config, path, resume=True, reporter=reporter)
+    return train(config, path, resume=True, reporter=reporter, placement=placement)
 
 
 def run_member(task: MemberTask, reporter: Reporter) -> None:
@@ -122,14 +131,16 @@ def _engine(group: list[Job], execution: str) -> Engine:
     return StackedEngine(group) if execution == "vectorised" else SingleEngine(group[0])
 
 
-def _in_processes(jobs: dict[str, Job], runs: dict[str, RunDirectory], reporter: Reporter) -> dict[str, Member]:
+def _in_processes(
+    jobs: dict[str, Job], runs: dict[str, RunDirectory], reporter: Reporter, workers: Workers
+) -> dict[str, Member]:
     tasks = [
-        MemberTask(name, job.config, runs[name].path, job.labels, job.plan.steps)
+        MemberTask(name, job.config, runs[name].path.absolute(), job.labels, job.plan.steps)
         for name, job in jobs.items()
         if runs[name].status() != "finished"
     ]
     if tasks:
-        run_in_processes(tasks, reporter)
+        run_members(tasks, workers, reporter)
     return {name: _from_disk(job, runs[name]) for name, job in jobs.items()}
 
 
