@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gramscope.instruments.agop import tangent_kernel as tangent_kernel
     from gramscope.instruments.cka import cka as cka
     from gramscope.instruments.coordinate_check import coordinate_check as coordinate_check
+    from gramscope.instruments.cost import estimate as estimate
     from gramscope.instruments.egop import egop as egop
     from gramscope.instruments.interpolation import interpolation_error as interpolation_error
     from gramscope.instruments.measure import measure as measure
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from gramscope.measures.gram import gram_shift as gram_shift
     from gramscope.measures.gram import gram_shift_residual as gram_shift_residual
     from gramscope.measures.gram import weight_gram as weight_gram
+    from gramscope.measures.large_spectrum import large_weight_spectrum as large_weight_spectrum
     from gramscope.measures.linearity import gram_induced_error as gram_induced_error
     from gramscope.measures.linearity import surrogate as surrogate
     from gramscope.measures.linearity import target_linearity as target_linearity
@@ -62,6 +64,7 @@ _MODULES = {
     "instruments.agop": "agop dual_tangent_kernel tangent_kernel",
     "instruments.cka": "cka",
     "instruments.coordinate_check": "coordinate_check",
+    "instruments.cost": "estimate",
     "instruments.egop": "egop",
     "instruments.interpolation": "interpolation_error",
     "instruments.measure": "measure",
@@ -73,6 +76,7 @@ _MODULES = {
     "measures.alignment": "corrupted cosine double_centered_ratio nfa",
     "measures.fit": "fit_linear held_out_target_linearity",
     "measures.gram": "fle_residual gram_shift gram_shift_residual weight_gram",
+    "measures.large_spectrum": "large_weight_spectrum",
     "measures.linearity": "gram_induced_error surrogate target_linearity",
     "measures.similarity": "linear_cka linear_probe_accuracy",
     "measures.spectrum": "feature_spectrum weight_spectrum",

@@ -16,6 +16,7 @@ from gramscope.distributed.gathered import gathered
 from gramscope.distributed.groups import Group, find_exchange
 from gramscope.errors import GramscopeWarning, InputError, NumericalError
 from gramscope.instruments.readout import nearest_mean_agreement
+from gramscope.layers.jacobians import MEMORY
 from gramscope.layers.losses import Loss
 from gramscope.layers.model_call import may_compute_loss
 from gramscope.layers.modules import unwrap
@@ -87,20 +88,12 @@ def measure(
     >>> list(table), table.columns
     (['0', '2'], ['nfa', 'target_linearity'])
     """
-    given = {"features", "gram", "jacobians", "reference_jacobians", "targets", "labels"}
-    of_loss = {"loss", "covariance", "autograd", "residuals"}
-    given |= of_loss if loss is not None or may_compute_loss(model) else set()
+    given = given_by(model, loss)
     given |= {"reference"} if reference is not None else set()
     given |= {"held_out"} if held_out is not None else set()
-    names = _names(measures, given)
+    names = names_of(measures, given)
     needs = _needs(names)
-    options: dict[str, Any] = {name: name in needs for name in ("residuals", "autograd", "features", "covariance")}
-    options |= {"gradients": "loss" in needs, "gram": "gram" in needs and "auto"}
-    options |= {"jacobians": "jacobians" in needs and "auto", "layers": layers}
-    options |= {
-        "at_inputs": [sums for sums in ("covariance", "jacobians") if sums not in _needs(set(names) - AT_INPUTS)]
-    }
-    options |= {"snapshot": False} | collecting
+    options = {**what_to_collect(names), "layers": layers, **collecting}
     twin = reference if "reference_jacobians" in needs else None
     options |= {"process_group": process_group, "mesh": mesh}
     exchange = find_exchange(process_group, mesh, model)
@@ -109,7 +102,7 @@ def measure(
             whole.enter_context(gathered(unwrap(network), exchange))
         statistics = collect(model, loader, loss, reference=twin, **options)
         if loss is None and not statistics.network.terms:  # the model takes labels, but got none or returned no loss
-            names = _names(measures, given - of_loss)
+            names = names_of(measures, given - OF_LOSS)
         others = None
         if held_out is not None:
             options |= {"gradients": False, "residuals": False, "autograd": False, "jacobians": False}
@@ -134,8 +127,29 @@ def measure(
             others,
             nearest_mean=nearest_mean,
             weight_decay=weight_decay,
+            memory=collecting.get("memory", MEMORY),
         )
         return table_of(statistics, names, context, collecting.get("progress", True))
+
+
+#: what only a loss gives
+OF_LOSS = frozenset({"loss", "covariance", "autograd", "residuals"})
+
+
+def given_by(model: nn.Module, loss: Loss | None) -> set[str]:
+    """What measures may need that a model, its data and a loss give."""
+    given = {"features", "gram", "jacobians", "reference_jacobians", "targets", "labels"}
+    return given | OF_LOSS if loss is not None or may_compute_loss(model) else given
+
+
+def what_to_collect(names: Iterable[str]) -> dict[str, Any]:
+    """The options of :func:`gramscope.collect` that measures need."""
+    names = set(names)
+    needs = _needs(names)
+    options: dict[str, Any] = {name: name in needs for name in ("residuals", "autograd", "features", "covariance")}
+    options |= {"snapshot": False, "gradients": "loss" in needs, "gram": "gram" in needs and "auto"}
+    at_inputs = [sums for sums in ("covariance", "jacobians") if sums not in _needs(names - AT_INPUTS)]
+    return options | {"jacobians": "jacobians" in needs and "auto", "at_inputs": at_inputs}
 
 
 def table_of(statistics: Statistics, names: Iterable[str], context: Context, progress: bool = True) -> Table:
@@ -147,7 +161,7 @@ def table_of(statistics: Statistics, names: Iterable[str], context: Context, pro
     def fill(row: str, layer: LayerStatistics, defined: Iterable[str]) -> None:
         rows[row] = dict.fromkeys(names)
         for name in defined:
-            found = _evaluate(name, context, layer, notes)
+            found = evaluate(name, context, layer, notes)
             if found is not None:
                 rows[row][name] = found.value
                 if found.error is not None:
@@ -174,7 +188,8 @@ def table_of(statistics: Statistics, names: Iterable[str], context: Context, pro
     return Table(rows, summary, notes, errors)
 
 
-def _evaluate(name: str, context: Context, layer: LayerStatistics, notes: dict[str, Note]) -> Estimate | None:
+def evaluate(name: str, context: Context, layer: LayerStatistics, notes: dict[str, Note]) -> Estimate | None:
+    """One cell of the table; where it has none, a note says why."""
     key, prefix = f"{layer.name}.{name}", f"layer {layer.name!r}: "
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", GramscopeWarning)
@@ -203,7 +218,7 @@ def _needs(names: Iterable[str]) -> set[str]:
     return set().union(*(MEASURES[name].needs for name in names))
 
 
-def _names(measures: str | Iterable[str] | None, given: set[str]) -> list[str]:
+def names_of(measures: str | Iterable[str] | None, given: set[str]) -> list[str]:
     """The measures to compute: those named, or the usual (all) ones that ``given`` allows."""
     if measures is None or measures == "all":
         return [name for name in (DEFAULT if measures is None else MEASURES) if MEASURES[name].needs <= given]

@@ -87,7 +87,7 @@ def batches(data: Any, unpack: Unpack | None = None, dtype: torch.dtype | None =
     count, loader = 0, iter(_loader(data))
     for batch in loader:
         inputs, target = (_tensors(part, dtype) for part in split_batch(batch, unpack))
-        if _batch_size(inputs) == 0:
+        if batch_size(inputs) == 0:
             only = count == 0 and next(loader, None) is None
             raise (NoBatchError if only else InputError)(f"batch {count} of the loader is empty")
         count += 1
@@ -174,7 +174,8 @@ def nested(value: Any, convert: Callable[[Any], Any]) -> Any:
     return value
 
 
-def _batch_size(inputs: Any) -> int | None:
+def batch_size(inputs: Any) -> int | None:
+    """Rows of the first tensor of a batch, if it has one."""
     tensor = first_tensor(inputs)
     return None if tensor is None or tensor.dim() == 0 else tensor.shape[0]
 

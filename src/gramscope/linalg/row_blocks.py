@@ -14,7 +14,14 @@ from torch import Tensor
 from typing_extensions import override
 
 from gramscope.errors import InputError
-from gramscope.linalg.arrays import Array, as_nonempty_floats, check_finite, check_same_device, to_double
+from gramscope.linalg.arrays import (
+    Array,
+    as_nonempty_floats,
+    binary_exponent,
+    check_finite,
+    check_same_device,
+    to_double,
+)
 
 #: entries of one block (8 MB in float64)
 BLOCK_ENTRIES = 1_000_000
@@ -232,3 +239,28 @@ def check_pair(first: Rows, second: Rows) -> None:
             f"{first.name} has {first.n} rows and {second.name} has {second.n}; they must describe the same samples"
         )
     check_same_device(**{first.name: first.data, second.name: second.data})
+
+
+def row_norm(A: Tensor) -> Tensor:
+    """``‖A‖_F`` in float64, read in blocks; right also where the squares would overflow or underflow.
+
+    >>> row_norm(torch.tensor([[3e-200], [4e-200]], dtype=torch.float64)).item()
+    5e-200
+    """
+    flat, exponent = A.reshape(-1, A.shape[-1]), binary_exponent(A)
+    parts = [
+        torch.ldexp(to_double(flat[start:stop]), -exponent).square().sum() for start, stop in spans(*flat.shape[-2:])
+    ]
+    total = torch.stack(parts).sum() if parts else to_double(A).sum()
+    return torch.ldexp(total.sqrt(), exponent.to(total.device))
+
+
+def row_product(A: Tensor, B: Tensor) -> Tensor:
+    """``A B`` in float64 for ``A [..., k, d]`` of any floating dtype, converted in blocks of rows.
+
+    >>> row_product(torch.ones(2, 3), torch.ones(3, 1, dtype=torch.float64)).flatten()
+    tensor([3., 3.], dtype=torch.float64)
+    """
+    width = A.shape[:-2].numel() * A.shape[-1]
+    parts = [to_double(A[..., start:stop, :]) @ B for start, stop in spans(A.shape[-2], width)]
+    return torch.cat(parts, -2)

@@ -17,12 +17,14 @@ from torch import Tensor
 from gramscope.linalg.arrays import to_double
 from gramscope.linalg.moments import Moments
 from gramscope.linalg.psd import frobenius
+from gramscope.linalg.row_blocks import row_norm, row_product
 from gramscope.measures.alignment import corrupted, double_centered_ratio, nfa
 from gramscope.measures.estimate import Estimate, jackknife, ratio
 from gramscope.measures.fit import coded_alike, held_out_from_moments
 from gramscope.measures.further_columns import FURTHER, FURTHER_OF_FEATURES
 from gramscope.measures.gram import fle_residual
 from gramscope.measures.kernel_alignment import KernelAlignment, kernel_alignment
+from gramscope.measures.large_spectrum import large_weight_spectrum
 from gramscope.measures.linearity import (
     explained_from_moments,
     explained_from_rows,
@@ -30,6 +32,7 @@ from gramscope.measures.linearity import (
     surrogate_from_moments,
 )
 from gramscope.measures.neural_collapse import neural_collapse_from_moments, neural_collapse_from_rows
+from gramscope.measures.probed import ProbedAlignment, ProbedShifts, probed_alignment, probed_shifts
 from gramscope.measures.spectrum import feature_spectrum_from_moments, spectrum_of_few_rows, weight_spectrum
 from gramscope.measures.step_shifts import StepShifts, step_shifts
 from gramscope.statistics.feature_statistics import PROJECTION, FeatureStatistics, projected
@@ -57,6 +60,8 @@ class Context:
     corruption_seed: int = 0
     nearest_mean: Callable[[LayerStatistics], float] | None = None
     weight_decay: float | None = None
+    #: bytes that matrices of a measure may take
+    memory: int = 256 * 2**20
 
     #: intermediate results of the layer that is being measured
     cache: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
@@ -93,6 +98,21 @@ def _weight(layer: LayerStatistics) -> Tensor:
     return to_double(layer.weight)
 
 
+def _ranks(what: str) -> Callable[[Context, LayerStatistics], float | Estimate]:
+    def compute(context: Context, layer: LayerStatistics) -> float | Estimate:
+        side = min(layer.weight.shape[-2:])
+        if (
+            layer.weight.dim() > 2 or 24 * side**2 <= context.memory
+        ):  # the decomposition needs three matrices in float64
+            found: float = getattr(weight_spectrum(layer.weight), what)
+            return found
+        spectrum = context.once(layer, "spectrum", lambda: large_weight_spectrum(layer.weight, min(16, side)))
+        estimate: Estimate = getattr(spectrum, what)
+        return estimate
+
+    return compute
+
+
 def _weight_change(context: Context, layer: LayerStatistics) -> Tensor | float:
     W0 = _reference_weight(context, layer)
     return frobenius(_weight(layer) - W0) / frobenius(W0)
@@ -101,14 +121,16 @@ def _weight_change(context: Context, layer: LayerStatistics) -> Tensor | float:
 # --- gradients and virtual covariance ---------------------------------------------------------------------------------
 
 
-def _shifts(context: Context, layer: LayerStatistics) -> tuple[StepShifts, float]:
+def _shifts(context: Context, layer: LayerStatistics) -> tuple[StepShifts | ProbedShifts, float]:
     """The products behind a step's shifts, and γ on the summed loss.
 
     ``gamma`` is the rate of a step on the mean loss; on the summed loss the same step has rate ``gamma / n``, n the terms of
     the mean: samples, or labelled positions.
     """
 
-    def products() -> StepShifts:
+    def products() -> StepShifts | ProbedShifts:
+        if layer.covariance_probes is not None:
+            return probed_shifts(layer.weight, layer.gradient, layer.covariance_probes)
         at_inputs = None if layer.input_covariance is None else layer.input_covariance.double()
         Sigma = layer.covariance.double() if at_inputs is None else None
         return step_shifts(_weight(layer), layer.gradient.double(), Sigma, at_inputs)
@@ -116,9 +138,11 @@ def _shifts(context: Context, layer: LayerStatistics) -> tuple[StepShifts, float
     return context.once(layer, "shifts", products), context.gamma / layer.loss_terms
 
 
-def _vcs(what: str) -> Callable[[Context, LayerStatistics], Tensor | float]:
-    def compute(context: Context, layer: LayerStatistics) -> Tensor | float:
+def _vcs(what: str) -> Callable[[Context, LayerStatistics], Tensor | float | Estimate]:
+    def compute(context: Context, layer: LayerStatistics) -> Tensor | float | Estimate:
         shifts, gamma = _shifts(context, layer)
+        if isinstance(shifts, ProbedShifts):
+            return shifts.value(what, gamma)
         value: Tensor = getattr(shifts, what)(gamma)
         return value
 
@@ -147,7 +171,20 @@ def _alignment(context: Context, layer: LayerStatistics) -> KernelAlignment:
     return context.once(layer, "alignment", lambda: kernel_alignment(_weight(layer), layer.kernel, layer.at_inputs))
 
 
+def _probed_alignment(context: Context, layer: LayerStatistics) -> ProbedAlignment | None:
+    """The alignment from probes, where only those are kept."""
+    probed = layer.kernel_probes
+    if probed is None:
+        return None
+    return context.once(layer, "probed alignment", lambda: probed_alignment(layer.weight, probed / layer.n))
+
+
 def _nfa(context: Context, layer: LayerStatistics) -> Estimate:
+    probed = _probed_alignment(context, layer)
+    if probed is not None:
+        if context.center:
+            raise Missing("center=True needs K itself, which does not fit memory=; raise it, or leave out center=")
+        return probed.value()
     return _beside_null(_alignment(context, layer), context.center)
 
 
@@ -186,7 +223,16 @@ def _nfa_corrupted(context: Context, layer: LayerStatistics) -> Tensor | float:
     return nfa(_weight(layer).cpu(), Q, center=context.center)
 
 
+def _nfa_null(context: Context, layer: LayerStatistics) -> float:
+    if layer.kernel_probes is not None:
+        raise Missing("it needs the eigenvalues of K itself, which does not fit memory=; raise it")
+    return _alignment(context, layer).null(context.center)
+
+
 def _agop_trace(context: Context, layer: LayerStatistics) -> Estimate:
+    probed = _probed_alignment(context, layer)
+    if probed is not None:
+        return probed.trace()
     parts = layer.kernel.double()
     if layer.at_inputs:
         traces = parts.diagonal(dim1=-2, dim2=-1).flatten(1).sum(1)
@@ -222,8 +268,13 @@ def _joint(layer: LayerStatistics, gram: bool) -> Moments:
     if joint.C_hy.shape[-1] == 0:
         raise Missing("the loader gave no targets")
     if gram and joint.C_hh is None and part.rows is None:
-        raise Missing(f"HᵀH was not collected: d = {joint.mean_h.shape[-1]} is large; ask with gram=True")
+        raise _no_gram(joint)
     return joint.with_centred_targets() if part.labelled else joint
+
+
+def _no_gram(joint: Moments) -> Missing:
+    d = joint.mean_h.shape[-1]
+    return Missing(f"HᵀH was not collected: d = {d} is large; take fewer samples, raise memory=, or ask with gram=True")
 
 
 def _projection(part: FeatureStatistics) -> str:
@@ -259,12 +310,12 @@ def _held_out(context: Context, layer: LayerStatistics) -> Tensor | float:
 
 
 def _surrogate_linearized(context: Context, layer: LayerStatistics) -> Estimate:
-    W, cross = _weight(layer), _joint(layer, gram=False).HtY
+    W, cross = layer.weight, _joint(layer, gram=False).HtY
     if _features(layer).of_outputs:  # they are W h already
         return _sum_over_targets(cross, _features(layer))
     if W.dim() == 3:
         cross = cross.reshape(W.shape[0], W.shape[-1], -1)
-    return _sum_over_targets(W @ cross, _features(layer))
+    return _sum_over_targets(row_product(W, cross), _features(layer))
 
 
 def _surrogate(context: Context, layer: LayerStatistics) -> Estimate:
@@ -295,7 +346,7 @@ def _feature_rank(context: Context, layer: LayerStatistics) -> Tensor | float:
     if rows is not None and joint.n > 1:
         return spectrum_of_few_rows(rows).effective_rank
     if joint.C_hh is None:
-        raise Missing(f"HᵀH was not collected: d = {joint.mean_h.shape[-1]} is large; ask with gram=True")
+        raise _no_gram(joint)
     if joint.n < 2:
         raise Missing("one row of features is zero once centred")
     return feature_spectrum_from_moments(joint).effective_rank
@@ -378,13 +429,10 @@ def _measure(
 
 
 MEASURES: dict[str, Measure] = {
-    "weight_norm": _measure(lambda _, layer: _weight(layer).norm(), "", "‖W‖_F"),
-    "effective_rank": _measure(
-        lambda _, layer: weight_spectrum(layer.weight).effective_rank,
-        "", "exp(−Σ p log p), p = s/Σs over the singular values of W",
-    ),
-    "stable_rank": _measure(lambda _, layer: weight_spectrum(layer.weight).stable_rank, "", "‖W‖_F² / ‖W‖₂²"),
-    "gradient_norm": _measure(lambda _, layer: layer.gradient.norm() / layer.loss_terms, "loss", "‖D‖_F / n"),
+    "weight_norm": _measure(lambda _, layer: row_norm(layer.weight), "", "‖W‖_F"),
+    "effective_rank": _measure(_ranks("effective_rank"), "", "exp(−Σ p log p), p = s/Σs over the singular values of W"),
+    "stable_rank": _measure(_ranks("stable_rank"), "", "‖W‖_F² / ‖W‖₂²"),
+    "gradient_norm": _measure(lambda _, layer: row_norm(layer.gradient) / layer.loss_terms, "loss", "‖D‖_F / n"),
     "fle_residual": _measure(_fle, "loss autograd", "‖Wᵀ∇_W L − Σ g hᵀ‖ / ‖Σ g hᵀ‖ with the parameter's own gradient"),
     "vcs_cosine": _measure(_vcs("cosine"), "loss covariance", "ρ(v, Gram shift of a GD step)"),
     "vcs_residual": _measure(_vcs("residual"), "loss covariance", "‖γ²(DᵀD − WᵀΣW)‖ / ‖Gram shift‖"),
@@ -392,8 +440,7 @@ MEASURES: dict[str, Measure] = {
     "vcs_null": _measure(_vcs("null"), "loss covariance", "tr v tr s / (d ‖v‖ ‖s‖): vcs_cosine of unrelated eigenvectors"),
     "nfa": _measure(_nfa, "jacobians", "ρ(WᵀW, WᵀKW)"),
     "nfa_null": _measure(
-        lambda context, layer: _alignment(context, layer).null(context.center),
-        "jacobians", "nfa when K keeps its eigenvalues and has random eigenvectors, in expectation",
+        _nfa_null, "jacobians", "nfa when K keeps its eigenvalues and has random eigenvectors, in expectation",
     ),
     "nfa_corrupted": _measure(_nfa_corrupted, "jacobians", "ρ(WᵀW, WᵀQW), Q with K's spectrum and random eigenvectors"),
     "agop_trace": _measure(_agop_trace, "jacobians", "tr(WᵀKW)"),

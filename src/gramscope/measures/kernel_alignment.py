@@ -51,7 +51,7 @@ class KernelAlignment:
 
     def _value(self, kept: Tensor, center: bool) -> float:
         inner, total = self.inner[kept].sum(), self.totals[kept].sum()
-        square = _square(self.squares, kept)
+        square = square_of_parts(self.squares, kept)
         return _correlation(inner, self.size, square, self.total, total, self.entries * center)
 
     def null(self, center: bool = False) -> float:
@@ -61,7 +61,7 @@ class KernelAlignment:
         ``E[Q_ij Q_pq] = a δ_ij δ_pq + b (δ_ip δ_jq + δ_iq δ_jp)``.
         """
         m, kept = self.dimension, torch.arange(self.inner.numel())
-        t1, t2 = self.traces.sum() / self.groups, _square(self.kernels, kept) / self.groups
+        t1, t2 = self.traces.sum() / self.groups, square_of_parts(self.kernels, kept) / self.groups
         b = (t2 - t1.square() / m).clamp(min=0.0) / max((m - 1) * (m + 2), 1)
         a = t1.square() / m**2 - 2 * b / m
         square = (a + b) * self.size + b * self.trace_square
@@ -119,7 +119,7 @@ def _inverse_root(S: Tensor) -> Tensor:
     return (vectors * root.unsqueeze(-2)) @ vectors.mT
 
 
-def _square(products: Tensor, kept: Tensor) -> Tensor:
+def square_of_parts(products: Tensor, kept: Tensor) -> Tensor:
     """``⟨Σ_p X_p, Σ_q X_q⟩`` of independent parts, without the bias that their own noise adds to it.
 
     The diagonal terms hold that noise, so only the others count, unless they are lost in it.

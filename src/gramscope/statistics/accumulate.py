@@ -129,7 +129,7 @@ class Accumulator:
 
     def _leave_out_jacobians(self, reason: str) -> None:
         self._notes[output_of()] = Note("left out", reason)
-        self._left_out |= {(EVERY, what): "" for what in ("JtJ", "JtJ_centered", "kernel_parts")}
+        self._left_out |= {(EVERY, what): "" for what in ("JtJ", "JtJ_centered", "kernel_parts", "kernel_probes")}
 
     def _wants_jacobians(self, output: Tensor) -> bool:
         if not self._options.jacobians or (EVERY, "JtJ") in self._left_out:
@@ -185,7 +185,9 @@ class Accumulator:
             raise Unpaired(f"it has {h.shape[-3]} rows for {step.n} samples, so rows and targets cannot be paired")
         ignored = self._options.ignore_index
         rows, y = rows_and_targets(h, target, tokens, step.inputs, name, ignored, valid)
-        self._features.setdefault(key, FeatureAccumulator(name, self._options.gram, ignored)).add(rows, y, residual)
+        if key not in self._features:
+            self._features[key] = FeatureAccumulator(name, self._options.gram, ignored, self._options.memory)
+        self._features[key].add(rows, y, residual)
 
     @contextmanager
     def _unpaired(self, name: str, key: str) -> Iterator[None]:

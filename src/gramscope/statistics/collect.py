@@ -108,8 +108,8 @@ def collect(
         tokens: how sites become feature rows (:func:`gramscope.statistics.features.rows_and_targets`).
         ignore_index: the label of positions or samples to leave out; by default the loss's own, or −100.
         features: keep moments of the layers' inputs with the targets.
-        gram: keep ``HᵀH``: ``"auto"`` where d ≤ 4096 (for d > 512 the rows themselves while they are fewer than d), ``True`` or
-            ``False`` for all.
+        gram: keep ``HᵀH``: ``"auto"`` where d ≤ 4096 or three such matrices fit ``memory`` (for d > 512 the rows themselves
+            while they are fewer than d; for larger d while ``memory`` has 16 bytes an entry), ``True`` or ``False`` for all.
         gradients: keep ``D`` (where there is a loss); ``False`` evaluates the loss alone.
         covariance: keep ``Σ`` beside ``D``.
         residuals: keep ``HᵀE`` with ``E = −∂L/∂f``, for the predicted change of the surrogate ([Gram] Theorem 3).
@@ -122,7 +122,7 @@ def collect(
         generator: source of their signs; by default one with seed 0.
         memory: bytes a chunk of Jacobians may take, with the gradients on the way to it; and bytes for the ``Σ``, and for
             the ``JᵀJ``, of one layer: where k × k is larger, and larger than ``D`` (the readout of a large vocabulary), it is
-            left out, with a note.
+            left out, with a note; with ``at_inputs`` products with random probes are kept where d × d does not fit either.
         batch_dim: axis of the batch in inputs of Linear layers and in outputs of modules (1 for sequence-first models);
             what is inside torch's own attention, Transformer and recurrent modules follows their ``batch_first``.
         eval_mode: ``False`` keeps the model's own modes (batch norm in train mode is then an error).
@@ -231,7 +231,7 @@ def _read(
     options = runner.options
     root = unwrap(model)
     names: list[str] = []
-    bar = progress_bar("collecting", _count(loader), progress)
+    bar = progress_bar("collecting", batch_count(loader), progress)
     try:
         with bar as advance, _captures(model, reference, layers, outputs, options) as (tape, twin):
             names = list(tape.records)
@@ -256,7 +256,7 @@ def _read(
     return accumulator.result(tape.unsupported, options.to_dict(list(tape.records), reference is not None))
 
 
-def _count(loader: Any) -> int | None:
+def batch_count(loader: Any) -> int | None:
     """The number of batches, where it is known: of a loader or a list of batches."""
     if isinstance(loader, torch.utils.data.DataLoader) or (isinstance(loader, list) and len(loader) > 2):
         try:

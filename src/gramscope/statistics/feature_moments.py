@@ -14,7 +14,9 @@ from gramscope.statistics.feature_statistics import (
     FREQUENT,
     FREQUENT_ROWS,
     GRAM_LIMIT,
+    ROW_ENTRIES,
     FeatureStatistics,
+    keeps_gram,
     keeps_rows,
     merge_features,
     statistics_of,
@@ -39,10 +41,13 @@ class FeatureAccumulator:
         gram: keep ``HᵀH``: ``"auto"`` where d ≤ 4096 (for d > 512 the rows themselves while they are fewer than d),
             ``True`` or ``False``.
         ignore_index: rows with this label are left out.
+        memory: bytes for ``HᵀH`` and its decomposition (three matrices) where d > 4096, and sixteen for each entry of rows.
     """
 
-    def __init__(self, name: str, gram: bool | str, ignore_index: int = IGNORED) -> None:
-        self._name, self._gram, self._ignored = name, gram, ignore_index
+    def __init__(
+        self, name: str, gram: bool | str, ignore_index: int = IGNORED, memory: int = 16 * ROW_ENTRIES
+    ) -> None:
+        self._name, self._gram, self._ignored, self._memory = name, gram, ignore_index, memory
         self._buffer: Tensor | None = None
         self._count = 0
         self._targets: list[Tensor] = []
@@ -70,7 +75,7 @@ class FeatureAccumulator:
         waiting = self._kept
         if waiting is not None:
             count = sum(len(part) for part, _ in waiting)
-            if keeps_rows(count + m, d) and all(part.shape[1] == d for part, _ in waiting):
+            if self.keeps_rows(count + m, d) and all(part.shape[1] == d for part, _ in waiting):
                 waiting.append((rows.detach().clone(), target))
                 self._add_residual(rows, residual)
                 return
@@ -79,6 +84,11 @@ class FeatureAccumulator:
                 self._buffer_rows(part, its_target)
         self._add_residual(rows, residual)
         self._buffer_rows(rows, target)
+
+    def keeps_rows(self, n: int, d: int) -> bool:
+        """Whether n rows are kept as they are."""
+        instead = n >= d and keeps_gram(d, self._memory)
+        return not instead and keeps_rows(n, d, self._memory // 16 if d > GRAM_LIMIT else ROW_ENTRIES)
 
     def _buffer_rows(self, rows: Tensor, target: Tensor) -> None:
         m, d = rows.shape
@@ -156,7 +166,7 @@ class FeatureAccumulator:
         self._count, self._targets = 0, []
 
     def _add_block(self, rows: Tensor, target: Tensor) -> None:
-        gram = rows.shape[1] <= GRAM_LIMIT if self._gram == "auto" else bool(self._gram)
+        gram = keeps_gram(rows.shape[1], self._memory) if self._gram == "auto" else bool(self._gram)
         _check_labels(target, self._ignored)
         new = statistics_of(self._name, rows, target, gram)
         self._moments = new if self._moments is None else merge_features(self._moments, new)

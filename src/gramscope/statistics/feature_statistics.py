@@ -28,7 +28,7 @@ FREQUENT, FREQUENT_ROWS = 64, 2048
 SMALL = 512
 #: d up to which HᵀH is kept unless asked for
 GRAM_LIMIT = 4096
-#: entries of rows that are kept while they are fewer than d
+#: entries of rows that are kept, with the default memory budget
 ROW_ENTRIES = 2**24
 
 
@@ -133,9 +133,14 @@ def widen(classes: ClassMoments, c: int) -> ClassMoments:
     return ClassMoments(pad(classes.counts, (0, extra)), pad(classes.means, (0, 0, 0, extra)), classes.within)
 
 
-def keeps_rows(n: int, d: int) -> bool:
-    """Whether n rows are kept as they are: few of many features, so that ``HᵀH`` would be larger."""
-    return d > SMALL and n < d and n * d <= ROW_ENTRIES
+def keeps_rows(n: int, d: int, entries: int = ROW_ENTRIES) -> bool:
+    """Whether n rows are kept as they are: few of many features, so that ``HᵀH`` would be larger, or is not kept at all."""
+    return d > SMALL and (n < d or d > GRAM_LIMIT) and n * d <= entries
+
+
+def keeps_gram(d: int, memory: int) -> bool:
+    """Whether ``HᵀH`` is kept unless asked for: d ≤ 4096, or three such matrices fit the memory budget."""
+    return d <= GRAM_LIMIT or 24 * d**2 <= memory
 
 
 def merge_features(a: FeatureStatistics, b: FeatureStatistics) -> FeatureStatistics:
@@ -171,7 +176,7 @@ def _rows_alike(a: FeatureStatistics, b: FeatureStatistics) -> tuple[FeatureStat
         return a, b
     both = a.rows is not None and b.rows is not None
     d = (a.rows if a.rows is not None else b.rows).shape[1]  # type: ignore[union-attr]
-    if both and keeps_rows(a.n + b.n, d):
+    if both and keeps_rows(a.n + b.n, d, max(ROW_ENTRIES, *(p.rows.numel() for p in (a, b) if p.rows is not None))):
         return a, b
     gram = all(part.rows is not None or part.joint.C_hh is not None for part in (a, b)) and d <= GRAM_LIMIT
     return without_rows(a, gram), without_rows(b, gram)

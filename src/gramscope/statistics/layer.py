@@ -13,7 +13,17 @@ from gramscope.errors import InputError
 from gramscope.statistics.feature_statistics import FeatureStatistics, merge_features
 
 #: the fields of :class:`LayerStatistics` that add up
-SUMS = ("D", "Sigma", "autograd", "JtJ", "JtJ_centered", "input_covariance", "kernel_parts")
+SUMS = (
+    "D",
+    "Sigma",
+    "autograd",
+    "JtJ",
+    "JtJ_centered",
+    "input_covariance",
+    "kernel_parts",
+    "covariance_probes",
+    "kernel_probes",
+)
 
 
 class NotCollected(InputError):
@@ -39,6 +49,9 @@ class LayerStatistics:
         input_covariance: ``WᵀΣW = Σ g gᵀ [d, d]``, kept in place of Σ with ``at_inputs`` where k > d.
         kernel_parts: with ``at_inputs``, in place of JtJ: ``[parts, k, k]`` that add up to it, or ``[parts, d, d]`` that
             add up to ``WᵀJᵀJW`` where k > d. One part of all outputs, or several independent random sketches of them.
+        covariance_probes: ``WᵀΣW Ω [d, r]`` with the random signs of :func:`gramscope.linalg.stochastic.probes`, in place of
+            ``input_covariance`` where neither k×k nor d×d fits the memory budget.
+        kernel_probes: ``[parts, d, r]``, in place of ``kernel_parts`` in the same way.
     """
 
     name: str
@@ -54,6 +67,8 @@ class LayerStatistics:
     terms: int = 0
     input_covariance: Tensor | None = None
     kernel_parts: Tensor | None = None
+    covariance_probes: Tensor | None = None
+    kernel_probes: Tensor | None = None
 
     @property
     def loss_terms(self) -> int:
@@ -163,7 +178,7 @@ def merge_layers(a: LayerStatistics, b: LayerStatistics) -> LayerStatistics:
         )
     if not torch.equal(a.weight, b.weight.to(a.weight)):
         raise InputError(f"layer {a.name!r}: the two statistics were collected with different weights")
-    how = dict.fromkeys(SUMS, add) | {"kernel_parts": add_parts}
+    how = dict.fromkeys(SUMS, add) | {"kernel_parts": add_parts, "kernel_probes": add_parts}
     sums = {name: merge_optional(getattr(a, name), getattr(b, name), how[name]) for name in SUMS}
     features = merge_optional(a.features, b.features, merge_features)
     return replace(a, n=a.n + b.n, features=features, shared=a.shared or b.shared, **sums)  # type: ignore[arg-type]

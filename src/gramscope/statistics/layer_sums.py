@@ -14,6 +14,7 @@ from gramscope.layers.positions import Positions
 from gramscope.layers.record import LayerRecord
 from gramscope.layers.tape import Tape
 from gramscope.linalg.arrays import gram_of_rows
+from gramscope.linalg.stochastic import gram_times_probes, probe_count, probes
 from gramscope.statistics.collect_options import Options
 from gramscope.statistics.layer import add_parts
 
@@ -48,6 +49,7 @@ class LayerSums:
         self._gradients: dict[str, Tensor] = {}
         self._samples: dict[str, int] = {}
         self._deltas: dict[str, list[Tensor]] = {}
+        self._omega: dict[tuple[int, torch.dtype], Tensor] = {}
         #: why a sum of a layer is not kept, by layer and field
         self.too_large: dict[tuple[str, str], str] = {}
 
@@ -61,7 +63,8 @@ class LayerSums:
         if key in self._sums:
             self._sums[key].add_(value)
         else:
-            dtype = value.dtype if what == "kernel_parts" else self._options.dtype
+            keeps = what == "kernel_parts" or (what == "D" and self._one_gradient(name))
+            dtype = value.dtype if keeps else self._options.dtype
             self._sums[key] = value.to("cpu" if value.device.type == "mps" else value.device, dtype)
 
     def add_gradients(self, record: LayerRecord, n: int, positions: Positions | None = None) -> None:
@@ -78,9 +81,14 @@ class LayerSums:
             self._gradients[name] = torch.zeros_like(weight, dtype=dtype)
         record.add_gradient(self._gradients[name])
         self._samples[name] = self._samples.get(name, 0) + n
-        if self._samples[name] >= GRADIENT_SAMPLES:
+        if self._samples[name] >= GRADIENT_SAMPLES and not self._one_gradient(name):
             self._flush_gradient(name)
-        if self._options.covariance and (self._is_at_inputs(name, "covariance") or self._fits(name, "Sigma")):
+        if self._options.covariance and self._probed(name, "covariance"):
+            for delta in record.deltas():
+                rows = delta.flatten(-3, -2)
+                rows = rows @ self.weights[name].to(rows.dtype)
+                self.add(name, "covariance_probes", gram_times_probes(rows, self._probes(rows)))
+        elif self._options.covariance and (self._is_at_inputs(name, "covariance") or self._fits(name, "Sigma")):
             waiting = self._deltas.setdefault(name, [])  # one product of many rows costs less than many of few
             deltas = [(positions or Positions()).without_padding(delta) for delta in record.deltas()]
             waiting += [self._rows(name, "covariance", delta.flatten(-3, -2)) for delta in deltas]
@@ -122,14 +130,15 @@ class LayerSums:
 
     def _add_kernel_parts(self, name: str, J: Tensor, stop: int, sketch: int | None) -> None:
         """Add ``JᵀJ``, or ``WᵀJᵀJW``, of outputs (or combinations) up to ``stop``; combinations go to parts in turn."""
-        if not (self._is_at_inputs(name, "jacobians") or self._fits(name, "kernel_parts")):
+        probed = self._probed(name, "jacobians")
+        if not (probed or self._is_at_inputs(name, "jacobians") or self._fits(name, "kernel_parts")):
             return
-        parts, key = 1 if sketch is None else min(sketch, PARTS), (name, "kernel_parts")
+        parts, key = 1 if sketch is None else min(sketch, PARTS), (name, "kernel_probes" if probed else "kernel_parts")
         for part in range(parts):
             chosen = J[(part - (stop - J.shape[0])) % parts :: parts]
             if chosen.shape[0] == 0:
                 continue
-            gram = _sum_of_grams(chosen, partial(self._rows, name, "jacobians"))
+            gram = self._kernel_times_probes(name, chosen) if probed else self._kernel(name, chosen)
             if key not in self._sums:
                 self._sums[key] = gram.new_zeros(1, *gram.shape, dtype=gram.dtype if parts > 1 else self._options.dtype)
             if self._sums[key].shape[0] < parts:
@@ -138,6 +147,39 @@ class LayerSums:
                 self._sums[key][part] += gram
             else:
                 self._sums[key] += gram / self._sums[key].shape[0]
+
+    def _kernel(self, name: str, J: Tensor) -> Tensor:
+        return _sum_of_grams(J, partial(self._rows, name, "jacobians"))
+
+    def _kernel_times_probes(self, name: str, J: Tensor) -> Tensor:
+        rows = J.movedim(0, -2).flatten(-4, -2)
+        rows = rows @ self.weights[name].to(rows.dtype)
+        return gram_times_probes(rows, self._probes(rows))
+
+    def _large(self, name: str) -> bool:
+        """Whether neither k×k nor d×d numbers of a layer fit the memory budget, and products with probes take less."""
+        weight, memory = self.weights[name], self._options.memory
+        side, d = min(weight.shape[-2:]), weight.shape[-1]
+        size = weight[..., 0, 0].numel() * side**2 * self._each(weight)
+        return size > memory and d * probe_count(d, memory) < side**2
+
+    def _one_gradient(self, name: str) -> bool:
+        """Whether D is kept in the model's precision alone, as a second copy would be larger than all else."""
+        return bool(self._options.at_inputs) and self._large(name)
+
+    def _each(self, weight: Tensor) -> int:
+        """Bytes of an entry of a square sum and of the product that is added to it."""
+        return self._options.dtype.itemsize + max(weight.dtype.itemsize, 4)
+
+    def _probed(self, name: str, what: str) -> bool:
+        """Whether only products of a sum with random probes are kept."""
+        return what in self._options.at_inputs and self._large(name)
+
+    def _probes(self, rows: Tensor) -> Tensor:
+        d = rows.shape[-1]
+        if (d, rows.dtype) not in self._omega:
+            self._omega[d, rows.dtype] = probes(d, probe_count(d, self._options.memory), rows)
+        return self._omega[d, rows.dtype]
 
     def _is_at_inputs(self, name: str, what: str) -> bool:
         """Whether a sum of layer ``name`` is kept in the basis of its inputs, which are fewer than its outputs."""
@@ -169,10 +211,7 @@ class LayerSums:
             return False
         weight = self.weights[name]
         k, d = weight.shape[-2:]
-        each = self._options.dtype.itemsize + max(
-            weight.dtype.itemsize, 4
-        )  # of the sum, and of the product added to it
-        size = weight[..., 0].numel() * k * each
+        size = weight[..., 0].numel() * k * self._each(weight)
         if k <= d or size <= self._options.memory:
             return True
         for what in fields:

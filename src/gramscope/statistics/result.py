@@ -155,7 +155,11 @@ def true_notes(notes: dict[str, tuple[Note, ...]], layers: dict[str, LayerStatis
         if layer is not None:
             refuted = {"not applied"}
             refuted |= {"no gradient"} if layer.D is not None else set()
-            refuted |= {"no Jacobians"} if (layer.JtJ, layer.kernel_parts) != (None, None) else set()
+            refuted |= (
+                {"no Jacobians"}
+                if (layer.JtJ, layer.kernel_parts, layer.kernel_probes) != (None, None, None)
+                else set()
+            )
         kept[name] = tuple(note for note in found if note.kind not in refuted)
     return {name: found for name, found in kept.items() if found}
 

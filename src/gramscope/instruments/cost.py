@@ -1,0 +1,365 @@
+"""``gs.estimate``: the time and memory of a measurement, before it is made."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gramscope.errors import InputError
+from gramscope.instruments.live_bytes import LiveBytes
+from gramscope.instruments.measure import evaluate, given_by, names_of, what_to_collect
+from gramscope.layers.batches import batch_size, batches, head
+from gramscope.layers.jacobians import MEMORY
+from gramscope.layers.losses import Loss
+from gramscope.layers.model_call import model_dtype
+from gramscope.layers.modules import unwrap
+from gramscope.layers.select import LayerSelector
+from gramscope.measures.columns import Context
+from gramscope.statistics.collect import batch_count, collect
+from gramscope.statistics.feature_moments import FeatureAccumulator
+from gramscope.statistics.feature_statistics import FeatureStatistics
+from gramscope.statistics.layer import SUMS, LayerStatistics
+from gramscope.statistics.result import Statistics
+
+#: a probe is made larger until it takes so many seconds
+PROBE_SECONDS = 0.2
+#: sides of layers up to which they are evaluated whole
+SIDE = 768
+#: rows of features whose HᵀH is timed
+ROWS = 1024
+MEBIBYTE = 2**20
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds, and bytes of memory at the peak beyond the model and the data."""
+
+    seconds: float
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Result of :func:`estimate`.
+
+    Args:
+        rows: of ``collecting``, which all measures share, and of each measure's evaluation over all layers.
+        samples: that will be measured.
+        batch: samples of a batch.
+    """
+
+    rows: dict[str, Cost] = field(default_factory=dict)
+    samples: int = 0
+    batch: int = 0
+
+    @property
+    def total(self) -> Cost:
+        """Of the whole measurement: the times add up, and the largest peak counts."""
+        costs = self.rows.values()
+        return Cost(sum(cost.seconds for cost in costs), max((cost.bytes for cost in costs), default=0))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        rows = {name: {"seconds": cost.seconds, "bytes": cost.bytes} for name, cost in self.rows.items()}
+        total = {"seconds": self.total.seconds, "bytes": self.total.bytes}
+        return {"samples": self.samples, "batch": self.batch, "rows": rows, "total": total}
+
+    def __str__(self) -> str:
+        width = max(map(len, [*self.rows, "total"]))
+        rows = {**self.rows, "total": self.total}
+        lines = [f"{self.samples:,} samples in batches of {self.batch:,}", f"{'':{width}}   seconds   peak MiB"]
+        return "\n".join(
+            lines + [f"{name:{width}}  {c.seconds:8.3g}  {c.bytes / MEBIBYTE:9,.0f}" for name, c in rows.items()]
+        )
+
+    __repr__ = __str__
+
+
+def estimate(
+    model: nn.Module,
+    loader: Any,
+    loss: Loss | None = None,
+    *,
+    measures: str | Iterable[str] | None = None,
+    layers: LayerSelector = None,
+    samples: int | None = None,
+    **collecting: Any,
+) -> Costs:
+    """What :func:`gramscope.measure` with the same arguments will take, from a few samples and one layer of each shape.
+
+    A few samples of the first batch are collected, with a count of the bytes that are alive and without it. Time grows with
+    samples and batches, memory with the batch; features of all samples are replaced by random ones of the same size. Then each
+    measure is evaluated at one layer of each shape, or at two corners of its matrices where they are large. ``reference`` and
+    ``held_out`` are not supported, and ``nc4``, which reads the data again, counts too little. Expect a factor of two.
+
+    Args:
+        model, loader, loss, measures, layers, **collecting: as in :func:`gramscope.measure`; the model is left as it was.
+        samples: how many will be measured, where the loader does not tell.
+
+    >>> import torch, gramscope as gs
+    >>> net = torch.nn.Linear(3, 2)
+    >>> costs = gs.estimate(net, (torch.rand(20, 3), torch.arange(20) % 2), measures=["weight_norm", "nfa"])
+    >>> list(costs.rows), costs.samples
+    (['collecting', 'weight_norm', 'nfa'], 20)
+    """
+    names = names_of(measures, given_by(model, loss))
+    inputs, target = next(iter(batches(loader, collecting.get("unpack"), model_dtype(unwrap(model)))))
+    n = batch_size(inputs)
+    if n is None:
+        raise InputError("the first batch has no tensor whose first axis counts samples; pass tensors")
+    count = batch_count(loader)
+    if samples is None:
+        if count is None and not isinstance(loader, tuple | Tensor):
+            raise InputError("the loader does not tell how many samples it has; pass samples=")
+        samples = n * (count or 1)
+    options = {**what_to_collect(names), "layers": layers, **collecting, "progress": False}
+    options.pop("unpack", None)
+
+    def run(size: int, times: int = 1, **changes: Any) -> Statistics:
+        part = (head(inputs, size, n), head(target, size, n))
+        return collect(model, [part] * times, loss, unpack=_pair, **options | changes)
+
+    size = _probe_size(run, n)
+    statistics = run(size)
+    grown = _GrownFeatures(samples / size, options)
+    full = {layer.name: grown.layer(layer) for layer in statistics}
+    collecting_cost = _collecting(run, size, min(n, samples), samples, options, grown)
+    rows = {"collecting": collecting_cost}
+    kept = sum(_bytes(layer) for layer in full.values())
+    whole = replace(statistics, layers=full)
+    context = Context(whole, memory=collecting.get("memory", MEMORY))
+    for name, cost in _evaluations(names, context).items():
+        rows[name] = Cost(cost.seconds, kept + cost.bytes)
+    return Costs(rows, samples, min(n, samples))
+
+
+def _pair(batch: Any) -> tuple[Any, Any]:
+    return batch[0], batch[1]
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    """The shorter time of two calls."""
+    times = []
+    for _ in range(2):
+        _wait()
+        start = time.perf_counter()
+        work()
+        _wait()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _probe_size(run: Callable[..., object], n: int) -> int:
+    """Samples of the probe: an even number, until it takes a while, at most a half of a batch."""
+    size = min(2, n)
+    run(size)  # warm up
+    while 4 * size <= n and _seconds(partial(run, size)) < PROBE_SECONDS:
+        size *= 2
+    return size
+
+
+def _collecting(
+    run: Callable[..., object], size: int, batch: int, samples: int, options: dict[str, Any], grown: _GrownFeatures
+) -> Cost:
+    """Time ``fixed + batches · a + samples · b`` and memory ``fixed + batch · c``, from two sizes and one split."""
+    half = max(1, size // 2)
+    whole, part = _seconds(lambda: run(size)), _seconds(lambda: run(half))
+    split = _seconds(lambda: run(half, 2)) if half < size else whole
+    each = max(whole - part, 0.0) / max(size - half, 1) if half < size else whole
+    overhead = min(max(split - whole, 0.0), whole)
+    fixed = max(whole - overhead - size * each, 0.0)
+    seconds = fixed + -(-samples // batch) * overhead + samples * each + grown.seconds
+    plain = {"jacobians": False} if options["jacobians"] else {}
+    peak = _extrapolated(lambda m: _peak(lambda: run(m, **plain)), half, size, batch)
+    if plain:
+        with_jacobians = _extrapolated(lambda m: _peak(lambda: run(m)), half, size, batch)
+        fixed_part = _peak(lambda: run(half)) - _peak(lambda: run(half, **plain))
+        peak += min(with_jacobians - peak, max(fixed_part, 0) + options.get("memory", MEMORY))
+    return Cost(seconds, int(peak + grown.bytes))
+
+
+def _extrapolated(peak: Callable[[int], int], half: int, size: int, batch: int) -> float:
+    low, high = peak(half), peak(size)
+    return high + max(high - low, 0) / max(size - half, 1) * (batch - size)
+
+
+def _peak(work: Callable[[], object]) -> int:
+    with LiveBytes() as live:
+        work()
+    return int(live.peak)
+
+
+def _evaluations(names: list[str], context: Context) -> dict[str, Cost]:
+    """Seconds of each measure over all layers, and its bytes, from one layer of each shape.
+
+    Of a large layer two corners of its matrices are taken, one twice as large as the other, and both costs are continued as
+    sums of two powers of the side.
+    """
+    alike: dict[Any, list[LayerStatistics]] = {}
+    for layer in context.statistics:
+        alike.setdefault(_shapes(layer), []).append(layer)
+    costs = {name: Cost(0.0, 0) for name in names}
+    for group in alike.values():
+        shrink = max(group[0].weight.shape[-2:]) / SIDE
+        found = _evaluated(names, context, group[0], max(shrink, 1.0))
+        smaller = _evaluated(names, context, group[0], 2 * shrink) if shrink > 1 else found
+        for name in names:
+            seconds = _continued(smaller[name].seconds, found[name].seconds, shrink, 3)
+            size = _continued(smaller[name].bytes, found[name].bytes, shrink, 2)
+            costs[name] = Cost(costs[name].seconds + len(group) * seconds, max(costs[name].bytes, int(size)))
+    return costs
+
+
+def _evaluated(names: list[str], context: Context, layer: LayerStatistics, shrink: float) -> dict[str, Cost]:
+    """The costs of measures at a corner of a layer, ``1/shrink`` of each side."""
+    layer = _corner(layer, shrink)
+    layers = {**context.statistics.layers, layer.name: layer}
+    statistics = replace(context.statistics, layers=layers)
+    context = replace(context, statistics=statistics, memory=int(context.memory / shrink**2), cache={})
+    costs = {}
+    with LiveBytes() as live:
+        for name in names:
+            live.peak = live.now
+            start = time.perf_counter()
+            evaluate(name, context, layer, {})
+            _wait()
+            costs[name] = Cost(time.perf_counter() - start, live.peak)
+    return costs
+
+
+def _continued(small: float, large: float, shrink: float, power: int) -> float:
+    """The cost at ``shrink`` times the side of ``large``, which has twice that of ``small``.
+
+    It has a part that grows with ``power`` and one that grows with one less, neither of them negative.
+
+    >>> _continued(1.0, 8.0, 2.0, 3), _continued(1.0, 4.0, 2.0, 3), _continued(1.0, 4.0, 3.0, 2)
+    (64.0, 16.0, 36.0)
+    """
+    if shrink <= 1:
+        return large
+    high = min(max(2 * large - 2**power * small, 0.0), large)
+    return float(high * shrink**power + (large - high) * shrink ** (power - 1))
+
+
+def _corner(layer: LayerStatistics, shrink: float) -> LayerStatistics:
+    """The layer with the first part of its inputs, outputs and rows."""
+    if shrink <= 1:
+        return layer
+    k, d = (max(1, round(side / shrink)) for side in layer.weight.shape[-2:])
+    sums = {}
+    for what in SUMS:
+        value = getattr(layer, what)
+        if value is not None:
+            rows, columns = value.shape[-2:]
+            kept = [k if side == layer.weight.shape[-2] else d for side in (rows, columns)]
+            if what in ("D", "autograd"):
+                kept = [k, d]
+            elif what.endswith("_probes"):
+                kept = [d, columns]
+            value = value[..., : kept[0], : kept[1]].contiguous()
+        sums[what] = value
+    part = layer.features
+    features = None if part is None else _corner_of_features(part, shrink)
+    return replace(layer, weight=layer.weight[..., :k, :d].contiguous(), features=features, **sums)
+
+
+def _corner_of_features(part: FeatureStatistics, shrink: float) -> FeatureStatistics:
+    d = max(1, round((part.joint.mean_h.shape[-1]) / shrink))
+    changes: dict[str, Any] = {}
+    if part.moments is not None:
+        m = part.moments
+        C_hh = None if m.C_hh is None else m.C_hh[..., :d, :d]
+        changes["moments"] = replace(m, mean_h=m.mean_h[..., :d], C_hh=C_hh, C_hy=m.C_hy[..., :d, :])
+    if part.classes is not None:
+        within = None if part.classes.within is None else part.classes.within[:d, :d]
+        changes["classes"] = replace(part.classes, means=part.classes.means[:, :d], within=within)
+    if part.rows is not None and part.row_targets is not None:
+        n = max(2, round(part.rows.shape[0] / shrink))
+        changes |= {"rows": part.rows[:n, :d], "row_targets": part.row_targets[:n]}
+    changes["HtE"] = None if part.HtE is None else part.HtE[:d]
+    changes["frequent"] = None if part.frequent is None else part.frequent[:, :d]
+    return replace(part, **changes)
+
+
+def _tensors(layer: LayerStatistics) -> list[Tensor]:
+    found = [layer.weight, *(getattr(layer, what) for what in SUMS)]
+    part = layer.features
+    if part is not None:
+        of_moments = [getattr(part.moments, what, None) for what in ("C_hh", "C_hy", "C_yy", "mean_h")]
+        of_classes = [getattr(part.classes, what, None) for what in ("means", "within")]
+        found += [*of_moments, *of_classes, part.rows, part.HtE, part.frequent]
+    return [tensor for tensor in found if tensor is not None]
+
+
+def _bytes(layer: LayerStatistics) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(layer))
+
+
+def _shapes(layer: LayerStatistics) -> tuple[Any, ...]:
+    return tuple((tuple(tensor.shape), tensor.dtype) for tensor in _tensors(layer))
+
+
+class _GrownFeatures:
+    """Layers with features of all samples in place of the probe's, and what adding the others will take.
+
+    Args:
+        factor: all samples over those of the probe.
+        options: of the collection.
+    """
+
+    def __init__(self, factor: float, options: dict[str, Any]) -> None:
+        self._factor, self._options = factor, options
+        self.seconds, self.bytes = 0.0, 0
+
+    def layer(self, layer: LayerStatistics) -> LayerStatistics:
+        """The layer as it will be."""
+        part = layer.features
+        if part is None or part.rows is None or part.row_targets is None or self._factor <= 1:
+            return layer
+        rows = round(part.n * self._factor)
+        grown = replace(layer, features=self._grown(part, part.rows, part.row_targets, rows))
+        self.bytes += _bytes(grown) - _bytes(layer)
+        return grown
+
+    def _grown(self, part: FeatureStatistics, rows: Tensor, targets: Tensor, n: int) -> FeatureStatistics:
+        memory = self._options.get("memory", MEMORY)
+        d = rows.shape[1]
+        keeps = FeatureAccumulator(part.name, self._options["gram"], memory=memory).keeps_rows(n, d)
+        gram = self._options["gram"] if keeps else True
+        added = FeatureAccumulator(part.name, gram, memory=memory)
+        count = n if keeps else min(n, ROWS)
+        generator = torch.Generator().manual_seed(0)
+        block = torch.randn(count, d, generator=generator).to(rows)
+        chosen = torch.randint(targets.shape[0], (count,), generator=generator).to(targets.device)
+        start = time.perf_counter()
+        added.add(block, targets[chosen])
+        found = added.result()
+        _wait()
+        self.seconds += (time.perf_counter() - start) * n / count
+        return part if found is None else _full_rank(found, n)
+
+
+def _full_rank(part: FeatureStatistics, n: int) -> FeatureStatistics:
+    """Moments of few random rows, as those of many have them."""
+
+    def filled(C: Tensor | None) -> Tensor | None:
+        if C is None:
+            return None
+        return C + C.diagonal().mean() * torch.eye(C.shape[-1], dtype=C.dtype, device=C.device)
+
+    if part.moments is not None and part.moments.C_hh is not None:
+        return replace(part, moments=replace(part.moments, n=max(n, part.n), C_hh=filled(part.moments.C_hh)))
+    if part.classes is not None and part.classes.within is not None:
+        return replace(part, classes=replace(part.classes, within=filled(part.classes.within)))
+    return part

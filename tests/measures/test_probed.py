@@ -1,0 +1,104 @@
+"""Measures of layers whose matrices do not fit the budget: near the dense ones, mergeable, and within the budget."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gramscope as gs
+from gramscope.instruments.live_bytes import LiveBytes
+
+MEASURES = [
+    "weight_norm", "effective_rank", "stable_rank", "gradient_norm", "vcs_cosine", "vcs_residual", "vcs_gram_cosine",
+    "vcs_null", "nfa", "agop_trace", "surrogate", "surrogate_linearized", "target_linearity",
+]  # fmt: skip
+EXACT = ("weight_norm", "gradient_norm", "surrogate", "surrogate_linearized", "target_linearity")
+LOSS = nn.CrossEntropyLoss()
+
+
+def problem(d: int, k: int, outputs: int = 10, n: int = 48) -> tuple[nn.Module, Tensor, Tensor]:
+    """A layer with a few learned directions, and samples of which the first entries say the class."""
+    g = torch.Generator().manual_seed(0)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(d, k, bias=False), nn.ReLU(), nn.Linear(k, outputs))
+    with torch.no_grad():
+        learned = torch.randn(k, 4, generator=g) @ torch.randn(4, d, generator=g)
+        model[0].weight += 3 / (k * d) ** 0.5 * learned
+    return model, torch.randn(n, d, generator=g), torch.randint(10, (n,), generator=g)
+
+
+@pytest.mark.parametrize(
+    ("d", "k", "outputs", "memory"),
+    [(1024, 1024, 10, 2**22), (600, 300, 10, 2**19), (300, 600, 10, 2**19), (300, 300, 400, 2**19)],
+)
+def test_estimates_agree_with_the_dense_result(d: int, k: int, outputs: int, memory: int) -> None:
+    model, x, y = problem(d, k, outputs)
+    options: dict[str, Any] = {"measures": MEASURES, "layers": ["0"], "progress": False}
+    if outputs > 256:
+        options |= {"sketch": 8}
+    dense = gs.measure(model, (x, y), LOSS, **options, memory=2**30)
+    tight = gs.measure(model, (x, y), LOSS, **options, memory=memory)
+    assert "nfa" not in dense.errors.get("0", {}) or outputs > 256
+    for name in MEASURES:
+        exact, value = dense["0"][name], tight["0"][name]
+        if name in EXACT:
+            assert value == pytest.approx(exact, rel=1e-5), name
+        elif name == "stable_rank":
+            assert value == pytest.approx(exact, rel=5e-3)
+        else:
+            error = tight.errors["0"][name]
+            noise = dense.errors.get("0", {}).get(name, 0.0)
+            assert value is not None
+            assert exact is not None
+            assert abs(value - exact) < 4 * (error + noise) + 2e-3 * abs(exact), name
+            assert "random probes" in tight.notes[f"0.{name}"].text
+    assert " ± " in str(tight)
+
+
+def test_standard_errors_have_the_size_of_the_errors() -> None:
+    """Over independent data the deviations are about as large as they say: neither tiny nor huge."""
+    scores = []
+    for seed in range(6):
+        model, x, y = problem(260 + seed, 260)
+        options: dict[str, Any] = {"measures": ["nfa", "vcs_gram_cosine", "agop_trace"], "layers": ["0"]}
+        dense = gs.measure(model, (x, y), LOSS, **options)["0"]
+        tight = gs.measure(model, (x, y), LOSS, **options, memory=2**18)
+        scores += [(tight["0"][name] - dense[name]) / tight.errors["0"][name] for name in dense]
+    spread = torch.tensor(scores).square().mean().sqrt()
+    assert 0.4 < float(spread) < 2.0
+
+
+def test_parts_merge_to_the_whole() -> None:
+    model, x, y = problem(300, 260)
+    options: dict[str, Any] = {"jacobians": "auto", "memory": 2**18, "at_inputs": ("covariance", "jacobians")}
+    whole = gs.collect(model, (x, y), LOSS, **options)
+    parts = [gs.collect(model, (x[part], y[part]), LOSS, **options) for part in (slice(0, 20), slice(20, None))]
+    merged = parts[0].merge(parts[1])
+    for what in ("covariance_probes", "kernel_probes", "D"):
+        one, other = getattr(whole["0"], what), getattr(merged["0"], what)
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6 * float(one.abs().max()))
+    assert whole["0"].kernel_parts is None
+    assert whole["0"].input_covariance is None
+
+
+def test_the_budget_holds() -> None:
+    """Beside copies of the weight and of its gradient, the peak is a few budgets and not k×k or d×d matrices."""
+    model, x, y = problem(2048, 1536, n=16)
+    weight, memory = 4 * 2048 * 1536, 2**23
+    names = [name for name in MEASURES if name != "stable_rank"]
+    with LiveBytes() as live:
+        table = gs.measure(model, (x, y), LOSS, measures=names, layers=["0"], memory=memory, progress=False)
+    assert not [name for name in names if table["0"][name] is None]
+    assert live.peak < 3 * weight + 4 * memory
+    assert live.peak < 8 * 1536**2 * 4  # what four matrices of the smaller side would take
+
+
+def test_what_probes_cannot_tell_is_named() -> None:
+    model, x, y = problem(300, 300)
+    table = gs.measure(model, (x, y), measures=["nfa", "nfa_null"], layers=["0"], center=True, memory=2**18)
+    assert "center=True needs K itself" in table.notes["0.nfa"].text
+    assert "needs the eigenvalues of K" in table.notes["0.nfa_null"].text
