@@ -20,14 +20,7 @@ def main() -> None:
     for name in arguments.names:
         rows = run_benchmark(name, device=arguments.device, seconds=arguments.seconds)
         for row in rows:
-            if arguments.json:
-                text = json.dumps({"benchmark": name, **row.to_dict()})
-            else:
-                goal = f"  goal {row.goal}: {'met' if row.met else 'not met'}" if row.met is not None else ""
-                text = (
-                    f"{row.case:40} {row.method:28} {row.milliseconds:10.3f} ms  {row.ratio:7.3f}× {row.baseline}{goal}"
-                )
-                text += f"  ({row.note})" if row.note else ""
+            text = json.dumps({"benchmark": name, **row.to_dict()}) if arguments.json else row.line()
             sys.stdout.write(text + "\n")
             sys.stdout.flush()
 

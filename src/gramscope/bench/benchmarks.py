@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gramscope.errors import InputError
 
 if TYPE_CHECKING:
+    from gramscope.bench.scale import Growth
     from gramscope.bench.timing import Row
 
 #: name → what it compares
@@ -18,7 +19,10 @@ BENCHMARKS = {
     "vcl": "VCL's solvers against Algorithm 1 to the letter and SGD",
     "whiten": "Gram-whitened steps against the optimizers they wrap",
     "train": "training epochs against pure arithmetic and a DataLoader; many runs at once",
+    "scale": "how time grows in samples, widths, layers and processes, and flops beside the matmul peak",
 }
+#: runs all of them
+ALL = "all"
 #: comparisons of results rather than speed; :func:`gramscope.bench.optimizers.compare_optimizers` runs this one
 COMPARISONS = {
     "optimizers": "VCL without arguments against tuned SGD, AdamW and Muon: accuracy, spread over rates, seconds",
@@ -27,7 +31,7 @@ COMPARISONS = {
 _MODULES = {"measure": "measure_speed", "vcl": "vcl_speed", "train": "train_speed"}
 
 
-def run_benchmark(name: str, *, device: str = "cpu", seconds: float | None = None) -> list[Row]:
+def run_benchmark(name: str, *, device: str = "cpu", seconds: float | None = None) -> list[Row] | list[Growth]:
     """Run one benchmark.
 
     Args:
@@ -39,6 +43,6 @@ def run_benchmark(name: str, *, device: str = "cpu", seconds: float | None = Non
         raise InputError(f"benchmark {name!r} is not known; there are: {', '.join(BENCHMARKS)}")
     if seconds is not None and not 0 <= seconds < math.inf:
         raise InputError(f"seconds = {seconds:g}: must be a finite number of at least 0")
-    run: Callable[..., list[Row]] = import_module(f"gramscope.bench.{_MODULES.get(name, name)}").run
+    run: Callable[..., list[Row] | list[Growth]] = import_module(f"gramscope.bench.{_MODULES.get(name, name)}").run
     arguments: dict[str, Any] = {} if seconds is None else {"seconds": seconds}
     return run(device=device, **arguments)

@@ -29,6 +29,12 @@ class Row:
         """The row as plain values for JSON."""
         return asdict(self)
 
+    def line(self) -> str:
+        """The row as one line of text."""
+        goal = f"  goal {self.goal}: {'met' if self.met else 'not met'}" if self.met is not None else ""
+        text = f"{self.case:40} {self.method:28} {self.milliseconds:10.3f} ms  {self.ratio:7.3f}× {self.baseline}{goal}"
+        return text + (f"  ({self.note})" if self.note else "")
+
 
 def ratio_row(
     case: str,

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from gramscope.bench.benchmarks import BENCHMARKS, COMPARISONS, run_benchmark
-from gramscope.cli.console import messages, show
+from gramscope.bench.benchmarks import ALL, BENCHMARKS, COMPARISONS, run_benchmark
+from gramscope.cli.console import cell, messages, print_json, print_table, show
 from gramscope.errors import InputError
 
 
 def command(
     name: Annotated[
         str | None,
-        typer.Argument(help=f"One of {', '.join([*BENCHMARKS, *COMPARISONS])}; without a name they are listed."),
+        typer.Argument(
+            help=f"One of {', '.join([*BENCHMARKS, *COMPARISONS])}, or all (of speed); without a name they are listed."
+        ),
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …, or auto.")] = "cpu",
     seconds: Annotated[
@@ -46,6 +48,8 @@ def command(
 
       gramscope bench vcl --device cuda --json
 
+      gramscope bench all --json > bench.json
+
       gramscope bench optimizers --scale full --data-dir data --records runs.jsonl --picture rates.png
     """
     if name is None:
@@ -62,8 +66,18 @@ def command(
         return
     if any((data_dir, task, steps, seeds, records, picture)) or scale != "quick":
         raise InputError(f"bench {name} takes only --device, --seconds and --json; the others are for bench optimizers")
-    found = [row.to_dict() for row in run_benchmark(name, device=device, seconds=seconds)]
-    show("", found, json)
+    found: dict[str, list[dict[str, Any]]] = {}
+    for chosen in BENCHMARKS if name == ALL else [name]:
+        found[chosen] = [row.to_dict() for row in run_benchmark(chosen, device=device, seconds=seconds)]
+        if not json:
+            print_table(chosen if name == ALL else "", [_joined(row) for row in found[chosen]])
+    if json:
+        print_json(found if name == ALL else found[name])
+
+
+def _joined(row: dict[str, Any]) -> dict[str, Any]:
+    """A row whose lists of numbers are text, for a table."""
+    return {key: " ".join(map(cell, value)) if isinstance(value, tuple) else value for key, value in row.items()}
 
 
 def _optimizers(
