@@ -196,7 +196,7 @@ def case_monitor_with_a_log_in_one_process(folder: Path) -> None:
                     found = a["layers"][layer][name]
                     assert (found is None) == (value is None)
                     assert value is None or abs(found - value) <= 1e-10 * max(1, abs(value)), (layer, name)
-    assert log is None or "0/weight_norm" in log.tags
+    assert log is None or "gramscope/weight_norm/0" in log.tags
 
 
 def case_one_process_alone(folder: Path) -> None:
