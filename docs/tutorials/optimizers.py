@@ -37,11 +37,11 @@ METHODS = {
     ),
     "AdamW": (lambda model, lr: [torch.optim.AdamW(model.parameters(), lr=lr)], (1e-3, 3e-3, 1e-2, 3e-2)),
     "Muon": (muon, (0.003, 0.01, 0.03, 0.1)),
-    "VCL": (lambda model, gamma: [gs.VCL(model, gamma=gamma)], (0.03, 0.1, 0.3, 1.0)),
+    "VCL": (lambda model, gamma: [gs.VCL(model, gamma=gamma)], (0.3, 1.0, 3.0, 10.0)),  # 1 is the default
 }
 
 # %% [markdown]
-# ## Every method at every rate, 30 steps
+# ## Every method at every rate, 30 steps, rates falling linearly to 0
 
 # %%
 
@@ -49,13 +49,15 @@ METHODS = {
 def train(method, rate, seed, steps=30):
     model = net(seed)
     optimizers = METHODS[method][0](model, rate)
+    schedules = [torch.optim.lr_scheduler.LinearLR(each, 1.0, 0.0, total_iters=steps) for each in optimizers]
     order = torch.Generator().manual_seed(seed)
     for step in range(steps):
         rows = torch.randint(len(x), (64,), generator=order)
         nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
-        for optimizer in optimizers:
+        for optimizer, schedule in zip(optimizers, schedules, strict=True):
             optimizer.step()
             optimizer.zero_grad()
+            schedule.step()
     with torch.no_grad():
         return [float((model(a).argmax(1) == b).double().mean()) for a, b in ((x_valid, y_valid), (x_test, y_test))]
 
