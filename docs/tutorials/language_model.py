@@ -92,7 +92,8 @@ plt.show()
 
 # %% [markdown]
 # Every point is the target linearity of that layer's **inputs**. The inputs of *q k v* and of *MLP in* are the residual
-# stream after its norm: they are flat or falling before training, and after it the next character is easier to read the deeper you
+# stream after its norm: they are flat or falling before training, and after it the next character is easier to read the
+# deeper you
 # look. The inputs of *MLP out* are 256 hidden units instead of 64, so their level is higher; compare them with each
 # other. The inputs of *attention, output* are mixtures of earlier positions and know less about the next character than
 # the stream they are added to.
