@@ -55,7 +55,7 @@ def long_run(steps: int, looks: int = 100, seed: int = 0) -> Iterator[Look]:
     layers = [part for sizes in pairwise(WIDTHS) for part in (nn.Linear(*sizes), nn.ReLU())]
     model = nn.Sequential(*layers[:-1])
     teacher = torch.randn(WIDTHS[0], WIDTHS[-1], generator=generator)
-    optimizer = gs.VCL(model, gamma=0.01)
+    optimizer = gs.VCL(model, gamma=0.01, solver="recursive")
     for step in range(1, steps + 1):
         x = torch.randn(BATCH, WIDTHS[0], generator=generator)
         optimizer.zero_grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import random
 import sys
 from collections.abc import Callable
@@ -57,7 +58,8 @@ def lines_of(call: Callable[[], object], stop: int | None = None) -> int:
         name = frame.f_code.co_filename
         if "gramscope" not in name or "tests" in name:
             return None
-        if event == "line" and frame.f_code.co_name not in CLEANING:
+        leaving = linecache.getline(name, frame.f_lineno).lstrip().startswith("with ")
+        if event == "line" and frame.f_code.co_name not in CLEANING and not leaving:
             count += 1
             if count == stop:
                 raise Interrupted
@@ -72,8 +74,9 @@ def lines_of(call: Callable[[], object], stop: int | None = None) -> int:
     return count
 
 
-#: functions that run while a block is left: an exception in the middle of cleaning up is not made good
-CLEANING = ("__exit__", "remove", "close", "restore", "_restore", "in_eval_mode", "evaluating", "__del__")
+#: functions that run while a block is left: an exception in the middle of cleaning up is not made good. Python also comes back
+#: to the line of a ``with`` before it leaves the block; an exception there would come before any cleaning.
+CLEANING = ("__exit__", "detach", "remove", "close", "restore", "_restore", "in_eval_mode", "evaluating", "__del__")
 
 
 def measure(model: nn.Module) -> None:
