@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from gramscope.errors import InputError
 
 if TYPE_CHECKING:
+    from gramscope.bench.peers import PeerRow
     from gramscope.bench.scale import Growth
     from gramscope.bench.timing import Row
 
@@ -18,6 +19,7 @@ BENCHMARKS = {
     "measure": "measuring every layer against plain forward and backward passes",
     "vcl": "VCL's solvers against Algorithm 1 to the letter and SGD",
     "whiten": "Gram-whitened steps against the optimizers they wrap",
+    "peers": "gramscope against scikit-learn, curvlinops, xrfm and plain programs: time and memory",
     "train": "training epochs against pure arithmetic and a DataLoader; many runs at once",
     "scale": "how time grows in samples, widths, layers and processes, and flops beside the matmul peak",
 }
@@ -31,7 +33,7 @@ COMPARISONS = {
 _MODULES = {"measure": "measure_speed", "vcl": "vcl_speed", "train": "train_speed"}
 
 
-def run_benchmark(name: str, *, device: str = "cpu", seconds: float | None = None) -> list[Row] | list[Growth]:
+def run_benchmark(name: str, *, device: str = "cpu", seconds: float | None = None) -> Sequence[Row | Growth | PeerRow]:
     """Run one benchmark.
 
     Args:
@@ -43,6 +45,6 @@ def run_benchmark(name: str, *, device: str = "cpu", seconds: float | None = Non
         raise InputError(f"benchmark {name!r} is not known; there are: {', '.join(BENCHMARKS)}")
     if seconds is not None and not 0 <= seconds < math.inf:
         raise InputError(f"seconds = {seconds:g}: must be a finite number of at least 0")
-    run: Callable[..., list[Row] | list[Growth]] = import_module(f"gramscope.bench.{_MODULES.get(name, name)}").run
+    run: Callable[..., Sequence[Row | Growth | PeerRow]] = import_module(f"gramscope.bench.{_MODULES.get(name, name)}").run
     arguments: dict[str, Any] = {} if seconds is None else {"seconds": seconds}
     return run(device=device, **arguments)

@@ -48,9 +48,14 @@ def precise_product(A: Tensor, B: Tensor) -> Tensor:
     if A.is_cuda and has_bfloat16(A.device):
         (A1, A2), (B1, B2) = _split(A), _split(B)
         return torch.bmm(torch.cat([A1, A1, A2], -1), torch.cat([B1, B2, B1], -2), out_dtype=torch.float32)
-    if A.device.type == "cpu" and _rounds_float32():
+    if A.device.type == "cpu" and not single_products_are_exact(A.device):
         return torch.bmm(A.double(), B.double()).float()
     return torch.bmm(A, B)
+
+
+def single_products_are_exact(device: torch.device) -> bool:
+    """Whether float32 matrices are multiplied without rounding their entries first; on the CPU, unless the user allows it."""
+    return device.type == "cpu" and not _rounds_float32()
 
 
 def antisymmetric_part(A: Tensor) -> Tensor:

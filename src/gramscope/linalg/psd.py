@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -71,6 +72,33 @@ def symmetric_product(A: Tensor, B: Tensor, block: int = 768) -> Tensor:
         result[..., rows, i:] = A[..., rows].mT @ B[..., i:]
         result[..., i + block :, rows] = result[..., rows, i + block :].mT
     return result
+
+
+def add_gram_(total: Tensor, rows: Tensor) -> None:
+    """Add ``rowsᵀrows`` to the blocks of ``total [..., d, d]`` on and above the diagonal; :func:`mirror_` fills the others.
+
+    >>> total = torch.zeros(2, 2)
+    >>> add_gram_(total, torch.tensor([[1.0, 2.0]]))
+    >>> total
+    tensor([[1., 2.],
+            [2., 4.]])
+    """
+    for i in _strips(total.shape[-1]):
+        total[..., i, i.start :] += rows[..., i].mT @ rows[..., i.start :]
+
+
+def mirror_(total: Tensor) -> Tensor:
+    """Copy what is above the diagonal of ``total [..., d, d]`` below it."""
+    for i in _strips(total.shape[-1]):
+        total[..., i.stop :, i] = total[..., i, i.stop :].mT
+    return total
+
+
+def _strips(d: int) -> Iterator[slice]:
+    """Rows of the strips in which symmetric products are formed: the fewer, the more of them is formed twice."""
+    size = max(64, min(256, d // 4))
+    for start in range(0, d, size):
+        yield slice(start, min(d, start + size))
 
 
 def psd_eigen(A: Tensor, rtol: float | None = None) -> tuple[Tensor, Tensor]:

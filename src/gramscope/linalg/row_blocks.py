@@ -27,15 +27,15 @@ from gramscope.linalg.arrays import (
 BLOCK_ENTRIES = 1_000_000
 
 
-def spans(length: int, width: int, least: int = 1) -> Iterator[tuple[int, int]]:
-    """Start and stop of consecutive blocks of ``length`` rows, each of about ``BLOCK_ENTRIES`` entries.
+def spans(length: int, width: int, least: int = 1, entries: int | None = None) -> Iterator[tuple[int, int]]:
+    """Start and stop of consecutive blocks of ``length`` rows, each of about ``entries`` entries (1,000,000).
 
     Work that costs width² a block, such as merging Gram matrices, asks for ``least`` rows in each.
 
     >>> list(spans(5, BLOCK_ENTRIES // 2))
     [(0, 2), (2, 4), (4, 5)]
     """
-    step = max(1, least, BLOCK_ENTRIES // max(1, width))
+    step = max(1, least, (BLOCK_ENTRIES if entries is None else entries) // max(1, width))
     for start in range(0, length, step):
         yield start, min(length, start + step)
 
@@ -199,9 +199,8 @@ class OneHotRows(Rows):
     @override
     def block(self, start: int, stop: int) -> Tensor:
         one_hot = self.shift.neg().expand(stop - start, -1).clone()
-        column = self.index(start, stop).to(one_hot.device)
-        one_hot[torch.arange(stop - start, device=one_hot.device), column] += 1.0
-        return one_hot
+        column = self.index(start, stop).to(one_hot.device)[:, None]
+        return one_hot.scatter_add_(1, column, one_hot.new_ones(1, 1).expand_as(column))
 
     @override
     def columns(self, start: int, stop: int) -> Tensor:

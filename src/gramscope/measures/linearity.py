@@ -11,6 +11,7 @@ from torch import Tensor
 from gramscope.errors import InputError, RescueWarning, ResultWarning
 from gramscope.linalg.arrays import Array, as_float_tensor, check_range, check_same_device, to_double, unit_scale
 from gramscope.linalg.moments import Moments, class_moments, is_constant
+from gramscope.linalg.normal_equations import fit_normal_equations
 from gramscope.linalg.psd import EPS, frobenius
 from gramscope.linalg.ridge import Reduced, check_ridge, least_squares_from_moments, reduce_moments, reduce_rows
 from gramscope.linalg.row_blocks import MappedRows, OneHotRows, Rows, check_pair, spans, unit_rows
@@ -92,7 +93,11 @@ def explained_from_rows(H: Array, Y: Array, ridge: float, intercept: bool, rtol:
     equilibrate = ridge == 0.0 and rtol is None
     features = features if ridge else unit_rows(features)
     targets = unit_rows(target_rows(Y, features.n))
-    return explained(reduce_rows(features, targets, intercept, rtol, equilibrate), ridge)
+    check_pair(features, targets)
+    fit = fit_normal_equations(features, targets, ridge, intercept) if rtol is None else None
+    if fit is None:
+        return explained(reduce_rows(features, targets, intercept, rtol, equilibrate), ridge)
+    return _checked(features.n, fit.mean_y, fit.totals, fit.residuals, fit.rank, fit.freedom, 0.0)
 
 
 def explained_from_moments(m: Moments, ridge: float, intercept: bool, eps: float = EPS) -> Explained:
