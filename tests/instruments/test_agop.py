@@ -108,7 +108,7 @@ def sequence_first(pooled: bool) -> nn.Module:
 @pytest.mark.parametrize("pooled", [False, True])
 @pytest.mark.parametrize("batch", [5, 7])
 def test_sequence_first_models_take_batch_dim(pooled: bool, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gramscope.instruments.agop.BATCH", 3)
+    monkeypatch.setattr("gramscope.instruments.agop.CPU_BATCH", 3)
     model, x = sequence_first(pooled), normal(7, batch, 6)
     G, K = gs.agop(model, x, batch_dim=1), gs.tangent_kernel(model, {"x": x.numpy()}, batch_dim=1)
     dual = dual_tangent_kernel(model, x, batch_dim=1)

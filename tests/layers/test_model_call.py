@@ -44,7 +44,7 @@ def test_models_of_several_inputs() -> None:
 
 
 def test_large_inputs_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gramscope.instruments.agop.BATCH", 4)
+    monkeypatch.setattr("gramscope.instruments.agop.CPU_BATCH", 4)
     model = Two()
     gs.agop(model, (X, X))
     gs.agop(model, {"a": X, "b": X.numpy()})

@@ -61,3 +61,17 @@ def test_a_training_loop_of_the_users_own_is_named(tmp_path: Path) -> None:
     assert runs.status == "recorded"
     facts = dict(overview(runs).facts[0][1])
     assert facts["training loop"] == ["your own, watched by gs.Monitor; steps 0 to 3, 1 layer measured"]
+
+
+def test_a_lead_worth_telling_is_told(tmp_path: Path) -> None:
+    values = {"quick": {0: 0.1, 1: 0.12, 6: 0.5, 9: 0.9}, "slow": {0: 0.1, 1: 0.11, 6: 0.15, 9: 0.6}}
+    for name, series in values.items():
+        run = RunDirectory.create(tmp_path / name, {})
+        for step, found in series.items():
+            run.append({"step": step, "layers": {"fc": {"nfa": 0.5}}, "network": {"accuracy": found}})
+        run.close()
+    runs = read_runs([tmp_path / name for name in values])
+    assert "quick reaches held sample accuracy 50.0 % after 6 steps, where slow has 15.0 %" in headline(runs)
+    results = overview(runs).results
+    assert results is not None
+    assert "seconds" not in results.columns  # nobody recorded them

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
@@ -17,6 +18,7 @@ from gramscope.measures.linearity import target_linearity
 from gramscope.measures.neural_collapse import neural_collapse_from_rows
 from gramscope.models import build
 from gramscope.statistics.collect import collect
+from gramscope.statistics.result import Statistics
 
 #: largest difference that float32 arithmetic explains
 SINGLE = 1e-3
@@ -114,13 +116,12 @@ def collapse_plain(generator: torch.Generator, scale: float) -> Iterator[PeerCas
 
 def factors_curvlinops(generator: torch.Generator, scale: float) -> Iterator[PeerCase]:
     """``gs.collect`` of D, Σ, HᵀH and HᵀY against the Kronecker factors HᵀH and Σ of curvlinops."""
-    curvlinops = import_module("curvlinops")
+    curvlinops, loss = import_module("curvlinops"), nn.CrossEntropyLoss(reduction="sum")
     for inputs, hidden in ((784, (512, 512)), (3_072, (256,))):
         model = build("mlp", (int(inputs * scale),), 10, generator=generator, hidden=hidden, bias=False).eval()
         x = torch.randn(int(4_096 * scale), int(inputs * scale), generator=generator)
         y = torch.randint(10, (x.shape[0],), generator=generator)
-        batches = list(zip(x.split(128), y.split(128), strict=True))
-        loss = nn.CrossEntropyLoss(reduction="sum")
+        batches = list(zip(torch.split(x, 128), torch.split(y, 128), strict=True))
 
         def theirs(model: nn.Module = model, batches: list[Any] = batches, n: int = x.shape[0]) -> Tensor:
             kfac = curvlinops.KFACLinearOperator(
@@ -137,14 +138,16 @@ def factors_curvlinops(generator: torch.Generator, scale: float) -> Iterator[Pee
             found: Tensor = kfac._input_covariances["hidden1"]
             return found
 
-        def ours(model: nn.Module = model, batches: list[Any] = batches) -> Tensor:
-            m = collect(model, batches, loss, gram=True, progress=False)["hidden1"].features
-            assert m is not None
-            return m.joint.HtH / m.n
+        def ours(model: nn.Module = model, batches: list[Any] = batches) -> Statistics:
+            return collect(model, batches, loss, gram=True, progress=False)
+
+        def difference(found: Statistics, factor: Tensor) -> float:
+            m = found["hidden1"].features
+            return math.nan if m is None else _difference(m.joint.HtH / m.n, factor)
 
         shape = "→".join(map(str, (x.shape[1], *hidden, 10)))
         yield PeerCase(
-            f"collect(gram=True), MLP {shape}", "KFAC factors", ours, theirs, _difference, "curvlinops-for-pytorch"
+            f"collect(gram=True), MLP {shape}", "KFAC factors", ours, theirs, difference, "curvlinops-for-pytorch"
         )
 
 
@@ -177,7 +180,10 @@ def _kernels_by_hooks(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
             rows = (gradient.movedim(1, -1) if convolution else gradient).flatten(0, -2)
             kernels[name] = kernels.get(name, 0) + rows.mT @ rows
 
-        return lambda module, inputs, output: output.register_hook(add) and None
+        def hook(module: nn.Module, inputs: Any, output: Tensor) -> None:
+            output.register_hook(add)  # type: ignore[no-untyped-call]
+
+        return hook
 
     layers = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)}
     handles = [m.register_forward_hook(watch(name, isinstance(m, nn.Conv2d))) for name, m in layers.items()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -94,7 +94,15 @@ def measure(case: PeerCase, seconds: float) -> PeerRow:
     installed = f"{case.package} {version(case.package)}, " if case.package else ""
     note = f"{installed}results agree to {off:.0e}"
     return PeerRow(
-        case.case, case.peer, faster, smaller, faster >= 1 <= smaller, **milliseconds, ours_mb=ours, peer_mb=theirs, note=note
+        case.case,
+        case.peer,
+        faster,
+        smaller,
+        faster >= 1 <= smaller,
+        **milliseconds,
+        ours_mb=ours,
+        peer_mb=theirs,
+        note=note,
     )
 
 
@@ -103,10 +111,8 @@ def one_thread() -> Iterator[None]:
     """Let torch, and NumPy where threadpoolctl is installed (it comes with scikit-learn), use one thread."""
     before = torch.get_num_threads()
     limits: Any = None
-    try:
+    with suppress(ImportError):
         limits = import_module("threadpoolctl").threadpool_limits(1)
-    except ImportError:
-        pass
     torch.set_num_threads(1)
     try:
         yield

@@ -42,8 +42,10 @@ from gramscope.statistics.layer import LayerStatistics
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-#: samples a tensor of inputs is cut into, so that memory does not grow with it
+#: samples of the batches that a tensor of inputs is cut into, so that memory does not grow with it
 BATCH = 512
+#: the same on the CPU, where larger batches are no faster
+CPU_BATCH = 64
 
 
 class TangentKernel(NamedTuple):
@@ -257,9 +259,9 @@ def _cut(inputs: Any, model: nn.Module, batch_dim: int) -> Any:
     long = {name for name, part in parts.items() if is_array(part) and part.ndim > batch_dim}
     sizes = {parts[name].shape[batch_dim] for name in long}
     whole = len(sizes) != 1 or 0 in sizes
-    batched = []
-    for start in [0] if whole else range(0, max(sizes), BATCH):
-        index = (slice(None),) * batch_dim + (slice(start, start + BATCH),)
+    batched, size = [], CPU_BATCH if model_device(model).type == "cpu" else BATCH
+    for start in [0] if whole else range(0, max(sizes), size):
+        index = (slice(None),) * batch_dim + (slice(start, start + size),)
         cut = {name: part[index] if name in long and not whole else part for name, part in parts.items()}
         batched.append(split_batch(cut) if isinstance(inputs, Mapping) else (tuple(cut.values()), None))
     return batched

@@ -22,6 +22,8 @@ from gramscope.notes import Note
 
 #: bytes one chunk of Jacobians may take by default, with everything on the way to it
 MEMORY = 256 * 2**20
+#: the same on the CPU, whatever is allowed: larger chunks leave its caches and are slower
+CPU_MEMORY = 4 * 2**20
 
 
 class ReentrantError(LayerError):
@@ -44,7 +46,8 @@ def jacobian_chunks(
         sketch: instead of all c outputs, this many random combinations ``r_pᵀ J_i / √sketch`` with independent signs
             ``r_p``, for which ``E[Σ_p …ᵀ…] = J_iᵀJ_i``: unbiased for everything quadratic in J.
         memory: bytes a chunk may take: directions at the output, gradients on the way and Jacobians of all layers. At
-            least one output is taken at a time; if that is too much, give smaller batches.
+            least one output is taken at a time; if that is too much, give smaller batches. On the CPU chunks take 4 MiB at
+            most, unless a single output takes more.
         generator: source of the signs (required with ``sketch``).
 
     Grouped layers have a leading axis more, ``[m, groups, batch, sites, k]``.
@@ -128,6 +131,7 @@ def _chunk_size(applications: Sequence[Application], output: Tensor, total: int,
     per_output = 2 * output.numel() * output.element_size() + sum(sizes) + 2 * max(sizes)
     if not isinstance(memory, int) or memory <= 0:
         raise InputError(f"memory={memory!r}: give the bytes a chunk of Jacobians may take, a positive whole number")
+    memory = min(memory, CPU_MEMORY) if output.device.type == "cpu" else memory
     return max(1, min(total, memory // max(per_output, 1)))
 
 

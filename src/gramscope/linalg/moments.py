@@ -7,6 +7,7 @@ number of samples. As they hold squares, entries below about 1e-154 count as zer
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TypeVar
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from gramscope.errors import InputError
 from gramscope.linalg.arrays import Array, check_range
+from gramscope.linalg.psd import add_gram_, mirror_
 from gramscope.linalg.row_blocks import OneHotRows, Rows, check_pair, spans
 
 
@@ -145,6 +147,9 @@ class ClassMoments:
         return Moments(self.n, mean, self.counts / total, C_hh, C_hy, C_yy)
 
 
+#: entries of the blocks in which arrays are read, 1 MB
+CACHED_ENTRIES = 2**17
+
 AnyMoments = TypeVar("AnyMoments", Moments, ClassMoments)
 
 
@@ -175,11 +180,20 @@ def class_moments(H: Array | Rows, labels: OneHotRows, gram: bool = True) -> Cla
     features = H if isinstance(H, Rows) else Rows(H, "H")
     check_pair(features, labels)
 
-    def block(start: int, stop: int) -> ClassMoments:
-        h = features.block(start, stop)
-        return block_class_moments(h, labels.index(start, stop).to(h.device), labels.width, gram)
-
-    return reduce(merge, (block(i, j) for i, j in spans(features.n, features.width, features.width)))
+    parts = [*spans(features.n, features.width, entries=CACHED_ENTRIES)]
+    first = features.block(*parts[0])
+    counts, sums = first.new_zeros(labels.width), first.new_zeros(labels.width, features.width)
+    for start, stop in parts:
+        index = labels.index(start, stop).to(sums.device)
+        counts += torch.bincount(index, minlength=labels.width)
+        sums.index_add_(0, index, features.block(start, stop))
+    means = sums.div_(counts.clamp(min=1)[:, None])
+    if not gram:
+        return ClassMoments(counts, means, None)
+    within = sums.new_zeros(features.width, features.width)
+    for start, stop in spans(features.n, features.width, least=min(features.width, 256), entries=CACHED_ENTRIES):
+        add_gram_(within, features.block(start, stop) - means[labels.index(start, stop).to(means.device)])
+    return ClassMoments(counts, means, mirror_(within))
 
 
 def block_class_moments(h: Tensor, index: Tensor, c: int, gram: bool = True) -> ClassMoments:
@@ -190,6 +204,35 @@ def block_class_moments(h: Tensor, index: Tensor, c: int, gram: bool = True) -> 
         return ClassMoments(counts, means, None)
     centred = h - means[index]
     return ClassMoments(counts, means, centred.mT @ centred)
+
+
+def extend(total: AnyMoments, block: AnyMoments, centred: Tensor) -> AnyMoments:
+    """:func:`merge` in place: ``total`` is overwritten, and of its d×d sum the blocks on and above the diagonal alone grow.
+
+    What :func:`merge` adds beside both sums is a Gram matrix of a few rows, so that one product does all of it.
+    :func:`~gramscope.linalg.psd.mirror_` completes the sum in the end.
+
+    Args:
+        total: moments with their d×d sum.
+        block: of further rows, without it.
+        centred: these rows minus their mean, or minus the means of their classes, ``[m, d]``.
+    """
+    if isinstance(total, Moments) and isinstance(block, Moments):
+        sum_, whole = total.require_gram(), replace(total, C_hh=None).merge(block)
+        weight = total.n * block.n / max(whole.n, 1)
+        between = math.sqrt(weight) * (block.mean_h - total.mean_h)[None]
+        add_gram_(sum_, torch.cat([centred, between]))
+        return replace(whole, C_hh=sum_)
+    assert isinstance(total, ClassMoments)
+    assert isinstance(block, ClassMoments)
+    if total.within is None:
+        raise InputError("the sum within classes was not kept from the start")
+    whole = replace(total, within=None).merge(block)
+    weights = total.counts * block.counts / whole.counts.clamp(min=1)
+    both = weights > 0
+    between = weights[both].sqrt()[:, None] * (block.means - total.means)[both]
+    add_gram_(total.within, torch.cat([centred, between]))
+    return replace(whole, within=total.within)
 
 
 def is_constant(n: int, mean: Tensor, scatter: Tensor) -> bool:

@@ -66,7 +66,7 @@ def fit_normal_equations(H: Rows, Y: Rows, ridge: float, intercept: bool = False
     for dtype in (*precisions, torch.float64):
         if H.n > H.width + int(intercept):
             residuals = _tall(H, Y, ridge, offset, totals + (0.0 if intercept else H.n * mean_y.square()), dtype)
-            fit = None if residuals is None else (residuals, H.width + int(intercept))
+            fit = None if residuals is None else (residuals, float(H.width + int(intercept)))
         else:
             fit = _wide(H, Y, ridge, offset, totals, dtype) if H.n < H.width else None
         if fit is not None:

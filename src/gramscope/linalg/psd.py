@@ -84,7 +84,11 @@ def add_gram_(total: Tensor, rows: Tensor) -> None:
             [2., 4.]])
     """
     for i in _strips(total.shape[-1]):
-        total[..., i, i.start :] += rows[..., i].mT @ rows[..., i.start :]
+        part = total[..., i, i.start :]
+        if total.dim() == 2:
+            part.addmm_(rows[:, i].mT, rows[:, i.start :])
+        else:
+            part += rows[..., i].mT @ rows[..., i.start :]
 
 
 def mirror_(total: Tensor) -> Tensor:

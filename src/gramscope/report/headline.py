@@ -43,7 +43,7 @@ def _course(name: str, curve: Curve, key: str, clock: str) -> str:
 
 
 def _comparison(curves: Mapping[str, Curve], key: str, clock: str, *, more: bool) -> str:
-    """Who is ahead at the first common evaluation after the start, and where everybody ends."""
+    """Who is ahead early, and where everybody ends."""
     ends = {name: curve.values[-1] for name, curve in curves.items()}
     times = sorted({curve.times[-1] for curve in curves.values()})
     when = f"{clock} {times[0]:g}" if len(times) == 1 else f"{clock} {times[0]:g} to {times[-1]:g}"
@@ -59,17 +59,28 @@ def _comparison(curves: Mapping[str, Curve], key: str, clock: str, *, more: bool
 
 
 def _early(curves: Mapping[str, Curve], key: str, clock: str, *, more: bool) -> str:
-    """The lead at the first common step, up to the “a” of “at the end”; only the latter if nobody is clearly ahead."""
+    """An early lead, up to the “a” of “at the end”; only the latter if nobody is clearly ahead.
+
+    The lead is that of the best setting over the next best where all were evaluated; the first one is told that is half
+    as large as the largest before the end.
+    """
     common = sorted(set.intersection(*(set(curve.steps) for curve in curves.values())) - {0})
     name = readable(key)
     if len(common) < 2:
         return f"{name.capitalize()} a"
-    values = {name: curve.by_step[common[0]] for name, curve in curves.items()}
+
+    def lead(step: int) -> float:
+        best, second, *_ = sorted((curve.by_step[step].mean for curve in curves.values()), reverse=more)
+        return abs(best - second)
+
+    largest = max(map(lead, common[:-1]))
+    step = next(step for step in common if lead(step) >= largest / 2)
+    values = {name: curve.by_step[step] for name, curve in curves.items()}
     leader, *others = _ranked(values, more)
     if any(not _apart(values[leader], values[other]) for other in others):
         return f"{name.capitalize()} a"
     curve = curves[leader]
-    time = curve.times[curve.steps.index(common[0])]
+    time = curve.times[curve.steps.index(step)]
     unit = clock if time == 1 else f"{clock}s"
     rest = _listed(others, values, key)
     return f"{leader} reaches {name} {_number(values[leader], key)} after {time:g} {unit}, where {rest}; a"

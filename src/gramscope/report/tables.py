@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gramscope.report.layer_panels import last_measurements
@@ -80,7 +80,14 @@ def results_table(runs: Runs) -> Table | None:
     seeds = max(len(setting.runs) for setting in runs.settings)
     spread = "± 2σ" if seeds >= FEW_SEEDS else "their range in brackets" if seeds > 1 else "of which there is one"
     note = f"Means over seeds, {spread}. “Best” is the best mean during training, chosen on the data for which it is shown."
-    return Table("results", "Results", tuple(columns), rows, note)
+    return _without_empty_columns(Table("results", "Results", tuple(columns), rows, note))
+
+
+def _without_empty_columns(table: Table) -> Table:
+    """The table without columns of which no row has a value, such as the seconds of a user's own loop."""
+    kept = [i for i in range(len(table.columns)) if any(row[i].text for row in table.rows)]
+    rows = [[row[i] for i in kept] for row in table.rows]
+    return replace(table, columns=tuple(table.columns[i] for i in kept), rows=rows)
 
 
 def runs_table(runs: Runs) -> Table:
@@ -98,7 +105,7 @@ def runs_table(runs: Runs) -> Table:
             row = [run.name, setting.name, run.seed, run.files.status, time, *(last.get(key) for key in keys)]
             rows.append([cell(value) for value in (*row, last.get("seconds"), run.end.get("reason"))])
     names = ["run", "setting", "seed", "state", runs.clock, *map(readable, keys), "seconds", "note"]
-    return Table("runs", "Every run", tuple(names), rows)
+    return _without_empty_columns(Table("runs", "Every run", tuple(names), rows))
 
 
 def layer_table(runs: Runs) -> Table:

@@ -15,8 +15,8 @@ from gramscope.report.seed_statistics import Curve, Summary, evaluation_curve, s
 POINTS = 300
 
 _SENTENCES = {
-    "accuracy": "Share of samples classified correctly, for each setting; lines are means over seeds.",
-    "loss": "Mean loss per sample, for each setting; lines are means over seeds.",
+    "accuracy": "Share of samples (or labelled tokens) classified correctly, for each setting; lines are means over seeds.",
+    "loss": "Mean loss of a sample (or labelled token), for each setting; lines are means over seeds.",
 }
 _FORMULAS = {"accuracy": "(1/n) Σ_i [argmax f(x_i) = y_i]", "loss": "(1/n) Σ_i L_i"}
 

@@ -16,9 +16,10 @@ from gramscope.statistics.feature_statistics import (
     GRAM_LIMIT,
     ROW_ENTRIES,
     FeatureStatistics,
+    complete,
+    extended,
     keeps_gram,
     keeps_rows,
-    merge_features,
     statistics_of,
 )
 from gramscope.statistics.features import IGNORED, Unpaired
@@ -28,7 +29,9 @@ TARGET_LIMIT = 4096
 #: labels must be smaller than this: a table of signs is kept for every 4,096 of them
 CLASS_LIMIT = 2**20
 #: entries gathered before they are turned into moments: merging d×c moments for every small batch would cost more
-BUFFER = 2**22
+BUFFER = 2**19
+#: entries turned into moments at once, at least 256 rows
+BLOCK = 2**19
 #: rows of a batch from which they are not gathered
 DIRECT = 512
 
@@ -98,7 +101,7 @@ class FeatureAccumulator:
         if self._buffer is not None and (self._count + m > self._buffer.shape[0] or d != self._buffer.shape[1]):
             self._flush()
         if self._buffer is None or m > self._buffer.shape[0]:
-            self._buffer = to_double(rows[:0]).new_empty(max(m, min(BUFFER // d, 2048)), d)
+            self._buffer = to_double(rows[:0]).new_empty(max(m, min(max(BUFFER // d, 256), 2048)), d)
         self._buffer[self._count : self._count + m] = rows.detach()
         self._count += m
         self._targets.append(target)
@@ -127,6 +130,9 @@ class FeatureAccumulator:
     def result(self) -> FeatureStatistics | None:
         """The moments of everything added, or ``None`` if nothing was."""
         self._flush()
+        self._buffer = None
+        if self._moments is not None:
+            complete(self._moments)
         if self._kept:
             rows, target = (torch.cat(parts) for parts in zip(*self._kept, strict=True))
             _check_labels(target, self._ignored)
@@ -136,10 +142,11 @@ class FeatureAccumulator:
             if self._moments.labels and self._frequent:
                 rows, target = (torch.cat(parts) for parts in zip(*self._frequent, strict=True))
                 self._moments = replace(self._moments, frequent=rows, frequent_labels=target)
-            means = self._moments.classes.means if self._moments.classes is not None else self._moments.joint.mean_h
+            moments, classes = self._moments.moments, self._moments.classes
+            means = classes.means if classes is not None else self._moments.joint.mean_h
             if not torch.isfinite(means).all():
                 raise NumericalError(f"the features at {self._name!r} are NaN or infinite; look at the inputs")
-            if not torch.isfinite(self._moments.joint.mean_y).all():
+            if moments is not None and not torch.isfinite(moments.mean_y).all():
                 raise NumericalError("the targets are NaN or infinite")
         return self._moments
 
@@ -166,10 +173,13 @@ class FeatureAccumulator:
         self._count, self._targets = 0, []
 
     def _add_block(self, rows: Tensor, target: Tensor) -> None:
+        """Add to the moments; their d×d sums grow on and above the diagonal, until :meth:`result` copies the rest."""
         gram = keeps_gram(rows.shape[1], self._memory) if self._gram == "auto" else bool(self._gram)
         _check_labels(target, self._ignored)
-        new = statistics_of(self._name, rows, target, gram)
-        self._moments = new if self._moments is None else merge_features(self._moments, new)
+        size = max(256, BLOCK // rows.shape[1])
+        for start in range(0, rows.shape[0], size):
+            part = extended(self._moments, self._name, rows[start : start + size], target[start : start + size], gram)
+            self._moments = part
 
 
 def _check_labels(target: Tensor, ignored: int) -> None:

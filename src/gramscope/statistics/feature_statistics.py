@@ -16,7 +16,8 @@ from torch import Tensor
 
 from gramscope.errors import InputError
 from gramscope.linalg.arrays import to_double
-from gramscope.linalg.moments import ClassMoments, Moments, block_class_moments, block_moments, merge
+from gramscope.linalg.moments import ClassMoments, Moments, block_class_moments, block_moments, extend, merge
+from gramscope.linalg.psd import mirror_
 
 #: label values up to which every class has a mean of its own
 CLASSES = 1024
@@ -93,6 +94,34 @@ def statistics_of(name: str, rows: Tensor, target: Tensor, gram: bool) -> Featur
     if count > CLASSES:
         return FeatureStatistics(name, block_moments(double, projected(target), gram), labels=count)
     return FeatureStatistics(name, None, block_class_moments(double, target, count, gram))
+
+
+def extended(old: FeatureStatistics | None, name: str, rows: Tensor, target: Tensor, gram: bool) -> FeatureStatistics:
+    """Statistics of the old rows and new ones; d×d sums of the old grow in place, on and above the diagonal alone.
+
+    :func:`complete` copies the other half in the end.
+    """
+    if old is None:
+        return statistics_of(name, rows, target, gram)
+    new = statistics_of(name, rows, target, False)
+    if not gram:
+        return merge_features(old, new)
+    double = to_double(rows)
+    if old.classes is not None and new.classes is not None and old.classes.within is not None:
+        c = max(old.classes.counts.shape[0], new.classes.counts.shape[0])
+        a, b = widen(old.classes, c), widen(new.classes, c)
+        return replace(old, classes=extend(a, b, double - b.means[target.to(double.device)]))
+    if old.moments is not None and new.moments is not None and old.labels == new.labels == 0:
+        return replace(old, moments=extend(old.moments, new.moments, double - new.moments.mean_h))
+    return merge_features(old, statistics_of(name, rows, target, gram))
+
+
+def complete(part: FeatureStatistics) -> None:
+    """Copy the d×d sums, which :func:`extended` has formed on and above the diagonal, below it."""
+    if part.moments is not None and part.moments.C_hh is not None:
+        mirror_(part.moments.C_hh)
+    if part.classes is not None and part.classes.within is not None:
+        mirror_(part.classes.within)
 
 
 def projected(labels: Tensor) -> Tensor:
