@@ -9,7 +9,9 @@ from torch import Tensor
 
 from gramscope.errors import InputError
 from gramscope.linalg.arrays import Array, as_float_tensor, to_double
-from gramscope.linalg.row_blocks import spans
+
+#: rows for which a function is called at once: a kernel machine makes a row of all its centres for each
+ROWS = 256
 
 RowFunction = Callable[[Tensor], Tensor]
 
@@ -28,8 +30,8 @@ def egop(function: RowFunction, inputs: Array) -> Tensor:
     samples = as_float_tensor(inputs, "inputs", dim=2)
     n, d = samples.shape
     total = torch.zeros(d, d, dtype=torch.float64, device=to_double(samples[:1]).device)
-    for start, stop in spans(n, d):
-        gradients = row_gradients(function, samples[start:stop])[1].flatten(0, 1)
+    for rows in torch.split(samples, ROWS):
+        gradients = row_gradients(function, rows)[1].flatten(0, 1)
         total.addmm_(gradients.mT, gradients)
     return total / n
 
