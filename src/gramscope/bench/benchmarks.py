@@ -45,6 +45,8 @@ def run_benchmark(name: str, *, device: str = "cpu", seconds: float | None = Non
         raise InputError(f"benchmark {name!r} is not known; there are: {', '.join(BENCHMARKS)}")
     if seconds is not None and not 0 <= seconds < math.inf:
         raise InputError(f"seconds = {seconds:g}: must be a finite number of at least 0")
-    run: Callable[..., Sequence[Row | Growth | PeerRow]] = import_module(f"gramscope.bench.{_MODULES.get(name, name)}").run
+    run: Callable[..., Sequence[Row | Growth | PeerRow]] = import_module(
+        f"gramscope.bench.{_MODULES.get(name, name)}"
+    ).run
     arguments: dict[str, Any] = {} if seconds is None else {"seconds": seconds}
     return run(device=device, **arguments)
