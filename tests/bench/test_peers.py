@@ -26,11 +26,11 @@ def test_a_row_and_a_missing_peer(monkeypatch: pytest.MonkeyPatch) -> None:
     missing, first, _ = peers.run(seconds=0.0, scale=0.05)
     assert torch.get_num_threads() == threads
     assert missing.time is missing.met is None
-    assert "pip install no-such-package" in str(missing)
+    assert "pip install no-such-package" in missing.line()
     assert first.time is not None
     assert first.memory is not None
     assert first.met == (first.time >= 1 and first.memory >= 1)
-    assert f"time {first.time:6.2f}" in str(first)
+    assert f"time {first.time:6.2f}" in first.line()
     assert json.loads(json.dumps(first.to_dict()))["case"] == first.case
     assert "peers" in BENCHMARKS
 
