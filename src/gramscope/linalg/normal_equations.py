@@ -27,7 +27,7 @@ PRODUCT_ROWS = 4096
 CACHED_ENTRIES = 100_000
 #: refinements at most
 REFINEMENTS = 6
-#: the change of the fit, as a part of ‖Y‖², after which no further refinement is made
+#: the change of the fit, as a part of ‖Y‖² or ‖α‖, after which no further refinement is made
 CONVERGED = 1e-12
 #: least factor by which a refinement must reduce the change
 PROGRESS = 0.01
@@ -156,7 +156,7 @@ def _wide(
         change = factor.solve(residual)
         alpha += change
         size = float(change.norm()) / max(float(alpha.norm()), 1e-300)
-        if size <= math.sqrt(CONVERGED):
+        if size <= CONVERGED:  # the residual is linear in α, not quadratic as above
             freedom = H.n - ridge * factor.inverse_trace() + int(intercept)
             return (ridge * alpha).square().sum(0), freedom
         if not size <= math.sqrt(PROGRESS) * before:
