@@ -157,6 +157,7 @@ def test_tables_sort_and_data_can_be_taken_away(desk: Any, tmp_path: Path) -> No
     assert (lines[0], len(lines)) == ("setting,seed,step,epoch,layer,nfa", 41)
     assert (tmp_path / "nfa.csv").exists()
     page.locator("#panel-nfa summary").click()
+    page.locator("#panel-nfa details tbody tr").nth(39).wait_for()  # the page fills the table after the click
     assert page.locator("#panel-nfa details tbody tr").count() == 40
     assert download("[data-csv=results]")[2].startswith("vcl,0.88")
 
