@@ -7,6 +7,7 @@ import pytest
 
 from gramscope.errors import InputError
 from gramscope.report.loaded_runs import read_runs
+from gramscope.report.overview import overview
 from gramscope.report.seed_statistics import evaluation_curve, layer_curve
 from gramscope.runs.directory import RunDirectory
 from made_up_runs import write_run
@@ -45,6 +46,23 @@ def test_records_of_a_monitor_are_read(tmp_path: Path) -> None:
     (setting,) = runs.settings
     assert [v.mean for v in layer_curve(setting, "nfa", "fc", "step").values] == [0.5, 3.5]
     assert [v.mean for v in evaluation_curve(setting, "held_loss", "step").values] == [2.0, -1.0]
+
+
+def test_seeds_of_ones_own_loop_are_one_setting(tmp_path: Path) -> None:
+    for lr in (0.1, 0.01):
+        for seed in (0, 1):
+            run = RunDirectory.create(tmp_path / "mine" / f"lr{lr}-seed{seed}", {"seed": seed, "lr": lr})
+            run.append({"step": 0, "layers": {"fc": {"nfa": 0.5}}, "network": {"loss": 2.0}})
+            run.close()
+    runs = read_runs([tmp_path / "mine"])
+    assert {setting.name: [run.seed for run in setting.runs] for setting in runs.settings} == {
+        "lr 0.01": [0, 1],
+        "lr 0.1": [0, 1],
+    }
+    facts = dict(overview(runs).facts[0][1])
+    assert facts["configuration"] == ["lr 0.01", "lr 0.1"]
+    assert facts["seeds"] == ["0, 1"]
+    assert setting_names(tmp_path / "mine" / "lr0.1-seed0") == ["lr0.1-seed0"]
 
 
 def test_a_folder_without_runs_is_an_error(tmp_path: Path) -> None:

@@ -38,8 +38,21 @@ def test_panels_say_what_was_not_recorded(tmp_path: Path) -> None:
     run.append({"kind": "evaluation", "step": 0, "epoch": 0.0, "test_loss": 1.0})
     run.close()
     found = report_content(read_runs([run.path]))
-    assert {panel.key for panel in found.panels if panel.views} == {"loss", "ends"}
+    assert {panel.key for panel in found.panels if panel.views} == {"loss"}  # one run has no last values to compare
     assert "test loss 1 at epoch 0" in found.overview.headline
+
+
+def test_users_of_their_own_loop_are_told_of_the_monitor(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "mine", {})
+    run.append({"step": 0, "layers": {"fc": {"weight_norm": 1.0}}, "network": {}})
+    run.close()
+    missing = {panel.key: panel.missing for panel in report_content(read_runs([run.path])).panels if panel.missing}
+    assert 'gs.Monitor(model, data, loss, measures=["nfa", ' in missing["nfa"]
+    assert '"nc1"' in missing["collapse"]
+    assert "save_spectra" in missing["spectra"]
+    assert "save_diagonals" in missing["diagonals"]
+    assert "gs.Monitor records it where" in missing["loss"]
+    assert not any("gramscope train" in text for text in missing.values())
 
 
 def test_files_are_written_where_they_belong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +60,7 @@ def test_files_are_written_where_they_belong(tmp_path: Path, monkeypatch: pytest
     run.figure_path("panel-old.png").write_text("")
     report = write_report([run.path])
     assert report.page == tmp_path / "one" / "figures" / "report.html"
-    names = {f"panel-{key}.{end}" for key in ("accuracy", "loss", "ends") for end in ("png", "pdf")}
+    names = {f"panel-{key}.{end}" for key in ("accuracy", "loss") for end in ("png", "pdf")}
     assert {path.name for path in report.page.parent.iterdir()} == {"report.html", *names}
     assert {path.name for path in report.figures} == names
     for path in report.figures:

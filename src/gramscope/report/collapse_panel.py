@@ -6,10 +6,9 @@ from gramscope.report.layer_panels import measure_table, recorded_layers, record
 from gramscope.report.loaded_runs import Runs
 from gramscope.report.measure_texts import COLLAPSE, measure_text
 from gramscope.report.panel import Facet, LinePlot, Panel, View
+from gramscope.report.recording import how_to_measure
 from gramscope.report.seed_statistics import layer_curve
 from gramscope.report.training_panels import all_positive, as_line
-
-_HOW = 'measure while training with measure.names = ["nc1", "nc2_equinorm", "nc2_equiangular", "nc3", …]'
 
 
 def collapse_panel(runs: Runs) -> Panel:
@@ -39,6 +38,6 @@ def collapse_panel(runs: Runs) -> Panel:
         "all NC1 to NC3 fall to 0 at full collapse, NC4 and the normalised surrogate rise to 1.",
         (View("", tuple(facets), "; ".join(formulas)),) if facets else (),
         table,
-        missing="" if facets else f"Not recorded; {_HOW}",
+        missing="" if facets else f"None of {', '.join(COLLAPSE)} was recorded; {how_to_measure(runs, COLLAPSE)}.",
         note=f"Features that enter {', '.join(readouts)}. {note}".strip() if readouts else note,
     )

@@ -9,12 +9,11 @@ from gramscope.report.layer_views import block_view, depth_view, layer_lines_vie
 from gramscope.report.loaded_runs import Run, Runs, Setting
 from gramscope.report.measure_texts import COLLAPSE, GROUPS, Group
 from gramscope.report.panel import DataTable, Panel, View, thin_table
+from gramscope.report.recording import how_to_measure
 from gramscope.report.seed_statistics import Summary, layer_curve, spread_sentence
 
 #: most settings that are drawn as maps, and most layers that are drawn as lines over training
 SETTINGS, LINES = 12, 6
-
-_HOW = "measure while training: gramscope train … --measure-every 1"
 
 
 def layer_panels(runs: Runs) -> list[Panel]:
@@ -77,7 +76,7 @@ def _group_panel(runs: Runs, group: Group, names: Sequence[str]) -> Panel:
             single_layers.append(by_time)
         notes |= dict.fromkeys([*block_notes, *time_notes])
     table, cut = measure_table(runs, names)
-    missing = f"None of {', '.join(group.measures)} was recorded; name them in measure.names and {_HOW}"
+    missing = f"None of {', '.join(group.measures)} was recorded; {how_to_measure(runs, group.measures)}."
     return Panel(
         group.key,
         "Layers over training",
@@ -106,7 +105,7 @@ def _depth_panel(runs: Runs, names: Sequence[str]) -> Panel:
         f"the blocks. Lines are means over seeds. {spread_sentence(runs)}",
         views,
         DataTable(columns, rows),
-        missing="" if views else f"No layer was measured; {_HOW}",
+        missing="" if views else f"No layer was measured; {how_to_measure(runs)}.",
     )
 
 

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from gramscope.report.seed_statistics import Curve
 
 #: configuration keys that say how a run was executed, not what was run
-_INCIDENTAL = frozenset({"seeds", "execution", "device", "keep", "checkpoint_every", "evaluate_every", "data.dir"})
+_INCIDENTAL = frozenset(
+    {"seed", "seeds", "execution", "device", "keep", "checkpoint_every", "evaluate_every", "data.dir"}
+)
 #: kinds of records that have a place of their own in the report
 KNOWN_KINDS = frozenset({"evaluation", "measurement", "end", "claim"})
 #: keys of a measurement that are not measures
@@ -100,9 +102,11 @@ class Run:
     @property
     def seed(self) -> int | None:
         """The seed, where it is known."""
-        seeds = self.config.get("seeds")
-        if isinstance(seeds, list) and len(seeds) == 1 and isinstance(seeds[0], int):
-            return seeds[0]
+        seeds = self.config.get("seeds", self.config.get("seed"))
+        if isinstance(seeds, list) and len(seeds) == 1:
+            seeds = seeds[0]
+        if isinstance(seeds, int):
+            return seeds
         return next((seed for record in self.records if isinstance(seed := record.get("seed"), int)), None)
 
     @property
@@ -206,7 +210,7 @@ def read_runs(paths: Sequence[Path | str]) -> Runs:
             if "method" not in run.config and not run.evaluations and not run.measurements:
                 others.append(run)
                 continue
-            key = repr(_decisive(run.config)) if "method" in run.config else run.name
+            key = repr(decisive(run.config)) if {"method", "seed"} & run.config.keys() else run.name
             groups.setdefault((number, key), []).append(run)
     names = _names([runs[0] for runs in groups.values()])
     settings = zip(names, groups.values(), strict=True)
@@ -219,33 +223,37 @@ def _step(record: Record) -> int:
 
 
 # -- names of settings ----------------------------------------------------------------------------------------------
-def _decisive(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def decisive(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """The configuration as dotted keys, without the incidental ones."""
     found: dict[str, Any] = {}
     for key, value in config.items():
         dotted = f"{prefix}{key}"
         if isinstance(value, Mapping):
-            found |= _decisive(value, f"{dotted}.")
+            found |= decisive(value, f"{dotted}.")
         elif dotted not in _INCIDENTAL:
             found[dotted] = value
     return found
 
 
 def _names(firsts: Sequence[Run]) -> list[str]:
-    """A name for each setting: its method and the options in which it differs from the others, or its directory."""
-    configs = [_decisive(run.config) for run in firsts]
+    """A name for each setting: its method and the options in which it differs from the others, or its directory.
+
+    Runs of one's own loop with a seed in their configuration are named by their options too.
+    """
+    configs = [decisive(run.config) for run in firsts]
     keys = dict.fromkeys(key for config in configs for key in config)
     names = []
     for run, config in zip(firsts, configs, strict=True):
-        if "method.name" not in config:
+        method = config.get("method.name")
+        if method is None and "seed" not in run.config:
             names.append(run.name)
             continue
-        rivals = [other for other in configs if other.get("method.name") == config["method.name"]]
+        rivals = [other for other in configs if other.get("method.name") == method]
         apart = [key for key in keys if key in config and len({repr(other.get(key)) for other in rivals}) > 1]
         short = [(key.rsplit(".", 1)[-1], config[key]) for key in apart if not key.endswith(".name")]
         parts = [f"{key} {value_text(key, value)}" for key, value in short]
         named = [str(config[key]) for key in apart if key.endswith(".name")]
-        label = ", ".join([str(config["method.name"]), *named, *parts])
+        label = ", ".join([*([] if method is None else [str(method)]), *named, *parts]) or run.root.name
         names.append(label if len(parts) <= 3 else run.name)
     return _distinct(names, [run.root.name for run in firsts])
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gramscope.report.headline import headline
-from gramscope.report.loaded_runs import Run, Runs, value_text
+from gramscope.report.loaded_runs import Run, Runs, decisive, value_text
 from gramscope.report.measure_texts import readable
 from gramscope.report.run_files import is_inside, read_config, read_environment
 from gramscope.report.seed_statistics import evaluation_curve
@@ -123,6 +123,8 @@ def _facts(runs: Runs, number: int) -> list[tuple[str, list[str]]]:
         tables = [one[key] for one in trained if isinstance(one.get(key), Mapping)]
         facts.append((key, list(dict.fromkeys(map(_describe, tables)))))
     facts.append(("training loop", list(dict.fromkeys(_own_loop(run) for run in mine if "method" not in run.config))))
+    settings = (decisive(run.config) for run in mine if run.monitored)
+    facts.append(("configuration", list(dict.fromkeys(map(_describe, settings)))))
     facts.append(("seeds", [", ".join(map(str, sorted({run.seed for run in mine if run.seed is not None})))]))
     for key in ("epochs", "batch_size", "dtype"):
         values = dict.fromkeys(value_text(key, one[key]) for one in trained if key in one)

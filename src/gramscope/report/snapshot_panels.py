@@ -12,6 +12,7 @@ from gramscope.errors import GramscopeError
 from gramscope.report.block_layout import block_layout, layer_label
 from gramscope.report.loaded_runs import Run, Runs, Setting
 from gramscope.report.panel import DataTable, Facet, HeatMap, Line, LinePlot, Panel, View, rounded, thin
+from gramscope.report.recording import how_to_store
 from gramscope.report.run_files import text
 from gramscope.runs.layer_snapshots import DIAGONALS, SPECTRA, load_diagonals, load_spectra, snapshot_steps
 
@@ -100,7 +101,7 @@ def spectra_panel(runs: Runs) -> Panel:
     )
     stored: list[_Stored[Tensor]] = _stored(runs, SPECTRA, load_spectra, MOMENTS)
     if not stored:
-        return Panel(*words, missing="No spectra were stored with these runs.")
+        return Panel(*words, missing=f"No spectra were stored with these runs; {how_to_store(runs, 'save_spectra')}.")
     layers = list(dict.fromkeys(layer for item in stored for layer in item.layers))
     most = VALUES if len(layers) <= LAYERS else FEW_VALUES
     steps = sorted({step for item in stored for step in item.found})
@@ -166,7 +167,11 @@ def diagonals_panel(runs: Runs) -> Panel:
     )
     stored: list[_Stored[dict[str, Tensor]]] = _stored(runs, DIAGONALS, load_diagonals, MOMENTS)
     if not stored:
-        return Panel(*words, missing="No diagonals were stored with these runs (they exist where inputs are images).")
+        return Panel(
+            *words,
+            missing="No diagonals were stored with these runs; where inputs are images, "
+            f"{how_to_store(runs, 'save_diagonals')}.",
+        )
     pixels = sum(
         _picture(image).numel()
         for item in stored

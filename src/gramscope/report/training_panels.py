@@ -8,6 +8,7 @@ from dataclasses import astuple
 from gramscope.report.loaded_runs import Run, Runs, Setting
 from gramscope.report.measure_texts import PARTS, readable
 from gramscope.report.panel import DataTable, Facet, Line, LinePlot, Panel, View, shorten, thin, thin_table
+from gramscope.report.recording import own_loop
 from gramscope.report.run_files import is_number
 from gramscope.report.seed_statistics import Curve, Summary, evaluation_curve, spread_sentence
 
@@ -18,12 +19,17 @@ _SENTENCES = {
     "accuracy": "Share of samples (or labelled tokens) classified correctly, for each setting; lines are means over seeds.",
     "loss": "Mean loss of a sample (or labelled token), for each setting; lines are means over seeds.",
 }
+#: when a monitor records them
+_WHERE = {
+    "accuracy": "gs.Monitor records it where the targets are classes",
+    "loss": "gs.Monitor records it where it is given a loss, or the model returns its own",
+}
 _FORMULAS = {"accuracy": "(1/n) Σ_i [argmax f(x_i) = y_i]", "loss": "(1/n) Σ_i L_i"}
 
 
 def training_panels(runs: Runs) -> list[Panel]:
-    """Accuracy, loss, and both at the end of training."""
-    return [_panel(runs, "accuracy"), _panel(runs, "loss"), _last_values(runs)]
+    """Accuracy, loss, and both at the end of training where there is something to compare."""
+    return [_panel(runs, "accuracy"), _panel(runs, "loss"), *([_last_values(runs)] if len(runs.all) > 1 else [])]
 
 
 def evaluated_parts(runs: Sequence[Run], what: str) -> list[str]:
@@ -61,7 +67,11 @@ def _panel(runs: Runs, what: str) -> Panel:
             label = "over seconds of training" if clock == "seconds" else f"over {clock}s"
             views.append(View(label, tuple(Facet(t, (plot,)) for t, plot in plots.items()), _FORMULAS[what]))
     table, note = _table(runs, [f"{part}_{what}" for part in parts])
-    missing = "" if views else f"No {what} was recorded: records of kind “evaluation” hold test_{what}."
+    missing = (
+        ""
+        if views
+        else f"No {what} was recorded: {_WHERE[what] if own_loop(runs) else f'records of kind “evaluation” hold test_{what}'}."
+    )
     sentence = f"{_SENTENCES[what]} {spread_sentence(runs)}"
     switch = what == "loss" and all_positive(drawn)
     return Panel(what, "Training", what.capitalize(), sentence, tuple(views), table, missing, note, switch)
