@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import gramscope as gs
-from gramscope.errors import RescueWarning
+from gramscope.errors import RescueWarning, ResultWarning
+from gramscope.optim.vcl.rules import Solver
 from optim.vcl.nets import data, mlp, train, train_both
 
 
@@ -68,6 +69,18 @@ def test_cut_off_eigenvalues_are_announced_once():
     with pytest.warns(RescueWarning, match=r"'0'.*cutoff"):
         train(model, optimizer, x, y)
     train(model, optimizer, x, y, 3)
+
+
+@pytest.mark.parametrize("solver", ["recursive", "exact"])
+def test_weights_that_cannot_leave_zero_are_announced_once(solver: Solver):
+    model = mlp(6, 6, 3)
+    torch.nn.init.zeros_(model[0].weight)
+    x, y = data(6)
+    optimizer = gs.VCL(model, gamma=0.3, solver=solver)
+    with pytest.warns(ResultWarning, match=r"'0' are zero and stay so"):
+        train(model, optimizer, x, y)
+    train(model, optimizer, x, y, 3)
+    assert not model[0].weight.any()
 
 
 @pytest.mark.parametrize("k", [6, 12])

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gramscope.errors import InputError, NumericalError, RescueWarning
+from gramscope.errors import InputError, NumericalError, RescueWarning, ResultWarning
 from gramscope.optim.vcl.direction import Direction
 from gramscope.optim.vcl.gradients import Gatherer
 from gramscope.optim.vcl.matrix_step import Doubts, MatrixStep, Proposal
@@ -148,17 +148,28 @@ class MatrixTrainer:
             return replace(plan, full=True)
         if not finite:
             raise NumericalError(self._trouble())
-        if doubts.cut and not self._warned:
-            self._warned = True
+        name = self.weight.name
+        if doubts.norm == 0 and self.report is None:  # no step was taken: the weights began at zero
+            self._warn(
+                ResultWarning,
+                f"all weights of VCL layer {name!r} are zero and stay so: Algorithm 1 changes weights by products with them. "
+                "Start from other weights, leave the layer to readout= with layers=, or use solver='averaged' or floor=",
+            )
+        elif doubts.cut:
             size = self.weight.shape[-1] if self.solver == "exact" else self.rank
             cutoff = self.rules.spectrum.relative_cutoff(self.dtype, size)
-            warnings.warn(
-                f"VCL layer {self.weight.name!r}: positive eigenvalues at rounding level (up to {cutoff:.1e} of the "
-                "largest) are taken as zero, so W loses rank. cutoff= sets the limit, floor= keeps the rank",
+            self._warn(
                 RescueWarning,
-                stacklevel=4,
+                f"VCL layer {name!r}: positive eigenvalues at rounding level (up to {cutoff:.1e} of the "
+                "largest) are taken as zero, so W loses rank. cutoff= sets the limit, floor= keeps the rank",
             )
         return None
+
+    def _warn(self, kind: type[Warning], text: str) -> None:
+        """Warn once for each matrix."""
+        if not self._warned:
+            self._warned = True
+            warnings.warn(text, kind, stacklevel=5)
 
     @property
     def _rounding(self) -> float:
