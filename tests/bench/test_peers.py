@@ -30,7 +30,7 @@ def test_a_row_and_a_missing_peer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert first.time is not None
     assert first.memory is not None
     assert first.met == (first.time >= 1 and first.memory >= 1)
-    assert f"time {first.time:6.2f}" in first.line()
+    assert f"time {first.time:6.2f} ({first.peer_ms:.4g} ms / {first.ours_ms:.4g} ms)" in first.line()
     assert json.loads(json.dumps(first.to_dict()))["case"] == first.case
     assert "peers" in BENCHMARKS
 
@@ -40,7 +40,7 @@ def test_different_results_and_devices_are_refused() -> None:
     with pytest.raises(InputError, match="gramscope and nobody differ by 1.0e\\+00"):
         peers.measure(case, 0.0)
     with pytest.raises(InputError, match="device = cuda"):
-        run_benchmark("peers", device="cuda")
+        next(run_benchmark("peers", device="cuda"))
 
 
 def test_peak_memory_is_that_of_the_work_alone() -> None:

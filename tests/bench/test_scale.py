@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -24,12 +25,12 @@ def test_a_case_is_timed_at_every_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scale, "cases", lambda device: iter([waits]))
     monkeypatch.setattr(scale, "PEAK_SIDE", 8)
     monkeypatch.setattr(scale, "processes", lambda: Growth("p", "processes", (1, 2), (1.0, 1.0), 0.0, 0.0))
-    rows = scale.run(seconds=0.0)
+    rows = list(scale.run(seconds=0.0))
     row = next(row for row in rows if row.case == "waiting")
     assert row.exponent == pytest.approx(1.0, abs=0.4)
     assert row.gflops is not None
     assert row.gflops < 8e3 / 0.08 / 1e9
-    assert "exponent" in row.line()
+    assert "ms at n = 2 4 8  exponent" in row.line()
     assert [r.share for r in rows[:2]] == [1.0, 1.0]
 
 
@@ -47,10 +48,11 @@ def test_processes_are_timed() -> None:
 
 
 def test_bench_all_runs_them_all(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def run(name: str, **options: object) -> list[Row] | list[Growth]:
-        if name == "scale":
-            return [Growth("c", "n", (1, 2), (1.0, 2.0), 1.0, 1.0)]
-        return [Row("c", "m", 1.0, "b", 1.0)]
+    printed = []
+
+    def run(name: str, **options: object) -> Iterator[Row | Growth]:
+        yield Growth("c", "n", (1, 2), (1.0, 2.0), 1.0, 1.0) if name == "scale" else Row(name, "m", 1.0, "b", 1.0)
+        printed.append(capsys.readouterr().out)  # before the benchmark goes on
 
     monkeypatch.setattr("gramscope.cli.bench.run_benchmark", run)
     for arguments in (["--json"], []):
@@ -58,9 +60,12 @@ def test_bench_all_runs_them_all(monkeypatch: pytest.MonkeyPatch, capsys: pytest
         with pytest.raises(SystemExit) as end:
             app.main()
         assert not end.value.code
-        out = capsys.readouterr().out
         if arguments:
-            assert list(json.loads(out)) == list(benchmarks.BENCHMARKS)
-            assert json.loads(out)["scale"][0]["exponent"] == 1.0
-        else:
-            assert "1 2" in out
+            out = json.loads(capsys.readouterr().out)
+            assert list(out) == list(benchmarks.BENCHMARKS)
+            assert out["scale"][0]["exponent"] == 1.0
+            printed.clear()
+    assert len(printed) == len(benchmarks.BENCHMARKS)
+    for name, text in zip(benchmarks.BENCHMARKS, printed, strict=True):
+        assert text.startswith(f"{name}\n")
+        assert ("1 2 ms at n = 1 2" if name == "scale" else "1.000 ms") in text

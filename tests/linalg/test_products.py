@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gramscope.linalg.products import antisymmetric_part, coarse, coarse_product, precise_product, rounding
+from gramscope.linalg.products import antisymmetric_part, coarse, coarse_product, precise_product, rounding, transposed
 
 DEVICES = [
     "cpu",
@@ -21,9 +21,17 @@ def test_products_are_as_precise_as_they_say(device: str, generator: torch.Gener
     found = coarse_product(coarse(A), coarse(B))
     assert found.dtype == torch.float32
     assert (found - exact).norm() < 2 * rounding(A) * exact.norm()
+    assert torch.equal(coarse_product(coarse(A), coarse(B), out=torch.empty_like(A)), found)
 
 
 @pytest.mark.parametrize("k", [1, 5, 128, 129, 300])
 def test_the_antisymmetric_part(k: int, generator: torch.Generator) -> None:
     A = torch.randn(2, k, k, generator=generator)
     assert torch.equal(antisymmetric_part(A), A - A.mT)
+    assert torch.equal(antisymmetric_part(A, out=torch.empty_like(A)), A - A.mT)
+
+
+def test_transposes_have_any_shape(generator: torch.Generator) -> None:
+    A = torch.randn(2, 70, 90, generator=generator)
+    assert torch.equal(transposed(A), A.mT)
+    assert transposed(A).is_contiguous()

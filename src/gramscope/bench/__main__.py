@@ -18,8 +18,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     for name in arguments.names:
-        rows = run_benchmark(name, device=arguments.device, seconds=arguments.seconds)
-        for row in rows:
+        for row in run_benchmark(name, device=arguments.device, seconds=arguments.seconds):
             text = json.dumps({"benchmark": name, **row.to_dict()}) if arguments.json else row.line()
             sys.stdout.write(text + "\n")
             sys.stdout.flush()

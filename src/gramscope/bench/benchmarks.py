@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +33,8 @@ COMPARISONS = {
 _MODULES = {"measure": "measure_speed", "vcl": "vcl_speed", "train": "train_speed"}
 
 
-def run_benchmark(name: str, *, device: str = "cpu", seconds: float | None = None) -> Sequence[Row | Growth | PeerRow]:
-    """Run one benchmark.
+def run_benchmark(name: str, *, device: str = "cpu", seconds: float | None = None) -> Iterator[Row | Growth | PeerRow]:
+    """Run one benchmark; each row comes as soon as it is measured.
 
     Args:
         name: a key of :data:`BENCHMARKS`.
@@ -45,7 +45,7 @@ def run_benchmark(name: str, *, device: str = "cpu", seconds: float | None = Non
         raise InputError(f"benchmark {name!r} is not known; there are: {', '.join(BENCHMARKS)}")
     if seconds is not None and not 0 <= seconds < math.inf:
         raise InputError(f"seconds = {seconds:g}: must be a finite number of at least 0")
-    run: Callable[..., Sequence[Row | Growth | PeerRow]] = import_module(
+    run: Callable[..., Iterator[Row | Growth | PeerRow]] = import_module(
         f"gramscope.bench.{_MODULES.get(name, name)}"
     ).run
     arguments: dict[str, Any] = {} if seconds is None else {"seconds": seconds}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -20,18 +20,16 @@ MEGABYTE = 2**20
 IMAGE = (3, 32, 32)
 
 
-def run(device: str = "cpu", seconds: float = 4.0) -> list[Row]:
+def run(device: str = "cpu", seconds: float = 4.0) -> Iterator[Row]:
     """All cases; every ratio is measured within this call."""
     generator = torch.Generator().manual_seed(0)
-    return [
-        *linearity(device, seconds, generator),
-        *input_agop(device, seconds, generator),
-        *collecting(device, seconds, generator),
-        *monitoring(device, generator),
-    ]
+    yield from linearity(device, seconds, generator)
+    yield from input_agop(device, seconds, generator)
+    yield from collecting(device, seconds, generator)
+    yield from monitoring(device, seconds, generator)
 
 
-def linearity(device: str, seconds: float, generator: torch.Generator) -> list[Row]:
+def linearity(device: str, seconds: float, generator: torch.Generator) -> Iterator[Row]:
     """Target linearity and surrogate of 20,000 × 256 features against the n×n Gram; memory at growing n."""
     n, d, c = 20_000, 256, 10
     H = torch.randn(n, d, generator=generator).to(device)
@@ -49,16 +47,13 @@ def linearity(device: str, seconds: float, generator: torch.Generator) -> list[R
     def gram_surrogate() -> Tensor:
         return (Y.mT @ (H @ H.mT) @ Y).diagonal().sum()
 
-    rows = []
     for size in (20_000, 200_000):
         features = torch.randn(size, d, generator=generator).to(device)
         labels = torch.randint(c, (size,), generator=generator).to(device)
         extra = peak_extra_bytes(lambda f=features, t=labels: (target_linearity(f, t), surrogate(f, t)), device)  # type: ignore[misc]
         share = extra / (100 * MEGABYTE)
         note = "peak extra megabytes; ratio is to 100 MB"
-        rows.append(
-            Row(f"memory of both, n = {size:,}", "gramscope", 100 * share, "100 MB", share, "≤ 1", share < 1, note)
-        )
+        yield Row(f"memory of both, n = {size:,}", "gramscope", 100 * share, "100 MB", share, "≤ 1", share < 1, note)
     pairs: list[tuple[str, Callable[[], Tensor], Callable[[], Tensor]]] = [
         ("target linearity 20,000×256", lambda: target_linearity(H, y, ridge=1.0), gram_linearity),
         ("surrogate 20,000×256", lambda: surrogate(H, y), gram_surrogate),
@@ -66,12 +61,11 @@ def linearity(device: str, seconds: float, generator: torch.Generator) -> list[R
     for case, ours, naive in pairs:
         times = compare({"gramscope": ours}, device=device, seconds=seconds / 4)
         times |= compare({"n×n Gram": naive}, device=device, seconds=0.0, warm_up=0, least=1)
-        rows.append(ratio_row(case, "n×n Gram", times, "gramscope", at_least=100))
-        rows.append(ratio_row(case, "gramscope", times, "gramscope"))
-    return rows
+        yield ratio_row(case, "n×n Gram", times, "gramscope", at_least=100)
+        yield ratio_row(case, "gramscope", times, "gramscope")
 
 
-def input_agop(device: str, seconds: float, generator: torch.Generator) -> list[Row]:
+def input_agop(device: str, seconds: float, generator: torch.Generator) -> Iterator[Row]:
     """AGOP at the input of 3072→256→256→10 against per-sample Jacobians of the input."""
     model = build("mlp", (3072,), 10, generator=generator, hidden=(256, 256)).to(device)
     x = torch.randn(512, 3072, generator=generator).to(device)
@@ -89,15 +83,12 @@ def input_agop(device: str, seconds: float, generator: torch.Generator) -> list[
         {"vmap(jacrev)": dense, "gramscope": lambda: agop(model, x, "hidden1")}, device=device, seconds=seconds
     )
     case = "input AGOP, 512 samples"
-    return [
-        ratio_row(case, "vmap(jacrev)", times, "gramscope", at_least=10),
-        ratio_row(case, "gramscope", times, "gramscope"),
-    ]
+    yield ratio_row(case, "vmap(jacrev)", times, "gramscope", at_least=10)
+    yield ratio_row(case, "gramscope", times, "gramscope")
 
 
-def collecting(device: str, seconds: float, generator: torch.Generator) -> list[Row]:
+def collecting(device: str, seconds: float, generator: torch.Generator) -> Iterator[Row]:
     """Capture plus collect of D, Σ and HᵀY against the plain forward and backward."""
-    rows = []
     resnet = build("resnet", IMAGE, 10, generator=generator, widths=(16, 32), blocks=2, norm="batch")
     cases: list[tuple[str, nn.Module, int, float]] = [
         ("collect, MLP 3072→256→10, batch 64", build("mlp", IMAGE, 10, generator=generator), 2048, 1.5),
@@ -117,19 +108,17 @@ def collecting(device: str, seconds: float, generator: torch.Generator) -> list[
             collect(model, loader, nn.CrossEntropyLoss(), gram=False)
 
         times = compare({"forward/backward": plain, "gramscope": ours}, device=device, seconds=seconds)
-        rows.append(ratio_row(case, "forward/backward", times, "forward/backward"))
-        rows.append(ratio_row(case, "gramscope", times, "forward/backward", at_most=goal))
-    return rows
+        yield ratio_row(case, "forward/backward", times, "forward/backward")
+        yield ratio_row(case, "gramscope", times, "forward/backward", at_most=goal)
 
 
-def monitoring(device: str, generator: torch.Generator) -> list[Row]:
+def monitoring(device: str, seconds: float, generator: torch.Generator) -> Iterator[Row]:
     """What the default Monitor costs in a run of the papers' MLP and CNN: its records against the run's steps.
 
     The run has 20 epochs of 782 steps. The time of a step and of a record are measured and scaled to the run's counts.
     """
     steps = 20 * 782
     records = sum(geometric(step) for step in range(steps + 1))
-    rows = []
     for case in ("MLP", "CNN"):
         model = build(case.lower(), IMAGE, 10, generator=generator).to(device)
         x, y = _images(1024, device, generator)
@@ -143,13 +132,12 @@ def monitoring(device: str, generator: torch.Generator) -> list[Row]:
             F.cross_entropy(model(x[:64]), y[:64]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
 
-        times = compare({"step": step, "record": monitor.record}, device=device, seconds=3.0)
+        times = compare({"step": step, "record": monitor.record}, device=device, seconds=seconds)
         share = records * times["record"] / (steps * times["step"])
         note = f"{records} records in {steps:,} steps; step {1e3 * times['step']:.1f} ms"
-        rows.append(
-            Row(f"Monitor, {case}", "record", 1e3 * times["record"], "20 epochs", share, "≤ 0.05", share <= 0.05, note)
+        yield Row(
+            f"Monitor, {case}", "record", 1e3 * times["record"], "20 epochs", share, "≤ 0.05", share <= 0.05, note
         )
-    return rows
 
 
 def _images(n: int, device: str, generator: torch.Generator) -> tuple[Tensor, Tensor]:

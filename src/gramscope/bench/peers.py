@@ -55,10 +55,13 @@ class PeerRow:
         if self.time is None or self.memory is None:
             return f"{self.case:40} {self.peer:28} {self.note}"
         verdict = "met" if self.met else "not met"
-        return f"{self.case:40} {self.peer:28} time {self.time:6.2f}  memory {self.memory:6.2f}  ≥ 1: {verdict}  ({self.note})"
+        return (
+            f"{self.case:40} {self.peer:28} time {self.time:6.2f} ({self.peer_ms:.4g} ms / {self.ours_ms:.4g} ms)"
+            f"  memory {self.memory:6.2f} ({self.peer_mb:.4g} MB / {self.ours_mb:.4g} MB)  ≥ 1: {verdict}  ({self.note})"
+        )
 
 
-def run(device: str = "cpu", seconds: float = 2.0, scale: float = 1.0) -> list[PeerRow]:
+def run(device: str = "cpu", seconds: float = 2.0, scale: float = 1.0) -> Iterator[PeerRow]:
     """All comparisons; peers that are not installed are named with what to install.
 
     Args:
@@ -69,16 +72,15 @@ def run(device: str = "cpu", seconds: float = 2.0, scale: float = 1.0) -> list[P
     if torch.device(device).type != "cpu":
         raise InputError(f"device = {device}: peers are compared on the CPU, in one thread")
     generator = torch.Generator().manual_seed(0)
-    rows: list[PeerRow] = []
     with one_thread(), warnings.catch_warnings():
         warnings.simplefilter("ignore", ResultWarning)  # n < d explains any target, also in the peers
         for package, maker in CASES:
             missing = _missing(package)
             if missing:
-                rows.append(PeerRow(str(maker.__doc__).split(",")[0].rstrip("."), package, note=missing))
+                yield PeerRow(str(maker.__doc__).split(",")[0].rstrip("."), package, note=missing)
                 continue
-            rows += [measure(case, seconds) for case in maker(generator, scale)]
-    return rows
+            for case in maker(generator, scale):
+                yield measure(case, seconds)
 
 
 def measure(case: PeerCase, seconds: float) -> PeerRow:

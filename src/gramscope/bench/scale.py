@@ -62,9 +62,12 @@ class Growth:
 
     def line(self) -> str:
         """The row as one line of text."""
-        text = f"{self.case:32} {self.variable:9} {self.milliseconds[-1]:10.3f} ms at {self.sizes[-1]}"
+        times, sizes = (" ".join(f"{value:.4g}" for value in values) for values in (self.milliseconds, self.sizes))
+        text = f"{self.case:32} {times} ms at {self.variable} = {sizes}"
         text += f"  exponent {self.exponent:.2f}, expected {self.expected:g}"
-        return text if self.share is None else f"{text}  {self.gflops:.1f} GFlop/s, {self.share:.2f} of the peak"
+        if self.share is not None:
+            text += f"  {self.gflops:.1f} GFlop/s, {self.share:.2f} of the peak"
+        return text + (f"  ({self.note})" if self.note else "")
 
 
 @dataclass(frozen=True)
@@ -81,25 +84,18 @@ class Case:
     warm_up: int = 1
 
 
-def run(device: str = "cpu", seconds: float = 0.4) -> list[Growth]:
+def run(device: str = "cpu", seconds: float = 0.4) -> Iterator[Growth]:
     """All cases, each size for about ``seconds``."""
-    peaks = {dtype: matmul_peak(device, dtype, seconds) for dtype in (torch.float32, torch.float64)}
-    rows = [
-        Growth(
-            f"matmul, {str(dtype).removeprefix('torch.')}",
-            "side",
-            (PEAK_SIDE,),
-            (1e3 * 2 * PEAK_SIDE**3 / peak,),
-            math.nan,
-            3.0,
-            peak / 1e9,
-            1.0,
-            "counts as the peak",
-        )
-        for dtype, peak in peaks.items()
-    ]
-    rows += [_grow(case, device, seconds, peaks) for case in cases(device)]
-    return rows + ([processes()] if device == "cpu" else [])
+    peaks: dict[torch.dtype, float] = {}
+    for dtype in (torch.float32, torch.float64):
+        peak = peaks[dtype] = matmul_peak(device, dtype, seconds)
+        name, milliseconds = str(dtype).removeprefix("torch."), 1e3 * 2 * PEAK_SIDE**3 / peak
+        note = "counts as the peak"
+        yield Growth(f"matmul, {name}", "side", (PEAK_SIDE,), (milliseconds,), math.nan, 3.0, peak / 1e9, 1.0, note)
+    for case in cases(device):
+        yield _grow(case, device, seconds, peaks)
+    if device == "cpu":
+        yield processes()
 
 
 def matmul_peak(device: str, dtype: torch.dtype, seconds: float) -> float:

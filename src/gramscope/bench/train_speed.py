@@ -6,7 +6,7 @@ The data have the shapes of CIFAR-10 and random content; speed does not depend o
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,14 +31,13 @@ RUNS = 25
 LOADER = "DataLoader with transforms"
 
 
-def run(device: str = "cpu", seconds: float = 10.0) -> list[Row]:
+def run(device: str = "cpu", seconds: float = 10.0) -> Iterator[Row]:
     """All comparisons; ``seconds`` for each."""
     small = torch.device(device).type == "cpu"
     data = _images(2_560 if small else 12_800, device)
-    rows = _epoch(data, device, seconds)
+    yield from _epoch(data, device, seconds)
     for method in ("sgd", "adamw", "muon", "whiten-sgd"):
-        rows += _many(method, data, device, seconds)
-    return rows
+        yield from _many(method, data, device, seconds)
 
 
 # -- one run ------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -59,18 +59,16 @@ _GOALS = {
 }
 
 
-def run(device: torch.device | str = "cpu", seconds: float = 20.0) -> list[Row]:
+def run(device: torch.device | str = "cpu", seconds: float = 20.0) -> Iterator[Row]:
     """Time whole training steps (forward, backward, update) of every method on every shape, the methods in alternation.
 
     Args:
         device: where to run.
         seconds: time for the fast methods of each shape; the exact solver gets as much again for three steps.
     """
-    rows: list[Row] = []
     for shape in SHAPES:
-        rows += _steps(shape, device, seconds)
-    rows += _time_to_accuracy(device)
-    return rows
+        yield from _steps(shape, device, seconds)
+    yield from _time_to_accuracy(device)
 
 
 def _steps(shape: Shape, device: torch.device | str, seconds: float) -> list[Row]:
@@ -171,14 +169,14 @@ _EPOCHS = 20
 _FALLING = (1, 2)
 
 
-def _time_to_accuracy(device: torch.device | str) -> list[Row]:
+def _time_to_accuracy(device: torch.device | str) -> Iterator[Row]:
     """Seconds of training, tests not counted, until the test accuracy first reaches SGD's best of 20 epochs.
 
-    The list is empty where CIFAR-10 is not found (``GRAMSCOPE_DATA``).
+    There are no rows where CIFAR-10 is not found (``GRAMSCOPE_DATA``).
     """
     images = _cifar10(device)
     if images is None:
-        return []
+        return
     train, test = images
     best, sgd_time = 0.0, 0.0
     trace = _train(train, test, lambda net: SGD(net.parameters(), lr=0.05), _EPOCHS)
@@ -186,7 +184,7 @@ def _time_to_accuracy(device: torch.device | str) -> list[Row]:
         if accuracy > best:
             best, sgd_time = accuracy, seconds
     case = f"time to {100 * best:.1f} % on CIFAR-10, 3072→256"
-    rows = [Row(case, "SGD", 1e3 * sgd_time, "SGD", 1.0, note=f"best of {_EPOCHS} epochs")]
+    yield Row(case, "SGD", 1e3 * sgd_time, "SGD", 1.0, note=f"best of {_EPOCHS} epochs")
     ways = {"VCL recursive": None, **{f"VCL recursive, γ falling over {n} epochs": n for n in _FALLING}}
     for name, falling in ways.items():
         trace = _train(
@@ -200,8 +198,7 @@ def _time_to_accuracy(device: torch.device | str) -> list[Row]:
         seconds, accuracy = trace[-1]
         met = accuracy >= best and seconds <= 0.4 * sgd_time
         note = f"{100 * accuracy:.1f} % with one warm-up epoch counted"
-        rows.append(Row(case, name, 1e3 * seconds, "SGD", seconds / sgd_time, goal="≤ 0.4", met=met, note=note))
-    return rows
+        yield Row(case, name, 1e3 * seconds, "SGD", seconds / sgd_time, goal="≤ 0.4", met=met, note=note)
 
 
 def _train(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.optim import SGD, Muon, Optimizer
+from typing_extensions import override
 
 from gramscope.bench.timing import Row, compare
 from gramscope.linalg.procrustes import nearest_with_gram
@@ -34,7 +36,30 @@ _EMULATED = 256
 _DECOMPOSED = 1024
 
 
-def run(device: torch.device | str = "cpu", seconds: float = 4.0) -> list[Row]:
+@dataclass(frozen=True)
+class WhitenRow(Row):
+    """A row of whitened steps.
+
+    Attributes:
+        gram_error: ``‖XᵀX − G‖ / ‖G‖`` of the last step, where G is the Gram that the step must have.
+        excess: by how much the step is longer than the shortest one with that Gram, relative to the shortest.
+        excess_estimate: what the optimizer estimated for the same; the only figure for matrices too large to decompose.
+    """
+
+    gram_error: float = 0.0
+    excess: float | None = None
+    excess_estimate: float = 0.0
+
+    @override
+    def line(self) -> str:
+        measured = "" if self.excess is None else f" {100 * self.excess:.2f} % measured,"
+        return (
+            f"{super().line()}  excess distance{measured} {100 * self.excess_estimate:.2f} % estimated;"
+            f" Gram off by {self.gram_error:.0e}"
+        )
+
+
+def run(device: torch.device | str = "cpu", seconds: float = 10.0) -> Iterator[Row]:
     """Time one optimizer step on one matrix of each shape, the ways in alternation.
 
     A CPU without bfloat16 instructions emulates Muon's products, which takes minutes for large matrices: these are left out.
@@ -42,97 +67,69 @@ def run(device: torch.device | str = "cpu", seconds: float = 4.0) -> list[Row]:
 
     Args:
         device: where to run.
-        seconds: time for each case.
+        seconds: time for each shape and size of step; a warm-up and one step of each way are taken in any case.
     """
-    rows: list[Row] = []
-    emulated = torch.device(device).type == "cpu" and not has_bfloat16(torch.device(device))
-    for case in CASES:
-        if emulated and case.k > _EMULATED:
-            continue
-        goal = case.cpu_goal if torch.device(device).type == "cpu" else case.other_goal
-        for step in STEPS:
-            ways: dict[str, Callable[[], object]] = {
-                "Muon": _stepper(case, step, device, lambda W: Muon([W], lr=1e-3)),
-                "GramWhitened(SGD)": _stepper(case, step, device, lambda W: GramWhitened(_sgd(W))),
-                "SGD": _stepper(case, step, device, _sgd),
-            }
-            few = emulated or case.k > 1024
-            took = compare(
-                ways,
-                device=device,
-                seconds=seconds,
-                warm_up=1 if few else 3,
-                least=1 if few else 3,
-                calls=1 if few else 24,
-            )
-            for name, time in took.items():
-                whitened, ratio = name.startswith("GramWhitened"), time / took["Muon"]
-                rows.append(
-                    Row(
-                        case=f"{case.k}×{case.d}, step {step:g} ‖W‖",
-                        method=name,
-                        milliseconds=1e3 * time,
-                        baseline="Muon",
-                        ratio=ratio,
-                        goal=f"≤ {goal:.1f}" if whitened else "",
-                        met=ratio <= goal if whitened else None,
-                        note=_accuracy(case, step, device) if whitened else "",
-                    )
-                )
-    return rows
+    cpu = torch.device(device).type == "cpu"
+    emulated = cpu and not has_bfloat16(torch.device(device))
+    for case, step in itertools.product(CASES, STEPS):
+        if not (emulated and case.k > _EMULATED):
+            yield from _compared(case, step, device, seconds, case.cpu_goal if cpu else case.other_goal)
 
 
-def _accuracy(case: Case, step: float, device: torch.device | str) -> str:
-    """How exact the Gram of the tenth whitened step is, and by how much the step exceeds the shortest one with that Gram."""
-    seen: list[Tensor] = []
-    optimizers: list[GramWhitened] = []
+def _compared(case: Case, step: float, device: torch.device | str, seconds: float, goal: float) -> Iterator[Row]:
+    W, gradients = _problem(case, step, device)
+    whitened = _Stepper(W, gradients, lambda W: GramWhitened(SGD([W], lr=1.0)))
+    ways = {
+        "Muon": _Stepper(W, gradients, lambda W: Muon([W], lr=1e-3)),
+        "GramWhitened(SGD)": whitened,
+        "SGD": _Stepper(W, gradients, lambda W: SGD([W], lr=1.0)),
+    }
+    calls = 1 if case.k > 1024 else 4  # in one measurement, so that waiting for the device counts less
+    took = compare(ways, device=device, seconds=seconds, warm_up=calls, least=1, calls=calls)
+    for name, time in took.items():
+        ratio, label = time / took["Muon"], f"{case.k}×{case.d}, step {step:g} ‖W‖"
+        if ways[name] is whitened:
+            accuracy = _accuracy(whitened)
+            yield WhitenRow(label, name, 1e3 * time, "Muon", ratio, f"≤ {goal:.1f}", ratio <= goal, "", *accuracy)
+        else:
+            yield Row(label, name, 1e3 * time, "Muon", ratio)
 
-    def make(W: Tensor) -> Optimizer:
-        inner = _sgd(W)
-        inner.register_step_pre_hook(lambda *_: seen.append(W.detach().clone()))
-        inner.register_step_post_hook(lambda *_: seen.append(W.detach().clone()))
-        optimizers.append(GramWhitened(inner))
-        optimizers[0].register_step_post_hook(lambda *_: seen.append(W.detach().clone()))
-        return optimizers[0]
 
-    once = _stepper(case, step, device, make)
-    for _ in range(10):
-        seen.clear()
-        once()
-    before, proposed, after = seen
-    wanted, got = (W.double().mT @ W.double() for W in (proposed, after))
-    (estimate,) = optimizers[0].excess.values()
-    note = f"Gram off by {(got - wanted).norm() / wanted.norm():.0e}, excess distance estimated {100 * estimate:.2f} %"
-    if case.k > _DECOMPOSED:
-        return note
+class _Stepper:
+    """Takes one optimizer step at each call, on a weight of its own and with the gradients in turn."""
+
+    def __init__(self, W: Tensor, gradients: Sequence[Tensor], make: Callable[[Tensor], Optimizer]) -> None:
+        self.W = W.clone().requires_grad_()
+        self.optimizer = make(self.W)
+        self._gradients = itertools.cycle(gradients)
+
+    def __call__(self) -> None:
+        self.W.grad = next(self._gradients)
+        self.optimizer.step()
+
+
+def _accuracy(whitened: _Stepper) -> tuple[float, float | None, float]:
+    """The last three columns of :class:`WhitenRow`, from one step more."""
+    before = whitened.W.detach().clone()
+    whitened()
+    assert whitened.W.grad is not None
+    assert isinstance(whitened.optimizer, GramWhitened)
+    proposed, after = before - whitened.W.grad, whitened.W.detach().double()
+    wanted = proposed.double().mT @ proposed.double()
+    gram_error = float((after.mT @ after - wanted).norm() / wanted.norm())
+    (estimate,) = whitened.optimizer.excess.values()
+    if len(before) > _DECOMPOSED:
+        return gram_error, None, estimate
     least = (nearest_with_gram(before.double(), proposed.double(), "svd") - before).norm()
-    return f"{note}, measured {100 * ((after.double() - before).norm() / least - 1):.2f} %"
+    return gram_error, float((after - before).norm() / least - 1), estimate
 
 
-def _sgd(W: Tensor) -> SGD:
-    return SGD([W], lr=1.0)
-
-
-def _stepper(
-    case: Case, step: float, device: torch.device | str, make: Callable[[Tensor], Optimizer]
-) -> Callable[[], object]:
-    """A function that takes one optimizer step on a fresh weight, with gradients that move it by ``step`` of its norm."""
+def _problem(case: Case, step: float, device: torch.device | str) -> tuple[Tensor, list[Tensor]]:
+    """A weight, and gradients that move it by ``step`` of its norm and, in four steps, back to about where it was."""
     generator = torch.Generator().manual_seed(0)
-    W = ((2 * torch.rand(case.k, case.d, generator=generator) - 1) / case.d**0.5).to(device).requires_grad_()
-    gradients = []
-    for _ in range(4):
-        delta, h = (torch.randn(64, n, generator=generator) for n in (case.k, case.d))
-        gradients.append((delta.mT @ h).to(device))
-    mean = torch.stack(gradients).mean(0)  # without it the weight comes back after every four steps
-    size = step * float(W.detach().norm())
-    gradients = [(D - mean) * (size / (D - mean).norm()) for D in gradients]
-    optimizer = make(W)
-    turn = 0
-
-    def once() -> None:
-        nonlocal turn
-        W.grad = gradients[turn % len(gradients)]
-        turn += 1
-        optimizer.step()
-
-    return once
+    W = (2 * torch.rand(case.k, case.d, generator=generator) - 1) / case.d**0.5
+    batches = [[torch.randn(64, n, generator=generator) for n in (case.k, case.d)] for _ in range(4)]
+    gradients = torch.stack([delta.mT @ h for delta, h in batches])
+    gradients -= gradients.mean(0)
+    gradients *= step * W.norm() / torch.linalg.matrix_norm(gradients, keepdim=True)
+    return W.to(device), list(gradients.to(device))

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from gramscope.bench.benchmarks import ALL, BENCHMARKS, COMPARISONS, run_benchmark
-from gramscope.cli.console import cell, messages, print_json, print_table, show
+from gramscope.cli.console import messages, print_json, results, show
 from gramscope.errors import InputError
 
 
@@ -68,16 +68,15 @@ def command(
         raise InputError(f"bench {name} takes only --device, --seconds and --json; the others are for bench optimizers")
     found: dict[str, list[dict[str, Any]]] = {}
     for chosen in BENCHMARKS if name == ALL else [name]:
-        found[chosen] = [row.to_dict() for row in run_benchmark(chosen, device=device, seconds=seconds)]
-        if not json:
-            print_table(chosen if name == ALL else "", [_joined(row) for row in found[chosen]])
+        found[chosen] = []
+        if name == ALL and not json:
+            results().print(chosen)
+        for row in run_benchmark(chosen, device=device, seconds=seconds):
+            found[chosen].append(row.to_dict())
+            if not json:
+                results().print(row.line())
     if json:
         print_json(found if name == ALL else found[name])
-
-
-def _joined(row: dict[str, Any]) -> dict[str, Any]:
-    """A row whose lists of numbers are text, for a table."""
-    return {key: " ".join(map(cell, value)) if isinstance(value, tuple) else value for key, value in row.items()}
 
 
 def _optimizers(

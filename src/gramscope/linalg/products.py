@@ -7,9 +7,6 @@ from functools import cache
 import torch
 from torch import Tensor
 
-#: side of the blocks in which the CPU transposes
-_BLOCK = 128
-
 
 @cache
 def has_bfloat16(device: torch.device) -> bool:
@@ -26,11 +23,17 @@ def coarse(A: Tensor) -> Tensor:
     return A.to(torch.bfloat16 if has_bfloat16(A.device) else torch.float32)
 
 
-def coarse_product(A: Tensor, B: Tensor) -> Tensor:
-    """``A B`` in float32 of stacks ``[batch, …]`` from :func:`coarse`, to about three digits or better."""
+def coarse_product(A: Tensor, B: Tensor, out: Tensor | None = None) -> Tensor:
+    """``A B`` in float32 of stacks ``[batch, …]`` from :func:`coarse`, to about three digits or better.
+
+    On the CPU the result is written to ``out`` where that is given: new memory for a large matrix costs more than reading it.
+    """
     if A.dtype == torch.bfloat16 and A.is_cuda:
         return torch.bmm(A, B, out_dtype=torch.float32)
-    return torch.bmm(A, B).float()
+    if A.dtype == torch.float32:
+        return torch.bmm(A, B, out=out)
+    product = torch.bmm(A, B)
+    return product.float() if out is None else out.copy_(product)
 
 
 def rounding(A: Tensor) -> float:
@@ -58,18 +61,21 @@ def single_products_are_exact(device: torch.device) -> bool:
     return device.type == "cpu" and not _rounds_float32()
 
 
-def antisymmetric_part(A: Tensor) -> Tensor:
-    """``A − Aᵀ`` of a stack ``[batch, k, k]``; on the CPU in blocks, which stay in its caches."""
-    k = A.shape[-1]
-    if A.device.type != "cpu" or k <= _BLOCK:
-        return A - A.mT
-    result = torch.empty_like(A)
-    for i in range(0, k, _BLOCK):
-        for j in range(i, k, _BLOCK):
-            rows, columns = slice(i, i + _BLOCK), slice(j, j + _BLOCK)
-            torch.sub(A[:, rows, columns], A[:, columns, rows].mT, out=result[:, rows, columns])
-            if j > i:
-                torch.neg(result[:, rows, columns].mT, out=result[:, columns, rows])
+def antisymmetric_part(A: Tensor, out: Tensor | None = None) -> Tensor:
+    """``A − Aᵀ`` of a stack ``[batch, k, k]``; ``out`` as for :func:`coarse_product`."""
+    return torch.sub(A, transposed(A, out), out=out)
+
+
+def transposed(A: Tensor, out: Tensor | None = None) -> Tensor:
+    """``Aᵀ`` of a stack, ready for arithmetic with A; ``out`` as for :func:`coarse_product`.
+
+    The CPU copies matrix by matrix, which torch does block by block; arithmetic with ``A.mT`` would read column by column.
+    """
+    if A.device.type != "cpu":
+        return A.mT
+    result = A.new_empty(A.mT.shape) if out is None else out
+    for one, matrix in zip(result, A, strict=True):
+        one.copy_(matrix.mT)
     return result
 
 

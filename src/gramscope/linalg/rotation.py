@@ -22,7 +22,14 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from gramscope.linalg.products import antisymmetric_part, coarse, coarse_product, precise_product, rounding
+from gramscope.linalg.products import (
+    antisymmetric_part,
+    coarse,
+    coarse_product,
+    precise_product,
+    rounding,
+    transposed,
+)
 
 #: conjugate-gradient iterations at most
 MOST_ITERATIONS = 40
@@ -178,14 +185,15 @@ def _antisymmetric_solution(
     K = torch.zeros_like(R)
     residual = R
     direction = residual * inverse
-    sizes, steps = [_inner(residual, direction)], []
+    scratch, image = torch.empty_like(R), torch.empty_like(R)
+    sizes, steps = [_inner(residual, direction, scratch)], []
     for _ in range(iterations):
-        image = antisymmetric_part(coarse_product(S, coarse(direction)))
-        steps.append(sizes[-1] / (_inner(direction, image) + _TINY))
+        image = antisymmetric_part(coarse_product(S, coarse(direction), out=scratch), out=image)
+        steps.append(sizes[-1] / (_inner(direction, image, scratch) + _TINY))
         K.addcmul_(direction, steps[-1])
-        residual = torch.addcmul(residual, image, steps[-1], value=-1)
+        residual.addcmul_(image, steps[-1], value=-1)
         image = torch.mul(residual, inverse, out=image)
-        sizes.append(_inner(residual, image))
+        sizes.append(_inner(residual, image, scratch))
         if seen is not None and tolerance is not None:
             unfinished = _unfinished(seen, (0.5 * sizes[-2] * steps[-1]).flatten().tolist(), tolerance)
             if not any(unfinished):
@@ -205,9 +213,9 @@ def _unfinished(seen: list[Figures], gains: list[float], tolerance: float) -> li
     return [not one.enough(tolerance) for one in seen]
 
 
-def _inner(A: Tensor, B: Tensor) -> Tensor:
-    """``⟨A, B⟩`` of every pair of matrices, ``[batch, 1, 1]``."""
-    return (A * B).sum((-2, -1), keepdim=True)
+def _inner(A: Tensor, B: Tensor, scratch: Tensor) -> Tensor:
+    """``⟨A, B⟩`` of every pair of matrices, ``[batch, 1, 1]``; ``scratch`` is overwritten."""
+    return torch.mul(A, B, out=scratch).sum((-2, -1), keepdim=True)
 
 
 def _orthogonal(K: Tensor, polishes: int | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -226,8 +234,13 @@ def _orthogonal(K: Tensor, polishes: int | None) -> tuple[Tensor, Tensor, Tensor
             angle = torch.minimum(angle, size**0.25)
             residual = 0.125 * size**1.5 + 0.25 * rounding(K) * size
         else:
-            excess = (E + E.mT).add_(precise_product(E.mT.contiguous(), E))  # QᵀQ − I
+            transpose = transposed(E)
+            excess = precise_product(transpose.contiguous(), E).add_(E).add_(transpose)  # QᵀQ − I
             size = torch.linalg.matrix_norm(excess)
-            E.sub_(excess.add_(precise_product(E, excess)), alpha=0.5)
             residual = 0.75 * size.square() + 0.25 * size**3
+            if polish < MOST_POLISHES - 1:  # the next polish would remove the rounding of this product
+                E.sub_(excess.add_(coarse_product(coarse(E), coarse(excess))), alpha=0.5)
+                residual += rounding(K) * angle * size
+            else:
+                E.sub_(excess.add_(precise_product(E, excess)), alpha=0.5)
     return E, angle, residual
