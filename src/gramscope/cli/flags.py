@@ -17,6 +17,17 @@ from gramscope.training.config import MOST_MEMBERS, TrainConfig, find_option
 from gramscope.training.options import METHODS, OPTIMIZERS
 
 N = TypeVar("N", int, float)
+#: where several runs train, for commands that make a :class:`~gramscope.training.placement.Placement`
+Engine = Annotated[str, typer.Option(help="Where several runs train: local, or ray for a Ray cluster.")]
+Address = Annotated[
+    str,
+    typer.Option(
+        help="Address of the Ray cluster, or auto (default: RAY_ADDRESS, or a local one).", show_default=False
+    ),
+]
+Gpus = Annotated[
+    float | None, typer.Option(help="Share of a GPU for each run: 0.25 lets four share one.", show_default=False)
+]
 
 #: panel of the help → flag → the key it sets; type and help text come from the option of that key
 _PANELS = {

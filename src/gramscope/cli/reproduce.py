@@ -11,6 +11,7 @@ import typer
 
 from gramscope.cli.console import TerminalReporter, messages, print_json, print_table, results, without_empty
 from gramscope.cli.demo import write_report
+from gramscope.cli.flags import Address, Engine, Gpus, parse_assignments, parse_seeds
 from gramscope.errors import GramscopeError, InputError
 from gramscope.runs.directory import RunDirectory
 
@@ -42,16 +43,9 @@ def command(
         ),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …")] = "auto",
-    engine: Annotated[str, typer.Option(help="Where several runs train: local, or ray for a Ray cluster.")] = "local",
-    address: Annotated[
-        str,
-        typer.Option(
-            help="Address of the Ray cluster, or auto (default: RAY_ADDRESS, or a local one).", show_default=False
-        ),
-    ] = "",
-    gpus: Annotated[
-        float | None, typer.Option(help="Share of a GPU for each run: 0.25 lets four share one.", show_default=False)
-    ] = None,
+    engine: Engine = "local",
+    address: Address = "",
+    gpus: Gpus = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -165,8 +159,6 @@ def _show(made: Reproduction) -> None:
 
 
 def _values(data: str | None, seeds: str | None, settings: list[str]) -> dict[str, Any]:
-    from gramscope.cli.flags import parse_assignments, parse_seeds
-
     values: dict[str, Any] = parse_assignments(settings)
     if data is not None:
         values["data"] = tuple(name.strip() for name in data.split(",") if name.strip())

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from gramscope.cli.console import TerminalReporter, messages, print_json, print_table, without_empty
-from gramscope.cli.flags import read_config, takes_flags
+from gramscope.cli.flags import Address, Engine, Gpus, read_config, takes_flags
 from gramscope.errors import InputError
 from gramscope.runs.directory import free_path
 
@@ -32,16 +32,9 @@ def command(
     trust: Annotated[
         bool, typer.Option("--trust", help="Let the file or the run name a function of your own as the net.")
     ] = False,
-    engine: Annotated[str, typer.Option(help="Where several runs train: local, or ray for a Ray cluster.")] = "local",
-    address: Annotated[
-        str,
-        typer.Option(
-            help="Address of the Ray cluster, or auto (default: RAY_ADDRESS, or a local one).", show_default=False
-        ),
-    ] = "",
-    gpus: Annotated[
-        float | None, typer.Option(help="Share of a GPU for each run: 0.25 lets four share one.", show_default=False)
-    ] = None,
+    engine: Engine = "local",
+    address: Address = "",
+    gpus: Gpus = None,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print the configuration as TOML and stop.")
     ] = False,

@@ -97,15 +97,10 @@ def agop(
     >>> torch.allclose(G, net.weight.T @ net.weight)
     True
     """
-    options: dict[str, Any] = {
-        "output": output,
-        "sketch": sketch,
-        "generator": generator,
-        "memory": memory,
-        "unpack": unpack,
-    }
-    options |= {"process_group": process_group, "mesh": mesh}
-    stats = _kernels(model, inputs, batch_dim, layers=layers, **options)
+    stats = _kernels(
+        model, inputs, batch_dim, unpack, layers=layers, output=output, sketch=sketch,
+        generator=generator, memory=memory, process_group=process_group, mesh=mesh,
+    )  # fmt: skip
     result = {}
     for layer in stats:
         W = layer.weight.to(layer.K.device, torch.promote_types(layer.weight.dtype, torch.float32))
@@ -143,15 +138,10 @@ def tangent_kernel(
     >>> gs.tangent_kernel(net, torch.rand(8, 3), reference=copy.deepcopy(net))["0"].K_centered.abs().max().item()
     0.0
     """
-    options: dict[str, Any] = {
-        "output": output,
-        "sketch": sketch,
-        "generator": generator,
-        "memory": memory,
-        "unpack": unpack,
-    }
-    options |= {"process_group": process_group, "mesh": mesh}
-    stats = _kernels(model, inputs, batch_dim, layers=layers, reference=reference, **options)
+    stats = _kernels(
+        model, inputs, batch_dim, unpack, layers=layers, reference=reference, output=output, sketch=sketch,
+        generator=generator, memory=memory, process_group=process_group, mesh=mesh,
+    )  # fmt: skip
     if reference is None:
         return {layer.name: layer.K for layer in stats}
     return {layer.name: TangentKernel(layer.K, layer.K_centered) for layer in stats}
@@ -231,10 +221,13 @@ def check_samples_are_apart(
             raise LayerError(COUPLED)
 
 
-def _kernels(model: nn.Module, inputs: Any, batch_dim: int, **options: Any) -> list[LayerStatistics]:
+def _kernels(
+    model: nn.Module, inputs: Any, batch_dim: int, unpack: Unpack | None, **options: Any
+) -> list[LayerStatistics]:
     """Statistics of the layers with Jacobians; a warning names the others."""
-    data = inputs if options["unpack"] is not None else _cut(inputs, unwrap(model), batch_dim)
-    statistics = collect(model, data, features=False, gradients=False, jacobians=True, batch_dim=batch_dim, **options)
+    data = inputs if unpack is not None else _cut(inputs, unwrap(model), batch_dim)
+    options |= {"features": False, "gradients": False, "jacobians": True}
+    statistics = collect(model, data, batch_dim=batch_dim, unpack=unpack, **options)
     without = [layer.name for layer in statistics if layer.JtJ is None]
     if without:
         none = (Note("no Jacobians", "no Jacobians"),)

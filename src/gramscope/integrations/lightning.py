@@ -9,14 +9,15 @@ from typing_extensions import override
 
 from gramscope.errors import InputError
 from gramscope.instruments.history import Records
-from gramscope.instruments.log import Log
 from gramscope.integrations.extras import load_extra
-from gramscope.integrations.watch import Every, Watch
+from gramscope.integrations.watch import Watch
 from gramscope.layers.losses import Loss
 
 Callback: Any = load_extra("lightning.pytorch", "lightning", "lightning", "2.3").Callback
 #: strategies under which a process holds parts of weights, by their class
 SHARDED = ("FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy")
+#: arguments that tell the states of several callbacks apart in a checkpoint, in this order
+KEY = ("every_n_steps", "every_n_epochs", "module", "measures", "layers")
 
 
 class GramscopeCallback(Callback):  # type: ignore[misc]
@@ -33,13 +34,10 @@ class GramscopeCallback(Callback):  # type: ignore[misc]
         data: held-out samples: tensors or arrays ``(x, y)``, a loader or a data set. ``None`` measures the training batch that
             has just been used, under DDP those of all processes as one sample.
         loss: as for :func:`gramscope.measure`; without one, measures of gradients are left out.
-        every_n_steps: measure every this many optimizer steps; ``None`` for the geometric cadence of
-            :class:`gramscope.Monitor`, or a function ``step -> bool``.
-        every_n_epochs: measure after every this many epochs, in place of steps.
         module: name of the part to measure, such as ``"net"``; by default the LightningModule itself, by its ``forward``.
-        log: a further log of the numbers, as that of :class:`gramscope.Monitor`.
         prog_bar: show the numbers in the progress bar.
-        options: further options of :class:`gramscope.Monitor` (``measures``, ``layers``, ``samples``, ``unpack``, …).
+        options: ``every_n_steps``, ``every_n_epochs`` and ``log`` of :class:`~gramscope.integrations.watch.Watch`, and further
+            options of :class:`gramscope.Monitor` (``measures``, ``layers``, ``samples``, ``unpack``, …).
 
     Attributes:
         records: all records so far (under DDP with held-out samples, in process 0 alone).
@@ -50,19 +48,16 @@ class GramscopeCallback(Callback):  # type: ignore[misc]
         data: Any = None,
         loss: Loss | None = None,
         *,
-        every_n_steps: Every = None,
-        every_n_epochs: Every = None,
         module: str | None = None,
-        log: Log | None = None,
         prog_bar: bool = False,
         **options: Any,
     ) -> None:
         super().__init__()
-        self._watch = Watch(data, loss, every_n_steps, every_n_epochs, log, options)
+        self._watch = Watch(data, loss, **options)
         self._module, self._prog_bar = module, prog_bar
         self._batch: Any = None
-        self._key = {"every_n_steps": every_n_steps, "every_n_epochs": every_n_epochs, "module": module}
-        self._key |= {"measures": options.get("measures"), "layers": options.get("layers")}
+        given = {"module": module, **options}
+        self._key = {name: repr(given.get(name)) for name in KEY}
 
     @property
     def records(self) -> Records:
@@ -73,7 +68,7 @@ class GramscopeCallback(Callback):  # type: ignore[misc]
     @override
     def state_key(self) -> str:
         """Tells the states of several such callbacks apart."""
-        return str(self._generate_state_key(**{name: repr(value) for name, value in self._key.items()}))
+        return str(self._generate_state_key(**self._key))
 
     @override
     def state_dict(self) -> dict[str, Any]:

@@ -14,9 +14,8 @@ from typing_extensions import override
 
 from gramscope.errors import InputError
 from gramscope.instruments.history import Records
-from gramscope.instruments.log import Log
 from gramscope.integrations.extras import load_extra
-from gramscope.integrations.watch import Every, Watch
+from gramscope.integrations.watch import Watch
 from gramscope.layers.losses import Loss
 from gramscope.optim.whitening import GramWhitened
 
@@ -41,13 +40,10 @@ class GramscopeCallback(TrainerCallback):  # type: ignore[misc]
         data: held-out samples: a data set or a list, whose rows the trainer's own collator joins; a loader; or one batch, a
             dict. ``None`` takes the training set. The first ``samples`` samples are held.
         loss: as for :func:`gramscope.measure`; ``None`` takes the model's own.
-        every_n_steps: measure every this many optimizer steps; ``None`` for the geometric cadence of
-            :class:`gramscope.Monitor`, or a function ``step -> bool``.
-        every_n_epochs: measure after every this many epochs, in place of steps.
         samples: how many samples to hold.
         trainer: the trainer, to log through it.
-        log: a further log of the numbers, as that of :class:`gramscope.Monitor`.
-        options: further options of :class:`gramscope.Monitor` (``measures``, ``layers``, ``tokens``, …).
+        options: ``every_n_steps``, ``every_n_epochs`` and ``log`` of :class:`~gramscope.integrations.watch.Watch`, and further
+            options of :class:`gramscope.Monitor` (``measures``, ``layers``, ``tokens``, …).
 
     Attributes:
         records: all records so far, in process 0.
@@ -58,16 +54,11 @@ class GramscopeCallback(TrainerCallback):  # type: ignore[misc]
         data: Any = None,
         loss: Loss | None = None,
         *,
-        every_n_steps: Every = None,
-        every_n_epochs: Every = None,
         samples: int = 256,
         trainer: Any = None,
-        log: Log | None = None,
         **options: Any,
     ) -> None:
-        self._watch = Watch(
-            data, loss, every_n_steps, every_n_epochs, log, {"samples": samples, "process_group": False, **options}
-        )
+        self._watch = Watch(data, loss, **{"samples": samples, "process_group": False, **options})
         self._samples, self._trainer = samples, trainer
 
     @property

@@ -22,20 +22,22 @@ class Watch:
     Args:
         data: what the monitor of one process holds; ``None`` if :meth:`begin` and :meth:`record` get each process's data.
         loss: as for the monitor.
-        every_n_steps: as ``every`` of the monitor, in optimizer steps.
-        every_n_epochs: the same in epochs, in place of steps.
-        log: as for the monitor.
-        options: further options of the monitor.
+        every_n_steps: measure every this many optimizer steps; ``None`` for the geometric cadence of the monitor, or a function
+            ``step -> bool``.
+        every_n_epochs: measure after every this many epochs, in place of steps.
+        log: a further log of the numbers, as that of the monitor.
+        options: further options of the monitor (``measures``, ``layers``, ``samples``, …).
     """
 
     def __init__(
         self,
         data: Any,
         loss: Loss | None,
-        every_n_steps: Every,
-        every_n_epochs: Every,
-        log: Log | None,
-        options: dict[str, Any],
+        *,
+        every_n_steps: Every = None,
+        every_n_epochs: Every = None,
+        log: Log | None = None,
+        **options: Any,
     ) -> None:
         if every_n_steps is not None and every_n_epochs is not None:
             raise InputError(
