@@ -49,6 +49,7 @@ def competitors(soap: bool | None = None) -> list[Competitor]:
         Competitor("VCL", tuple(10.0**e for e in (-1, -0.5, 0, 0.5, 1)), _vcl, 1.0, (10**-1.5, 10**1.5)),
         Competitor("VCL, all steps", tuple(10.0**e for e in (-1, -0.5, 0, 0.5, 1)), _vcl_rescaled, 1.0),
         Competitor("Muon", (0.003, 0.01, 0.03, 0.1, 0.3), _muon),
+        Competitor("Muon, decay 0.1", (0.003, 0.01, 0.03, 0.1, 0.3), _muon_with_decay),
         Competitor("AdamW", (3e-4, 1e-3, 3e-3, 1e-2, 3e-2), _adamw),
         Competitor("SGD, momentum", (0.003, 0.01, 0.03, 0.1, 0.3), _sgd),
     ]
@@ -92,22 +93,27 @@ def _soap(net: nn.Module, rate: float) -> list[Optimizer]:
     return [kind(net.parameters(), lr=rate)]
 
 
-def _muon(net: nn.Module, rate: float) -> list[Optimizer]:
+def _muon_with_decay(net: nn.Module, rate: float) -> list[Optimizer]:
+    """Muon with the weight decay that torch gives it by default."""
+    return _muon(net, rate, decay=0.1)
+
+
+def _muon(net: nn.Module, rate: float, decay: float = 0.0) -> list[Optimizer]:
     """Muon on all weights of linear layers and convolutions but the last layer's, AdamW on the rest."""
     hidden = [layer.parameter for layer in select_layers(net).layers[:-1]]
     chosen = {id(p) for p in hidden if p is not None}
     rest = [p for p in net.parameters() if id(p) not in chosen]
     weights = [p for p in net.parameters() if id(p) in chosen]
-    return [KernelMuon(weights, rate), AdamW(rest, lr=BESIDE_MUON * rate)]
+    return [KernelMuon(weights, rate, decay), AdamW(rest, lr=BESIDE_MUON * rate)]
 
 
 class KernelMuon(Muon):
     """torch's Muon, which takes matrices, on kernels flattened to ``[outputs, inputs × positions]``."""
 
-    def __init__(self, parameters: Iterable[Tensor], lr: float) -> None:
+    def __init__(self, parameters: Iterable[Tensor], lr: float, decay: float = 0.0) -> None:
         self._kernels = list(parameters)
         self._matrices = [nn.Parameter(p.detach().flatten(1)) for p in self._kernels]  # views of the same memory
-        super().__init__(self._matrices, lr=lr, weight_decay=0.0)
+        super().__init__(self._matrices, lr=lr, weight_decay=decay)
 
     @override
     @torch.no_grad()

@@ -31,15 +31,17 @@ def test_steps_are_those_of_the_formulas(sizes: tuple[int, ...]):
     x, y = data(sizes[0])
     optimizer = gs.VCL(model, gamma=0.5, alpha=0.2)
     W, mean = model[0].weight.detach().clone(), torch.zeros(sizes[1], sizes[0], dtype=torch.float64)
-    for n in range(1, 15):
+    for n in range(1, 20):
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
         D = model[0].weight.grad.clone()
         optimizer.param_groups[0]["lr"] = 0.5 * (1 - n / 20)
         beta = n / (n + 20)
         mean = beta * mean + (1 - beta) * D
-        rho = 0.15 * min(1, 8 / 3 / math.sqrt(n)) * math.sqrt(max(1, sizes[1] / sizes[0]))
-        W = W - 0.5 * (1 - n / 20) * 0.5 ** (2 * 0.2 - 1) * rho * orthogonalised(beta * mean + (1 - beta) * D)
+        share = min(1, 25 / 9 / math.sqrt(n))
+        length = 0.5 * (1 - n / 20) * 0.5 ** (2 * 0.2 - 1) * 0.18 * share
+        O = orthogonalised(beta * mean + (1 - beta) * D)
+        W = (1 - 0.2 * (1 - share) * length) * W - length * math.sqrt(max(1, sizes[1] / sizes[0])) * O
         optimizer.step()
         torch.testing.assert_close(model[0].weight.detach(), W, atol=1e-10, rtol=0)
 
@@ -182,7 +184,7 @@ def test_the_readout_rate_falls_by_itself_and_with_schedulers():
     plain = torch.optim.AdamW(models[1].parameters(), lr=0.1, betas=(0.9, 0.99), weight_decay=0.0)
     x, y = data(5)
     for n in range(1, 30):
-        plain.param_groups[0]["lr"] = 0.1 * min(1, 8 / 3 / math.sqrt(n))
+        plain.param_groups[0]["lr"] = 0.1 * min(1, 25 / 9 / math.sqrt(n))
         train(models[0], falling, x, y)
         train(models[1], plain, x, y)
         assert falling.param_groups[0]["lr"] == 0.1

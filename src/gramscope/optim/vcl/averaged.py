@@ -4,8 +4,10 @@ With O in the place of the gradient D, the Gram that a step asks for is ``(W −
 ``−ρ(WᵀO + OᵀW)`` and a second-order term. The nearest matrix to ``W − ρO`` with this Gram is ``W − ρO`` itself, so no
 decomposition is needed.
 
-Both lengths follow from the number n of steps taken. The mean of gradients reaches back over about 1 + n/20 steps, at most 20:
-early gradients come from weights that are soon far away. The step ρ is 0.15, and falls like 0.4/√n from the eighth step on.
+Three lengths follow from the number n of steps taken. The mean of gradients reaches back over about 1 + n/20 steps, at most 20:
+early gradients come from weights that are soon far away. The step ρ is 0.18, and falls like 0.5/√n from the eighth step on.
+Weights decay by the share ρλ in a step; λ is 0 in the first steps and grows towards 0.2 as ρ falls, so that short runs are
+not slowed and long ones forget what early gradients wrote.
 """
 
 from __future__ import annotations
@@ -24,18 +26,20 @@ from gramscope.optim.vcl.gradients import Gatherer
 from gramscope.optim.weight_matrix import WeightMatrix
 
 #: the largest singular value of the first steps, for matrices with at least as many inputs as outputs
-STEP = 0.15
+STEP = 0.18
+#: λ of late steps
+DECAY = 0.2
 #: β of the mean of gradients is n/(n + _SPAN), at most _BETA
 _SPAN, _BETA = 20, 0.95
 
 
 def falling(n: int) -> float:
-    """The share of the first steps' size that step n has, ``min(1, (8/3)/√n)``.
+    """The share of the first steps' size that step n has, ``min(1, (25/9)/√n)``.
 
-    >>> falling(7), falling(6400)
-    (1.0, 0.03333333333333333)
+    >>> falling(7), falling(2500)
+    (1.0, 0.05555555555555555)
     """
-    return min(1.0, 8 / (3 * math.sqrt(n)))
+    return min(1.0, 25 / (9 * math.sqrt(n)))
 
 
 def mean_weight(n: int) -> float:
@@ -45,6 +49,15 @@ def mean_weight(n: int) -> float:
     (0.5, 0.95)
     """
     return min(_BETA, n / (n + _SPAN))
+
+
+def decay(n: int) -> float:
+    """λ of step n, ``0.2 (1 − min(1, (25/9)/√n))``: 0 while steps have their first size.
+
+    >>> decay(7), round(decay(6400), 3)
+    (0.0, 0.193)
+    """
+    return DECAY * (1 - falling(n))
 
 
 @dataclass(frozen=True)
@@ -142,9 +155,12 @@ def propose_averaged(
     for (shape, _, _), members in groups.items():
         directions = orthogonalised(torch.stack([ahead for *_, ahead in members]))
         for (unit, mean, n, _), O in zip(members, directions, strict=True):
-            rho = factor * STEP * falling(n) * math.sqrt(max(1.0, shape[-2] / shape[-1]))
-            report = AveragedReport(rho, rho * torch.linalg.matrix_norm(O))
-            weights = torch.sub(unit.weight.read(), O, alpha=rho)
+            length = factor * STEP * falling(n)
+            rho = length * math.sqrt(max(1.0, shape[-2] / shape[-1]))
+            before = unit.weight.read()
+            change = O.mul(rho).add_(before, alpha=length * decay(n))
+            weights = before - change
+            report = AveragedReport(rho, torch.linalg.matrix_norm(change))
             steps[unit] = AveragedStep(weights, {"mean": mean, "steps": n}, report)
     return steps
 

@@ -13,7 +13,7 @@ from gramscope.optim.vcl.averaged import falling
 
 
 class FallingAdamW(AdamW):
-    """AdamW with the rate ``lr·min(1, (8/3)/√n)`` at step n; ``lr`` is what schedulers change. There is no weight decay.
+    """AdamW with the rate ``lr·min(1, (25/9)/√n)`` at step n; ``lr`` is what schedulers change. There is no weight decay.
 
     Args:
         params: as for AdamW.
