@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import time
 
 import pytest
 import torch
@@ -56,11 +55,17 @@ def test_large_matrices_are_not_decomposed(monkeypatch: pytest.MonkeyPatch) -> N
     assert "measured" not in second.line()
 
 
-def test_the_time_is_kept() -> None:
-    list(whiten.run(seconds=0.0))
-    start = time.perf_counter()
-    list(whiten.run(seconds=0.3))
-    assert 0.6 <= time.perf_counter() - start < 3
+def test_the_time_is_that_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def compare(*ways: object, **options: object) -> dict[str, float]:
+        asked.append((options["seconds"], options["least"]))
+        return timed(*ways, **options)  # type: ignore[arg-type]
+
+    timed = whiten.compare
+    monkeypatch.setattr(whiten, "compare", compare)
+    list(whiten.run(seconds=0.01))
+    assert asked == [(0.01, 1), (0.01, 1)]
 
 
 def test_gradients_have_the_size_of_the_step_and_cancel() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -26,41 +27,42 @@ def eigh(A: Tensor) -> tuple[Tensor, Tensor]:
     On CUDA float32 is decomposed in float64, which is two to three times faster there: torch takes a Jacobi method for
     float32 up to 512 columns and divide and conquer for float64.
     """
-    try:
+    with _explained(A, "eigenvectors"):
         if A.device.type == "cuda" and A.dtype == torch.float32:
             values, vectors = (x.to(A.dtype) for x in torch.linalg.eigh(A.double()))
         else:
             values, vectors = torch.linalg.eigh(A)
-    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
-        raise NumericalError(f"the eigendecomposition of a {tuple(A.shape)} matrix failed: {error}") from error
     return values, vectors
 
 
 def eigvalsh(A: Tensor) -> Tensor:
     """Eigenvalues (ascending) of symmetric ``A [..., d, d]``, several times faster than with eigenvectors."""
-    try:
+    with _explained(A, "eigenvalues"):
         values: Tensor = torch.linalg.eigvalsh(A)
-    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
-        raise NumericalError(f"the eigenvalues of a {tuple(A.shape)} matrix did not converge: {error}") from error
     return values
 
 
 def svd(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The thin singular value decomposition ``U, s, Vᵀ`` of ``A [..., m, n]``."""
-    try:
+    with _explained(A, "singular vectors"):
         U, s, Vt = torch.linalg.svd(A, full_matrices=False)
-    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
-        raise NumericalError(f"the singular values of a {tuple(A.shape)} matrix did not converge: {error}") from error
     return U, s, Vt
 
 
 def svdvals(A: Tensor) -> Tensor:
     """Singular values (descending) of ``A [..., m, n]``, several times faster than with singular vectors."""
-    try:
+    with _explained(A, "singular values"):
         values: Tensor = torch.linalg.svdvals(A)
-    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
-        raise NumericalError(f"the singular values of a {tuple(A.shape)} matrix did not converge: {error}") from error
     return values
+
+
+@contextmanager
+def _explained(A: Tensor, wanted: str) -> Iterator[None]:
+    """Raise a :class:`~gramscope.errors.NumericalError` where the decomposition of ``A`` inside fails."""
+    try:
+        yield
+    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+        raise NumericalError(f"the {wanted} of a {tuple(A.shape)} matrix did not converge: {error}") from error
 
 
 def symmetric_product(A: Tensor, B: Tensor, block: int = 768) -> Tensor:

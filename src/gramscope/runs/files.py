@@ -188,28 +188,28 @@ def _write_new(path: Path, content: bytes) -> None:
 
 def write_file(path: Path, content: bytes) -> None:
     """Write a file atomically: a temporary neighbour, flushed to disk, then renamed over ``path``."""
-    temporary = _temporary(path)
-    with explained(str(path)):
-        try:
-            _write_new(temporary, content)
-            system.replace(temporary, path)
-        except BaseException:
-            with suppress(OSError):
-                remove(temporary)
-            raise
-        sync_folder(path.parent)
+    with _temporary_neighbour(path) as temporary:
+        _write_new(temporary, content)
+        system.replace(temporary, path)
 
 
 def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
     """Make a folder of files atomically: a temporary neighbour, flushed to disk, then renamed to ``path``."""
+    with _temporary_neighbour(path) as temporary:
+        system.mkdir(temporary)
+        for name, content in files.items():
+            _write_new(temporary / name, content)
+        sync_folder(temporary)
+        system.rename(temporary, path)
+
+
+@contextmanager
+def _temporary_neighbour(path: Path) -> Iterator[Path]:
+    """A name beside ``path`` to write to and rename; removed after an error, else the renaming is flushed to disk."""
     temporary = _temporary(path)
     with explained(str(path)):
         try:
-            system.mkdir(temporary)
-            for name, content in files.items():
-                _write_new(temporary / name, content)
-            sync_folder(temporary)
-            system.rename(temporary, path)
+            yield temporary
         except BaseException:
             with suppress(OSError):
                 remove(temporary)
