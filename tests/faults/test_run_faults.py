@@ -18,7 +18,7 @@ import pytest
 
 from faults.small_run import Reported, check_kept, check_resumed, configuration, litter, outcome, small_data
 from gramscope.data import DataSet
-from gramscope.errors import GramscopeError, ResultWarning
+from gramscope.errors import GramscopeError, InputError, ResultWarning
 from gramscope.runs import files
 from gramscope.runs.directory import RunDirectory
 from gramscope.training import start
@@ -184,6 +184,26 @@ def test_checkpoints_beyond_the_resumed_step_do_not_push_out_good_ones(
     with pytest.raises(KeyboardInterrupt):
         train(config, tmp_path / "run", data=data, resume=True)
     assert one.checkpoint_steps() == other.checkpoint_steps() == [first]
+
+
+@pytest.mark.parametrize("execution", ["one-by-one", "vectorised"])
+def test_the_last_weights_of_a_finished_run_are_made_again(tmp_path: Path, data: DataSet, execution: str) -> None:
+    config = configuration([0, 1]).with_values({"keep": 3, "execution": execution})
+    train(config, tmp_path / "run", data=data)
+    whole = outcome(tmp_path / "run")
+    checkpoints = tmp_path / "run" / "seed-0" / "checkpoints"
+    newest = max(checkpoints.iterdir())
+    (newest / "model.safetensors").write_bytes(b"")
+    with pytest.warns(ResultWarning, match="the checkpoint before it is used"):
+        train(config, tmp_path / "run", data=data, resume=True)
+    assert outcome(tmp_path / "run") == whole
+    files.remove(newest)
+    train(config, tmp_path / "run", data=data, resume=True)
+    assert outcome(tmp_path / "run") == whole
+    files.remove(checkpoints)
+    with pytest.raises(InputError, match="no checkpoint yet"):
+        train(config, tmp_path / "run", data=data, resume=True)
+    assert RunDirectory(tmp_path / "run" / "seed-0").status() == "finished"
 
 
 def test_a_damaged_checkpoint_is_announced_and_made_again(tmp_path: Path, data: DataSet) -> None:

@@ -19,6 +19,7 @@ from gramscope.report.loaded_runs import Runs
 from gramscope.report.page import Content
 from gramscope.report.write import report_content
 from gramscope.runs.directory import RunDirectory
+from gramscope.runs.starting import clear
 from made_up_runs import append_epoch, write_run
 
 Ask = Callable[..., tuple[HTTPResponse, bytes]]
@@ -111,7 +112,7 @@ def test_addresses(run: RunDirectory) -> None:
 
 def test_a_removed_run_is_no_crash(ask: Ask, run: RunDirectory) -> None:
     assert ask("/data.json")[0].status == 200
-    run.clear()
+    clear(run)
     answer, body = ask("/data.json?version=old")
     assert answer.status == 503
     assert b"holds no run" in body

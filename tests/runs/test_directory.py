@@ -10,7 +10,9 @@ import torch
 
 from gramscope.errors import InputError
 from gramscope.runs.checkpoints import Checkpoint, is_checkpoint
-from gramscope.runs.directory import MARK, RunDirectory
+from gramscope.runs.directory import RunDirectory
+from gramscope.runs.layout import MARK
+from gramscope.runs.starting import clear, remove_litter
 
 
 def checkpoint(step: int) -> Checkpoint:
@@ -53,7 +55,7 @@ def test_force_spares_own_files_in_every_folder(tmp_path: Path) -> None:
     (run.path / "checkpoints" / "best").mkdir()
     for name in own:
         (run.path / name).write_text("mine")
-    run.clear()
+    clear(run)
     left = sorted(path.relative_to(run.path).as_posix() for path in run.path.rglob("*") if path.is_file())
     assert left == sorted(own)
 
@@ -63,7 +65,7 @@ def test_a_run_from_before_the_list_of_files_is_cleared_too(tmp_path: Path) -> N
     run.save_artefact("diagonals-000000003", {"w": torch.ones(2)})
     run.figure_path("report.html").write_text("ours")
     (run.path / ".files").unlink()
-    run.clear()
+    clear(run)
     assert list(run.path.iterdir()) == []
 
 
@@ -126,6 +128,9 @@ def test_checkpoints_are_kept_and_pruned(tmp_path: Path) -> None:
         path = run.save_checkpoint(checkpoint(step))
         assert is_checkpoint(path)
     assert run.checkpoint_steps() == [2, 4, 10]
+    for keep in (0, 5, 3):
+        run.prune_checkpoints(keep)
+        assert run.checkpoint_steps() == [2, 4, 10]
     run.prune_checkpoints(2)
     assert run.checkpoint_steps() == [4, 10]
     newest = run.load_checkpoint()
@@ -180,7 +185,7 @@ def test_the_list_of_files_names_only_artefacts_and_figures(tmp_path: Path, name
     run.figure_path("a.png").write_text("ours")
     with (run.path / ".files").open("a") as file:
         file.write(name.format(out=tmp_path) + "\n")
-    run.clear()
+    clear(run)
     assert (tmp_path / "victim").read_text() == "precious"
     assert list(run.path.iterdir()) == []
 
@@ -229,7 +234,7 @@ def test_litter_of_killed_writers_is_removed_from_a_group(tmp_path: Path) -> Non
     (half / ".partial-77-config.toml").write_text("")
     (group.path / ".partial-77-environment.json").write_text("")
     with group.lock:
-        group.remove_litter()
+        remove_litter(group)
     left = sorted(path.relative_to(group.path).as_posix() for path in group.path.rglob("*") if path.is_file())
     folder = "seed-0/checkpoints/step-000000001"
     names = ("manifest.json", "model.safetensors", "state.json", "training.safetensors")
@@ -249,8 +254,30 @@ def test_groups_join_their_members(tmp_path: Path) -> None:
         {"run": "seed-10", "kind": "evaluation", "seed": 10},
     ]
     assert group.status() == "stopped"
-    group.clear()
+    clear(group)
     assert list(group.path.iterdir()) == []
+
+
+def test_members_may_have_any_name(tmp_path: Path) -> None:
+    group = RunDirectory.create(tmp_path / "g", {})
+    for name in ("²", "x²3", "٣", "a"):  # digits that are no numbers, and numbers of other scripts
+        RunDirectory.create(group.path / name, {})
+    assert {run.name for run in group.members()} == {"²", "x²3", "٣", "a"}
+
+
+def test_groups_in_groups_are_read_to_a_limit(tmp_path: Path) -> None:
+    group = RunDirectory.create(tmp_path / "g", {})
+    path = group.path
+    for _ in range(400):
+        path = path / "a"
+        path.mkdir()
+        (path / "config.toml").write_bytes(MARK)
+    for read in (group.status, group.records, lambda: list(group.runs()), lambda: remove_litter(group)):
+        with pytest.raises(InputError, match="is nested in 32 groups"):
+            read()
+    with pytest.raises(InputError, match="is nested in 32 groups"):
+        RunDirectory.create(group.path, {}, force=True)
+    assert path.exists()
 
 
 def test_artefacts_and_figures(tmp_path: Path) -> None:

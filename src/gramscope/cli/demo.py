@@ -11,7 +11,7 @@ import typer
 
 from gramscope.cli.console import TerminalReporter, messages, print_json, print_table, results, spread
 from gramscope.errors import MissingExtraError
-from gramscope.runs.directory import free_path
+from gramscope.runs.layout import free_path
 
 if TYPE_CHECKING:
     from gramscope.training.trained import Trained

@@ -10,7 +10,7 @@ import typer
 from gramscope.cli.console import TerminalReporter, messages, print_json, print_table, without_empty
 from gramscope.cli.flags import Address, Engine, Gpus, read_config, takes_flags
 from gramscope.errors import InputError
-from gramscope.runs.directory import free_path
+from gramscope.runs.layout import free_path
 
 
 @takes_flags

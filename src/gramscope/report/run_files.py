@@ -12,8 +12,9 @@ from typing import Any, TypeGuard, TypeVar
 
 from gramscope.errors import GramscopeError
 from gramscope.names import printable
-from gramscope.runs.directory import ARTEFACTS, CONFIG, ENVIRONMENT, RECORDS, RunDirectory
+from gramscope.runs.directory import RunDirectory
 from gramscope.runs.files import MOST_RECORDS, inside, read_file
+from gramscope.runs.layout import ARTEFACTS, CONFIG, ENVIRONMENT, RECORDS
 from gramscope.runs.records import Record
 
 T = TypeVar("T")

@@ -16,8 +16,9 @@ from gramscope.report.page import Content, render_page, require_extra
 from gramscope.report.run_files import is_inside
 from gramscope.report.snapshot_panels import diagonals_panel, spectra_panel
 from gramscope.report.training_panels import training_panels
-from gramscope.runs.directory import FIGURES, RunDirectory
+from gramscope.runs.directory import RunDirectory
 from gramscope.runs.files import write_file
+from gramscope.runs.layout import FIGURES
 
 PAGE = "report.html"
 

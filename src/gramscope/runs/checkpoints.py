@@ -79,7 +79,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
 def prune_checkpoints(folder: Path, keep: int) -> None:
     """Remove all checkpoints but the newest ``keep``; nothing else in the folder is touched."""
     steps = checkpoint_steps(folder)
-    remove_checkpoints(folder, steps[: len(steps) - keep])
+    remove_checkpoints(folder, steps[: max(0, len(steps) - keep)])
 
 
 def remove_checkpoints(folder: Path, steps: Iterable[int]) -> None:
@@ -108,14 +108,12 @@ def read_checkpoint(path: Path, device: str = "cpu") -> Checkpoint:
     if match is None:
         raise InputError(f"{path} is not a checkpoint; checkpoints are folders named step-000000123")
     step = int(match.group(1))
-    paths = {name: files.inside(path, name) for name in (MODEL, TRAINING, STATE)}
-    missing = [name for name, file in paths.items() if not files.exists(file)]
+    missing = [name for name in (MODEL, TRAINING, STATE) if not files.exists(path / name)]
     if missing:
         raise DamagedCheckpointError(f"{path} has no {', '.join(missing)}; restore it or remove its folder")
-    contents = {name: files.read_file(file, memory()) for name, file in paths.items()}
-    manifest = files.inside(path, MANIFEST)
-    if files.exists(manifest):
-        check_manifest(path, step, contents, files.read_file(manifest))
+    contents = {name: _content(path, name) for name in (MODEL, TRAINING, STATE)}
+    if files.exists(path / MANIFEST):
+        check_manifest(path, step, contents, _content(path, MANIFEST))
     try:
         state = json.loads(contents[STATE])
     except (ValueError, RecursionError) as error:
@@ -124,6 +122,14 @@ def read_checkpoint(path: Path, device: str = "cpu") -> Checkpoint:
         raise DamagedCheckpointError(f"{path / STATE} holds {type(state).__name__}, not an object; remove {path}")
     model, tensors = (_tensors(path / name, contents[name], device) for name in (MODEL, TRAINING))
     return Checkpoint(step, model, tensors, state)
+
+
+def _content(path: Path, name: str) -> bytes:
+    """A file of a checkpoint. A link, a folder or a bad sector in its place damages this checkpoint, not those before."""
+    try:
+        return files.read_file(files.inside(path, name), memory())
+    except InputError as error:
+        raise DamagedCheckpointError(str(error)) from error
 
 
 def read_tensors(path: Path, device: str = "cpu") -> dict[str, Tensor]:

@@ -1,23 +1,10 @@
-"""The run directory, and the only place that knows its file names.
-
-    config.toml       what to run
-    environment.json  versions, machine, device, git state
-    records.jsonl     evaluations and measurements, one JSON object a line, append-only
-    checkpoints/      step-000000123/{model.safetensors, training.safetensors, state.json, manifest.json}
-    artefacts/        matrices kept for the report (diagonals, spectra), safetensors
-    figures/          PNG, PDF, HTML
-    .files            names of the artefacts and figures that gramscope wrote
-    lock              present while a process writes here
-
-A directory whose sub-directories are run directories is a *group*: seeds and learning rates of one configuration, or
-all runs of an experiment. Reading a group reads its members.
+"""The run directory: everything that is read from it and written to it.
 
 A run directory may come from somebody else: links in it are not followed, and names in its files lead nowhere outside.
 """
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -37,39 +24,40 @@ from gramscope.runs.checkpoints import (
     write_checkpoint,
 )
 from gramscope.runs.files import from_json, from_toml, inside, is_file, is_folder, names_in, to_json, write_file
+from gramscope.runs.layout import (
+    ARTEFACTS,
+    CHECKPOINTS,
+    CONFIG,
+    ENVIRONMENT,
+    FIGURES,
+    LOCK,
+    MARK,
+    MOST_DEPTH,
+    RECORDS,
+    file_name,
+    natural,
+)
 from gramscope.runs.lock import Lock
+from gramscope.runs.own_files import OwnFiles
 from gramscope.runs.records import Record, RecordWriter, read_records, truncate_records
+from gramscope.runs.starting import check_free, clear, remove_litter
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-CONFIG = "config.toml"
-ENVIRONMENT = "environment.json"
-RECORDS = "records.jsonl"
-CHECKPOINTS = "checkpoints"
-ARTEFACTS = "artefacts"
-FIGURES = "figures"
-FILES = ".files"
-LOCK = "lock"
-#: first line of a configuration that gramscope stored
-MARK = b"# a run of gramscope\n"
-
-#: names that only gramscope gives, in artefacts/ and figures/
-_OWN = {
-    ARTEFACTS: re.compile(r"(spectra|diagonals)-.*\d\.safetensors"),
-    FIGURES: re.compile(r"report\.html|panel-.*\.(png|pdf)"),
-}
 
 
 class RunDirectory:
     """A run (or group of runs) on disk.
 
     Make one with :meth:`create` or :meth:`open`. Writing methods are meant for the process that holds :meth:`lock`.
+    ``depth`` counts the groups above it that are being read.
     """
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, depth: int = 0) -> None:
         self.path = Path(path)
         self.lock = Lock(self.path / LOCK)
+        self._depth = depth
+        self._own = OwnFiles(self.path)
         self._writer: RecordWriter | None = None
 
     def __repr__(self) -> str:
@@ -80,76 +68,18 @@ class RunDirectory:
     def create(cls, path: Path | str, config: Mapping[str, Any], *, force: bool = False) -> RunDirectory:
         """Start a run directory. An existing run is replaced only with ``force``; other files are never touched."""
         run = cls(path)
-        run.check_free(force=force)
+        check_free(run, force=force)
         try:
             run.path.mkdir(parents=True, exist_ok=True)
             with run.lock:
-                run.check_free(force=force)  # again, now that no other process can start a run here
+                check_free(run, force=force)  # again, now that no other process can start a run here
                 if run.exists():
-                    run.clear()
-                run.remove_litter()
+                    clear(run)
+                remove_litter(run)
                 run.write_config(config)
         except OSError as error:
             raise InputError(f"cannot write a run to {run.path}: {error}; choose another directory") from error
         return run
-
-    def check_free(self, *, force: bool = False, members: Sequence[str] = ()) -> None:
-        """Raise an error where :meth:`create` would refuse to start a run, or one of its ``members``; nothing is changed."""
-        if self.path.exists() and not self.path.is_dir():
-            raise InputError(f"{self.path} is a file; choose another directory for the run")
-        if self.exists():
-            if not self._is_ours():
-                raise InputError(f"{self.path / CONFIG} is not of a run of ours; choose another directory for the run")
-            if not force:
-                raise InputError(f"{self.path} already holds a run; resume it (--resume) or replace it (--force)")
-            self._check_clearable()
-        elif self.path.is_dir() and not self._is_litter():
-            raise InputError(f"{self.path} is not empty and is no run of ours; choose another directory for the run")
-        if len(members) > 1:  # a single member is the run itself
-            for name in members:
-                self.member(name).check_free(force=force)
-
-    def _check_clearable(self) -> None:
-        """Raise an error where :meth:`clear` would fail half-way."""
-        if self.lock.held_by_other():
-            raise InputError(f"{self.path} is in use by {self.lock.holder()}; wait for it or use another directory")
-        for name in (CONFIG, ENVIRONMENT, RECORDS, FILES, CHECKPOINTS, ARTEFACTS, FIGURES):
-            self._at(name)
-        for member in self.members():
-            member._check_clearable()
-
-    def _is_ours(self) -> bool:
-        """Whether the configuration here is one that gramscope wrote, and not a ``config.toml`` of another program."""
-        if files.read_file(self._at(CONFIG)).startswith(MARK):
-            return True
-        # runs of earlier versions have no mark
-        known = any(files.exists(self.path / name) for name in (ENVIRONMENT, CHECKPOINTS, FILES)) or bool(
-            self.members()
-        )
-        try:
-            return known or {"data", "model", "method"} <= self.config.keys()
-        except InputError:
-            return False
-
-    def _is_litter(self) -> bool:
-        """Whether there is nothing but what a killed writer leaves before there is a run."""
-        names = [name for name in names_in(self._here()) if not name.startswith(files.TEMPORARY)]
-        return not names or (names == [LOCK] and self.lock.is_ours())
-
-    def remove_litter(self) -> None:
-        """Remove what killed writers left here and in the members."""
-        self._remove_unfinished()
-        for run in self._folders():
-            half_made = bool(names_in(run.path)) and run._is_litter()
-            if run.exists() or half_made:
-                with run.lock:
-                    run.remove_litter()
-            if half_made:
-                files.remove_if_empty(run.path)
-
-    def _remove_unfinished(self) -> None:
-        for folder in (self._here(), *(self._at(name) for name in (CHECKPOINTS, ARTEFACTS, FIGURES))):
-            files.remove_unfinished(folder)
 
     @classmethod
     def open(cls, path: Path | str) -> RunDirectory:
@@ -173,70 +103,26 @@ class RunDirectory:
         """Whether a run was started here."""
         return is_file(self.path / CONFIG)
 
-    def _at(self, name: str) -> Path:
+    def at(self, name: str) -> Path:
         """The path of a file or folder of this run; a link in its place is an error."""
         return inside(self.path, name)
-
-    def clear(self) -> None:
-        """Remove what gramscope wrote here, members included, and nothing else."""
-        with self.lock:
-            for member in self.members():
-                member.clear()
-                files.remove_if_empty(member.path)
-            prune_checkpoints(self._at(CHECKPOINTS), 0)
-            for file in self._own_files():
-                files.remove(file)
-            self.remove_litter()
-            for folder in (CHECKPOINTS, ARTEFACTS, FIGURES):
-                files.remove_if_empty(self._at(folder))
-            for name in (RECORDS, ENVIRONMENT, FILES, CONFIG):
-                files.remove(self._at(name))
-
-    def _own_files(self) -> Iterator[Path]:
-        """Artefacts and figures that gramscope wrote, also before it kept a list of them."""
-        for name in self._listed_files():
-            yield self._at(name)
-        for folder, pattern in _OWN.items():
-            yield from (path for path in self._files_in(folder) if pattern.fullmatch(path.name))
-
-    def _files_in(self, folder: str, ending: str = "") -> list[Path]:
-        """Regular files in one of our folders; none where a link is in its place."""
-        place = self.path / folder
-        return [place / name for name in names_in(place) if name.endswith(ending) and is_file(place / name)]
-
-    def _listed_files(self) -> list[str]:
-        """Names in the list of our files; a name that leads anywhere but to artefacts and figures is passed over."""
-        path = self._at(FILES)
-        lines = files.read_file(path).decode(errors="replace").splitlines() if files.exists(path) else []
-        parts = (line.partition("/") for line in lines)
-        return [f"{folder}/{name}" for folder, _, name in parts if folder in _OWN and _can_name(name)]
-
-    def _list_file(self, folder: str, name: str) -> Path:
-        """Remember that a file is ours, and make its folder."""
-        path = self._at(f"{folder}/{_file_name(name)}")
-        with files.explained(str(path)):
-            files.make_folder(path.parent)
-            listed = self._listed_files()
-            if f"{folder}/{name}" not in listed:
-                write_file(self._at(FILES), "".join(f"{line}\n" for line in (*listed, f"{folder}/{name}")).encode())
-        return path
 
     # -- members --------------------------------------------------------------------------------------------------
     def members(self) -> list[RunDirectory]:
         """The runs (or groups) directly inside this directory, by name."""
-        found = (run for run in self._folders() if run.exists())
-        return sorted(found, key=lambda run: _natural(run.path.name))
+        found = (run for run in self.folders() if run.exists())
+        return sorted(found, key=lambda run: natural(run.path.name))
 
     def member(self, name: str) -> RunDirectory:
         """The run ``name`` in this group, which need not exist yet."""
-        return RunDirectory(self._at(name))
+        return RunDirectory(self.at(name))
 
-    def _folders(self) -> list[RunDirectory]:
-        return [RunDirectory(self.path / name) for name in names_in(self._here()) if is_folder(self.path / name)]
-
-    def _here(self) -> Path:
-        """The directory itself; the user named it, so that it may be a link."""
-        return self.path.resolve()
+    def folders(self) -> list[RunDirectory]:
+        """All folders directly inside this directory, runs or not. The user named it, so that itself may be a link."""
+        if self._depth == MOST_DEPTH:
+            raise InputError(f"{self.path} is nested in {MOST_DEPTH} groups; more are not read")
+        names = [name for name in names_in(self.path.resolve()) if is_folder(self.path / name)]
+        return [RunDirectory(self.path / name, self._depth + 1) for name in names]
 
     def runs(self) -> Iterator[RunDirectory]:
         """All single runs in here: this one if it has no members, else those of its members."""
@@ -255,19 +141,19 @@ class RunDirectory:
     @property
     def config(self) -> dict[str, Any]:
         """The configuration as plain nested values; empty for a group without one of its own."""
-        path = self._at(CONFIG)
+        path = self.at(CONFIG)
         return from_toml(path) if files.exists(path) else {}
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Store the configuration."""
         import tomli_w
 
-        write_file(self._at(CONFIG), MARK + tomli_w.dumps(dict(config)).encode())
+        write_file(self.at(CONFIG), MARK + tomli_w.dumps(dict(config)).encode())
 
     @property
     def environment(self) -> dict[str, Any]:
         """What the run was made with; empty if it was not recorded."""
-        path = self._at(ENVIRONMENT)
+        path = self.at(ENVIRONMENT)
         facts = from_json(path) if files.exists(path) else {}
         if not isinstance(facts, dict):
             raise InputError(f"{path} holds {type(facts).__name__}, not an object; delete it")
@@ -275,13 +161,13 @@ class RunDirectory:
 
     def write_environment(self, facts: Mapping[str, Any]) -> None:
         """Store what the run is made with."""
-        write_file(self._at(ENVIRONMENT), (to_json(dict(facts), indent=1) + "\n").encode())
+        write_file(self.at(ENVIRONMENT), (to_json(dict(facts), indent=1) + "\n").encode())
 
     # -- records --------------------------------------------------------------------------------------------------
     def records(self, kind: str | None = None) -> list[Record]:
         """All records, those of members included, each with ``run``, the member's path; ``kind`` selects."""
         if not self.members():
-            records = read_records(self._at(RECORDS))
+            records = read_records(self.at(RECORDS))
             return [record for record in records if kind is None or record.get("kind") == kind]
         found: list[Record] = []
         for run in self.runs():
@@ -300,12 +186,12 @@ class RunDirectory:
     def rewind_records(self, position: Any) -> None:
         """Forget the records written after a checkpoint."""
         self.close()
-        truncate_records(self._at(RECORDS), position)
+        truncate_records(self.at(RECORDS), position)
 
     @property
     def _records(self) -> RecordWriter:
         if self._writer is None:
-            self._writer = RecordWriter(self._at(RECORDS))
+            self._writer = RecordWriter(self.at(RECORDS))
         return self._writer
 
     def close(self) -> None:
@@ -317,21 +203,21 @@ class RunDirectory:
     # -- checkpoints, artefacts, figures --------------------------------------------------------------------------
     def checkpoint_steps(self) -> list[int]:
         """Steps with a checkpoint, ascending."""
-        return checkpoint_steps(self._at(CHECKPOINTS))
+        return checkpoint_steps(self.at(CHECKPOINTS))
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> Path:
         """Write a checkpoint atomically."""
-        return write_checkpoint(self._at(CHECKPOINTS), checkpoint)
+        return write_checkpoint(self.at(CHECKPOINTS), checkpoint)
 
     def prune_checkpoints(self, keep: int) -> None:
         """Remove all checkpoints but the newest ``keep`` (0 keeps all)."""
         if keep > 0:
-            prune_checkpoints(self._at(CHECKPOINTS), keep)
+            prune_checkpoints(self.at(CHECKPOINTS), keep)
 
     def rewind(self, checkpoint: Checkpoint | None) -> None:
         """Go back to a checkpoint, or to the start: forget the records and the checkpoints after it."""
         last = -1 if checkpoint is None else checkpoint.step
-        remove_checkpoints(self._at(CHECKPOINTS), [step for step in self.checkpoint_steps() if step > last])
+        remove_checkpoints(self.at(CHECKPOINTS), [step for step in self.checkpoint_steps() if step > last])
         self.rewind_records(0 if checkpoint is None else checkpoint.state.get("records"))
 
     def load_checkpoint(self, step: int | None = None) -> Checkpoint:
@@ -343,23 +229,23 @@ class RunDirectory:
             return newest_intact([self], steps)[0]
         if step not in steps:
             raise InputError(f"{self.path} has no checkpoint at step {step}; there are: {', '.join(map(str, steps))}")
-        return read_checkpoint(checkpoint_path(self._at(CHECKPOINTS), step))
+        return read_checkpoint(checkpoint_path(self.at(CHECKPOINTS), step))
 
     def save_artefact(self, name: str, tensors: Mapping[str, Tensor]) -> Path:
         """Store matrices under ``name`` (letters, digits, ``-``, ``_``, ``.``), replacing what was there."""
         from safetensors.torch import save
 
-        path = self._list_file(ARTEFACTS, f"{_file_name(name)}.safetensors")
+        path = self._own.add(ARTEFACTS, f"{file_name(name)}.safetensors")
         write_file(path, save({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}))
         return path
 
     def artefacts(self) -> list[str]:
         """Names of the stored artefacts."""
-        return sorted(path.stem for path in self._files_in(ARTEFACTS, ".safetensors"))
+        return sorted(path.stem for path in self._own.present(ARTEFACTS, ".safetensors"))
 
     def load_artefact(self, name: str) -> dict[str, Tensor]:
         """Read stored matrices."""
-        path = self._at(f"{ARTEFACTS}/{_file_name(name)}.safetensors")
+        path = self.at(f"{ARTEFACTS}/{file_name(name)}.safetensors")
         if not files.exists(path):
             raise InputError(
                 f"{self.path} has no artefact {name!r}; there are: {', '.join(self.artefacts()) or 'none'}"
@@ -368,15 +254,15 @@ class RunDirectory:
 
     def figure_path(self, name: str) -> Path:
         """Where to write figure ``name`` (with its ending); the folder is made."""
-        return self._list_file(FIGURES, name)
+        return self._own.add(FIGURES, name)
 
     def figures(self, ending: str = "") -> list[Path]:
         """The figures in this directory, by name."""
-        return self._files_in(FIGURES, ending)
+        return self._own.present(FIGURES, ending)
 
     def growing_files(self) -> list[Path]:
         """The files that change while a run goes on: records and artefacts."""
-        return [self.path / RECORDS, *self._files_in(ARTEFACTS)]
+        return [self.path / RECORDS, *self._own.present(ARTEFACTS)]
 
     # -- status ---------------------------------------------------------------------------------------------------
     def status(self) -> str:
@@ -403,28 +289,3 @@ def newest_intact(runs: Sequence[RunDirectory], steps: Iterable[int]) -> list[Ch
             warnings.warn(f"{error}; the checkpoint before it is used", ResultWarning, stacklevel=3)
             damage = error
     raise InputError(f"no checkpoint of {runs[0].path} is intact; restore one, or start again with --force") from damage
-
-
-def free_path(path: Path | str) -> Path:
-    """``path`` itself, or with the first number that makes it new: x, x-2, x-3 …"""
-    path = free = Path(path)
-    number = 1
-    while free.exists():
-        number += 1
-        free = path.with_name(f"{path.name}-{number}")
-    return free
-
-
-def _file_name(name: str) -> str:
-    if not _can_name(name):
-        raise InputError(f"{name!r} cannot name a file here; use letters, digits, '-', '_' and '.'")
-    return name
-
-
-def _can_name(name: str) -> bool:
-    return bool(name) and not name.startswith(".") and all(letter.isalnum() or letter in "-_.," for letter in name)
-
-
-def _natural(name: str) -> list[tuple[int, float, str]]:
-    """Sort key that puts seed-2 before seed-10."""
-    return [(0, float(part), "") if part.isdigit() else (1, 0.0, part) for part in re.split(r"(\d+)", name)]

@@ -8,7 +8,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from gramscope.data.dataset import DataSet
+from gramscope.runs.checkpoints import checkpoint_path, is_intact
 from gramscope.runs.directory import RunDirectory
+from gramscope.runs.layout import CHECKPOINTS
+from gramscope.runs.starting import check_free, remove_litter
 from gramscope.training.config import TrainConfig
 from gramscope.training.engine import Engine, SingleEngine
 from gramscope.training.execution import choose_execution
@@ -70,9 +73,9 @@ def train(
         if root is not None and resume:
             config = config_to_resume(root, config)
             stack.enter_context(root.lock)
-            root.remove_litter()
+            remove_litter(root)
         elif root is not None:
-            root.check_free(force=force, members=list(config.members()))
+            check_free(root, force=force, members=list(config.members()))
         members = config.members()
         portable = not parts.given()
         asked, note = placement.execution(execution_asked(root, config, resume), len(members), portable=portable)
@@ -137,7 +140,7 @@ def _in_processes(
     tasks = [
         MemberTask(name, job.config, runs[name].path.absolute(), job.labels, job.plan.steps)
         for name, job in jobs.items()
-        if runs[name].status() != "finished"
+        if not _is_complete(runs[name])
     ]
     if tasks:
         run_members(tasks, workers, reporter)
@@ -147,7 +150,7 @@ def _in_processes(
 def _run(
     engine: Engine, runs: list[RunDirectory] | None, parts: Parts, reporter: Reporter, root: RunDirectory | None
 ) -> dict[str, Member]:
-    if runs and all(run.status() == "finished" for run in runs):
+    if runs and all(map(_is_complete, runs)):
         return {job.name: _from_disk(job, run) for job, run in zip(engine.jobs, runs, strict=True)}
     config = engine.jobs[0].config
     measure = parts.measure or (LayerMeasures(engine.jobs) if config.measure.every else None)
@@ -175,6 +178,18 @@ def _how_to_resume(
         return f"stopped after step {outcome.step}; nothing was saved because no run directory was given"
     path = shlex.quote(str((root or runs[0]).path)) + (" --trust" if config.factories() else "")
     return f"stopped after step {outcome.step} and saved; continue with: gramscope train --resume {path}"
+
+
+def _is_complete(run: RunDirectory) -> bool:
+    """Whether a run has ended and its last weights are there; damaged ones are made again from the checkpoint before.
+
+    A run without any checkpoint counts as complete: somebody removed them, and nothing is made again unasked.
+    """
+    if run.status() != "finished":
+        return False
+    steps = run.checkpoint_steps()
+    end = run.records("end")[-1].get("step")
+    return not steps or (steps[-1] == end and is_intact(checkpoint_path(run.at(CHECKPOINTS), end)))
 
 
 def _from_disk(job: Job, run: RunDirectory) -> Member:
