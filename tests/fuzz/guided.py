@@ -3,9 +3,10 @@
     pip install atheris
     PYTHONPATH=src:tests python tests/fuzz/guided.py --seconds 3600 --work DIR --out studies/reliability/fuzz.json
 
-Every target of ``targets.py`` gets an equal share of the time, in a process of its own. What is not a documented error, or
-takes too long or too much memory, is counted by kind and its first input kept in ``DIR/failures``. Inputs that reach new code
-are kept in ``DIR/corpus``; ``--keep N`` copies the N smallest of each target to ``corpus`` beside this file.
+Every target of ``targets.py``, or each one named with ``--target``, gets an equal share of the time, in a process of its own.
+What is not a documented error, or takes too long or too much memory, is counted by kind and its first input kept in
+``DIR/failures``. Inputs that reach new code are kept in ``DIR/corpus``, where the next call begins; ``--keep N`` copies the N
+smallest of each target to ``corpus`` beside this file. Counts are summed over all calls with the same DIR.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +40,9 @@ def search(name: str, seconds: int, work: Path) -> None:
     folder = Path(tempfile.mkdtemp())
     for index, seed in enumerate(target.seeds(folder)):
         (found / f"seed-{index}").write_bytes(seed)
-    kinds: Counter[str] = Counter()
-    inputs, written = 0, 0.0
+    before = counts(work, name)
+    kinds = Counter(before["failures"])
+    inputs, began, written = before["inputs"], time.monotonic(), 0.0
 
     def once(content: bytes) -> None:
         nonlocal inputs, written
@@ -53,7 +56,10 @@ def search(name: str, seconds: int, work: Path) -> None:
                 (failures / type(error).__name__).write_bytes(content)
         if time.monotonic() - written > 1:
             written = time.monotonic()
-            result_path(work, name).write_text(json.dumps({"inputs": inputs, "failures": dict(kinds)}))
+            seconds = before["seconds"] + written - began
+            result_path(work, name).write_text(
+                json.dumps({"inputs": inputs, "failures": dict(kinds), "seconds": round(seconds)})
+            )
 
     options = [f"-max_total_time={seconds}", f"-max_len={LARGEST}", "-timeout=60", "-rss_limit_mb=4096", "-verbosity=0"]
     atheris.Setup([sys.argv[0], *options, str(found)], once)
@@ -70,24 +76,26 @@ def result_path(work: Path, name: str) -> Path:
     return work / f"{file_name(name)}.json"
 
 
-def search_all(seconds: int, work: Path) -> dict[str, Any]:
-    """Fuzz every target in turn and collect the counts."""
-    from fuzz.targets import TARGETS
+def counts(work: Path, name: str) -> dict[str, Any]:
+    """The counts of a target over all calls until now."""
+    path = result_path(work, name)
+    return json.loads(path.read_text()) if path.exists() else {"inputs": 0, "failures": {}, "seconds": 0}
 
+
+def search_in_turn(names: Sequence[str], seconds: int, work: Path) -> None:
+    """Fuzz the named targets one after the other, each in a process of its own."""
     work.mkdir(parents=True, exist_ok=True)
-    began, results = time.monotonic(), {}
-    for name in TARGETS:
-        share = max(1, seconds // len(TARGETS))
-        command = [sys.executable, __file__, "--target", name, "--seconds", str(share), "--work", str(work)]
+    for name in names:
+        share = max(1, seconds // len(names))
+        command = [sys.executable, __file__, "--here", "--target", name, "--seconds", str(share), "--work", str(work)]
         done = subprocess.run(command, check=False, capture_output=True, text=True)
-        path = result_path(work, name)
-        counts = json.loads(path.read_text()) if path.exists() else {"inputs": 0, "failures": {}}
+        found = counts(work, name)
         if done.returncode:
-            counts["failures"]["ended with " + str(done.returncode)] = 1
+            kind = f"ended with {done.returncode}"
+            found["failures"][kind] = found["failures"].get(kind, 0) + 1
+            result_path(work, name).write_text(json.dumps(found))
             sys.stderr.write(done.stderr[-2000:])
-        results[name] = {**counts, "kept": len(list((work / "corpus" / file_name(name)).glob("*")))}
-        print(f"{name}: {results[name]}", flush=True)
-    return {"seconds": round(time.monotonic() - began), "targets": results}
+        print(f"{name}: {found}", flush=True)
 
 
 def keep_corpus(work: Path, most: int) -> None:
@@ -103,18 +111,24 @@ def keep_corpus(work: Path, most: int) -> None:
 def main() -> None:
     """Fuzz all targets, or one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=int, default=3600, help="for all targets together, or for the one named")
+    parser.add_argument("--seconds", type=int, default=3600, help="for all targets together; 0: only write the counts")
     parser.add_argument("--work", type=Path, required=True, help="folder of the search")
-    parser.add_argument("--target", help="one target alone")
-    parser.add_argument("--out", type=Path, help="file for the counts")
+    parser.add_argument("--target", action="append", help="search this target (may be repeated), not all")
+    parser.add_argument("--here", action="store_true", help="search the one target in this process")
+    parser.add_argument("--out", type=Path, help="file for the counts of all targets")
     parser.add_argument("--keep", type=int, default=0, help="inputs of each target to copy into the tree")
     arguments = parser.parse_args()
-    if arguments.target:
-        search(arguments.target, arguments.seconds, arguments.work)
+    if arguments.here:
+        search(arguments.target[0], arguments.seconds, arguments.work)
         return
-    results = search_all(arguments.seconds, arguments.work)
+    from fuzz.targets import TARGETS
+
+    if arguments.seconds:
+        search_in_turn(arguments.target or list(TARGETS), arguments.seconds, arguments.work)
     if arguments.out:
-        arguments.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        found = {name: counts(arguments.work, name) for name in TARGETS}
+        total = {"seconds": sum(each["seconds"] for each in found.values()), "targets": found}
+        arguments.out.write_text(json.dumps(total, indent=1) + "\n", encoding="utf-8")
     if arguments.keep:
         keep_corpus(arguments.work, arguments.keep)
 

@@ -15,6 +15,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,9 @@ from gramscope.data.idx import read_idx
 from gramscope.data.matfile import read_mat
 from gramscope.errors import GramscopeError, GramscopeWarning
 from gramscope.integrations.export import write_records
+from gramscope.report.live import LiveServer, make_server
 from gramscope.report.loaded_runs import read_runs
+from gramscope.report.page import render_page
 from gramscope.report.write import report_content
 from gramscope.runs.checkpoints import Checkpoint, read_checkpoint
 from gramscope.runs.directory import RunDirectory
@@ -186,6 +189,7 @@ def run_with_files(folder: Path) -> RunDirectory:
         Checkpoint(1, {"w": torch.ones(2, 2)}, {"m": torch.ones(3)}, {"step": 1, "training": {"a": [1]}})
     )
     run.save_artefact("spectra-000000001", {"layer": torch.ones(3)})
+    run.save_artefact("diagonals-000000001", {"layer/nfm": torch.ones(2, 2), "layer/agop": torch.ones(3, 2, 2)})
     return run
 
 
@@ -225,10 +229,51 @@ def _readers(run: RunDirectory) -> list[Callable[[], object]]:
     ]  # fmt: skip
 
 
-def _report(folder: Path, content: bytes) -> None:
-    run = run_with_files(folder)
-    (run.path / "records.jsonl").write_bytes(content)
-    only_documented(lambda: report_content(read_runs([run.path])))
+def _report_target(name: str) -> Target:
+    """The page of a run with one of its files damaged."""
+
+    def read(folder: Path, content: bytes) -> None:
+        run = run_with_files(folder)
+        (run.path / name).write_bytes(content)
+        only_documented(lambda: render_page(report_content(read_runs([run.path]))))
+
+    return Target(_run_target(name).seeds, read)
+
+
+class _Connection:
+    """A connection whose request is known; what is answered is kept."""
+
+    def __init__(self, request: bytes) -> None:
+        self.request, self.answer = request, b""
+
+    def makefile(self, *_: object) -> io.BytesIO:
+        return io.BytesIO(self.request)
+
+    def sendall(self, content: bytes) -> None:
+        self.answer += content
+
+    def settimeout(self, seconds: float) -> None:
+        """Nothing is waited for."""
+
+
+def _request(folder: Path, content: bytes) -> None:
+    server = _server(folder)
+    only_documented(lambda: server.RequestHandlerClass(_Connection(content), ("127.0.0.1", 1), server))  # type: ignore[arg-type]
+
+
+@cache
+def _server(folder: Path) -> LiveServer:
+    server = make_server([run_with_files(folder).path])
+    server.server_close()
+    return server
+
+
+REQUESTS = [
+    b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"HEAD /data.json?version=0 HTTP/1.0\r\nHost: [::1]:80\r\nAccept: */*\r\n\r\n",
+    b"GET http://127.0.0.1:1/x%2f..#a HTTP/1.1\r\nConnection: keep-alive\r\n\r\nGET /\r\n\r\n",
+    b"POST / HTTP/1.1\r\nHost: a@b:99999\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\nabcde",
+]
 
 
 RUNS = {
@@ -242,7 +287,13 @@ RUNS = {
         f"run without manifest, {name}": _run_target(f"{CHECKPOINT}/{name}", manifest=False)
         for name in ("model.safetensors", "training.safetensors", "state.json")
     },
-    "report": Target(_run_target("records.jsonl").seeds, _report),
+    "report": _report_target("records.jsonl"),
+    **{
+        f"report, {name}": _report_target(name)
+        for name in ("config.toml", "environment.json", "artefacts/spectra-000000001.safetensors",
+                     "artefacts/diagonals-000000001.safetensors")
+    },
+    "live page": Target(lambda _: REQUESTS, _request),
 }  # fmt: skip
 
 TARGETS: dict[str, Target] = {**DATA, **TEXTS, **RUNS}

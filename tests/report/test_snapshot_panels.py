@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from gramscope.report import snapshot_panels
 from gramscope.report.loaded_runs import read_runs
 from gramscope.report.panel import Panel
 from gramscope.report.snapshot_panels import diagonals_panel, spectra_panel
@@ -60,3 +61,20 @@ def test_damaged_artefacts_are_left_out_and_named(tmp_path: Path) -> None:
     runs = read_runs([run.path])
     assert spectra_panel(runs).views[0].moments == ("epoch 0",)
     assert any("spectra-000000010" in problem for problem in runs.problems)
+
+
+def test_artefacts_of_any_type_and_name(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "x", epochs=1, snapshots=False)
+    for step, dtype in enumerate((torch.float8_e4m3fn, torch.float8_e5m2, torch.uint64, torch.bool, torch.bfloat16)):
+        save_spectra(run, step, {"hidden1": torch.ones(3).to(dtype)})
+        save_diagonals(run, step, {"hidden1": {"nfm": torch.ones(2, 2).to(dtype)}})
+    run.save_artefact("spectra-²", {"hidden1": torch.ones(3)})
+    runs = read_runs([run.path])
+    assert len(spectra_panel(runs).views[0].moments) == len(diagonals_panel(runs).views[0].moments) == 5
+
+
+def test_tensors_too_large_to_draw_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot_panels, "MOST", 10)
+    run = write_run(tmp_path / "x", epochs=1, snapshots=False)
+    save_spectra(run, 0, {"hidden1": torch.ones(11), "hidden2": torch.ones(10)})
+    assert [facet.title for facet in spectra_panel(read_runs([run.path])).views[0].facets] == ["hidden2"]

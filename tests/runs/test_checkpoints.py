@@ -51,6 +51,18 @@ DAMAGE = {
     "cut": lambda folder: (folder / "model.safetensors").write_bytes(b""),
     "deep": lambda folder: (folder / "manifest.json").write_bytes(b"[" * 200_000),
     "list": lambda folder: (folder / "manifest.json").write_bytes(b"[]"),
+    **{
+        f"files are {value}": lambda folder, value=value: (folder / "manifest.json").write_text(
+            f'{{"step": 3, "files": {value}}}'
+        )
+        for value in ("[]", "null", "7", '"model.safetensors"', "[[1, 2]]")
+    },
+    "a folder": lambda folder: ((folder / "state.json").unlink(), (folder / "state.json").mkdir()),
+    "a pipe": lambda folder: ((folder / "state.json").unlink(), os.mkfifo(folder / "state.json")),
+    "a link": lambda folder: (
+        (folder / "state.json").rename(folder.parent.parent / "elsewhere"),
+        (folder / "state.json").symlink_to(folder.parent.parent / "elsewhere"),
+    ),
 }
 
 

@@ -110,6 +110,16 @@ def test_removing_removes_links_and_not_what_they_name(tmp_path: Path) -> None:
     assert (tmp_path / "victim" / "file").read_text() == "precious"
 
 
+def test_removing_folders_nested_beyond_the_limit_of_calls(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.mkdir()
+    for _ in range(1200):
+        path = path / "a"
+        path.mkdir()
+    remove(tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
 def test_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
     (tmp_path / f"{TEMPORARY}77-step-1").mkdir()
     (tmp_path / f"{TEMPORARY}77-config.toml").write_text("")

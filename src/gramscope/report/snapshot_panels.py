@@ -23,6 +23,8 @@ T = TypeVar("T")
 
 #: most moments of a slider, layers in a view, values of a spectrum, pixels along a side, numbers in a panel
 MOMENTS, LAYERS, VALUES, PIXELS, BUDGET = 16, 8, 128, 64, 40_000
+#: numbers in a stored tensor beyond which it is not drawn
+MOST = 10_000_000
 #: most values of a spectrum if there are many layers
 FEW_VALUES = 32
 
@@ -73,20 +75,21 @@ def _loaded(load: Any, run: Run, step: int) -> dict[str, Any]:
     except GramscopeError as error:
         run.files.problems.append(str(error))
         return {}
-    found = {}
+    found: dict[str, Any] = {}
     for layer, value in tensors.items():
-        images = (
-            {name: image for name, image in value.items() if _usable(image, 2, 3)} if isinstance(value, dict) else {}
-        )
-        if images or (not isinstance(value, dict) and _usable(value, 1)):
-            found[text(layer)] = images or value
+        if isinstance(value, dict):
+            images = {name: image.double() for name, image in value.items() if _usable(image, 2, 3)}
+            if images:
+                found[text(layer)] = images
+        elif _usable(value, 1):
+            found[text(layer)] = value.double()
     return found
 
 
 def _usable(values: Tensor, *dimensions: int) -> bool:
-    return (
-        values.dim() in dimensions and values.numel() > 0 and not values.is_complex() and bool(values.isfinite().all())
-    )
+    """Whether a stored tensor can be drawn: a spectrum or an image of finite numbers, and not too many."""
+    right = values.dim() in dimensions and 0 < values.numel() <= MOST and not values.is_complex()
+    return right and bool(values.double().isfinite().all())  # small floats know no isfinite
 
 
 # -- spectra --------------------------------------------------------------------------------------------------------
@@ -140,7 +143,8 @@ def _drawn_together(layers: Sequence[str]) -> dict[str, list[str]]:
 
 def _spectrum_facet(layer: str, stored: Sequence[_Stored[Tensor]], steps: Sequence[int], most: int) -> Facet:
     known = [item.at(step)[layer] for item in stored for step in steps if layer in item.at(step)]
-    ends = _log_range([float(value) for values in known for value in values[values > 0]])
+    positive = [values[values > 0] for values in known]
+    ends = _log_range([float(end) for values in positive if len(values) for end in values.aminmax()])
     frames = []
     for step in steps:
         lines = tuple(_spectrum(item.setting, item.at(step)[layer], most) for item in stored if layer in item.at(step))

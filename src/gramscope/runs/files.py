@@ -226,12 +226,18 @@ def _temporary(path: Path) -> Path:
 # -- removing -----------------------------------------------------------------------------------------------------
 def remove(path: Path) -> None:
     """Remove a file, a link (not what it names) or a folder with all in it; harmless where nothing is."""
-    if is_folder(path):
-        for name in names_in(path):
-            remove(path / name)
-        system.rmdir(path)
-    elif exists(path):
-        system.unlink(path)
+    waiting = [path]
+    while waiting:  # no recursion: folders of a foreign directory may be nested more deeply than calls may be
+        last = waiting[-1]
+        inner = names_in(last)
+        if inner:
+            waiting += [last / name for name in inner]
+            continue
+        if is_folder(last):
+            system.rmdir(last)
+        elif exists(last):
+            system.unlink(last)
+        waiting.pop()
 
 
 def remove_unfinished(folder: Path) -> None:

@@ -50,7 +50,7 @@ def save_diagonals(run: RunDirectory, step: int, diagonals: Mapping[str, Mapping
 def snapshot_steps(run: RunDirectory, kind: str) -> list[int]:
     """Steps with stored ``spectra`` or ``diagonals``, ascending."""
     names = (name.removeprefix(f"{kind}-") for name in run.artefacts() if name.startswith(f"{kind}-"))
-    return sorted(int(step) for step in names if step.isdigit())
+    return sorted(int(step) for step in names if step.isdecimal())
 
 
 def load_spectra(run: RunDirectory, step: int) -> Spectra:

@@ -29,7 +29,7 @@ def check_manifest(folder: Path, step: int, files: Mapping[str, bytes], manifest
     """Raise an error unless the manifest is of this step and has the digests of exactly these files."""
     try:
         facts = json.loads(manifest)
-        wanted, found_step = facts["files"], facts["step"]
+        wanted, found_step = dict(facts["files"]), facts["step"]
     except (ValueError, RecursionError, KeyError, TypeError) as error:
         raise DamagedCheckpointError(f"{folder / MANIFEST} is damaged; {_REMEDY}") from error
     if found_step != step:
