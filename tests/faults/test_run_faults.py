@@ -11,15 +11,18 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from faults.small_run import Reported, check_kept, check_resumed, configuration, litter, outcome, small_data
 from gramscope.data import DataSet
 from gramscope.errors import GramscopeError, InputError, ResultWarning
 from gramscope.runs import files
+from gramscope.runs.checkpoints import Checkpoint
 from gramscope.runs.directory import RunDirectory
 from gramscope.training import start
 from gramscope.training.config import TrainConfig
@@ -204,6 +207,43 @@ def test_the_last_weights_of_a_finished_run_are_made_again(tmp_path: Path, data:
     with pytest.raises(InputError, match="no checkpoint yet"):
         train(config, tmp_path / "run", data=data, resume=True)
     assert RunDirectory(tmp_path / "run" / "seed-0").status() == "finished"
+
+
+def _tensor(name: str, value: torch.Tensor) -> Callable[[Checkpoint], Checkpoint]:
+    return lambda found: replace(found, tensors={**found.tensors, name: value})
+
+
+def _value(key: str, value: Any) -> Callable[[Checkpoint], Checkpoint]:
+    return lambda found: replace(found, state={**found.state, key: value})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _tensor("optimizers.0.state.0.exp_avg", torch.ones(7)),
+        _tensor("random.cpu", torch.zeros(7, dtype=torch.uint8)),
+        _value("seconds", {}),
+        _value("best", [[]]),
+        _value("waited", "x"),
+        _value("training", {}),
+        _value("records", None),
+    ],
+)
+def test_a_checkpoint_of_somebody_else_is_refused(
+    tmp_path: Path, data: DataSet, change: Callable[[Checkpoint], Checkpoint]
+) -> None:
+    """Its manifest fits, its content does not; some of it shows only in the first step."""
+    config = configuration([0]).with_values({"keep": 0})
+    train(config, tmp_path / "run", data=data)
+    run = RunDirectory(tmp_path / "run")
+    first, last = run.checkpoint_steps()[:1], run.checkpoint_steps()[1:]
+    found = run.load_checkpoint(first[0])
+    for step in (*first, *last):
+        files.remove(run.at(f"checkpoints/step-{step:09d}"))
+    run.rewind_records({"lines": len(run.records()) - 1, "bytes": 0})
+    run.save_checkpoint(change(found))
+    with pytest.raises(InputError, match="checkpoint"):
+        train(config, tmp_path / "run", data=data, resume=True)
 
 
 def test_a_damaged_checkpoint_is_announced_and_made_again(tmp_path: Path, data: DataSet) -> None:

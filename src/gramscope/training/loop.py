@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeAlias
 
+import torch
 from torch import nn
 
 from gramscope.errors import GramscopeError, InputError, NumericalError
-from gramscope.runs.checkpoints import Checkpoint
+from gramscope.runs.checkpoints import Checkpoint, checkpoint_path
 from gramscope.runs.directory import RunDirectory, newest_intact
 from gramscope.runs.layer_snapshots import save_diagonals, save_spectra
+from gramscope.runs.layout import CHECKPOINTS
 from gramscope.training.engine import Engine
 from gramscope.training.interrupt import StopRequest, stop_on_signal
 from gramscope.training.job import Job, probe
@@ -67,6 +71,7 @@ class Loop:
         self._measure = measure
         self._reporter = reporter or Reporter()
         self._progress = Progress()
+        self._resumed: Path | None = None  # the checkpoint that the next step continues
         self._diverged = [False] * len(engine.jobs)
         self._config = engine.jobs[0].config
 
@@ -92,7 +97,9 @@ class Loop:
         plan, progress = self.engine.plan, self._progress
         while progress.step < plan.steps:
             try:
-                self.engine.advance(progress.step)
+                with _continuing(self._resumed):
+                    self.engine.advance(progress.step)
+                self._resumed = None
             except NumericalError as error:
                 self._save()
                 return Outcome(progress.step, True, f"diverged: {error}")
@@ -230,16 +237,9 @@ class Loop:
                 run.rewind(None)
             return 0
         checkpoints = newest_intact(self.runs, common)
-        try:
+        self._resumed = checkpoint_path(self.runs[0].at(CHECKPOINTS), checkpoints[0].step)
+        with _continuing(self._resumed):
             self._load(checkpoints)
-        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
-            if isinstance(error, GramscopeError):
-                raise
-            path, step = self.runs[0].path, checkpoints[0].step
-            raise InputError(
-                f"the checkpoint of step {step} in {path} does not fit its configuration ({type(error).__name__}: {error}); "
-                "restore both, or start again with --force"
-            ) from error
         for index, (run, checkpoint) in enumerate(zip(self.runs, checkpoints, strict=True)):
             run.rewind(checkpoint)
             self.records[index] = run.records()
@@ -248,5 +248,20 @@ class Loop:
     def _load(self, checkpoints: Sequence[Checkpoint]) -> None:
         self.engine.load_states([(dict(c.model), unpack(c.tensors, c.state["training"])) for c in checkpoints])
         state = checkpoints[0].state
-        self._progress = Progress(state["step"], state["seconds"], unpack({}, state["best"]), state["waited"])
+        best = [float(score) for score in unpack({}, state["best"])]
+        self._progress = Progress(checkpoints[0].step, float(state["seconds"]), best, int(state["waited"]))
         self._diverged = [bool(checkpoint.state["diverged"]) for checkpoint in checkpoints]
+
+
+@contextmanager
+def _continuing(checkpoint: Path | None) -> Iterator[None]:
+    """Name the checkpoint where what it holds cannot be loaded, or fails in the first step: it may be somebody else's."""
+    try:
+        yield
+    except (ArithmeticError, AssertionError, LookupError, AttributeError, RuntimeError, TypeError, ValueError) as error:
+        if checkpoint is None or isinstance(error, GramscopeError | torch.OutOfMemoryError):
+            raise
+        raise InputError(
+            f"{checkpoint} does not fit its configuration ({type(error).__name__}: {error}); restore both, or start again "
+            "with --force"
+        ) from error

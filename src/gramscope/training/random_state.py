@@ -56,6 +56,7 @@ class PrivateRandomState:
     def load(self, states: dict[str, Tensor]) -> None:
         """Continue from stored states the next time it is active."""
         self._states = {name: state.cpu() for name, state in states.items()}
+        torch.Generator().set_state(self._states["cpu"])  # raises now if it is none
 
     def _set(self, states: dict[str, Tensor]) -> None:
         torch.set_rng_state(states["cpu"])
