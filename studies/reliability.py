@@ -1,7 +1,8 @@
 """Run the tests of reliability and write ``docs/reliability.md`` from what they counted.
 
     python studies/reliability.py                    # runs the tests, then writes the page
-    python studies/reliability.py --results FILE     # writes the page from the JUnit file of an earlier run
+    python studies/reliability.py --print            # prints the tests, to run in parts (-o junit_family=xunit1 --junitxml=…)
+    python studies/reliability.py --results FILE …   # writes the page from the JUnit files of an earlier run
 
 Tests hand over their counts with pytest's ``record_property``. Figures of searches that take longer than a test may are
 read from ``studies/reliability``; the commands that made them are named on the page.
@@ -167,17 +168,22 @@ class Found:
     counts: dict[str, list[list[str]]] = field(default_factory=lambda: defaultdict(list))
 
 
-def run_tests(results: Path) -> None:
-    """Run the tests of the four folders and of the promises."""
+def all_tests() -> list[str]:
+    """The four folders, and the tests of the promises that are elsewhere."""
     named = {test for promise in PROMISES for test in promise.tests if not test.startswith(FOLDERS)}
+    return [*FOLDERS, *sorted(named)]
+
+
+def run_tests(results: Path) -> None:
+    """Run all tests."""
     command = [sys.executable, "-m", "pytest", "-q", "-n", "auto", "-o", "junit_family=xunit1", f"--junitxml={results}"]
-    subprocess.run([*command, *FOLDERS, *sorted(named)], cwd=ROOT, check=False)
+    subprocess.run([*command, *all_tests()], cwd=ROOT, check=False)
 
 
-def read_results(path: Path) -> Found:
-    """Results and counts from a JUnit file (family xunit1, which names files)."""
+def read_results(paths: Iterable[Path]) -> Found:
+    """Results and counts from JUnit files (family xunit1, which names files)."""
     found = Found()
-    for case in ET.parse(path).getroot().iter("testcase"):
+    for case in (case for path in paths for case in ET.parse(path).getroot().iter("testcase")):
         name = f"{case.get('file', '')}::{case.get('name', '').partition('[')[0]}"
         bad = any(case.find(kind) is not None for kind in ("failure", "error"))
         (found.failed if bad else found.passed)[name] += 1
@@ -332,13 +338,17 @@ def _stored(name: str) -> dict[str, Any]:
 def main() -> None:
     """Run the tests unless their results are given, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, help="JUnit file of an earlier run")
+    parser.add_argument("--results", type=Path, nargs="+", help="JUnit files of an earlier run")
+    parser.add_argument("--print", action="store_true", help="print the tests and do nothing else")
     parser.add_argument("--keep", type=Path, help="where to keep the JUnit file")
     arguments = parser.parse_args()
+    if arguments.print:
+        print("\n".join(all_tests()))
+        return
     with tempfile.TemporaryDirectory() as folder:
-        results = arguments.results or arguments.keep or Path(folder) / "results.xml"
+        results = arguments.results or [arguments.keep or Path(folder) / "results.xml"]
         if arguments.results is None:
-            run_tests(results)
+            run_tests(results[0])
         found = read_results(results)
     PAGE.write_text(page(found), encoding="utf-8")
     print(f"{PAGE.relative_to(ROOT)}: {sum(found.passed.values())} passed, {sum(found.failed.values())} failed")
