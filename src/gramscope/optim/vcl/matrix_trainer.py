@@ -149,7 +149,7 @@ class MatrixTrainer:
         if not finite:
             raise NumericalError(self._trouble())
         name = self.weight.name
-        if doubts.norm == 0 and self.report is None:  # no step was taken: the weights began at zero
+        if doubts.norm == 0 and self.report is None and not bool(self.weight.read().any()):  # they began at zero
             self._warn(
                 ResultWarning,
                 f"all weights of VCL layer {name!r} are zero and stay so: Algorithm 1 changes weights by products with them. "
