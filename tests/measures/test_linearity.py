@@ -227,6 +227,20 @@ def test_collinear_features_are_right_or_announced(difference: float, dtype: tor
         assert not announced
 
 
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(("offset", "difference"), [(1e4, 1e-6), (1e6, 1e-8), (1e7, 1e-7)])
+def test_collinear_features_far_from_zero_are_right_or_announced(offset: float, difference: float, seed: int) -> None:
+    """Centring costs digits: the products of features of length 1e6 leave rounding where the short direction was."""
+    a, b, noise = randoms((40, 3), (40,), (40,), seed=seed)
+    H, y = torch.cat([a, (a[:, 0] + difference * b)[:, None]], 1) + offset, b + 0.3 * noise
+    truth = float(gs.target_linearity(torch.cat([a, b[:, None]], 1), y, intercept=True))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = float(gs.target_linearity(H, y, intercept=True))
+    announced = any(issubclass(w.category, RescueWarning) for w in caught)
+    assert announced or found == pytest.approx(truth, abs=2e-3)
+
+
 @pytest.mark.parametrize("intercept", [False, True])
 def test_scales_of_columns_do_not_matter(intercept: bool) -> None:
     H = torch.randn(200, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -91,7 +91,7 @@ def _tall(H: Rows, Y: Rows, ridge: float, mean_y: Tensor | None, totals: Tensor,
         cross.addr_(mean_y.to(dtype), mean_h.to(dtype), alpha=-H.n)
     longer = float((uncentred / gram.diagonal()).amax().sqrt())
     noise = 0.0 if ridge else input_noise(H.n, H.width, H.eps) * longer
-    factor = _Factor.of(gram, ridge, max(noise, H.n * EPS * math.sqrt(H.width)))
+    factor = _Factor.of(gram, ridge, max(noise, H.n * EPS * math.sqrt(H.width)), longer)
     if factor is None:
         return None
     total, before = float(totals.sum()), math.inf
@@ -184,11 +184,11 @@ class _Factor(NamedTuple):
     lower: Tensor
 
     @classmethod
-    def of(cls, gram: Tensor, ridge: float, noise: float) -> _Factor | None:
+    def of(cls, gram: Tensor, ridge: float, noise: float, longer: float = 1.0) -> _Factor | None:
         """Factor ``gram + ridge``, of which the upper blocks are given and which is overwritten.
 
         None unless that is possible and, without a ridge, all directions are clearly longer than ``noise`` (features scaled
-        to length 1) and than rounding of the product.
+        to length 1) and than rounding of the product, which was formed of features up to ``longer`` times as long.
         """
         limits = torch.finfo(gram.dtype)
         gram.diagonal().add_(ridge)
@@ -200,7 +200,7 @@ class _Factor(NamedTuple):
         if int(info) != 0:
             return None
         factor = cls(scale, upper.mT)
-        rounding = limits.eps * math.sqrt(scale.numel())
+        rounding = limits.eps * math.sqrt(scale.numel()) * longer**2
         if not ridge and factor.smallest() < max((CLEAR * noise) ** 2, CLEAR * rounding):
             return None
         return factor
