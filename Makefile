@@ -50,7 +50,7 @@ lowest:
 	$(PYTHON) studies/lowest_versions.py > .venv-lowest/lowest.txt
 	.venv-lowest/bin/python -m pip install --quiet --constraint constraints.txt torch
 	.venv-lowest/bin/python -m pip install --quiet --constraint constraints.txt --constraint .venv-lowest/lowest.txt \
-	    --editable '.[report,pandas,parquet,sklearn,torchmetrics,notebook,test]'
+	    --editable '.[report,pandas,parquet,sklearn,torchmetrics,notebook,tensorboard,test]'
 	OMP_NUM_THREADS=1 .venv-lowest/bin/python -m pytest -q -n $(TEST_WORKERS) -o filterwarnings=default $(LOWEST_TESTS)
 
 reliability: $(STAMP)

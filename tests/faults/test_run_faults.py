@@ -209,6 +209,18 @@ def test_the_last_weights_of_a_finished_run_are_made_again(tmp_path: Path, data:
     assert RunDirectory(tmp_path / "run" / "seed-0").status() == "finished"
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files are not listed here")
+def test_a_run_that_fails_leaves_no_file_open(tmp_path: Path, data: DataSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise InputError("no")
+
+    monkeypatch.setattr(RunDirectory, "save_checkpoint", fail)
+    with pytest.raises(InputError, match="no"):
+        train(configuration([0, 1]), tmp_path / "run", data=data)
+    left = [os.path.realpath(handle) for handle in Path("/proc/self/fd").iterdir()]
+    assert [name for name in left if str(tmp_path) in name] == []
+
+
 def _tensor(name: str, value: torch.Tensor) -> Callable[[Checkpoint], Checkpoint]:
     return lambda found: replace(found, tensors={**found.tensors, name: value})
 

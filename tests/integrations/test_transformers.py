@@ -13,10 +13,12 @@ import torch
 from torch import Tensor, nn
 
 import gramscope as gs
-from gramscope.integrations.transformers import FILE, GramscopeCallback, Whitened
 from refusals import assert_refused
 
 t = pytest.importorskip("transformers")
+
+from gramscope.integrations.transformers import FILE, GramscopeCallback, Whitened  # noqa: E402
+
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*num_items_in_batch.*:UserWarning"),

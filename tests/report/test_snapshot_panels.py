@@ -65,7 +65,7 @@ def test_damaged_artefacts_are_left_out_and_named(tmp_path: Path) -> None:
 
 def test_artefacts_of_any_type_and_name(tmp_path: Path) -> None:
     run = write_run(tmp_path / "x", epochs=1, snapshots=False)
-    for step, dtype in enumerate((torch.float8_e4m3fn, torch.float8_e5m2, torch.uint64, torch.bool, torch.bfloat16)):
+    for step, dtype in enumerate((torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.bool, torch.bfloat16)):
         save_spectra(run, step, {"hidden1": torch.ones(3).to(dtype)})
         save_diagonals(run, step, {"hidden1": {"nfm": torch.ones(2, 2).to(dtype)}})
     run.save_artefact("spectra-²", {"hidden1": torch.ones(3)})

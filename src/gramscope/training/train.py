@@ -156,6 +156,7 @@ def _run(
     measure = parts.measure or (LayerMeasures(engine.jobs) if config.measure.every else None)
     with ExitStack() as stack:
         for run in runs or []:
+            stack.callback(run.close)
             if root is None or run.path != root.path:  # the root's lock is held already
                 stack.enter_context(run.lock)
         loop = Loop(engine, runs, measure=measure, reporter=reporter)
