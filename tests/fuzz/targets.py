@@ -208,13 +208,15 @@ def _run_target(name: str, *, manifest: bool = True) -> Target:
         if not manifest:
             (run.path / CHECKPOINT / "manifest.json").unlink(missing_ok=True)
         (run.path / name).write_bytes(content)
-        for reader in _readers(run):
+        for reader in run_readers(run):
             only_documented(reader)
 
     return Target(seeds, read)
 
 
-def _readers(run: RunDirectory) -> list[Callable[[], object]]:
+def run_readers(run: RunDirectory) -> list[Callable[[], object]]:
+    """Everything that reads a run directory."""
+
     def cut() -> None:
         copy = run.path / "cut"
         copy.write_bytes((run.path / "records.jsonl").read_bytes())
@@ -226,7 +228,13 @@ def _readers(run: RunDirectory) -> list[Callable[[], object]]:
         lambda: TrainConfig.from_stored(run.config), lambda: run.figure_path("report.html"), run.lock.holder, cut,
         lambda: summary(run), lambda: write_records(run.records(), run.path / "rows.csv", "csv"),
         lambda: write_records(run.records(), run.path / "rows.jsonl", "jsonl"),
+        lambda: write_records(run.records(), run.path / "rows.parquet", "parquet"),
     ]  # fmt: skip
+
+
+def read_page(run: RunDirectory) -> None:
+    """Make the report's page."""
+    render_page(report_content(read_runs([run.path])))
 
 
 def _report_target(name: str) -> Target:
@@ -235,7 +243,7 @@ def _report_target(name: str) -> Target:
     def read(folder: Path, content: bytes) -> None:
         run = run_with_files(folder)
         (run.path / name).write_bytes(content)
-        only_documented(lambda: render_page(report_content(read_runs([run.path]))))
+        only_documented(lambda: read_page(run))
 
     return Target(_run_target(name).seeds, read)
 

@@ -6,18 +6,22 @@ searches by coverage, and what it found worth keeping is in ``corpus``.
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fuzz.targets import CONFIG, TARGETS, corpus, only_documented
+from fuzz.targets import CONFIG, TARGETS, corpus, only_documented, read_page, run_readers, run_with_files
+from gramscope.cli import runs
 from gramscope.cli.flags import read_config
 from gramscope.training.config import TrainConfig
 
+runs_command = typer.main.get_command(runs.app)
 MORE = int(os.environ.get("GRAMSCOPE_FUZZ", "1"))
 #: inputs a reader gets; those of whole run directories are slower
 MANY, FEW = 150 * MORE, 60 * MORE
@@ -99,6 +103,37 @@ def test_configurations_of_any_values(record_property: Any) -> None:
 
     check()
     record_property("fuzz", f"values of a configuration|{count}")
+
+
+KINDS = ("evaluation", "measurement", "end", "claim")
+KEYS = (
+    "step", "epoch", "seconds", "run", "seed", "layer", "layers", "network", "notes", "finished", "reason",
+    "test_accuracy", "test_loss", "nfa", "claim",
+)  # fmt: skip
+anything = (
+    st.sampled_from([[], {}, [[]], {"": {}}, None, -1, 10**400, 1e308, float("nan"), "\ud800", "\x1b[2J"]) | values
+)
+record = st.fixed_dictionaries({"kind": st.sampled_from(KINDS)}, optional=dict.fromkeys(KEYS, anything))
+
+
+def test_records_of_any_values(tmp_path: Path, record_property: Any) -> None:
+    run, count = run_with_files(tmp_path), 0
+    sound = (run.path / "records.jsonl").read_text().splitlines()
+    show = [("list", str(tmp_path)), ("show", str(run.path)), ("show", str(run.path), "--json")]
+    commands = [(lambda words=words: runs_command(words, standalone_mode=False)) for words in show]
+
+    @settings(fuzz, max_examples=FEW)
+    @given(st.lists(record, min_size=1, max_size=4), st.booleans())
+    def check(found: list[dict[str, Any]], beside: bool) -> None:
+        nonlocal count
+        count += 1
+        lines = [json.dumps(each, default=str) for each in found]
+        (run.path / "records.jsonl").write_text("\n".join([*(sound if beside else ()), *lines]) + "\n")
+        for read in (*run_readers(run), lambda: read_page(run), *commands):
+            only_documented(read)
+
+    check()
+    record_property("fuzz", f"values of records|{count}")
 
 
 setting = st.tuples(

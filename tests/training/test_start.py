@@ -92,6 +92,14 @@ def test_a_run_without_a_fingerprint_goes_on(tmp_path: Path, config: Config, blo
     assert len(run.environment["data"]) == 1
 
 
+@pytest.mark.parametrize("data", [7, True, "x", {}, ["x"], [None], [[1]]])
+def test_what_is_no_fingerprint_is_refused(tmp_path: Path, config: Config, blobs: DataSet, data: object) -> None:
+    train_until(2, config(), tmp_path / "run", data=blobs)
+    run = RunDirectory.open(tmp_path / "run")
+    run.write_environment({**run.environment, "data": data})
+    assert_refused("not fingerprints", train, config(), tmp_path / "run", data=blobs, resume=True)
+
+
 def test_data_drawn_anew_on_another_machine_are_announced(tmp_path: Path, config: Config) -> None:
     settings = config(data={"name": "gaussian", "n_train": 40, "n_test": 10})
     train_until(2, settings, tmp_path / "run")

@@ -59,7 +59,7 @@ def show(
     if facts:
         console.print(f"Made with torch {facts.get('torch')} on {facts.get('device')}, {facts.get('started')}")
     hidden = {"kind", "method", "lr", "gamma", "step"}
-    last: dict[Any, dict[str, Any]] = {record.get("run"): record for record in evaluations}
+    last: dict[Any, dict[str, Any]] = {str(record.get("run")): record for record in evaluations}
     rows = evaluations if len(last) == 1 else list(last.values())
     if rows:
         print_table(
@@ -97,7 +97,7 @@ def export(
 
 def summary(run: RunDirectory) -> dict[str, Any]:
     """One line about a run or group."""
-    finals: dict[Any, dict[str, Any]] = {record.get("run"): record for record in run.records("evaluation")}
+    finals: dict[Any, dict[str, Any]] = {str(record.get("run")): record for record in run.records("evaluation")}
     scores, epochs = ([r[key] for r in finals.values() if _is_number(r.get(key))] for key in ("test_accuracy", "epoch"))
     return {
         **_identity(run, run.status()),

@@ -35,17 +35,17 @@ def fingerprint(data: DataSet) -> dict[str, str]:
     return {**found, "digest": f"sha256:{digest.hexdigest()}"}
 
 
-def check_same_data(
-    path: Path, before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]], *, drawn: bool
-) -> None:
+def check_same_data(path: Path, before: Any, now: Sequence[Mapping[str, Any]], *, drawn: bool) -> None:
     """Refuse to go on with other data than a run was begun with.
 
     Args:
         path: the run.
-        before, now: fingerprints; ``before`` is empty for runs of versions that did not record them.
+        before, now: fingerprints; ``before``, from a file, is an empty list for runs of versions that did not record them.
         drawn: the data were generated again on another machine, so that their last bits may differ.
     """
-    if not before or list(before) == list(now):
+    if not isinstance(before, list) or not all(isinstance(found, dict) for found in before):
+        raise InputError(f"the data in {path}/environment.json are not fingerprints; restore it, or delete it")
+    if not before or before == list(now):
         return
     pairs = [(old, new) for old, new in zip(before, now, strict=False) if old != new]
     old, new = pairs[0] if pairs else ({}, {})
