@@ -82,7 +82,7 @@ def main() -> None:
         _tell("gramscope: interrupted")
         sys.exit(INTERRUPTED)
     except BrokenPipeError:
-        sys.stderr.close()  # the reader (head, less) has gone: nothing is left to say
+        sys.stderr.close()  # the reader (head, less) has closed the pipe
         sys.exit(1)
     except OSError as error:  # a path that cannot be written, a full disk
         if _debug:

@@ -18,7 +18,7 @@ from gramscope.names import printable
 from gramscope.runs.files import to_json
 from gramscope.training.reporter import Reporter
 
-#: those that JSON does not escape
+#: control characters that JSON does not escape
 _JSON_CONTROLS = {code: f"\\u{code:04x}" for code in range(127, 160)}
 
 
@@ -53,7 +53,7 @@ def print_table(
 ) -> None:
     """Print rows as a table; numbers are right-aligned with four significant digits.
 
-    Headings are words, never broken inside; with ``verbatim`` they are the names themselves, and no cell is broken either.
+    No word of a heading is broken; with ``verbatim`` headings are the names of the columns, and no cell is broken either.
     """
     console = Console(highlight=False, markup=False)
     names = list(columns or dict.fromkeys(key for row in rows for key in row))

@@ -50,7 +50,7 @@ def command(
 
 
 def write_report(out: Path, *, figures: bool = True) -> Path | None:
-    """The report, with static figures too if asked; none, with a note, where its libraries are missing."""
+    """Write the report, with static figures if asked; print a note and return None where its libraries are missing."""
     from gramscope.report import write
 
     try:

@@ -98,7 +98,7 @@ class Flag:
 
 FLAGS = tuple(Flag(name, key, panel) for panel, flags in _PANELS.items() for name, key in flags.items())
 
-#: what a command line without them means
+#: used where neither the command line nor a file names them
 DEFAULTS = {"data": {"name": "digits"}, "model": {"name": "mlp"}, "method": {"name": "sgd"}}
 
 
@@ -133,7 +133,7 @@ def read_config(
     *,
     trust: bool = False,
 ) -> TrainConfig:
-    """A configuration from a TOML file (or the defaults), with what the command line says put on top.
+    """A configuration from a TOML file (or the defaults), with the values of the command line in place of its own.
 
     A function of the user's own as the net must be named on the command line; a file may name one only with ``trust``.
     """
@@ -226,7 +226,7 @@ def _assignment(flag: str, text: str, *, listed: bool = False) -> tuple[str, Any
 
 
 def _value(text: str) -> Any:
-    """A TOML value, or the text itself where it is none."""
+    """A TOML value, or the text itself where it is not TOML."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except RecursionError:

@@ -143,7 +143,7 @@ def _over_seeds(tables: Sequence[_Rows]) -> _Rows:
 
 
 def print_measures(title: str, rows: _Rows) -> None:
-    """A table of layers by measures, turned round where measures outnumber layers, in parts that fit the window."""
+    """A table of layers by measures, transposed where measures outnumber layers, in parts that fit the window."""
     columns = list(dict.fromkeys(name for row in rows.values() for name in row))
     shown = [name for name in columns if any(row.get(name) is not None for row in rows.values())]
     if len(shown) > max(len(rows), 6):

@@ -64,7 +64,7 @@ def command(
     """Reproduce published results: run, draw the figure, and compare every claim with what was measured.
 
     What is complete in the run directory is kept, so the same command goes on after an interruption. A claim that does
-    not hold is reported, and is no failure of the command.
+    not hold is reported, and the command still succeeds.
 
     [bold]Examples[/bold]
 
@@ -93,7 +93,7 @@ def command(
     values = _values(data, seeds, set_)
     known: dict[str, Any] = {"scale": "quick", "select": "validation"}
     if plot_only and out is not None and len(chosen) == 1:
-        known |= RunDirectory(out).config  # what is there may be of any scale
+        known |= RunDirectory(out).config  # the records may be of either scale
     options = Options(scale or known["scale"], select or known["select"], data_dir or "", device)  # type: ignore[arg-type]
     run = partial(
         reproduce,

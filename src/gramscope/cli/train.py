@@ -43,7 +43,7 @@ def command(
 ) -> None:
     """Train a net, with any number of seeds and step sizes together.
 
-    What a flag does not say is taken from the TOML file, if one is given, else from the defaults.
+    Options without a flag are taken from the TOML file, if one is given, else from the defaults.
 
     [bold]Examples[/bold]
 

@@ -181,7 +181,7 @@ def batch_size(inputs: Any) -> int | None:
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """Move nested tensors to a device; those made under ``torch.inference_mode`` are copied, so that they can be used."""
+    """Move nested tensors to a device; those made under ``torch.inference_mode`` are copied, so that autograd can use them."""
     if isinstance(value, Tensor):
         return (value.clone() if value.is_inference() else value).to(device)
     return nested(value, lambda item: to_device(item, device))

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from gramscope.layers.kinds import PartKind, sum_outer
 
-#: ``(name of the weight, where rows go, x [rows, d], z [rows, k]) -> z`` to go on with
+#: ``(name of the weight, where rows go, x [rows, d], z [rows, k]) -> z``, the output to continue with
 Report: TypeAlias = Callable[[str, "Routing", Tensor, Tensor], Tensor]
 
 _NAMES = ("gate_up_proj", "up_proj", "down_proj")

@@ -38,13 +38,13 @@ _USES = {F.linear, F.embedding, *_PRODUCTS, *_CONVOLUTIONS}
 
 @dataclass(eq=False)
 class Tap:
-    """What one observer wants to know of one module.
+    """What one observer wants reported about one module.
 
     Attributes:
-        sink: is told.
+        sink: gets the reports.
         parts: weights inside the module's own function, by the name of the part.
         used: layers whose weight the module may use in a function.
-        seen: names of those that were, for the module hook of a layer that is itself the module.
+        seen: names of the layers whose weight was used, for the module hook of a layer that is itself the module.
     """
 
     sink: Sink
@@ -53,7 +53,7 @@ class Tap:
     seen: set[str] = field(default_factory=set)
 
     def report(self, layer: Layer, x: Tensor, z: Tensor) -> Tensor:
-        """The output to go on with."""
+        """Report an application, and return the output that the module continues with."""
         new = self.sink(layer, x, z)
         return z if new is None else new
 

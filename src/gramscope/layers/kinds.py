@@ -104,7 +104,7 @@ class LayerKind(ABC):
         return h.squeeze(-2) if h.shape[-2] == 1 else h.mean(-2)
 
     def features(self, module: nn.Module, x: Tensor, batch_dim: int = 0, averaged: bool = False) -> Tensor:
-        """What stands for the samples at this layer, ``[batch, sites, d]``: its inputs, or their mean over the sites."""
+        """The features of the samples at this layer, ``[batch, sites, d]``: its inputs, or their mean over the sites."""
         if averaged:
             return self.mean_inputs(module, x, batch_dim).unsqueeze(-2)
         return self.inputs(module, x, batch_dim)
@@ -177,7 +177,7 @@ class TransposedLinearKind(LinearKind):
 
 
 class OwnLinearKind(LinearKind):
-    """A module that is no ``nn.Linear`` but applies its own ``weight [k, d]`` by ``F.linear``, such as a router of experts."""
+    """A module other than ``nn.Linear`` that applies its own ``weight [k, d]`` by ``F.linear``, such as a router of experts."""
 
     not_for_vcl = "is applied inside another module's forward"
 
@@ -197,8 +197,8 @@ class OwnLinearKind(LinearKind):
 class EmbeddingKind(LayerKind):
     """``nn.Embedding``: the linear layer ``z = W h`` on one-hot vectors h of the vocabulary; ``W [d, V]`` is its weight's Wᵀ.
 
-    One-hot vectors are formed only where they are asked for (:meth:`inputs`) and small. What stands for the samples is the
-    output, since a fit on one-hot inputs says nothing. As in torch, ``padding_idx`` receives no gradient.
+    One-hot vectors are formed only where they are asked for (:meth:`inputs`) and small. The features of the samples are
+    the outputs, since a fit on one-hot inputs says nothing. As in torch, ``padding_idx`` receives no gradient.
     """
 
     not_for_vcl = "is a lookup table"

@@ -187,7 +187,7 @@ def class_axis(output: Any, target: Any, lengths: tuple[int, ...] = ()) -> int |
 
 
 def _counted(target: Any, ignore_index: int) -> tuple[int, int] | None:
-    """How many labels there are and how many of them count; ``None`` for targets that are no labels."""
+    """How many labels there are and how many of them count; ``None`` for targets that are not labels."""
     if not isinstance(target, Tensor) or target.is_floating_point():
         return None
     return target.numel(), int((target != ignore_index).sum())

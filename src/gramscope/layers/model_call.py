@@ -76,7 +76,7 @@ def forward_arguments(model: nn.Module) -> frozenset[str]:
 
 
 def run_captured(model: nn.Module, tape: Tape, inputs: Any) -> Any:
-    """Call a model that ``tape`` captures; a model with a ``__call__`` of its own, which runs no hooks, is noted by hand."""
+    """Call a model that ``tape`` captures; a model with a ``__call__`` of its own, which runs no hooks, is recorded by hand."""
     before = len(tape.calls)
     output = call_model(model, inputs)
     if len(tape.calls) == before:

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from gramscope.layers.kinds import PartKind
 
-#: ``(name of the weight, x [..., d], z [..., k]) -> z`` to go on with
+#: ``(name of the weight, x [..., d], z [..., k]) -> z``, the output to continue with
 Report: TypeAlias = Callable[[str, Tensor, Tensor], Tensor]
 
 
@@ -117,7 +117,7 @@ def run_sequence(cell: Cell, names: Sequence[str], report: Report, args: Sequenc
     hx, flat, _biases, layers, dropout, train, bidirectional = args[2:9] if packed else args[1:8]
     batch_first = not packed and args[8]
     alive = None
-    if sizes is not None:  # to [steps, batch, d] with zeros behind each sequence
+    if sizes is not None:  # to [steps, batch, d] with zeros after each sequence
         alive = torch.arange(int(sizes[0]))[None, :] < sizes[:, None]
         alive = alive.to(x.device).unsqueeze(-1)
         x = x.new_zeros(*alive.shape[:2], x.shape[-1]).masked_scatter(alive, x)
@@ -147,7 +147,7 @@ def run_sequence(cell: Cell, names: Sequence[str], report: Report, args: Sequenc
 def _run_direction(
     cell: Cell, report: Report, x: Tensor, state: State, weights: Weights, reverse: bool, alive: Tensor | None
 ) -> tuple[Tensor, State]:
-    """One layer in one direction: outputs ``[steps, batch, h]`` and the state behind the last step."""
+    """One layer in one direction: outputs ``[steps, batch, h]`` and the state after the last step."""
     zi = _project(report, "ih", x.transpose(0, 1), weights).transpose(0, 1)
     outputs: list[Tensor] = []
     steps = range(x.shape[0])

@@ -225,7 +225,7 @@ class Tape(Watcher):
         return replaced
 
     def _problem(self, layer: Layer, x: Tensor, z: Tensor, first: bool) -> str | None:
-        """Why this application has no place in the records; ``None`` if it has."""
+        """Why this application cannot be recorded; ``None`` if it can."""
         kind, module = layer.kind, layer.module
         if first and not layer.exact and not kind.is_standard(module) and not is_linear_map(layer, x, z):
             return f"{type(module).__name__} overrides its forward, and its output is not W h + b of its inputs"

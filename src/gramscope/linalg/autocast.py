@@ -8,7 +8,7 @@ import torch
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """A context in which operations on ``device`` keep the dtype of their inputs; nothing where that is so anyway."""
+    """A context in which operations on ``device`` keep the dtype of their inputs; it does nothing where autocast is off."""
     if not torch.is_autocast_enabled(device.type):
         return nullcontext()
     return torch.autocast(device.type, enabled=False)

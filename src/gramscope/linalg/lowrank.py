@@ -9,7 +9,7 @@ from torch import Tensor
 
 #: residuals up to this many rounding units of their rows are noise
 _NOISE = 32
-#: directions that depart from orthonormality by more than this many rounding units are made anew
+#: directions that depart from orthonormality by more than this many rounding units are computed again, by reflections
 _ORTHONORMAL = 64
 
 

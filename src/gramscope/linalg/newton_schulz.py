@@ -25,7 +25,7 @@ def newton_schulz(A: Tensor, tolerance: float | None = None) -> tuple[Tensor, Te
     singular values in [l, 1] the most without overshooting (Chen & Chow 2014); as l → 1 it is the plain iteration and
     converges quadratically. The least singular value is not known, so a pass assumes one, runs without looking (no
     device synchronisation), then measures ``‖XᵀX − I‖_F`` once. When that is not small, another pass starts from where
-    this one ended, as long as rounding is not lifted as well (:func:`rank_tolerance`).
+    this one ended, unless that would lift rounding errors to 1 as well (:func:`rank_tolerance`).
 
     Args:
         A: the matrices.
@@ -33,7 +33,7 @@ def newton_schulz(A: Tensor, tolerance: float | None = None) -> tuple[Tensor, Te
 
     Returns:
         ``X``, and None, or a boolean tensor ``[batch]`` that marks where the columns of ``A`` are linearly dependent to
-        working precision, or nearly so, and ``X`` is no polar factor.
+        working precision, or nearly so, and ``X`` is not a polar factor.
     """
     tolerance = torch.finfo(A.dtype).eps if tolerance is None else tolerance
     limit = rank_tolerance(A)

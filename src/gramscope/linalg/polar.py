@@ -29,7 +29,7 @@ def polar(
         A: ``[…, m, n]``, real. bfloat16 and float16 are computed in float32, anything else in its own precision.
         method: ``"svd"`` is the reference; ``"newton-schulz"`` uses products only and falls back to the singular value
             decomposition for rank-deficient matrices, with a :class:`~gramscope.errors.RescueWarning`; ``"auto"`` is
-            ``"svd"`` on the CPU and ``"newton-schulz"``, with the same fallback as a matter of course, elsewhere.
+            ``"svd"`` on the CPU and ``"newton-schulz"`` elsewhere, with the same fallback but no warning.
         toward: ``T`` above, of the shape of ``A``.
         tolerance: Newton–Schulz stops this close to orthonormal columns (‖QᵀQ − I‖); rounding when None.
 

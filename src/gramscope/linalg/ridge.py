@@ -223,7 +223,7 @@ def reduce_moments(m: Moments, intercept: bool = False) -> Reduced:
     return Reduced(m.n, d, intercept, s, tolerance, targets, outside, m.C_yy.diagonal(), m.mean_h, m.mean_y, Vt, None)
 
 
-#: standard deviations of the part that a target has along a random direction, beyond which it is no accident
+#: the part of a target along a direction counts as real above this many standard deviations of that along a random one
 CHANCE = 4.0
 
 
@@ -263,7 +263,13 @@ def least_squares_from_moments(m: Moments, intercept: bool = False, eps: float =
 
 
 class _Basis(NamedTuple):
-    """``QᵀY [r, c]`` in an orthonormal basis Q of the centred features, ``c`` with ``√n h̄ = (H − 1h̄ᵀ)ᵀQ c``, and the rest."""
+    """The regression in an orthonormal basis Q of the centred features.
+
+    Args:
+        targets: ``QᵀY [r, c]``.
+        mean: the ``c [r]`` with ``√n h̄ = (H − 1h̄ᵀ)ᵀQ c``.
+        constant, uncertain: as in :class:`_Directions`.
+    """
 
     targets: Tensor
     mean: Tensor
@@ -278,7 +284,7 @@ SMALL = 512
 def _cholesky_basis(m: Moments, eps: float) -> _Basis | None:
     """The basis from a Cholesky factor, 30 times faster than from eigenvectors; None unless it is as good.
 
-    It is where no direction comes near the tolerance, which the smallest eigenvalue by inverse iteration tells.
+    It is as good where no direction comes near the tolerance; inverse iteration finds the smallest eigenvalue to tell.
     """
     gram = m.require_gram()
     if gram.shape[-1] <= SMALL or m.n <= gram.shape[-1]:
@@ -316,12 +322,12 @@ class _Directions(NamedTuple):
     """The centred features that vary, each scaled to length 1, as ``Q diag(root) vectorsᵀ``.
 
     Args:
-        varies: which features do, ``[d]``.
+        varies: which features vary, ``[d]``.
         size: their lengths ``[v]``.
         root: singular values of the scaled ones ``[r]``, without directions lost in rounding.
         vectors: ``[v, r]``.
         targets: ``QᵀY [r, c]``.
-        mean: ``h̄ [d]``, without what is as short as the directions lost.
+        mean: ``h̄ [d]``, without its parts along lost directions that are as short as these.
         constant: whether h̄ has a part along none of the vectors, so that a constant can be fitted.
         uncertain: the part of ``‖Y‖²`` along directions near the tolerance.
     """

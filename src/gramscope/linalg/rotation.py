@@ -37,7 +37,7 @@ MOST_ITERATIONS = 40
 MOST_POLISHES = 3
 #: a bound on ‖QᵀQ − I‖_F below this counts as rounding of float32
 ORTHOGONAL = 5e-8
-#: without −⅛K⁴ every step would stretch W a little, so that this is left out only where many steps do not add up to rounding
+#: the term −⅛K⁴ is left out where ‖QᵀQ − I‖_F is below this without it: then also many steps stretch W by less than rounding
 _NEGLIGIBLE = 1e-9
 #: rotations with ‖K‖₂ above this are left to the polar factor
 LARGEST_ANGLE = 0.5
@@ -47,15 +47,15 @@ LARGEST_STEP = 0.2
 LARGEST_STEP_OF_PAIRS = 0.1
 #: squared row lengths outside this range are scaled first, so that S neither overflows nor underflows
 SQUARED_LENGTHS = (1e-20, 1e20)
-#: gains are compared between these parts of all iterations: the square of this, this, and one
+#: gains are compared at three points of the iteration: at this part of it, at the square of this part, and at its end
 _WINDOW = 0.55
-#: the ratio of gains by which the sum of all gains to come is estimated is at most this
+#: at most this ratio of successive gains is used to estimate the sum of all gains to come
 _SLOWEST = 0.85
 #: a distance below this part of the step is zero to rounding
 _ZERO_DISTANCE = 1e-5
-#: added to what may be zero before a division, where zero over zero is to be zero
+#: added to denominators, so that 0/0 gives 0
 _TINY = 1e-37
-#: rows shorter than this part of the longest do not make the preconditioner larger
+#: in the preconditioner squared row lengths count at least this part of the largest
 _SHORTEST_ROW = 1e-6
 
 

@@ -1,4 +1,4 @@
-"""Which rows of a layer's inputs stand for a sample: pooling over sites, one token, a mask, or every token."""
+"""Which rows of a layer's inputs represent a sample: pooling over sites, one token, a mask, or every token."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ def rows_and_targets(
             ``"mean"`` averages; ``"flatten"`` joins the sites into one row; ``"each"`` makes every site a row (the sample's
             target is repeated); a number takes that site (0 is [CLS]); a function ``(inputs, target) -> mask [batch, sites]``
             takes the marked sites (first sub-words, non-padding). Pixel labels are paired when asked for with
-            ``"each"``, a number or a function: one row per pixel is much.
+            ``"each"``, a number or a function: one row per pixel takes much memory.
         inputs: the batch's inputs, for the mask function.
         name: the layer, for messages.
         ignore_index: token labels equal to this are left out.
-        valid: boolean ``[batch, sites]``, false at padding, which is no site: it enters no mean and makes no row, and a
-            number counts the other sites.
+        valid: boolean ``[batch, sites]``, false at padding, which is left out: it enters no mean and makes no row, and a
+            number of ``tokens`` does not count it.
     """
     if h.dim() == 4:
         h = h.permute(1, 2, 0, 3).flatten(2)  # [batch, sites, groups·d]

@@ -68,8 +68,8 @@ class SampleAxes:
     """Where the samples are in tensors of three and more axes.
 
     Args:
-        batch_dim: what the caller says of the model.
-        known: what torch's own sequence modules say of everything inside them (``batch_first``).
+        batch_dim: the axis that the caller gave.
+        known: axes inside torch's own sequence modules, from their ``batch_first``.
     """
 
     batch_dim: int
@@ -80,7 +80,7 @@ class SampleAxes:
         return self.known.get(module, self.batch_dim)
 
     def is_doubtful(self, module: nn.Module, value: Tensor) -> bool:
-        """Whether both of the first axes could be the samples: as long as each other, beside sequence-first modules."""
+        """Whether either of the first two axes may hold the samples: equally long, in a model with sequence-first modules."""
         if module in self.known or self.batch_dim != 0 or 1 not in self.known.values():
             return False
         return value.dim() > 2 and value.shape[0] == value.shape[1]
