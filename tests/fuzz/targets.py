@@ -38,6 +38,7 @@ from gramscope.runs.checkpoints import Checkpoint, read_checkpoint
 from gramscope.runs.directory import RunDirectory
 from gramscope.runs.records import truncate_records
 from gramscope.training.config import TrainConfig
+from gramscope.training.layer_measures import load_weights
 from official_files import cifar_pickle, idx_bytes, random_images
 
 #: memory and processor time that one small input may take
@@ -131,6 +132,33 @@ def _npz_file(path: Path) -> object:
     return load(str(path))
 
 
+def _weights(**options: bool) -> Callable[[Path], bytes]:
+    def make(_: Path) -> bytes:
+        file = io.BytesIO()
+        torch.save(torch.nn.Linear(3, 2).state_dict(), file, **options)
+        return file.getvalue()
+
+    return make
+
+
+def _pickle_in_weights(folder: Path, content: bytes) -> None:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, part in (("data.pkl", content), ("version", b"3\n"), ("data/0", bytes(24)), ("data/1", bytes(8))):
+            archive.writestr(f"a/{name}", part)
+    (folder / "a.pt").write_bytes(file.getvalue())
+    only_documented(lambda: load_weights(torch.nn.Linear(3, 2), folder / "a.pt"))
+
+
+def _pickle(folder: Path) -> bytes:
+    with zipfile.ZipFile(io.BytesIO(_weights()(folder))) as archive:
+        return next(archive.read(name) for name in archive.namelist() if name.endswith("data.pkl"))
+
+
+def _linear_weights(path: Path) -> object:
+    return load_weights(torch.nn.Linear(3, 2), path)
+
+
 DATA = {
     "idx": file_target("a", lambda path: read_idx(path, 3), lambda _: IDX),
     "idx.gz": file_target("a.gz", lambda path: read_idx(path, 3), lambda _: gzip.compress(IDX, mtime=0)),
@@ -141,6 +169,8 @@ DATA = {
     "npz header": Target(lambda _: [b"(4, 1), }", b"(2,2), 'descr': '<i8'}"], _npz_header),
     "batch": file_target("a", read_batch, lambda _: BATCH[:200] + BATCH[-40:]),
     "whole batch": file_target("a", read_batch, lambda _: BATCH),
+    "weights": file_target("a.pt", _linear_weights, _weights(), _weights(_use_new_zipfile_serialization=False)),
+    "pickle in weights": Target(lambda folder: [_pickle(folder)], _pickle_in_weights),
 }
 
 

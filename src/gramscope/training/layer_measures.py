@@ -178,12 +178,10 @@ def load_weights(model: nn.Module, path: Path) -> None:
 
 
 def _read_torch_file(path: Path) -> Any:
-    import pickle
-
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
-        reason = str(error).splitlines()[0]
+    except Exception as error:  # of a damaged file torch raises almost anything
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise InputError(f"{path} cannot be read as weights only, and nothing else is read: {reason}") from error
     for key in ("state_dict", "model_state_dict", "model"):
         if isinstance(state, dict) and isinstance(state.get(key), dict):
