@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import zipfile
@@ -67,8 +68,19 @@ def test_wrong_celeba_files_are_explained(tmp_path: Path, monkeypatch: pytest.Mo
     first.unlink()
     with pytest.raises(InputError, match=r"has no 000001.jpg"):
         load("celeba", tmp_path, **every)
+    os.mkfifo(first)  # not waited for
+    with pytest.raises(InputError, match=r"has no 000001.jpg"):
+        load("celeba", tmp_path, **every)
+    first.unlink()
     first.write_bytes(content)
-    attributes = tmp_path / "list_attr_celeba.txt"
+    attributes, partition = tmp_path / "list_attr_celeba.txt", tmp_path / "list_eval_partition.txt"
+    (tmp_path / "elsewhere.jpg").write_bytes(content)
+    for path in (attributes, partition):
+        path.write_text(path.read_text().replace("000001.jpg", "../elsewhere.jpg"))
+    with pytest.raises(InputError, match=r"has no ../elsewhere.jpg"):
+        load("celeba", tmp_path, **every)
+    for path in (attributes, partition):
+        path.write_text(path.read_text().replace("../elsewhere.jpg", "000001.jpg"))
     lines = attributes.read_text().splitlines()
     attributes.write_text("\n".join(lines[:-3]))
     with pytest.raises(InputError, match="announces 48 images and lists 45"):

@@ -118,12 +118,9 @@ def _pictures(path: Path) -> Iterator[Callable[[str], bytes]]:
     if path.is_dir():
 
         def from_folder(name: str) -> bytes:
-            try:
-                return (path / name).read_bytes()
-            except FileNotFoundError as error:
-                raise InputError(
-                    f"{path} has no {name}, which the list of attributes names; unpack it again"
-                ) from error
+            if Path(name).name != name or not (path / name).is_file():
+                raise InputError(f"{path} has no {name}, which the list of attributes names; unpack it again")
+            return (path / name).read_bytes()
 
         yield from_folder
         return
