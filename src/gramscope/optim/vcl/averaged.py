@@ -149,18 +149,19 @@ def propose_averaged(
             n = int(state.get("steps", 0)) + 1
             beta = mean_weight(n)
             mean = grad * (1 - beta) if "mean" not in state else torch.lerp(state["mean"], grad, 1 - beta)
-            ahead = torch.lerp(grad, mean, beta)  # as Nesterov: the newest gradient counts once more
-            groups.setdefault((grad.shape, grad.dtype, grad.device), []).append((unit, mean, n, ahead))
+            leading = torch.lerp(grad, mean, beta)  # as Nesterov: the newest gradient counts once more
+            groups.setdefault((grad.shape, grad.dtype, grad.device), []).append((unit, mean, n, leading))
     steps: dict[AveragedTrainer, AveragedStep] = {}
     for (shape, _, _), members in groups.items():
-        directions = orthogonalised(torch.stack([ahead for *_, ahead in members]))
+        leads = [leading for *_, leading in members]
+        directions = orthogonalised(torch.stack(leads) if len(leads) > 1 else leads[0].unsqueeze(0))
         for (unit, mean, n, _), O in zip(members, directions, strict=True):
             length = factor * STEP * falling(n)
             rho = length * math.sqrt(max(1.0, shape[-2] / shape[-1]))
             before = unit.weight.read()
-            change = O.mul(rho).add_(before, alpha=length * decay(n))
-            weights = before - change
+            change = O.mul_(rho).add_(before, alpha=length * decay(n))
             report = AveragedReport(rho, torch.linalg.matrix_norm(change))
+            weights = torch.sub(before, change, out=change)  # new memory would cost more than the difference
             steps[unit] = AveragedStep(weights, {"mean": mean, "steps": n}, report)
     return steps
 

@@ -62,14 +62,14 @@ class Direction:
 def orthogonalised(D: Tensor) -> Tensor:
     """The polar factor of ``D [..., k, d]`` with singular values between about 0.7 and 1.2, in the cheapest sufficient way.
 
-    Matrices much wider or taller than the other side go through their small Gram. Others are computed in bfloat16 where they
-    are large and the device multiplies it fast; its three digits are enough here.
+    Large matrices are computed in bfloat16 where the device multiplies it fast; its three digits are enough here. Of the others,
+    those much wider or taller than the other side go through their small Gram.
     """
     k, d = D.shape[-2:]
     if k > d:
         return orthogonalised(D.mT).mT
-    if d >= _WIDE * k and D.dtype != torch.bfloat16:
-        return wide_quintic_polar(D)
     fast = D.dtype == torch.float32 and k > _SMALL and has_bfloat16(D.device)
+    if d >= _WIDE * k and D.dtype != torch.bfloat16 and not fast:
+        return wide_quintic_polar(D)
     X = D.to(torch.bfloat16) if fast else D
     return quintic_polar(X, least_norm=math.sqrt(torch.finfo(X.dtype).tiny)).to(D.dtype)
