@@ -62,7 +62,7 @@ class Direction:
 def orthogonalised(D: Tensor) -> Tensor:
     """The polar factor of ``D [..., k, d]`` with singular values between about 0.7 and 1.2, in the cheapest sufficient way.
 
-    Large matrices are computed in bfloat16 where the device multiplies it fast; its three digits are enough here. Of the others,
+    Large matrices are computed in bfloat16 where the device multiplies it fast; its three digits are enough. Of the others,
     those much wider or taller than the other side go through their small Gram.
     """
     k, d = D.shape[-2:]
