@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from typing import Any
 
 import pytest
@@ -212,3 +213,44 @@ def test_a_reference_that_shares_weights() -> None:
 def test_flags_that_are_none(options: dict[str, Any], message: str) -> None:
     model, x, y = BY_NAME["mlp"].make()
     refused(gs.collect, model, (x, y), **options, match=message)
+
+
+def test_the_graph_of_a_batch_is_gone_before_the_next_forward() -> None:
+    seen: list[Any] = []
+
+    class Watched(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if x.requires_grad or torch.is_grad_enabled():
+                assert all(node() is None for node in seen)
+            hidden = Kept.apply(self.layer(x))
+            if hidden.grad_fn is not None:
+                seen.append(weakref.ref(hidden.grad_fn))
+            return hidden
+
+    class Kept(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            return gradient
+
+    batches = [(torch.randn(1, 3), torch.tensor([0])) for _ in range(3)]
+    gs.collect(Watched(), batches, nn.CrossEntropyLoss())
+    assert len(seen) == 3
+
+
+def test_layers_are_put_together_when_asked_for() -> None:
+    model, x, y = nn.Linear(4, 3).double(), torch.randn(20, 4, dtype=torch.float64), torch.arange(20) % 3
+    options: dict[str, Any] = {"loss": F.cross_entropy, "jacobians": True}
+    kept, made = (gs.collect(model, (x, y), snapshot=snapshot, **options) for snapshot in (True, False))
+    assert list(kept.layers) == list(made.layers)
+    assert kept["(model)"] is kept["(model)"]
+    assert made["(model)"] is not made["(model)"]
+    for what in ("D", "Sigma", "JtJ"):
+        assert torch.equal(getattr(kept["(model)"], what), getattr(made["(model)"], what)), what

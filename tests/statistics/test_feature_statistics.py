@@ -10,9 +10,17 @@ from torch import Tensor, nn
 
 import gramscope as gs
 from cases import normal
+from gramscope.linalg.symmetric_sum import SymmetricSum
 from gramscope.measures.table import Table
 from gramscope.statistics import feature_moments, feature_statistics
-from gramscope.statistics.feature_statistics import FeatureStatistics, merge_features, projected, statistics_of
+from gramscope.statistics.feature_statistics import (
+    FeatureStatistics,
+    add_rows,
+    merge_features,
+    projected,
+    statistics_of,
+    with_gram,
+)
 
 
 def labelled(n: int, d: int, c: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -39,6 +47,21 @@ def test_late_labels_beyond_the_limit_project_what_came_before(monkeypatch: pyte
     few = [statistics_of("h", H[:30], y[:30], True), statistics_of("h", H[:30], y[:30] + 1, True)]
     monkeypatch.setattr(feature_statistics, "CLASSES", 4)
     assert merge_features(*few).labels == 5
+
+
+@pytest.mark.parametrize("largest", [(3, 9, 3), (9, 3, 9), (3, 4, 2)])
+def test_rows_added_in_blocks_are_those_of_one(monkeypatch: pytest.MonkeyPatch, largest: tuple[int, ...]) -> None:
+    monkeypatch.setattr(feature_statistics, "CLASSES", 5)
+    blocks = [labelled(20 + c, 4, c, seed) for seed, c in enumerate(largest)]
+    total, found = SymmetricSum(4), None
+    for H, y in blocks:
+        found = add_rows(found, total, "h", H, y)
+    assert found is not None
+    found = with_gram(found, total.dense())
+    whole = statistics_of("h", *(torch.cat(parts) for parts in zip(*blocks, strict=True)), True)
+    assert found.labels == whole.labels
+    for name in ("mean_h", "mean_y", "C_hh", "C_hy", "C_yy"):
+        assert torch.allclose(getattr(found.joint, name), getattr(whole.joint, name), atol=1e-10), name
 
 
 def net(d: int, c: int) -> nn.Sequential:

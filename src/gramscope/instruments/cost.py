@@ -344,6 +344,7 @@ class _GrownFeatures:
         chosen = torch.randint(targets.shape[0], (count,), generator=generator).to(targets.device)
         start = time.perf_counter()
         added.add(block, targets[chosen])
+        added.finish()
         found = added.result()
         _wait()
         self.seconds += (time.perf_counter() - start) * n / count

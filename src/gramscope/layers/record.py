@@ -116,6 +116,11 @@ class LayerRecord:
             a.check_unchanged()
             a.layer.kind.add_weight_gradient(a.layer.module, a.x, self._received(a), total)
 
+    def forget_gradients(self) -> None:
+        """Drop the gradients that have come back."""
+        for a in self.applications:
+            a.dz = None
+
     def forget(self) -> None:
         """Drop everything seen."""
         self.applications.clear()

@@ -10,7 +10,6 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from gramscope.errors import InputError, NumericalError
-from gramscope.linalg.autocast import without_autocast
 
 #: a torch tensor, a NumPy array or anything NumPy can read
 Array: TypeAlias = Tensor | ArrayLike
@@ -91,23 +90,6 @@ def binary_exponent(x: Tensor) -> Tensor:
     if not bool(torch.isfinite(largest)):
         largest = torch.where(torch.isfinite(x), x.abs(), 0.0).amax()
     return torch.frexp(largest).exponent.clamp(-limit, limit)
-
-
-def gram_of_rows(x: Tensor) -> Tensor:
-    """``xᵀx [..., k, k]`` of ``x [..., m, k]``, in at least float32; in float64 where float32 would overflow or underflow.
-
-    >>> gram_of_rows(torch.tensor([[1e-30]]))
-    tensor([[1.0000e-60]], dtype=torch.float64)
-    """
-    x = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
-    with without_autocast(x.device):
-        gram = x.mT @ x
-        limits = torch.finfo(x.dtype)
-        if limits.tiny**0.5 < float(gram.diagonal(dim1=-2, dim2=-1).amax()) < limits.max**0.5:
-            return gram
-        exponent = binary_exponent(x)
-        x = torch.ldexp(x, -exponent)
-        return torch.ldexp(to_double(x.mT @ x), 2 * exponent)
 
 
 def result_dtype(*tensors: Tensor) -> torch.dtype:

@@ -206,33 +206,20 @@ def block_class_moments(h: Tensor, index: Tensor, c: int, gram: bool = True) -> 
     return ClassMoments(counts, means, centred.mT @ centred)
 
 
-def extend(total: AnyMoments, block: AnyMoments, centred: Tensor) -> AnyMoments:
-    """:func:`merge` in place: ``total`` is overwritten, and of its d×d sum the blocks on and above the diagonal alone grow.
-
-    What :func:`merge` adds beside both sums is a Gram matrix of a few rows, so that one product does all of it.
-    :func:`~gramscope.linalg.psd.mirror_` completes the sum in the end.
-
-    Args:
-        total: moments with their d×d sum.
-        block: of further rows, without it.
-        centred: these rows minus their mean, or minus the means of their classes, ``[m, d]``.
-    """
-    if isinstance(total, Moments) and isinstance(block, Moments):
-        sum_, whole = total.require_gram(), replace(total, C_hh=None).merge(block)
-        weight = total.n * block.n / max(whole.n, 1)
-        between = math.sqrt(weight) * (block.mean_h - total.mean_h)[None]
-        add_gram_(sum_, torch.cat([centred, between]))
-        return replace(whole, C_hh=sum_)
-    assert isinstance(total, ClassMoments)
-    assert isinstance(block, ClassMoments)
-    if total.within is None:
-        raise InputError("the sum within classes was not kept from the start")
-    whole = replace(total, within=None).merge(block)
-    weights = total.counts * block.counts / whole.counts.clamp(min=1)
+def between(a: AnyMoments, b: AnyMoments) -> Tensor:
+    """The few rows whose Gram matrix :func:`merge` adds to the d×d sums of both, ``[r, d]``."""
+    if isinstance(a, Moments) and isinstance(b, Moments):
+        return math.sqrt(a.n * b.n / max(a.n + b.n, 1)) * (b.mean_h - a.mean_h)[None]
+    assert isinstance(a, ClassMoments)
+    assert isinstance(b, ClassMoments)
+    weights = a.counts * b.counts / (a.counts + b.counts).clamp(min=1)
     both = weights > 0
-    between = weights[both].sqrt()[:, None] * (block.means - total.means)[both]
-    add_gram_(total.within, torch.cat([centred, between]))
-    return replace(whole, within=total.within)
+    return weights[both].sqrt()[:, None] * (b.means - a.means)[both]
+
+
+def between_classes(classes: ClassMoments) -> Tensor:
+    """The rows whose Gram matrix, added to the scatter within classes, gives that of all rows, ``[c, d]``."""
+    return classes.counts.sqrt()[:, None] * (classes.means - classes.mean)
 
 
 def is_constant(n: int, mean: Tensor, scatter: Tensor) -> bool:

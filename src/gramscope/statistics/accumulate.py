@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,12 +22,21 @@ from gramscope.layers.validity import COUPLED, shares_parameter
 from gramscope.notes import Note
 from gramscope.statistics.collect_options import Options
 from gramscope.statistics.feature_moments import FeatureAccumulator
+from gramscope.statistics.feature_statistics import FeatureStatistics
 from gramscope.statistics.features import NoSuchSites, Tokens, Unpaired, inputs_of, rows_and_targets
 from gramscope.statistics.layer import SUMS, LayerStatistics, NetworkStatistics, merge_networks
 from gramscope.statistics.layer_sums import LayerSums
 from gramscope.statistics.layouts import SampleAxes, output_rows
 from gramscope.statistics.one_batch import Step
-from gramscope.statistics.result import EVERY, Statistics, output_of, true_notes, woven
+from gramscope.statistics.result import (
+    EVERY,
+    MadeWhenAsked,
+    Statistics,
+    output_of,
+    settled_layer,
+    true_notes,
+    woven,
+)
 
 #: sums of products of gradients that belong to single samples
 OF_SINGLE_SAMPLES = ("Sigma", "input_covariance", "JtJ", "JtJ_centered", "kernel_parts")
@@ -67,6 +77,8 @@ class Accumulator:
         target = step.target if isinstance(step.target, Tensor) else None
         for record in tape:
             self._add_layer(tape, record, step, target)
+        for record in tape:
+            record.forget_gradients()  # Jacobians take as much memory
         for name, value in tape.outputs.items():
             if self._options.features:
                 self._add_output(name, value, step, target)
@@ -217,28 +229,44 @@ class Accumulator:
         if self._no_such_sites and not set(self._sums.weights) - set(self._no_such_sites):
             raise InputError(next(iter(self._no_such_sites.values())))
         self._left_out |= self._sums.too_large
-        kept = {key: rows for key, rows in self._features.items() if (key, "features") not in self._left_out}
-        features = {key: rows.result() for key, rows in kept.items()}
-        for key in self._looked_up & set(features):
-            part = features[key]
-            features[key] = None if part is None else replace(part, of_outputs=True)
-        layers = {
-            name: LayerStatistics(
-                name,
-                self._sums.weights[name],
-                self._network.n,
-                features=features.get(name),
-                shared=name in self._shared,
-                terms=self._network.terms,
-                **{what: self._sums.get(name, what) for what in SUMS},
-            )
-            for name in self._order
-        }
-        found = {name: features.get(output_of(name)) for name in self._modules}
+        for key in [key for key in self._features if (key, "features") in self._left_out]:
+            del self._features[key]
+        for rows in self._features.values():
+            rows.finish()
+        layers: Mapping[str, LayerStatistics] = MadeWhenAsked(
+            {name: partial(self._layer, name) for name in self._order}
+        )
+        if self._options.snapshot:
+            layers = {name: self._taken(name) for name in self._order}
+        found = {name: self._features_of(output_of(name)) for name in self._modules}
         outputs = {name: part for name, part in found.items() if part is not None}
-        network = replace(self._network, output=features.get(output_of()))
+        network = replace(self._network, output=self._features_of(output_of()))
         notes = true_notes(self._all_notes(unsupported), layers)
-        return Statistics(layers, outputs, network, notes, frozenset(self._left_out), asked).settled()
+        return Statistics(layers, outputs, network, notes, frozenset(self._left_out), asked)
+
+    def _layer(self, name: str) -> LayerStatistics:
+        """The finished statistics of one layer."""
+        layer = LayerStatistics(
+            name,
+            self._sums.weights[name],
+            self._network.n,
+            features=self._features_of(name),
+            shared=name in self._shared,
+            terms=self._network.terms,
+            **{what: self._sums.get(name, what) for what in SUMS},
+        )
+        return settled_layer(layer, self._network, self._left_out)
+
+    def _taken(self, name: str) -> LayerStatistics:
+        """The same, of which nothing is kept here, so that sums are not held twice."""
+        layer = self._layer(name)
+        self._sums.forget(name)
+        self._features.pop(name, None)
+        return layer
+
+    def _features_of(self, key: str) -> FeatureStatistics | None:
+        part = self._features[key].result() if key in self._features else None
+        return replace(part, of_outputs=True) if part is not None and key in self._looked_up else part
 
     def _all_notes(self, unsupported: dict[str, Note]) -> dict[str, tuple[Note, ...]]:
         """The capture's notes and those of this collection, by layer or module."""

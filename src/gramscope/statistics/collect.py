@@ -247,7 +247,9 @@ def _read(
                         reference_output = runner.run_reference(reference, step.inputs, step.output)
                     accumulator.add(tape, step, (twin, reference_output))
                     twin.clear()
+                    del reference_output
                 tape.clear()
+                del step  # its graph, before the next batch makes another
                 advance()
     except NoBatchError:
         if not may_be_empty:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gramscope.errors import InputError, NumericalError
 from gramscope.linalg.arrays import to_double
+from gramscope.linalg.symmetric_sum import SymmetricSum
 from gramscope.statistics.feature_statistics import (
     CLASSES,
     FREQUENT,
@@ -16,11 +17,11 @@ from gramscope.statistics.feature_statistics import (
     GRAM_LIMIT,
     ROW_ENTRIES,
     FeatureStatistics,
-    complete,
-    extended,
+    add_rows,
     keeps_gram,
     keeps_rows,
     statistics_of,
+    with_gram,
 )
 from gramscope.statistics.features import IGNORED, Unpaired
 
@@ -33,7 +34,7 @@ BUFFER = 2**19
 #: entries turned into moments at once, at least 256 rows
 BLOCK = 2**19
 #: rows of a batch from which they are not gathered
-DIRECT = 512
+DIRECT = 256
 
 
 class FeatureAccumulator:
@@ -51,11 +52,10 @@ class FeatureAccumulator:
         self, name: str, gram: bool | str, ignore_index: int = IGNORED, memory: int = 16 * ROW_ENTRIES
     ) -> None:
         self._name, self._gram, self._ignored, self._memory = name, gram, ignore_index, memory
-        self._buffer: Tensor | None = None
-        self._count = 0
-        self._targets: list[Tensor] = []
+        self._waiting: list[tuple[Tensor, Tensor]] = []
         self._residuals = True  # False once a batch had none
         self._moments: FeatureStatistics | None = None
+        self._total: SymmetricSum | None = None
         self._eps = 0.0
         self._kept: list[tuple[Tensor, Tensor]] | None = [] if gram == "auto" else None  # None once they are too many
         self._HtE: Tensor | None = None
@@ -75,36 +75,33 @@ class FeatureAccumulator:
             return
         self._eps = max(self._eps, torch.finfo(rows.dtype).eps)
         self._keep_frequent(rows, target)
-        waiting = self._kept
-        if waiting is not None:
-            count = sum(len(part) for part, _ in waiting)
-            if self.keeps_rows(count + m, d) and all(part.shape[1] == d for part, _ in waiting):
-                waiting.append((rows.detach().clone(), target))
-                self._add_residual(rows, residual)
-                return
-            self._kept = None
-            for part, its_target in waiting:
-                self._buffer_rows(part, its_target)
         self._add_residual(rows, residual)
-        self._buffer_rows(rows, target)
+        if self._kept is not None:
+            count = sum(len(part) for part, _ in self._kept)
+            if self.keeps_rows(count + m, d) and all(part.shape[1] == d for part, _ in self._kept):
+                self._kept.append((rows.detach().clone(), target))
+                return
+            before, self._kept = self._kept, None
+            while before:
+                self._gather(*before.pop(0))
+        self._gather(rows, target)
 
     def keeps_rows(self, n: int, d: int) -> bool:
         """Whether n rows are kept as they are."""
         instead = n >= d and keeps_gram(d, self._memory)
         return not instead and keeps_rows(n, d, self._memory // 16 if d > GRAM_LIMIT else ROW_ENTRIES)
 
-    def _buffer_rows(self, rows: Tensor, target: Tensor) -> None:
+    def _gather(self, rows: Tensor, target: Tensor) -> None:
+        """Add rows to the moments, few at a time together with further ones."""
         m, d = rows.shape
-        if m >= DIRECT and self._count == 0:
+        if self._waiting and self._waiting[0][0].shape[1] != d:
+            self._flush()
+        if m >= DIRECT and not self._waiting:
             self._add_block(rows.detach(), target)
             return
-        if self._buffer is not None and (self._count + m > self._buffer.shape[0] or d != self._buffer.shape[1]):
+        self._waiting.append((rows.detach().clone(), target))
+        if sum(len(part) for part, _ in self._waiting) >= min(max(BUFFER // d, DIRECT), 2048):
             self._flush()
-        if self._buffer is None or m > self._buffer.shape[0]:
-            self._buffer = to_double(rows[:0]).new_empty(max(m, min(max(BUFFER // d, 256), 2048)), d)
-        self._buffer[self._count : self._count + m] = rows.detach()
-        self._count += m
-        self._targets.append(target)
 
     def _add_residual(self, rows: Tensor, residual: Tensor | None) -> None:
         """Add to ``HᵀE``; without a residual in one batch there is none at all."""
@@ -127,28 +124,33 @@ class FeatureAccumulator:
             chosen = torch.isin(target, self._popular).nonzero().flatten()[:room]
             self._frequent.append((rows.detach()[chosen.to(rows.device)].clone(), target[chosen]))
 
-    def result(self) -> FeatureStatistics | None:
-        """The moments of everything added, or ``None`` if nothing was."""
+    def finish(self) -> None:
+        """Add what still waits; NaN or infinity among features or targets is an error."""
         self._flush()
-        self._buffer = None
-        if self._moments is not None:
-            complete(self._moments)
         if self._kept:
             rows, target = (torch.cat(parts) for parts in zip(*self._kept, strict=True))
             _check_labels(target, self._ignored)
             self._moments = replace(statistics_of(self._name, rows, target, False), rows=rows, row_targets=target)
-        if self._moments is not None:
-            self._moments = replace(self._moments, HtE=self._HtE, eps=self._eps)
-            if self._moments.labels and self._frequent:
-                rows, target = (torch.cat(parts) for parts in zip(*self._frequent, strict=True))
-                self._moments = replace(self._moments, frequent=rows, frequent_labels=target)
-            moments, classes = self._moments.moments, self._moments.classes
-            means = classes.means if classes is not None else self._moments.joint.mean_h
-            if not torch.isfinite(means).all():
-                raise NumericalError(f"the features at {self._name!r} are NaN or infinite; look at the inputs")
-            if moments is not None and not torch.isfinite(moments.mean_y).all():
-                raise NumericalError("the targets are NaN or infinite")
-        return self._moments
+        self._kept = None
+        if self._moments is None:
+            return
+        self._moments = replace(self._moments, HtE=self._HtE, eps=self._eps)
+        if self._moments.labels and self._frequent:
+            rows, target = (torch.cat(parts) for parts in zip(*self._frequent, strict=True))
+            self._moments = replace(self._moments, frequent=rows, frequent_labels=target)
+        self._frequent = []
+        moments, classes = self._moments.moments, self._moments.classes
+        means = classes.means if classes is not None else self._moments.joint.mean_h
+        if not torch.isfinite(means).all():
+            raise NumericalError(f"the features at {self._name!r} are NaN or infinite; look at the inputs")
+        if moments is not None and not torch.isfinite(moments.mean_y).all():
+            raise NumericalError("the targets are NaN or infinite")
+
+    def result(self) -> FeatureStatistics | None:
+        """The moments of everything added, after :meth:`finish`; ``None`` if nothing was."""
+        if self._moments is None or self._total is None:
+            return self._moments
+        return with_gram(self._moments, self._total.dense())
 
     def _checked(self, target: Tensor, m: int) -> Tensor:
         if target.is_floating_point():
@@ -167,19 +169,19 @@ class FeatureAccumulator:
         return labels.long()
 
     def _flush(self) -> None:
-        if self._count == 0 or self._buffer is None:
-            return
-        self._add_block(self._buffer[: self._count], torch.cat(self._targets))
-        self._count, self._targets = 0, []
+        if self._waiting:
+            self._add_block(*(torch.cat(parts) for parts in zip(*self._waiting, strict=True)))
+            self._waiting = []
 
     def _add_block(self, rows: Tensor, target: Tensor) -> None:
-        """Add to the moments; their d×d sums grow on and above the diagonal, until :meth:`result` copies the rest."""
-        gram = keeps_gram(rows.shape[1], self._memory) if self._gram == "auto" else bool(self._gram)
+        d = rows.shape[1]
         _check_labels(target, self._ignored)
-        size = max(256, BLOCK // rows.shape[1])
+        if self._moments is None and (keeps_gram(d, self._memory) if self._gram == "auto" else self._gram):
+            self._total = SymmetricSum(d, device=to_double(rows[:0]).device)
+        size = max(256, BLOCK // d)
         for start in range(0, rows.shape[0], size):
-            part = extended(self._moments, self._name, rows[start : start + size], target[start : start + size], gram)
-            self._moments = part
+            block = slice(start, start + size)
+            self._moments = add_rows(self._moments, self._total, self._name, rows[block], target[block])
 
 
 def _check_labels(target: Tensor, ignored: int) -> None:

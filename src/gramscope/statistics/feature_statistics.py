@@ -9,15 +9,23 @@ most frequent labels.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, reduce
 
 import torch
 from torch import Tensor
 
 from gramscope.errors import InputError
 from gramscope.linalg.arrays import to_double
-from gramscope.linalg.moments import ClassMoments, Moments, block_class_moments, block_moments, extend, merge
-from gramscope.linalg.psd import mirror_
+from gramscope.linalg.moments import (
+    ClassMoments,
+    Moments,
+    between,
+    between_classes,
+    block_class_moments,
+    block_moments,
+    merge,
+)
+from gramscope.linalg.symmetric_sum import SymmetricSum
 
 #: label values up to which every class has a mean of its own
 CLASSES = 1024
@@ -96,32 +104,43 @@ def statistics_of(name: str, rows: Tensor, target: Tensor, gram: bool) -> Featur
     return FeatureStatistics(name, None, block_class_moments(double, target, count, gram))
 
 
-def extended(old: FeatureStatistics | None, name: str, rows: Tensor, target: Tensor, gram: bool) -> FeatureStatistics:
-    """Statistics of the old rows and new ones; d×d sums of the old grow in place, on and above the diagonal alone.
+def add_rows(
+    old: FeatureStatistics | None, total: SymmetricSum | None, name: str, rows: Tensor, target: Tensor
+) -> FeatureStatistics:
+    """Statistics of the old rows and new ones, without their d×d sum; ``total`` is that sum and grows in place.
 
-    :func:`complete` copies the other half in the end.
+    What merging adds to the sums of both is the Gram matrix of a few rows, so that one product does all of it.
     """
-    if old is None:
-        return statistics_of(name, rows, target, gram)
     new = statistics_of(name, rows, target, False)
-    if not gram:
-        return merge_features(old, new)
-    double = to_double(rows)
-    if old.classes is not None and new.classes is not None and old.classes.within is not None:
-        c = max(old.classes.counts.shape[0], new.classes.counts.shape[0])
-        a, b = widen(old.classes, c), widen(new.classes, c)
-        return replace(old, classes=extend(a, b, double - b.means[target.to(double.device)]))
-    if old.moments is not None and new.moments is not None and old.labels == new.labels == 0:
-        return replace(old, moments=extend(old.moments, new.moments, double - new.moments.mean_h))
-    return merge_features(old, statistics_of(name, rows, target, gram))
+    parts = [new] if old is None else [old, new]
+    further = []
+    if any(part.labels for part in parts):  # the sum is around the mean of all rows then, not around those of classes
+        further = [between_classes(part.classes) for part in parts if part.classes is not None]
+        parts = [projected_classes(part) for part in parts]
+    whole = reduce(merge_features, parts)
+    if total is not None:
+        double = to_double(rows)
+        centres = new.classes.means[target.to(double.device)] if new.classes is not None else new.joint.mean_h
+        further += [_between(*parts)] if len(parts) > 1 else []
+        total.add_gram(torch.cat([double - centres, *further]))
+    return whole
 
 
-def complete(part: FeatureStatistics) -> None:
-    """Copy the d×d sums, which :func:`extended` has formed on and above the diagonal, below it."""
-    if part.moments is not None and part.moments.C_hh is not None:
-        mirror_(part.moments.C_hh)
-    if part.classes is not None and part.classes.within is not None:
-        mirror_(part.classes.within)
+def _between(a: FeatureStatistics, b: FeatureStatistics) -> Tensor:
+    if a.moments is not None and b.moments is not None:
+        return between(a.moments, b.moments)
+    assert a.classes is not None
+    assert b.classes is not None
+    c = max(a.classes.counts.shape[0], b.classes.counts.shape[0])
+    return between(widen(a.classes, c), widen(b.classes, c))
+
+
+def with_gram(part: FeatureStatistics, gram: Tensor) -> FeatureStatistics:
+    """The same with the d×d sum that :func:`add_rows` has formed."""
+    if part.moments is not None:
+        return replace(part, moments=replace(part.moments, C_hh=gram))
+    assert part.classes is not None
+    return replace(part, classes=replace(part.classes, within=gram))
 
 
 def projected(labels: Tensor) -> Tensor:

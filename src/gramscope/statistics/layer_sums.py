@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
 import torch
 from torch import Tensor
 
@@ -13,8 +10,8 @@ from gramscope.layers.jacobians import jacobian_chunks
 from gramscope.layers.positions import Positions
 from gramscope.layers.record import LayerRecord
 from gramscope.layers.tape import Tape
-from gramscope.linalg.arrays import gram_of_rows
 from gramscope.linalg.stochastic import gram_times_probes, probe_count, probes
+from gramscope.linalg.symmetric_sum import SymmetricSum, for_products
 from gramscope.statistics.collect_options import Options
 from gramscope.statistics.layer import add_parts
 
@@ -46,6 +43,7 @@ class LayerSums:
         #: by layer; the one who adds a layer's first batch enters its weight
         self.weights: dict[str, Tensor] = {}
         self._sums: dict[tuple[str, str], Tensor] = {}
+        self._grams: dict[tuple[str, str], SymmetricSum] = {}
         self._gradients: dict[str, Tensor] = {}
         self._samples: dict[str, int] = {}
         self._deltas: dict[str, list[Tensor]] = {}
@@ -55,7 +53,14 @@ class LayerSums:
 
     def get(self, name: str, what: str) -> Tensor | None:
         """A finished sum of a layer."""
-        return self._sums.get((name, what))
+        found = self._grams.get((name, what))
+        return self._sums.get((name, what)) if found is None else found.dense()
+
+    def forget(self, name: str) -> None:
+        """Drop the sums of a layer."""
+        for sums in (self._sums, self._grams):
+            for key in [key for key in sums if key[0] == name]:
+                del sums[key]
 
     def add(self, name: str, what: str, value: Tensor) -> None:
         """Add a tensor to the sum ``what`` of layer ``name``."""
@@ -63,8 +68,7 @@ class LayerSums:
         if key in self._sums:
             self._sums[key].add_(value)
         else:
-            keeps = what == "kernel_parts" or (what == "D" and self._one_gradient(name))
-            dtype = value.dtype if keeps else self._options.dtype
+            dtype = value.dtype if what == "D" and self._one_gradient(name) else self._options.dtype
             self._sums[key] = value.to("cpu" if value.device.type == "mps" else value.device, dtype)
 
     def add_gradients(self, record: LayerRecord, n: int, positions: Positions | None = None) -> None:
@@ -118,9 +122,9 @@ class LayerSums:
                 if "jacobians" in self._options.at_inputs and J0 is None:
                     self._add_kernel_parts(name, J, start, sketch)
                 elif self._fits(name, "JtJ", "JtJ_centered"):
-                    self.add(name, "JtJ", _sum_of_grams(J))
+                    self._add_gram(name, "JtJ", _rows_of(J))
                     if J0 is not None:
-                        self.add(name, "JtJ_centered", _sum_of_grams(J - J0))
+                        self._add_gram(name, "JtJ_centered", _rows_of(J - J0))
                 del J, J0
 
     def sketch_of(self, output: Tensor) -> int | None:
@@ -128,33 +132,54 @@ class LayerSums:
         large = self._options.jacobians == "auto" and output[0].numel() > OUTPUT_LIMIT
         return SKETCH if large and self._options.sketch is None else self._options.sketch
 
+    def _add_gram(self, name: str, what: str, rows: Tensor) -> None:
+        """Add ``rowsᵀrows`` of ``rows [..., m, s]`` to the sum ``what [..., s, s]``."""
+        if (name, what) not in self._grams:
+            self._grams[name, what] = _zero(rows, rows.shape[:-2], self._options.dtype)
+        self._grams[name, what].add_gram(rows)
+
     def _add_kernel_parts(self, name: str, J: Tensor, stop: int, sketch: int | None) -> None:
         """Add ``JᵀJ``, or ``WᵀJᵀJW``, of outputs (or combinations) up to ``stop``; combinations go to parts in turn."""
+        parts = 1 if sketch is None else min(sketch, PARTS)
         probed = self._probed(name, "jacobians")
         if not (probed or self._is_at_inputs(name, "jacobians") or self._fits(name, "kernel_parts")):
             return
-        parts, key = 1 if sketch is None else min(sketch, PARTS), (name, "kernel_probes" if probed else "kernel_parts")
         for part in range(parts):
             chosen = J[(part - (stop - J.shape[0])) % parts :: parts]
             if chosen.shape[0] == 0:
                 continue
-            gram = self._kernel_times_probes(name, chosen) if probed else self._kernel(name, chosen)
-            if key not in self._sums:
-                self._sums[key] = gram.new_zeros(1, *gram.shape, dtype=gram.dtype if parts > 1 else self._options.dtype)
-            if self._sums[key].shape[0] < parts:
-                self._sums[key] = add_parts(self._sums[key], gram.new_zeros(parts, *gram.shape))
-            if parts > 1:
-                self._sums[key][part] += gram
+            if probed:
+                self._add_probed_kernel(name, _rows_of(chosen), part, parts)
             else:
-                self._sums[key] += gram / self._sums[key].shape[0]
+                self._add_kernel(name, self._rows(name, "jacobians", _rows_of(chosen)), part, parts)
 
-    def _kernel(self, name: str, J: Tensor) -> Tensor:
-        return _sum_of_grams(J, partial(self._rows, name, "jacobians"))
+    def _add_kernel(self, name: str, rows: Tensor, part: int, parts: int) -> None:
+        """Add ``rowsᵀrows`` to one of the parts of the kernel; all outputs, in one part, count as equal shares of several."""
+        key, rows = (name, "kernel_parts"), for_products(rows)
+        if key not in self._grams:
+            self._grams[key] = _zero(rows, (1, *rows.shape[:-2]), rows.dtype if parts > 1 else self._options.dtype)
+        kept = self._grams[key].stack[0]
+        if kept < parts:
+            self._grams[key] = self._grams[key].split(parts)
+        if parts == 1 < kept:
+            rows = rows / kept**0.5
+        for i in [part] if parts > 1 else range(kept):
+            self._grams[key].add_gram(rows, i)
 
-    def _kernel_times_probes(self, name: str, J: Tensor) -> Tensor:
-        rows = J.movedim(0, -2).flatten(-4, -2)
+    def _add_probed_kernel(self, name: str, rows: Tensor, part: int, parts: int) -> None:
+        """The same for products of the kernel with random probes."""
+        key = (name, "kernel_probes")
         rows = rows @ self.weights[name].to(rows.dtype)
-        return gram_times_probes(rows, self._probes(rows))
+        product = gram_times_probes(rows, self._probes(rows))
+        if key not in self._sums:
+            dtype = product.dtype if parts > 1 else self._options.dtype
+            self._sums[key] = product.new_zeros(1, *product.shape, dtype=dtype)
+        if self._sums[key].shape[0] < parts:
+            self._sums[key] = add_parts(self._sums[key], product.new_zeros(parts, *product.shape))
+        if parts > 1:
+            self._sums[key][part] += product
+        else:
+            self._sums[key] += product / self._sums[key].shape[0]
 
     def _large(self, name: str) -> bool:
         """Whether neither k×k nor d×d numbers of a layer fit the memory budget, and products with probes take less."""
@@ -201,9 +226,10 @@ class LayerSums:
             self._flush_covariance(name)
         for (name, what), value in self._sums.items():
             if not torch.isfinite(value.sum()):
-                raise NumericalError(
-                    f"{what} of layer {name!r} is NaN or infinite; look at the inputs and weights there"
-                )
+                raise _not_finite(name, what)
+        for (name, what), gram in self._grams.items():
+            if not gram.is_finite():
+                raise _not_finite(name, what)
 
     def _fits(self, name: str, *fields: str) -> bool:
         """Whether k×k sums of a layer may be kept: they are no larger than its D, or within the memory budget."""
@@ -228,9 +254,18 @@ class LayerSums:
     def _flush_covariance(self, name: str) -> None:
         waiting = self._deltas.pop(name)
         what = "input_covariance" if self._is_at_inputs(name, "covariance") else "Sigma"
-        self.add(name, what, gram_of_rows(torch.cat(waiting, -2) if len(waiting) > 1 else waiting[0]))
+        self._add_gram(name, what, torch.cat(waiting, -2) if len(waiting) > 1 else waiting[0])
 
 
-def _sum_of_grams(J: Tensor, mapped: Callable[[Tensor], Tensor] = lambda rows: rows) -> Tensor:
-    """``Σ JᵀJ`` over outputs, samples and sites: ``[m, …, batch, sites, k] → […, k, k]``, at any scale; of mapped rows."""
-    return gram_of_rows(mapped(J.movedim(0, -2).flatten(-4, -2)))
+def _rows_of(J: Tensor) -> Tensor:
+    """Jacobians of outputs, samples and sites as rows: ``[m, …, batch, sites, k] → […, m · batch · sites, k]``."""
+    return J.movedim(0, -2).flatten(-4, -2)
+
+
+def _zero(rows: Tensor, stack: tuple[int, ...], dtype: torch.dtype) -> SymmetricSum:
+    device = "cpu" if rows.device.type == "mps" else rows.device
+    return SymmetricSum(rows.shape[-1], stack, dtype, device)
+
+
+def _not_finite(name: str, what: str) -> NumericalError:
+    return NumericalError(f"{what} of layer {name!r} is NaN or infinite; look at the inputs and weights there")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -34,7 +34,7 @@ class Statistics:
     """Everything collected in one pass.
 
     Args:
-        layers: per linear-like layer, in order of execution.
+        layers: per linear-like layer, in order of execution; with ``snapshot=False`` each is put together when asked for.
         outputs: features of module outputs that were asked for.
         network: loss, accuracy and output moments of the whole network.
         notes: what was left out and why, by layer or module name.
@@ -44,7 +44,7 @@ class Statistics:
         processes: how many processes of ``torch.distributed`` these are the statistics of.
     """
 
-    layers: dict[str, LayerStatistics]
+    layers: Mapping[str, LayerStatistics]
     outputs: dict[str, FeatureStatistics] = field(default_factory=dict)
     network: NetworkStatistics = field(default_factory=NetworkStatistics)
     notes: dict[str, tuple[Note, ...]] = field(default_factory=dict)
@@ -109,10 +109,7 @@ class Statistics:
 
     def settled(self) -> Statistics:
         """The same, with all samples counted in every layer; a statistic missing in one part is dropped for all."""
-        layers = {}
-        for name, layer in self.layers.items():
-            gone: dict[str, Any] = {what: None for who, what in self.left_out if who in (name, EVERY)}
-            layers[name] = replace(layer, **(gone | {"n": self.n, "terms": self.network.terms}))
+        layers = {layer.name: settled_layer(layer, self.network, self.left_out) for layer in self}
         outputs = {
             name: part for name, part in self.outputs.items() if (output_of(name), "features") not in self.left_out
         }
@@ -120,6 +117,35 @@ class Statistics:
         if (output_of(), "features") in self.left_out:
             network = replace(network, output=None)
         return replace(self, layers=layers, outputs=outputs, network=network)
+
+
+class MadeWhenAsked(Mapping[str, Part]):
+    """A dictionary whose values are made each time they are asked for, so that one of them at a time takes memory.
+
+    >>> made = MadeWhenAsked({"three": lambda: [0, 0, 0]})
+    >>> made["three"], made["three"] is made["three"]
+    ([0, 0, 0], False)
+    """
+
+    def __init__(self, make: dict[str, Callable[[], Part]]) -> None:
+        self._make = make
+
+    def __getitem__(self, name: str) -> Part:
+        return self._make[name]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._make)
+
+    def __len__(self) -> int:
+        return len(self._make)
+
+
+def settled_layer(
+    layer: LayerStatistics, network: NetworkStatistics, left_out: Iterable[tuple[str, str]]
+) -> LayerStatistics:
+    """The layer with all samples counted, without what is left out."""
+    gone: dict[str, Any] = {what: None for who, what in left_out if who in (layer.name, EVERY)}
+    return replace(layer, **(gone | {"n": network.n, "terms": network.terms}))
 
 
 def output_of(module: str = "") -> str:
@@ -147,7 +173,9 @@ def woven(known: Sequence[str], seen: Sequence[str]) -> list[str]:
     return result
 
 
-def true_notes(notes: dict[str, tuple[Note, ...]], layers: dict[str, LayerStatistics]) -> dict[str, tuple[Note, ...]]:
+def true_notes(
+    notes: dict[str, tuple[Note, ...]], layers: Mapping[str, LayerStatistics]
+) -> dict[str, tuple[Note, ...]]:
     """The notes without those that ``layers`` refute: a layer not reached by one batch may be reached by another."""
     kept = {}
     for name, found in notes.items():
@@ -176,7 +204,7 @@ def _check_options(a: dict[str, Any], b: dict[str, Any]) -> None:
         )
 
 
-def _merge_named(a: dict[str, Part], b: dict[str, Part], merge: Callable[[Part, Part], Part]) -> dict[str, Part]:
+def _merge_named(a: Mapping[str, Part], b: Mapping[str, Part], merge: Callable[[Part, Part], Part]) -> dict[str, Part]:
     return {
         name: merge(a[name], b[name]) if name in a and name in b else a[name] if name in a else b[name]
         for name in woven(list(a), list(b))
