@@ -1,10 +1,10 @@
 """What the default table of a GPT-2 costs, against the model's own forward and backward passes on the same batches.
 
-python studies/language_model.py [--sequences 64] [--length 128] [--batch 8] [--layers 12] [--width 768]
+python studies/language_model.py [91M|124M|small] [--sequences 64] [--length 128] [--batch 4] [--threads 1]
 
-The model is made from its configuration, with random weights; the tokens are random too. Each of the two runs has a
-process of its own, so that the peak memory of one does not count for the other. Times are of the
-processor, so that other work on the machine counts little.
+``small`` has two of the twelve blocks and half the sequences, for trying changes. The model is made from its configuration,
+with random weights; the tokens are random too. Each of the two runs has a process of its own, so that the peak memory of one
+does not count for the other. Times are of the processor, so that other work on the machine counts little.
 """
 
 from __future__ import annotations
@@ -18,6 +18,23 @@ from typing import Any
 
 import torch
 
+USUAL = {
+    "sequences": 64,
+    "length": 128,
+    "batch": 4,
+    "layers": 12,
+    "width": 768,
+    "heads": 12,
+    "vocabulary": 8192,
+    "positions": 128,
+    "threads": 1,
+}
+SIZES: dict[str, dict[str, int]] = {
+    "91M": {},
+    "124M": {"vocabulary": 50257, "positions": 1024},
+    "small": {"layers": 2, "sequences": 32},
+}
+
 
 def model_and_batches(options: argparse.Namespace) -> tuple[Any, list[dict[str, torch.Tensor]]]:
     """GPT-2 and its batches, as a loader would give them."""
@@ -27,7 +44,7 @@ def model_and_batches(options: argparse.Namespace) -> tuple[Any, list[dict[str, 
     torch.set_num_threads(options.threads)
     config = GPT2Config(
         vocab_size=options.vocabulary,
-        n_positions=options.length,
+        n_positions=options.positions,
         n_embd=options.width,
         n_layer=options.layers,
         n_head=options.heads,
@@ -71,15 +88,19 @@ def _peak() -> int:
 def main() -> None:
     """Print the table, and time and memory of both runs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    sizes = {"sequences": 64, "length": 128, "batch": 8, "layers": 12, "width": 768, "heads": 12, "vocabulary": 8192}
-    for name, value in (sizes | {"threads": 1}).items():
-        parser.add_argument(f"--{name}", type=int, default=value, help=f"default {value}")
+    parser.add_argument("size", nargs="?", choices=SIZES, default="91M")
+    for name in USUAL:
+        parser.add_argument(f"--{name}", type=int, help=f"default {USUAL[name]}, or as the size has it")
     options = parser.parse_args()
+    for name, value in (USUAL | SIZES[options.size]).items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
     with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
         base, ours = pool.submit(plain, options).result(), pool.submit(measured, options).result()
     print(ours["table"])
     print(
-        f"\n{base['parameters']:,} parameters, {options.sequences} × {options.length} tokens, {options.threads} thread(s)"
+        f"\n{base['parameters']:,} parameters, {options.sequences} × {options.length} tokens in batches of "
+        f"{options.batch}, {options.threads} thread(s)"
     )
     print(f"forward and backward: {base['seconds']:.1f} s, peak {base['bytes'] / 1e9:.2f} GB")
     print(f"gs.measure:           {ours['seconds']:.1f} s, peak {ours['bytes'] / 1e9:.2f} GB")

@@ -15,6 +15,7 @@ from torch import nn
 from gramscope.distributed.gathered import gathered
 from gramscope.distributed.groups import Group, find_exchange
 from gramscope.errors import GramscopeWarning, InputError, NumericalError
+from gramscope.instruments.freed_memory import return_freed_memory
 from gramscope.instruments.readout import nearest_mean_agreement
 from gramscope.layers.jacobians import MEMORY
 from gramscope.layers.losses import Loss
@@ -101,6 +102,7 @@ def measure(
         for network in (model, *([] if reference is None else [reference])):
             whole.enter_context(gathered(unwrap(network), exchange))
         statistics = collect(model, loader, loss, reference=twin, **options)
+        return_freed_memory()  # activations and gradients, before evaluation takes its own
         if loss is None and not statistics.network.terms:  # the model takes labels, but got none or returned no loss
             names = names_of(measures, given - OF_LOSS)
         others = None

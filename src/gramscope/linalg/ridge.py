@@ -292,7 +292,8 @@ def _cholesky_basis(m: Moments, eps: float) -> _Basis | None:
     varies, size, ratio = _equilibrated(m)
     if size.numel() == 0:
         return None
-    scaled = gram[varies][:, varies] / torch.outer(size, size)
+    scaled = gram.clone() if bool(varies.all()) else gram[varies][:, varies]
+    scaled.div_(size).div_(size[:, None])
     factor, info = torch.linalg.cholesky_ex(scaled)
     if int(info) != 0:
         return None
@@ -301,7 +302,7 @@ def _cholesky_basis(m: Moments, eps: float) -> _Basis | None:
         solved = torch.linalg.solve_triangular(factor.mT, solved / solved.norm(), upper=True)
         solved = torch.linalg.solve_triangular(factor, solved, upper=False)
     smallest = 1 / float(solved.norm())
-    largest = float(scaled.square().sum(1).sqrt().max())  # near the largest eigenvalue, to within √d
+    largest = float(torch.linalg.vector_norm(scaled, dim=1).max())  # near the largest eigenvalue, to within √d
     noise = max(size.numel() * EPS * largest, (input_noise(m.n, size.numel(), eps) * float(ratio.max())) ** 2)
     if smallest < 1e4 * noise:
         return None

@@ -1,0 +1,28 @@
+"""Memory below tensors that are alive goes back to the system."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from gramscope.instruments.freed_memory import return_freed_memory
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="only glibc keeps freed memory"
+)
+def test_freed_memory_goes_back_to_the_system() -> None:
+    tensors = [torch.ones(25_000) for _ in range(2000)]  # 100 kB each, too small to be returned one by one
+    del tensors[:-1]
+    before = resident()
+    return_freed_memory()
+    assert before - resident() > 100e6
+    assert float(tensors[0].sum()) == 25_000
