@@ -38,6 +38,9 @@ def test_npz_of_labels_targets_images_and_tokens(tmp_path: Path) -> None:
     assert data.input_shape == (3, 5, 6)
     assert float(data.x_train[2, 1, 3, 4]) == pytest.approx(colour[2, 3, 4, 1] / 255)
     assert load(split(tmp_path / "e.npz", np.arange(18).reshape(9, 2), y)).x_train.dtype == torch.int64
+    tokens = np.arange(27).reshape(9, 3)
+    data = load(split(tmp_path / "f.npz", tokens, np.where(tokens > 25, -100, tokens % 5)))
+    assert (data.classes, data.labels_tokens, data.y_test[-1].tolist()) == (5, True, [4, 0, -100])
 
 
 def test_wrong_files_and_options_are_explained(tmp_path: Path) -> None:

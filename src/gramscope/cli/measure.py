@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 
 _OWN = "Your own net"
+#: places that a note names
+PLACES = 6
 
 
 def command(
@@ -95,8 +97,13 @@ def command(
         return
     for title, rows in _tables(found, per_seed, every):
         print_measures(title, rows)
-    for note in dict.fromkeys(f"{where}: {reason}" for item in found for where, reason in item.table.notes.items()):
-        messages().print(f"note: {note}")
+    places: dict[str, dict[str, None]] = {}  # one line for each reason
+    for item in found:
+        for where, note in item.table.notes.items():
+            places.setdefault(str(note), {})[where] = None
+    for reason, named in places.items():
+        first, more = list(named)[:PLACES], len(named) - PLACES
+        messages().print(f"note: {', '.join(first)}{f' and {more} more' if more > 0 else ''}: {reason}")
 
 
 def _own_tables(model: str, data: str, data_dir: str | None, settings: list[str]) -> tuple[ModelTable, DataTable]:

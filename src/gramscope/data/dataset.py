@@ -16,6 +16,9 @@ from gramscope.data.seeds import generator
 from gramscope.data.synthetic import randomise_labels
 from gramscope.errors import InputError, ResultWarning
 
+#: label of tokens that have none
+IGNORED = -100
+
 Task: TypeAlias = Literal["classification", "regression"]
 
 
@@ -30,7 +33,8 @@ class DataSet:
     Args:
         name: name in the catalogue, or of the file.
         x_train, x_test: inputs, ``[n, d]`` vectors, ``[n, c, h, w]`` images or ``[n, t]`` integer tokens.
-        y_train, y_test: ``[n]`` int64 labels, or ``[n, outputs]`` float targets.
+        y_train, y_test: ``[n]`` int64 labels, ``[n, t]`` labels of tokens (−100 for those without), or ``[n, outputs]``
+            float targets.
         classes: number of classes; ``None`` means regression.
         description, citation: one line each, for people.
         x_val, y_val: the validation part, after :meth:`split_validation`.
@@ -81,8 +85,15 @@ class DataSet:
                 )
             self._check_finite(name, y)
             return
-        if y.dim() != 1 or y.dtype != torch.int64:
-            raise InputError(f"{self.name}: {name} is {y.dtype} {tuple(y.shape)}; labels are int64 [n]")
+        of_tokens = y.dim() == 2 and y.shape[1] == self.x_train.shape[1]
+        if not (y.dim() == 1 or of_tokens) or y.dtype != torch.int64:
+            raise InputError(
+                f"{self.name}: {name} is {y.dtype} {tuple(y.shape)}; labels are int64 [n], those of tokens [n, t] for "
+                "inputs [n, t, …]"
+            )
+        y = _known(y)
+        if not y.numel():
+            raise InputError(f"{self.name}: {name} labels no token; −100 marks those to leave out")
         if not 0 <= int(y.min()) <= int(y.max()) < self.classes:
             raise InputError(
                 f"{self.name}: {name} holds labels from {int(y.min())} to {int(y.max())}; "
@@ -98,6 +109,11 @@ class DataSet:
     def outputs(self) -> int:
         """Number of outputs a model needs: classes, or the width of the target."""
         return self.y_train.shape[1] if self.classes is None else self.classes
+
+    @property
+    def labels_tokens(self) -> bool:
+        """Whether every token has a label of its own."""
+        return self.classes is not None and self.y_train.dim() == 2
 
     @property
     def task(self) -> Task:
@@ -195,7 +211,7 @@ def _draw(data: DataSet, part: str, x: Tensor, y: Tensor, n: int, seed: int) -> 
 
 
 def targets(y: Tensor) -> Tensor:
-    """Targets in canonical form: floats become ``[n, outputs]``; integers are labels, ``[n]`` or ``[n, 1]``."""
+    """Targets in canonical form: floats become ``[n, outputs]``; integers are labels, ``[n]`` or ``[n, 1]``, or of tokens."""
     if y.is_floating_point():
         return y.unsqueeze(1) if y.dim() == 1 else y.flatten(1)
     return (y[:, 0] if y.dim() == 2 and y.shape[1] == 1 else y).to(torch.int64)
@@ -223,12 +239,17 @@ def from_tensors(
     if train.is_floating_point() != test.is_floating_point():
         raise InputError(f"{name}: y_train is {y_train.dtype} but y_test {y_test.dtype}; use labels or floats for both")
     if not train.is_floating_point():
-        classes = _count_classes(name, torch.cat([train.flatten(), test.flatten()])) if classes is None else classes
+        classes = _count_classes(name, torch.cat([_known(train), _known(test)])) if classes is None else classes
     else:
         _announce_whole_numbers(name, train)
         if x_train.is_floating_point():
             train, test = train.to(x_train.dtype), test.to(x_train.dtype)
     return DataSet(name, x_train, train, x_test, test, classes, description, citation)
+
+
+def _known(labels: Tensor) -> Tensor:
+    """The labels ``[n]``; of tokens, without those that are left out."""
+    return labels if labels.dim() == 1 else labels[labels != IGNORED]
 
 
 def check_same_kind(name: str, train: str, test: str) -> None:

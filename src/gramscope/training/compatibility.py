@@ -19,6 +19,11 @@ from gramscope.training.sample_losses import SampleLoss, reconstruction, sample_
 
 def loss_and_data(name: str, model: nn.Module, data: DataSet) -> tuple[SampleLoss, DataSet]:
     """The loss by its name in the configuration, and the data with its targets (for a VAE, the inputs)."""
+    if data.labels_tokens:
+        raise InputError(
+            f"{data.name} has a label for every token, which `gramscope measure` takes and training does not; train in a loop "
+            "of your own, with gs.Monitor"
+        )
     if not isinstance(model, VAE):
         return sample_loss(name, data.task), data
     if name != "auto":

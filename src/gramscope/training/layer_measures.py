@@ -152,8 +152,14 @@ def measure_own(
         load_weights(net, weights)
     net.to(place)
     loaded = fit_inputs(net, loaded, data)
-    chosen, loaded = loss_and_data(loss, net, loaded)
-    check_fit(net, loaded, chosen, configured=True)
+    chosen: SampleLoss
+    if loaded.labels_tokens:
+        if loss not in ("auto", "cross-entropy"):
+            raise InputError(f"loss = {loss!r}: labels of tokens go with cross-entropy")
+        chosen = nn.CrossEntropyLoss()
+    else:
+        chosen, loaded = loss_and_data(loss, net, loaded)
+        check_fit(net, loaded, chosen, configured=True)
     batches = probe(*choose_part(loaded, part), table.samples, table.batch_size)
     found = measure_net(net, batches, chosen, table)
     return Measured(model.name, None, None, found)
