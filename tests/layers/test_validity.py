@@ -12,9 +12,9 @@ import gramscope as gs
 from cases import Around, normal
 from gramscope.errors import LayerError
 
-LINKS = torch.eye(6).roll(1, 0).double()
+LINKS = {n: torch.eye(n).roll(1, 0).double() for n in (6, 40)}
 COUPLED: list[Callable[[nn.Module, Tensor], Tensor]] = [
-    lambda net, x: net[1](LINKS @ torch.tanh(net[0](x))),  # a graph whose nodes are rows
+    lambda net, x: net[1](LINKS[len(x)] @ torch.tanh(net[0](x))),  # a graph whose nodes are rows
     lambda net, x: net[1](torch.tanh(net[0](x - x.mean(0)))),
     lambda net, x: net[1](torch.tanh(net[0](x))) / x.norm(),
     lambda net, x: net[1](torch.tanh(net[0](x + x[-1:]))),  # one sample influences the others, and none influences it
@@ -26,9 +26,10 @@ def two_layers() -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2)).double()
 
 
+@pytest.mark.parametrize("n", LINKS)
 @pytest.mark.parametrize("forward", COUPLED)
-def test_coupled_samples_are_found(forward: Callable[[nn.Module, Tensor], Tensor]) -> None:
-    net, x, y = two_layers(), normal(6, 3), torch.arange(6) % 2
+def test_coupled_samples_are_found(forward: Callable[[nn.Module, Tensor], Tensor], n: int) -> None:
+    net, x, y = two_layers(), normal(n, 3), torch.arange(n) % 2
     model = Around(lambda m, x: forward(m.net, x), net=net)
     table = gs.measure(model, (x, y), nn.CrossEntropyLoss())
     assert table["net.0"]["nfa"] is None
@@ -42,9 +43,21 @@ def test_coupled_samples_are_found(forward: Callable[[nn.Module, Tensor], Tensor
             kernel(model, x)
 
 
-def test_what_is_not_coupled() -> None:
+def test_large_batches_are_not_run_again() -> None:
+    seen = []
+
+    def forward(m: nn.Module, x: Tensor) -> Tensor:
+        seen.append(len(x))
+        return m.net[1](torch.tanh(m.net[0](x)))  # type: ignore[no-any-return]
+
+    gs.collect(Around(forward, net=two_layers()), (normal(40, 3), torch.arange(40) % 2), nn.CrossEntropyLoss())
+    assert seen == [40, 7, 7]
+
+
+@pytest.mark.parametrize("n", LINKS)
+def test_what_is_not_coupled(n: int) -> None:
     """Sampling inside the forward, inputs that must be sorted, and samples along another axis."""
-    net, x = two_layers(), normal(6, 3)
+    net, x = two_layers(), normal(n, 3)
     noisy = Around(lambda m, x: m.net[1](torch.tanh(m.net[0](x + torch.randn_like(x)))), net=net)
     assert gs.tangent_kernel(noisy, x)["net.0"].shape == (5, 5)
 
@@ -59,4 +72,4 @@ def test_what_is_not_coupled() -> None:
         gs.agop(nn.Sequential(net[0], nn.Tanh(), net[1]), rising)["0"],
     )
     encoder = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0).double()  # [length, batch, features]
-    assert len(gs.agop(encoder, normal(3, 5, 4), batch_dim=1)) == 6
+    assert len(gs.agop(encoder, normal(3, n, 4), batch_dim=1)) == 6

@@ -163,7 +163,10 @@ def _pull_back(
     stacked: list[Tensor | None] = []
     for parts in zip(*rows, strict=True):
         present = [part for part in parts if part is not None]
-        stacked.append(torch.stack(present) if present else None)
+        if len(present) == 1:
+            stacked.append(present[0].unsqueeze(0))  # no copy
+        else:
+            stacked.append(torch.stack(present) if present else None)
     return stacked, batched and len(directions) == 1
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,6 +33,8 @@ def batch_dependence(model: nn.Module) -> str | None:
 
 #: relative change of an output, in units of its rounding, that other samples of the batch may cause
 _ROUNDING = 1000.0
+#: samples that are run without the others: a prime number, so that groups of a regular size are cut apart
+_FEW = 7
 
 COUPLED = (
     "samples of a batch influence each other: the outputs of some change with the inputs of others, so Jacobians of single "
@@ -44,8 +47,10 @@ COUPLED = (
 def influences_others(run: Callable[[Any], Tensor], inputs: Any, output: Tensor, n: int, batch_dim: int = 0) -> bool:
     """Whether outputs of some samples change with the inputs of others.
 
-    The first half of the samples is replaced by copies of others, and the outputs of the second half must stay as they were;
-    then the same with the halves exchanged, since influence may go one way only.
+    Of a large batch a few samples from either end are run without the others: where their outputs stay as they were, there is
+    no influence. Otherwise the first half of the samples is replaced by copies of others, and the outputs of the second half
+    must stay as they were; then the same with the halves exchanged, since influence may go one way only. (A model may draw
+    random numbers, which depend on the size of the batch, or accept one size alone.)
 
     Args:
         run: from inputs to the model's output.
@@ -58,32 +63,49 @@ def influences_others(run: Callable[[Any], Tensor], inputs: Any, output: Tensor,
     axis = next((axis for axis in (batch_dim, 0) if output.dim() > axis and output.shape[axis] == n), None)
     if half == 0 or axis is None:
         return False
+    output, state = output.detach(), torch.get_rng_state()
+    allowed = _ROUNDING * torch.finfo(output.dtype).eps * float(output.abs().max())
 
-    state = torch.get_rng_state()
-    for replaced, kept in ((0, half), (n - half, 0)):  # where the replaced and the kept samples begin
-
-        def exchanged(value: Any, replaced: int = replaced, kept: int = kept) -> Any:
-            if isinstance(value, Tensor):
-                if value.dim() <= batch_dim or value.shape[batch_dim] != n or value.layout != torch.strided:
-                    return value
-                found = value.clone()
-                found.narrow(batch_dim, replaced, half).copy_(value.narrow(batch_dim, kept, half))
-                return found
-            return nested(value, exchanged)
-
+    def is_changed(batch: Callable[[Tensor], Tensor], size: int, start: int, place: int, count: int) -> bool | None:
+        """Whether samples from ``start`` on have other outputs in a batch, from ``place`` on; None where it cannot run."""
         torch.set_rng_state(state)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # checkpoints warn where there are no gradients
-                found = run(exchanged(inputs))
-        except (RuntimeError, TypeError, ValueError, IndexError):
-            return False  # it accepts these samples only as they are, such as sequences in order of their length
-        if found.shape != output.shape:
+                found = run(_of_samples(inputs, batch, n, batch_dim))
+        except Exception:
+            return None  # it accepts these samples only as they are, such as sequences in order of their length
+        if found.dim() != output.dim() or found.shape[axis] != size:
+            return None
+        before, after = output.narrow(axis, start, count), found.narrow(axis, place, count)
+        return None if before.shape != after.shape else float((after - before).abs().max()) > allowed
+
+    if n > 4 * _FEW:
+        ends = (0, n - _FEW)
+        alone = (
+            is_changed(partial(Tensor.narrow, dim=batch_dim, start=i, length=_FEW), _FEW, i, 0, _FEW) for i in ends
+        )
+        if all(changed is False for changed in alone):
             return False
-        change = (found - output).detach().narrow(axis, kept, n - half).abs().max()
-        if bool(change > _ROUNDING * torch.finfo(output.dtype).eps * output.detach().abs().max()):
-            return True
+    for replaced, kept in ((0, half), (n - half, 0)):  # where the replaced and the kept samples begin
+
+        def exchanged(value: Tensor, replaced: int = replaced, kept: int = kept) -> Tensor:
+            found = value.clone()
+            found.narrow(batch_dim, replaced, half).copy_(value.narrow(batch_dim, kept, half))
+            return found
+
+        changed = is_changed(exchanged, n, kept, kept, n - half)
+        if changed is not False:
+            return bool(changed)
     return False
+
+
+def _of_samples(value: Any, convert: Callable[[Tensor], Tensor], n: int, batch_dim: int) -> Any:
+    """Inputs of ``n`` samples, with tensors of all samples converted."""
+    if not isinstance(value, Tensor):
+        return nested(value, lambda item: _of_samples(item, convert, n, batch_dim))
+    fits = value.dim() > batch_dim and value.shape[batch_dim] == n and value.layout == torch.strided
+    return convert(value) if fits else value
 
 
 def shares_parameter(layer: Layer, model: nn.Module) -> bool:
