@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -13,7 +15,7 @@ import reference
 from cases import normal, refused
 from gramscope.errors import InputError, ResultWarning
 from gramscope.linalg.moments import ClassMoments, class_moments, merge
-from gramscope.measures.neural_collapse import neural_collapse_from_moments
+from gramscope.measures.neural_collapse import neural_collapse_from_moments, neural_collapse_from_rows
 from gramscope.measures.targets import label_rows, target_rows
 
 
@@ -28,7 +30,7 @@ def simplex(c: int) -> Tensor:
     return torch.eye(c, dtype=torch.float64) - 1 / c
 
 
-@given(st.integers(2, 4), st.integers(2, 7), st.integers(0, 4))
+@given(st.integers(2, 4), st.integers(2, 7) | st.just(40), st.integers(0, 4))
 def test_equals_the_definitions(c: int, d: int, seed: int) -> None:
     H, labels = data(25, d, c, seed)
     W, b = torch.randn(c, d, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)), torch.arange(c) / 5.0
@@ -49,6 +51,10 @@ def test_equals_the_definitions(c: int, d: int, seed: int) -> None:
     assert result.normalized_surrogate == pytest.approx(float((G * T).sum() / (G.norm() * T.norm())), rel=1e-9)
     assert result.missing == {}
     assert result.classes == c
+    alone = neural_collapse_from_rows(H, labels, W, b, normalized_surrogate=False)
+    assert alone.normalized_surrogate is None
+    assert alone.nc1 == pytest.approx(result.nc1, rel=1e-12)
+    assert replace(alone, nc1=result.nc1, normalized_surrogate=result.normalized_surrogate) == result
 
 
 def test_full_collapse() -> None:

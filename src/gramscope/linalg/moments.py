@@ -142,7 +142,7 @@ class ClassMoments:
         mean = self.mean
         offsets = self.means - mean
         C_hy = (self.counts[:, None] * offsets).mT
-        C_hh = None if self.within is None else self.within + C_hy @ offsets
+        C_hh = None if self.within is None else torch.addmm(self.within, C_hy, offsets)
         C_yy = torch.diag(self.counts) - torch.outer(self.counts, self.counts) / total
         return Moments(self.n, mean, self.counts / total, C_hh, C_hy, C_yy)
 

@@ -18,7 +18,7 @@ EPS = torch.finfo(torch.float64).eps
 def frobenius(A: Tensor) -> Tensor:
     """``‖A‖_F`` over all entries, as a number; right also where the squares would overflow or underflow."""
     exponent = binary_exponent(A)
-    return torch.ldexp(torch.ldexp(A, -exponent).square().sum().sqrt(), exponent)
+    return torch.ldexp(torch.ldexp(A, -exponent).square_().sum().sqrt(), exponent)
 
 
 def eigh(A: Tensor) -> tuple[Tensor, Tensor]:

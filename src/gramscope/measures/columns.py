@@ -374,8 +374,10 @@ def _collapse(what: str) -> Callable[[Context, LayerStatistics], Tensor | float 
                 raise Missing("NC4 needs the samples a second time")
             return context.nearest_mean(layer)
         if part.rows is not None and part.row_targets is not None:
-            return float(getattr(neural_collapse_from_rows(part.rows, part.row_targets, readout), what))
-        return float(getattr(neural_collapse_from_moments(classes, readout), what))
+            found = neural_collapse_from_rows(part.rows, part.row_targets, readout, normalized_surrogate=False)
+        else:
+            found = neural_collapse_from_moments(classes, readout, normalized_surrogate=False)
+        return float(getattr(found, what))
 
     return compute
 
@@ -391,7 +393,8 @@ def _frequent_collapse(what: str, part: FeatureStatistics) -> Estimate:
     if labels.numel() < 2:
         raise Missing("fewer than two labels occur twice; take more data")
     kept = torch.isin(part.frequent_labels, labels)
-    found = neural_collapse_from_rows(part.frequent[kept.to(part.frequent.device)], part.frequent_labels[kept])
+    rows = part.frequent[kept.to(part.frequent.device)]
+    found = neural_collapse_from_rows(rows, part.frequent_labels[kept], normalized_surrogate=False)
     remark = f"of the {labels.numel()} most frequent of {part.labels:,} labels, {int(kept.sum()):,} rows of them"
     return Estimate(float(getattr(found, what)), remark=f"{remark}; targets= gives labels of your own")
 

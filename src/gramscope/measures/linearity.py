@@ -12,7 +12,7 @@ from gramscope.errors import InputError, RescueWarning, ResultWarning
 from gramscope.linalg.arrays import Array, as_float_tensor, check_range, check_same_device, to_double, unit_scale
 from gramscope.linalg.moments import Moments, class_moments, is_constant
 from gramscope.linalg.normal_equations import fit_normal_equations
-from gramscope.linalg.psd import EPS, frobenius
+from gramscope.linalg.psd import EPS, add_gram_, frobenius, mirror_
 from gramscope.linalg.ridge import Reduced, check_ridge, least_squares_from_moments, reduce_moments, reduce_rows
 from gramscope.linalg.row_blocks import MappedRows, OneHotRows, Rows, check_pair, spans, unit_rows
 from gramscope.measures.targets import target_rows
@@ -235,5 +235,5 @@ def _small_gram(rows: Rows, allow_dual: bool = True) -> Tensor:
         return block @ block.mT
     gram = torch.zeros(rows.width, rows.width, dtype=torch.float64, device=rows.block(0, 1).device)
     for block in rows.blocks():
-        gram.addmm_(block.mT, block)
-    return gram
+        add_gram_(gram, block)
+    return mirror_(gram)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from gramscope.errors import InputError, ResultWarning
 from gramscope.linalg.arrays import Array, as_float_tensor, binary_exponent, check_same_device, to_double, unit_scale
-from gramscope.linalg.moments import ClassMoments, class_moments
+from gramscope.linalg.moments import CACHED_ENTRIES, ClassMoments, class_moments
 from gramscope.linalg.psd import EPS, frobenius, svd
-from gramscope.linalg.row_blocks import Rows, check_pair, scale_of, scaled, spans, unit_rows
-from gramscope.measures.linearity import surrogate_from_moments
+from gramscope.linalg.row_blocks import OneHotRows, Rows, check_pair, scale_of, scaled, spans, unit_rows
+from gramscope.measures.linearity import surrogate, surrogate_from_moments
 from gramscope.measures.targets import label_rows
 
 
@@ -29,7 +31,8 @@ class NeuralCollapse:
         nc2_simplex: mean ``|cos + 1/(C−1)|``: the angles of a simplex equiangular tight frame.
         nc3: ``‖W/‖W‖_F − M/‖M‖_F‖_F²``, readout against centred class means; None without a readout.
         nc4: share of samples where readout and nearest class mean agree, 1 at collapse; None where it was not measured.
-        normalized_surrogate: ``⟨G, YYᵀ⟩/(‖G‖‖YYᵀ‖)`` of centred features and labels, 1 at NC1 and NC2 ([Gram] Prop. 2).
+        normalized_surrogate: ``⟨G, YYᵀ⟩/(‖G‖‖YYᵀ‖)`` of centred features and labels, 1 at NC1 and NC2 ([Gram] Prop. 2);
+            None where it was not asked for.
         classes: classes that occur.
         missing: for each measure that is None, why.
     """
@@ -40,13 +43,18 @@ class NeuralCollapse:
     nc2_simplex: float
     nc3: float | None
     nc4: float | None
-    normalized_surrogate: float
+    normalized_surrogate: float | None
     classes: int
     missing: dict[str, str]
 
 
 def neural_collapse_from_rows(
-    H: Array, labels: Array, weight: Array | None = None, bias: Array | None = None
+    H: Array,
+    labels: Array,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    *,
+    normalized_surrogate: bool = True,
 ) -> NeuralCollapse:
     """NC1–NC4 of penultimate features.
 
@@ -60,6 +68,7 @@ def neural_collapse_from_rows(
         labels: integers ``[n]``; with a readout its row numbers.
         weight: the readout's weight ``[C, d]``, needed for NC3 and NC4.
         bias: the readout's bias ``[C]``.
+        normalized_surrogate: whether it is wanted: it takes a matrix d×d or n×n, and NC1 to NC4 take none.
 
     >>> H = torch.tensor([[1.0, 0.0], [1.0, 0.0], [-1.0, 0.0], [-1.0, 0.0]])
     >>> result = neural_collapse_from_rows(H, torch.tensor([0, 0, 1, 1]), torch.tensor([[1.0, 0.0], [-1.0, 0.0]]))
@@ -71,8 +80,15 @@ def neural_collapse_from_rows(
     check_pair(features, targets)
     exponent = scale_of(features)
     features = unit_rows(features)
-    classes = class_moments(features, targets)
-    result = neural_collapse_from_moments(classes, weight, targets.classes)
+    gram = normalized_surrogate and features.n >= features.width
+    classes = class_moments(features, targets, gram=gram)
+    if gram:
+        result = neural_collapse_from_moments(classes, weight, targets.classes)
+    else:
+        result = _measures(classes, weight, targets.classes, partial(_scatter, features, targets, classes.means))
+        if normalized_surrogate and not math.isnan(result.nc1):
+            found = surrogate(features.data, labels, normalized=True, center=True)
+            result = replace(result, normalized_surrogate=float(found))
     if weight is None:
         return result
     matrix = _readout_weight(weight, targets.classes, features.width)
@@ -85,9 +101,9 @@ def neural_collapse_from_rows(
     # an argmax does not depend on the scales of features and readout; the bias is divided by both
     readout_exponent = int(binary_exponent(matrix))
     matrix, constant = scaled(matrix, -readout_exponent), scaled(to_double(constant), -exponent - readout_exponent)
-    for start, stop in spans(features.n, features.width + matrix.shape[0]):
+    for start, stop in spans(features.n, features.width + matrix.shape[0], entries=CACHED_ENTRIES):
         block = features.block(start, stop)
-        chosen = (block @ matrix.mT + constant).argmax(1)
+        chosen = (_scores(block, matrix) + constant).argmax(1)
         agree += int((targets.classes[nearest_class(block, classes)] == chosen).sum())
     return replace(result, nc4=agree / features.n, missing={})
 
@@ -102,11 +118,20 @@ def nearest_class(H: Tensor, m: ClassMoments) -> Tensor:
     """
     present = _occurring(m).nonzero().flatten()
     means = m.means[present] - m.mean
-    return present[((H - m.mean) @ means.mT - means.square().sum(1) / 2).argmax(1)]
+    return present[(_scores(H - m.mean, means) - means.square().sum(1) / 2).argmax(1)]
+
+
+def _scatter(features: Rows, targets: OneHotRows, means: Tensor, directions: Tensor) -> Tensor:
+    """``Σ_i (v·(h_i − μ_{y_i}))²`` along directions ``[r, d]`` of length 1, ``[r]``."""
+    total = means.new_zeros(directions.shape[0])
+    for start, stop in spans(features.n, features.width, entries=CACHED_ENTRIES):
+        centred = features.block(start, stop) - means[targets.index(start, stop).to(means.device)]
+        total += (directions @ centred.mT).square().sum(1)
+    return total
 
 
 def neural_collapse_from_moments(
-    m: ClassMoments, weight: Array | None = None, labels: Tensor | None = None
+    m: ClassMoments, weight: Array | None = None, labels: Tensor | None = None, *, normalized_surrogate: bool = True
 ) -> NeuralCollapse:
     """:func:`neural_collapse_from_rows` from collected class moments; NC4 needs the samples and stays None.
 
@@ -114,19 +139,34 @@ def neural_collapse_from_moments(
         m: moments, with the scatter within classes; classes without samples are left out.
         weight: of the readout; row c belongs to class c of ``m``, or to ``labels[c]``.
         labels: label value of each class of ``m``.
+        normalized_surrogate: whether it is wanted.
 
     >>> from gramscope.linalg.moments import class_moments
     >>> m = class_moments(torch.tensor([[1.0], [1.0], [-1.0]]), label_rows(torch.tensor([0, 0, 1])))
     >>> neural_collapse_from_moments(m).missing["nc4"]
     'needs the samples and a readout'
     """
-    present = _occurring(m)
-    if m.within is None:
+    within = m.within
+    if within is None:
+        _occurring(m)
         raise InputError(
             "these class moments were collected without the scatter within classes; collect with gram=True"
         )
+    result = _measures(m, weight, labels, lambda directions: ((directions @ within) * directions).sum(1))
+    if not normalized_surrogate or math.isnan(result.nc1):
+        return result
+    present = _occurring(m)
+    joint = ClassMoments(m.counts[present], m.means[present], within).to_moments().with_centred_targets()
+    return replace(result, normalized_surrogate=float(surrogate_from_moments(joint, normalized=True, center=True)))
+
+
+def _measures(
+    m: ClassMoments, weight: Array | None, labels: Tensor | None, scatter: Callable[[Tensor], Tensor]
+) -> NeuralCollapse:
+    """All but NC4 and the normalised surrogate; ``scatter`` is that within classes along directions ``[r, d]``, ``[r]``."""
+    present = _occurring(m)
     names = torch.arange(m.counts.numel(), device=m.counts.device) if labels is None else labels
-    kept = ClassMoments(m.counts[present], m.means[present], m.within)
+    kept = ClassMoments(m.counts[present], m.means[present], None)
     means = kept.means - kept.mean
     count = means.shape[0]
     missing = {"nc4": "needs the samples and a readout"}
@@ -147,7 +187,7 @@ def neural_collapse_from_moments(
     # The centred means span at most C − 1 directions; what lies below is rounding.
     directions = (s > max(means.shape) * EPS * scale) & (torch.arange(s.numel(), device=s.device) < count - 1)
     s, Vt = s[directions], Vt[directions]
-    within = ((Vt @ m.within) * Vt).sum(1) / m.counts.sum()
+    within = scatter(Vt) / m.counts.sum()
     nc1 = float((within / s.square()).sum())  # Σ_B⁺ = C V S⁻² Vᵀ, and C cancels
     norms = means.square().sum(1).sqrt()
     central = (norms <= max(means.shape) * EPS * scale).nonzero().flatten().tolist()
@@ -168,10 +208,15 @@ def neural_collapse_from_moments(
         float((off + 1 / (count - 1)).abs().mean()),
         nc3,
         None,
-        float(surrogate_from_moments(kept.to_moments().with_centred_targets(), normalized=True, center=True)),
+        None,
         count,
         missing,
     )
+
+
+def _scores(H: Tensor, W: Tensor) -> Tensor:
+    """``H Wᵀ`` of many rows ``[n, d]`` and few ``[c, d]``, which takes half the time as ``W Hᵀ``."""
+    return (W @ H.mT).mT.contiguous()
 
 
 def _occurring(m: ClassMoments) -> Tensor:
