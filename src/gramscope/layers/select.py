@@ -87,8 +87,8 @@ def _reason(module: nn.Module) -> str | None:
         if isinstance(module, types):
             return reason
     return (
-        f"{type(module).__name__} holds {', '.join(shapes)} itself and no layer kind is known for it; "
-        "see gramscope.layers.kinds.LayerKind"
+        f"{type(module).__name__} holds {', '.join(shapes)} itself; no layer applies them, so they are not measured "
+        "(gramscope.layers.kinds.LayerKind teaches new kinds)"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -98,6 +99,15 @@ def result_dtype(*tensors: Tensor) -> torch.dtype:
     for tensor in tensors:
         dtype = torch.promote_types(dtype, tensor.dtype)
     return dtype
+
+
+def shapes_of(part: Any) -> str:
+    """A dataclass in one line for people: tensors by their shapes, without fields that are None."""
+    found = {field.name: getattr(part, field.name) for field in fields(part)}
+    texts = {
+        name: str(tuple(v.shape)) if isinstance(v, Tensor) else repr(v) for name, v in found.items() if v is not None
+    }
+    return f"{type(part).__name__}({', '.join(f'{name}={text}' for name, text in texts.items())})"
 
 
 def check_same_device(**tensors: Tensor | None) -> None:

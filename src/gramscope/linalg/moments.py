@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError
-from gramscope.linalg.arrays import Array, check_range
+from gramscope.linalg.arrays import Array, check_range, shapes_of
 from gramscope.linalg.psd import add_gram_, mirror_
 from gramscope.linalg.row_blocks import OneHotRows, Rows, check_pair, spans
 
@@ -42,6 +42,9 @@ class Moments:
     C_hh: Tensor | None
     C_hy: Tensor
     C_yy: Tensor
+
+    def __repr__(self) -> str:
+        return shapes_of(self)
 
     @property
     def HtH(self) -> Tensor:
@@ -107,6 +110,9 @@ class ClassMoments:
     counts: Tensor
     means: Tensor
     within: Tensor | None
+
+    def __repr__(self) -> str:
+        return shapes_of(self)
 
     @property
     def n(self) -> int:

@@ -192,7 +192,7 @@ def _beside_null(alignment: KernelAlignment, center: bool) -> Estimate:
     """The alignment, with a remark where random eigenvectors of the kernel would give almost as much."""
     value, null = alignment.value(center), alignment.null(center)
     trivial = null >= TRIVIAL
-    remark = f"trivial: random eigenvectors of K would give ρ ≥ {TRIVIAL} too (here {null:.3f})"
+    remark = f"trivial: random eigenvectors of K would give ρ ≥ {TRIVIAL} too"
     return value._replace(remark=remark) if trivial else value
 
 

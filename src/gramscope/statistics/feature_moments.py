@@ -163,8 +163,8 @@ class FeatureAccumulator:
         labels = target[:, 0] if target.dim() == 2 and target.shape[1] == 1 else target
         if labels.dim() != 1:
             raise Unpaired(
-                f"integer targets of shape {tuple(target.shape)} do not give one label to each of {m} rows; pass targets= "
-                "or tokens="
+                f"integer targets of shape {tuple(target.shape)} do not give one label to each of {m} rows: labels of "
+                "positions need a layer that has these positions; targets= gives each sample one label"
             )
         return labels.long()
 

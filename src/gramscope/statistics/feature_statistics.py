@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError
-from gramscope.linalg.arrays import to_double
+from gramscope.linalg.arrays import shapes_of, to_double
 from gramscope.linalg.moments import (
     ClassMoments,
     Moments,
@@ -70,6 +70,9 @@ class FeatureStatistics:
     frequent: Tensor | None = None
     frequent_labels: Tensor | None = None
     of_outputs: bool = False
+
+    def __repr__(self) -> str:
+        return shapes_of(self)
 
     @property
     def joint(self) -> Moments:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError
+from gramscope.linalg.arrays import shapes_of
 from gramscope.statistics.feature_statistics import FeatureStatistics, merge_features
 
 #: the fields of :class:`LayerStatistics` that add up
@@ -69,6 +70,9 @@ class LayerStatistics:
     kernel_parts: Tensor | None = None
     covariance_probes: Tensor | None = None
     kernel_probes: Tensor | None = None
+
+    def __repr__(self) -> str:
+        return shapes_of(self)
 
     @property
     def loss_terms(self) -> int:
