@@ -130,7 +130,8 @@ def collect(
         at_inputs: ``"covariance"``, ``"jacobians"`` or both, to keep ``WᵀΣW`` and ``WᵀKW``, which are d×d, in place of Σ and K
             where k > d (:class:`~gramscope.statistics.layer.LayerStatistics`).
         snapshot: ``False`` saves memory where the statistics are used before the model changes: they hold its weights
-            themselves, no copies, and gradients that were summed in the weights' precision stay in it.
+            themselves, no copies, gradients that were summed in the weights' precision stay in it, and symmetric sums are kept
+            once: a layer is put together each time it is asked for.
         progress: show a bar with the time left, on terminals; ``False`` for none.
         process_group: the processes whose data are one sample: by default those of a ``DistributedDataParallel`` model, else
             the default group of ``torch.distributed`` where there is one; ``False`` for this process alone. A process whose
