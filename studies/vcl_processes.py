@@ -4,7 +4,7 @@ GRAMSCOPE_DATA=folder OMP_NUM_THREADS=2 python studies/vcl_processes.py
 GRAMSCOPE_DATA=folder OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 studies/vcl_processes.py
 
 Every run sees the same global batches of 64 samples, so that the losses must agree. Times are medians over the steps after
-the first ones; "update" is the optimizer's part, in which VCL exchanges sums and weights.
+the first ones; "update" is the optimizer's part, in which the recursive VCL exchanges sums and weights.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def main() -> None:
     rows = [slice(i + rank * share, i + (rank + 1) * share) for i in range(0, count, given.batch)]
     methods: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
         "SGD": lambda model: torch.optim.SGD(model.parameters(), lr=0.05),
-        "VCL": partial(gs.VCL, gamma=1.0, readout=partial(torch.optim.SGD, lr=0.1)),
-        "VCL.best": partial(gs.VCL.best, gamma=0.01),
+        "VCL averaged": gs.VCL,
+        "VCL recursive": partial(gs.VCL, solver="recursive", readout=partial(torch.optim.SGD, lr=0.1)),
     }
     for name, make in methods.items():
         torch.manual_seed(0)
@@ -53,7 +53,7 @@ def main() -> None:
         if size > 1:
             dist.all_reduce(loss)
         if rank == 0:
-            text = f"{size} process{'es' * (size > 1)} × {torch.get_num_threads()} threads  {name:<9}"
+            text = f"{size} process{'es' * (size > 1)} × {torch.get_num_threads()} threads  {name:<13}"
             print(
                 f"{text} step {whole:6.2f} ms, update {update:6.2f} ms, last loss {loss.item() / size:.6f}", flush=True
             )

@@ -155,6 +155,50 @@ def case_kernels_and_collapse(folder: Path) -> None:
             assert abs(getattr(found, field) - getattr(collapse, field)) < 1e-10, field
 
 
+def case_cka(folder: Path) -> None:
+    """The batches of all processes as those of one; too small ones, and processes with none."""
+    model, other = (
+        DistributedDataParallel(network()),
+        nn.Sequential(nn.Linear(4, 7), nn.Tanh(), nn.Linear(7, 2)).double(),
+    )
+    with torch.no_grad():
+        for p in other.parameters():
+            p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(1), dtype=p.dtype))
+    for division in divisions():
+        own = parts(division[dist.get_rank()], 6)
+        everything = [batch for rows in division for batch in parts(rows, 6)]
+        for against in (None, other):
+            whole = gs.cka(model, everything, against, process_group=False)
+            found = gs.cka(model, own, against)
+            assert (found.rows, found.columns, found.samples) == (whole.rows, whole.columns, whole.samples)
+            torch.testing.assert_close(found.values, whole.values, rtol=1e-10, atol=1e-10)
+    with pytest.raises(InputError, match="no batch"):
+        gs.cka(model, [])
+    with pytest.raises(InputError, match="at least 4 samples"):
+        gs.cka(model, parts(torch.arange(2)))
+    kept = ["0"] if dist.get_rank() == 0 else ["0", "3"]
+    with pytest.raises(InputError, match="different layers"):
+        gs.cka(model, data(), layers=kept)
+
+
+def case_large_layers(folder: Path) -> None:
+    """Products with probes add up, and passes over the data serve all processes."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4200, 70), nn.Tanh(), nn.Linear(70, 70), nn.Tanh(), nn.Linear(70, 3)).double()
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(40, 4200, generator=generator, dtype=torch.float64), torch.arange(40) % 3
+    names = ["nfa", "nfa_null", "vcs_cosine", "target_linearity", "weight_norm"]
+    for options in ({"memory": 2**12}, {"memory": 2**12, "ridge": 1.0}):
+        whole = gs.measure(model, (x, y), F.cross_entropy, measures=names, process_group=False, **options)
+        assert set(whole.errors["0"]) == {"nfa", "nfa_null", "vcs_cosine", "target_linearity"}
+        for rows in (torch.arange(40).tensor_split(dist.get_world_size()), [torch.arange(40)] + [torch.arange(0)] * 3):
+            own = rows[dist.get_rank()]
+            found = gs.measure(
+                model, [(x[own], y[own])] if len(own) else [], F.cross_entropy, measures=names, **options
+            )
+            assert_same_tables(found, whole)
+
+
 class Writer:
     """A TensorBoard writer, of process 0 alone."""
 
@@ -226,6 +270,25 @@ def case_an_error_in_one_process_ends_all(folder: Path) -> None:
         gs.collect(model, data(), F.cross_entropy, features=dist.get_rank() == 0)
     with pytest.raises(InputError, match="all processes yielded no batch"):
         gs.collect(model, [], F.cross_entropy)
+
+    class Strange(Exception):
+        """An error that cannot be sent to other processes."""
+
+    def failing() -> Any:
+        yield data()
+        raise Strange("the disk is gone")
+
+    with pytest.raises(Strange if dist.get_rank() == last else RuntimeError, match="the disk is gone"):
+        gs.collect(model, failing() if dist.get_rank() == last else data(), F.cross_entropy)
+    names = ["nc1", "nc4"] if dist.get_rank() == last else ["nc1"]
+    with pytest.raises(InputError, match="measure different things"):
+        gs.measure(model, data(), F.cross_entropy, measures=names)
+    once = iter([data()]) if dist.get_rank() == last else data()
+    table = gs.measure(model, once, F.cross_entropy, measures=["nc1", "nc4"])
+    assert "can be read once" in table.notes["5.nc4"].text
+    H = torch.ones(2, 2) if dist.get_rank() else [["a", "b"]]
+    with pytest.raises(InputError, match="pass numbers"):
+        gs.neural_collapse(H, torch.arange(len(H)))
     other = network()
     with torch.no_grad():
         other[0].weight += dist.get_rank()

@@ -139,3 +139,23 @@ def case_measurement(folder: Path) -> None:
     assert sent["add"] == sums + moments
     assert not sent["send_from"] + sent["object_from"]
     assert sent["gather_objects"] == c * c + c * c + c  # of the network's output
+
+
+def case_large_layer_and_cka(folder: Path) -> None:
+    k, d, r, c = 70, 4200, 64, 3
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(d, k, bias=False), nn.Tanh(), nn.Linear(k, c, bias=False)).double()
+    x, y = torch.randn(6, d, dtype=torch.float64), torch.arange(6) % c
+    options: dict[str, Any] = {"layers": ["0"], "memory": 2**12}
+    with counted() as sent:
+        gs.collect(model, (x, y), F.cross_entropy, jacobians=True, probed=True, **options)
+    assert sent["add"] == k * d + k * r + k * (r + 65) + c * d + c
+    with counted() as fewer:
+        gs.measure(model, (x, y), measures=["surrogate", "feature_rank"], **options)
+    with counted() as sent:
+        table = gs.measure(model, (x, y), measures=["surrogate", "target_linearity"], **options)
+    passes = int(table.notes["0.target_linearity"].text.partition("from ")[2].split()[0])
+    assert sent["add"] - fewer["add"] == d * 64 + (passes - 1) * d * c + passes  # and the number of rows
+    with counted() as sent:
+        gs.cka(model, x)
+    assert sent["add"] == 2 * 2 + 2 + 2

@@ -13,7 +13,7 @@ from gramscope.instruments.live_bytes import LiveBytes
 
 MEASURES = [
     "weight_norm", "effective_rank", "stable_rank", "gradient_norm", "vcs_cosine", "vcs_residual", "vcs_gram_cosine",
-    "vcs_null", "nfa", "agop_trace", "surrogate", "surrogate_linearized", "target_linearity",
+    "vcs_null", "nfa", "nfa_null", "agop_trace", "surrogate", "surrogate_linearized", "target_linearity",
 ]  # fmt: skip
 EXACT = ("weight_norm", "gradient_norm", "surrogate", "surrogate_linearized", "target_linearity")
 LOSS = nn.CrossEntropyLoss()
@@ -35,9 +35,10 @@ def problem(d: int, k: int, outputs: int = 10, n: int = 48) -> tuple[nn.Module, 
     ("d", "k", "outputs", "memory"),
     [(1024, 1024, 10, 2**22), (600, 300, 10, 2**19), (300, 600, 10, 2**19), (300, 300, 400, 2**19)],
 )
-def test_estimates_agree_with_the_dense_result(d: int, k: int, outputs: int, memory: int) -> None:
+@pytest.mark.parametrize("center", [False, True])
+def test_estimates_agree_with_the_dense_result(d: int, k: int, outputs: int, memory: int, center: bool) -> None:
     model, x, y = problem(d, k, outputs)
-    options: dict[str, Any] = {"measures": MEASURES, "layers": ["0"], "progress": False}
+    options: dict[str, Any] = {"measures": MEASURES, "layers": ["0"], "progress": False, "center": center}
     if outputs > 256:
         options |= {"sketch": 8}
     dense = gs.measure(model, (x, y), LOSS, **options, memory=2**30)
@@ -74,7 +75,7 @@ def test_standard_errors_have_the_size_of_the_errors() -> None:
 
 def test_parts_merge_to_the_whole() -> None:
     model, x, y = problem(300, 260)
-    options: dict[str, Any] = {"jacobians": "auto", "memory": 2**18, "at_inputs": ("covariance", "jacobians")}
+    options: dict[str, Any] = {"jacobians": "auto", "memory": 2**18, "probed": True}
     whole = gs.collect(model, (x, y), LOSS, **options)
     parts = [gs.collect(model, (x[part], y[part]), LOSS, **options) for part in (slice(0, 20), slice(20, None))]
     merged = parts[0].merge(parts[1])
@@ -97,8 +98,52 @@ def test_the_budget_holds() -> None:
     assert live.peak < 8 * 1536**2 * 4  # what four matrices of the smaller side would take
 
 
+MOVED = ["weight_change", "nfa", "nfa_null", "nfa_centered", "nfa_double", "nfa_ptk"]
+
+
+@pytest.mark.parametrize(("d", "k", "outputs"), [(300, 300, 10), (600, 300, 10), (300, 600, 10), (300, 300, 400)])
+@pytest.mark.parametrize("center", [False, True])
+def test_centred_forms_agree_with_the_dense_result(d: int, k: int, outputs: int, center: bool) -> None:
+    model, x, y = problem(d, k, outputs)
+    reference = problem(d, k, outputs)[0]
+    g = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for p in model.parameters():
+            p += 0.5 * p.std() * torch.randn(p.shape, generator=g) + 0.02 * p.std()
+    options: dict[str, Any] = {"measures": MOVED, "layers": ["0"], "reference": reference, "center": center}
+    dense = gs.measure(model, (x, y), LOSS, **options, jacobians=True)
+    options |= {"sketch": 8} if outputs > 256 else {}
+    tight = gs.measure(model, (x, y), LOSS, **options, memory=2**19)
+    assert tight["0"]["weight_change"] == pytest.approx(dense["0"]["weight_change"], rel=1e-12)
+    for name in MOVED[1:]:
+        exact, value, error = dense["0"][name], tight["0"][name], tight.errors["0"][name]
+        assert value is not None
+        assert exact is not None
+        assert abs(value - exact) < 4 * error + 2e-3 * abs(exact), name
+        assert 0 < error < 0.2
+
+
 def test_what_probes_cannot_tell_is_named() -> None:
     model, x, y = problem(300, 300)
-    table = gs.measure(model, (x, y), measures=["nfa", "nfa_null"], layers=["0"], center=True, memory=2**18)
-    assert "center=True needs K itself" in table.notes["0.nfa"].text
-    assert "needs the eigenvalues of K" in table.notes["0.nfa_null"].text
+    table = gs.measure(model, (x, y), LOSS, measures=["nfa", "kernel_spread"], layers=["0"], memory=2**18)
+    assert table["0"]["nfa"] is not None
+    assert table["0"]["kernel_spread"] is None
+    assert "no K, but products with random vectors" in table.notes["0.kernel_spread"].text
+
+
+def test_padding_does_not_count() -> None:
+    """As in the dense sums, gradients at left padding, which Mamba's scan passes on, are left out."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.MambaConfig(vocab_size=30, hidden_size=300, state_size=4, num_hidden_layers=1)
+    model = transformers.MambaForCausalLM(config).eval()
+    tokens = torch.randint(1, 30, (4, 8), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(tokens)
+    mask[:, :6] = 0
+    batch = {"input_ids": tokens, "attention_mask": mask, "labels": tokens.masked_fill(mask == 0, -100)}
+    options: dict[str, Any] = {"measures": ["vcs_cosine", "nfa"], "layers": ["*in_proj"], "sketch": 8}
+    dense, tight = (gs.measure(model, [batch], **options, memory=memory) for memory in (2**28, 2**14))
+    for name in tight:
+        for measure, value in tight[name].items():
+            error = tight.errors[name][measure] + dense.errors.get(name, {}).get(measure, 0.0)
+            assert abs(value - dense[name][measure]) < 4 * error

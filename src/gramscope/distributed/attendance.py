@@ -8,6 +8,7 @@ begins, and looks for the names of the others when its own work is done. If they
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from gramscope.distributed.exchange import Exchange
 
@@ -66,3 +67,11 @@ class Attendance:
 
     def _key(self, what: object) -> str:
         return f"{self._round}/{what}"
+
+
+def of_own_data(absent: Sequence[int], exchange: Exchange) -> str:
+    """What a result is of where other processes did not take part."""
+    return (
+        f"of the data of process {exchange.rank} alone: processes {', '.join(map(str, absent))} of {exchange.size} did not "
+        "measure with it; process_group=False measures in one process without waiting for others"
+    )

@@ -72,11 +72,11 @@ class Exchange:
         self.largest(failed)
         if not failed.item():
             return
-        errors = self.gather_objects(None if error is None else (type(error), str(error)))
+        kind = type(error) if isinstance(error, GramscopeError) else RuntimeError  # other types may not be sent
+        errors = self.gather_objects(None if error is None else (kind, str(error)))
         if error is not None:
             raise error
         rank, kind, text = next((i, *found) for i, found in enumerate(errors) if found is not None)
-        kind = kind if issubclass(kind, GramscopeError) else RuntimeError
         raise kind(f"process {rank}: {text}")
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,8 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from gramscope.errors import InputError, MissingExtraError
-from gramscope.layers.batches import Unpack, batches, to_device
+from gramscope.distributed.attendance import Attendance, of_own_data
+from gramscope.distributed.exchange import Exchange
+from gramscope.distributed.gathered import gathered
+from gramscope.distributed.groups import Group, find_exchange
+from gramscope.errors import InputError, MissingExtraError, ResultWarning
+from gramscope.layers.batches import NoBatchError, Unpack, batches, to_device
 from gramscope.layers.labels import LabelReader
 from gramscope.layers.model_call import evaluating, model_device, model_dtype, run_captured
 from gramscope.layers.modules import unwrap
@@ -25,6 +30,7 @@ from gramscope.statistics.layouts import SampleAxes, sample_axes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from torch.distributed.device_mesh import DeviceMesh
 
 #: samples whose n×n kernels are formed at once; larger batches are taken in parts
 PART = 512
@@ -92,6 +98,8 @@ def cka(
     unpack: Unpack | None = None,
     batch_dim: int = 0,
     eval_mode: bool = True,
+    process_group: Group = None,
+    mesh: DeviceMesh | None = None,
 ) -> LayerSimilarity:
     """Debiased linear CKA between the inputs of all layers, in one pass (Nguyen, Raghu and Kornblith 2021).
 
@@ -100,6 +108,9 @@ def cka(
     batches; larger ones give less noise, up to 512 samples, above which a batch is taken in parts. Fewer than 4 samples are
     left out. ``gs.linear_cka(X, Y, debiased=True)`` is exact for two arrays.
 
+    In several processes of ``torch.distributed`` each reads its own batches, of which there may be none, and all return the
+    result of all batches.
+
     Args:
         model: any module; it is left as it was.
         loader: a DataLoader, an iterable of batches, a data set, or tensors or NumPy arrays ``(x, y)``; targets are not used.
@@ -107,7 +118,7 @@ def cka(
             ``model`` with each other.
         layers: names, globs or types of linear-like layers, in both models; ``None`` for all.
         tokens: how sites become one row per sample: ``"mean"`` over them, ``"flatten"``, or a position.
-        unpack, batch_dim, eval_mode: as in :func:`gramscope.collect`.
+        unpack, batch_dim, eval_mode, process_group, mesh: as in :func:`gramscope.collect`.
 
     Returns:
         A :class:`LayerSimilarity`: 1 for features that are equal up to rotation and scale, 0 on average for independent ones.
@@ -119,14 +130,42 @@ def cka(
     """
     if tokens not in ("mean", "flatten") and not isinstance(tokens, int):
         raise InputError(f"tokens={tokens!r}: CKA needs one row per sample; give 'mean', 'flatten' or a position")
-    total = _Sums()
-    with ExitStack() as stack:
-        models = (model,) if other is None or other is model else (model, other)
-        sides = [_Side(m, stack, layers, tokens, batch_dim, eval_mode) for m in models]
-        for inputs, target in batches(loader, unpack, model_dtype(unwrap(model))):
-            found = [side.rows(inputs, target, sides) for side in sides]
-            total.add(found[0], found[-1])
-    return total.result()
+    exchange = find_exchange(process_group, mesh, model)
+    models = (model,) if other is None or other is model else (model, other)
+
+    def read() -> _Sums:
+        total = _Sums()
+        with ExitStack() as stack:
+            sides = [_Side(m, stack, layers, tokens, batch_dim, eval_mode) for m in models]
+            for inputs, target in batches(loader, unpack, model_dtype(unwrap(model))):
+                found = [side.rows(inputs, target, sides) for side in sides]
+                total.add(found[0], found[-1])
+        return total
+
+    with ExitStack() as whole:
+        for network in models:
+            whole.enter_context(gathered(unwrap(network), exchange))
+        return (read() if exchange is None else _read_together(read, exchange, model_device(model))).result()
+
+
+def _read_together(read: Callable[[], _Sums], exchange: Exchange, device: torch.device) -> _Sums:
+    """The sums of the batches of all processes; of this one's own, with a warning, where the others do not take part."""
+    attendance = Attendance(exchange)
+    own, error = _Sums(), None
+    try:
+        own = read()
+    except NoBatchError as raised:
+        own.empty = raised
+    except Exception as raised:
+        error = raised
+    absent = attendance.absent()
+    if absent:
+        if error is not None or own.empty is not None:
+            raise error or own.empty  # type: ignore[misc]
+        warnings.warn(f"CKA {of_own_data(absent, exchange)}", ResultWarning, stacklevel=3)
+        return own
+    exchange.raise_together(error, device)
+    return own.over_processes(exchange, device)
 
 
 class _Sums:
@@ -136,6 +175,8 @@ class _Sums:
         self._names: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
         self._sums: tuple[Tensor, Tensor, Tensor] | None = None
         self._samples = 0
+        #: why there was no batch
+        self.empty: NoBatchError | None = None
 
     def add(self, left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
         """Add a batch: rows ``[n, d]`` by layer."""
@@ -160,6 +201,28 @@ class _Sums:
             cross, first, second = cross + self._sums[0], first + self._sums[1], second + self._sums[2]
         self._sums = (cross, first, second)
         self._samples += n
+
+    def over_processes(self, exchange: Exchange, device: torch.device) -> _Sums:
+        """The sums of all processes, the same in each."""
+        found = exchange.gather_objects((self._names, self._samples))
+        names = {of_process for of_process, _ in found if of_process != ((), ())}
+        if not names:
+            raise NoBatchError("the loaders of all processes yielded no batch")
+        if len(names) > 1:
+            raise InputError("the processes saw different layers; choose those that run everywhere with layers=")
+        total = _Sums()
+        total._names = names.pop()
+        total._samples = sum(samples for _, samples in found)
+        if not total._samples:
+            return total
+        rows, columns = map(len, total._names)
+        shapes = ((rows, columns), (rows,), (columns,))
+        own = self._sums or tuple(torch.zeros(shape, dtype=torch.float64) for shape in shapes)
+        sums = [part.to(device, copy=True) for part in own]
+        for part in sums:
+            exchange.add(part)
+        total._sums = (sums[0], sums[1], sums[2])
+        return total
 
     def result(self) -> LayerSimilarity:
         if self._sums is None:

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from gramscope.errors import InputError
 from gramscope.instruments.live_bytes import LiveBytes
 from gramscope.instruments.measure import evaluate, given_by, names_of, what_to_collect
+from gramscope.instruments.passes import without_gram
+from gramscope.instruments.resized import GrownFeatures, bytes_of, corner, shapes_of, wait
 from gramscope.layers.batches import batch_size, batches, head
 from gramscope.layers.jacobians import MEMORY
 from gramscope.layers.losses import Loss
@@ -22,17 +23,15 @@ from gramscope.layers.modules import unwrap
 from gramscope.layers.select import LayerSelector
 from gramscope.measures.columns import Context
 from gramscope.statistics.collect import batch_count, collect
-from gramscope.statistics.feature_moments import FeatureAccumulator
-from gramscope.statistics.feature_statistics import FeatureStatistics
-from gramscope.statistics.layer import SUMS, LayerStatistics
+from gramscope.statistics.layer import LayerStatistics
 from gramscope.statistics.result import Statistics
 
 #: a probe is made larger until it takes so many seconds
 PROBE_SECONDS = 0.2
 #: sides of layers up to which they are evaluated whole
 SIDE = 768
-#: rows of features whose HᵀH is timed
-ROWS = 1024
+#: readings of the data for target linearity where neither rows nor HᵀH are kept
+USUAL_PASSES = 25
 MEBIBYTE = 2**20
 
 
@@ -127,15 +126,19 @@ def estimate(
 
     size = _probe_size(run, n)
     statistics = run(size)
-    grown = _GrownFeatures(samples / size, options)
+    grown = GrownFeatures(samples / size, options)
     full = {layer.name: grown.layer(layer) for layer in statistics}
     collecting_cost = _collecting(run, size, min(n, samples), samples, options, grown)
     rows = {"collecting": collecting_cost}
-    kept = sum(_bytes(layer) for layer in full.values())
+    kept = sum(bytes_of(layer) for layer in full.values())
     whole = replace(statistics, layers=full)
     context = Context(whole, memory=collecting.get("memory", MEMORY))
     for name, cost in _evaluations(names, context).items():
         rows[name] = Cost(cost.seconds, kept + cost.bytes)
+    if "target_linearity" in names and without_gram(whole):
+        forward = _seconds(lambda: run(size, gradients=False, residuals=False, autograd=False, jacobians=False))
+        cost = rows["target_linearity"]
+        rows["target_linearity"] = replace(cost, seconds=cost.seconds + USUAL_PASSES * forward * samples / size)
     return Costs(rows, samples, min(n, samples))
 
 
@@ -147,17 +150,12 @@ def _seconds(work: Callable[[], object]) -> float:
     """The shorter time of two calls."""
     times = []
     for _ in range(2):
-        _wait()
+        wait()
         start = time.perf_counter()
         work()
-        _wait()
+        wait()
         times.append(time.perf_counter() - start)
     return min(times)
-
-
-def _wait() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def _probe_size(run: Callable[..., object], n: int) -> int:
@@ -170,7 +168,7 @@ def _probe_size(run: Callable[..., object], n: int) -> int:
 
 
 def _collecting(
-    run: Callable[..., object], size: int, batch: int, samples: int, options: dict[str, Any], grown: _GrownFeatures
+    run: Callable[..., object], size: int, batch: int, samples: int, options: dict[str, Any], grown: GrownFeatures
 ) -> Cost:
     """Time ``fixed + batches · a + samples · b`` and memory ``fixed + batch · c``, from two sizes and one split."""
     half = max(1, size // 2)
@@ -208,7 +206,7 @@ def _evaluations(names: list[str], context: Context) -> dict[str, Cost]:
     """
     alike: dict[Any, list[LayerStatistics]] = {}
     for layer in context.statistics:
-        alike.setdefault(_shapes(layer), []).append(layer)
+        alike.setdefault(shapes_of(layer), []).append(layer)
     costs = {name: Cost(0.0, 0) for name in names}
     for group in alike.values():
         shrink = max(group[0].weight.shape[-2:]) / SIDE
@@ -223,7 +221,7 @@ def _evaluations(names: list[str], context: Context) -> dict[str, Cost]:
 
 def _evaluated(names: list[str], context: Context, layer: LayerStatistics, shrink: float) -> dict[str, Cost]:
     """The costs of measures at a corner of a layer, ``1/shrink`` of each side."""
-    layer = _corner(layer, shrink)
+    layer = corner(layer, shrink)
     layers = {**context.statistics.layers, layer.name: layer}
     statistics = replace(context.statistics, layers=layers)
     context = replace(context, statistics=statistics, memory=int(context.memory / shrink**2), cache={})
@@ -233,7 +231,7 @@ def _evaluated(names: list[str], context: Context, layer: LayerStatistics, shrin
             live.peak = live.now
             start = time.perf_counter()
             evaluate(name, context, layer, {})
-            _wait()
+            wait()
             costs[name] = Cost(time.perf_counter() - start, live.peak)
     return costs
 
@@ -250,117 +248,3 @@ def _continued(small: float, large: float, shrink: float, power: int) -> float:
         return large
     high = min(max(2 * large - 2**power * small, 0.0), large)
     return float(high * shrink**power + (large - high) * shrink ** (power - 1))
-
-
-def _corner(layer: LayerStatistics, shrink: float) -> LayerStatistics:
-    """The layer with the first part of its inputs, outputs and rows."""
-    if shrink <= 1:
-        return layer
-    k, d = (max(1, round(side / shrink)) for side in layer.weight.shape[-2:])
-    sums = {}
-    for what in SUMS:
-        value = getattr(layer, what)
-        if value is not None:
-            rows, columns = value.shape[-2:]
-            kept = [k if side == layer.weight.shape[-2] else d for side in (rows, columns)]
-            if what in ("D", "autograd"):
-                kept = [k, d]
-            elif what.endswith("_probes"):
-                kept = [d, columns]
-            value = value[..., : kept[0], : kept[1]].contiguous()
-        sums[what] = value
-    part = layer.features
-    features = None if part is None else _corner_of_features(part, shrink)
-    return replace(layer, weight=layer.weight[..., :k, :d].contiguous(), features=features, **sums)
-
-
-def _corner_of_features(part: FeatureStatistics, shrink: float) -> FeatureStatistics:
-    d = max(1, round((part.joint.mean_h.shape[-1]) / shrink))
-    changes: dict[str, Any] = {}
-    if part.moments is not None:
-        m = part.moments
-        C_hh = None if m.C_hh is None else m.C_hh[..., :d, :d]
-        changes["moments"] = replace(m, mean_h=m.mean_h[..., :d], C_hh=C_hh, C_hy=m.C_hy[..., :d, :])
-    if part.classes is not None:
-        within = None if part.classes.within is None else part.classes.within[:d, :d]
-        changes["classes"] = replace(part.classes, means=part.classes.means[:, :d], within=within)
-    if part.rows is not None and part.row_targets is not None:
-        n = max(2, round(part.rows.shape[0] / shrink))
-        changes |= {"rows": part.rows[:n, :d], "row_targets": part.row_targets[:n]}
-    changes["HtE"] = None if part.HtE is None else part.HtE[:d]
-    changes["frequent"] = None if part.frequent is None else part.frequent[:, :d]
-    return replace(part, **changes)
-
-
-def _tensors(layer: LayerStatistics) -> list[Tensor]:
-    found = [layer.weight, *(getattr(layer, what) for what in SUMS)]
-    part = layer.features
-    if part is not None:
-        of_moments = [getattr(part.moments, what, None) for what in ("C_hh", "C_hy", "C_yy", "mean_h")]
-        of_classes = [getattr(part.classes, what, None) for what in ("means", "within")]
-        found += [*of_moments, *of_classes, part.rows, part.HtE, part.frequent]
-    return [tensor for tensor in found if tensor is not None]
-
-
-def _bytes(layer: LayerStatistics) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(layer))
-
-
-def _shapes(layer: LayerStatistics) -> tuple[Any, ...]:
-    return tuple((tuple(tensor.shape), tensor.dtype) for tensor in _tensors(layer))
-
-
-class _GrownFeatures:
-    """Layers with features of all samples in place of the probe's, and what adding the others will take.
-
-    Args:
-        factor: all samples over those of the probe.
-        options: of the collection.
-    """
-
-    def __init__(self, factor: float, options: dict[str, Any]) -> None:
-        self._factor, self._options = factor, options
-        self.seconds, self.bytes = 0.0, 0
-
-    def layer(self, layer: LayerStatistics) -> LayerStatistics:
-        """The layer as it will be."""
-        part = layer.features
-        if part is None or part.rows is None or part.row_targets is None or self._factor <= 1:
-            return layer
-        rows = round(part.n * self._factor)
-        grown = replace(layer, features=self._grown(part, part.rows, part.row_targets, rows))
-        self.bytes += _bytes(grown) - _bytes(layer)
-        return grown
-
-    def _grown(self, part: FeatureStatistics, rows: Tensor, targets: Tensor, n: int) -> FeatureStatistics:
-        memory = self._options.get("memory", MEMORY)
-        d = rows.shape[1]
-        keeps = FeatureAccumulator(part.name, self._options["gram"], memory=memory).keeps_rows(n, d)
-        gram = self._options["gram"] if keeps else True
-        added = FeatureAccumulator(part.name, gram, memory=memory)
-        count = n if keeps else min(n, ROWS)
-        generator = torch.Generator().manual_seed(0)
-        block = torch.randn(count, d, generator=generator).to(rows)
-        chosen = torch.randint(targets.shape[0], (count,), generator=generator).to(targets.device)
-        start = time.perf_counter()
-        added.add(block, targets[chosen])
-        added.finish()
-        found = added.result()
-        _wait()
-        self.seconds += (time.perf_counter() - start) * n / count
-        return part if found is None else _full_rank(found, n)
-
-
-def _full_rank(part: FeatureStatistics, n: int) -> FeatureStatistics:
-    """Moments of few random rows, as those of many have them."""
-
-    def filled(C: Tensor | None) -> Tensor | None:
-        if C is None:
-            return None
-        return C + C.diagonal().mean() * torch.eye(C.shape[-1], dtype=C.dtype, device=C.device)
-
-    if part.moments is not None and part.moments.C_hh is not None:
-        return replace(part, moments=replace(part.moments, n=max(n, part.n), C_hh=filled(part.moments.C_hh)))
-    if part.classes is not None and part.classes.within is not None:
-        return replace(part, classes=replace(part.classes, within=filled(part.classes.within)))
-    return part

@@ -6,16 +6,18 @@ import math
 import warnings
 from collections.abc import Iterable
 from contextlib import ExitStack
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from gramscope.distributed.exchange import Exchange
 from gramscope.distributed.gathered import gathered
 from gramscope.distributed.groups import Group, find_exchange
 from gramscope.errors import GramscopeWarning, InputError, NumericalError
 from gramscope.instruments.freed_memory import return_freed_memory
+from gramscope.instruments.passes import fitted_by_passes, without_gram
 from gramscope.instruments.readout import nearest_mean_agreement
 from gramscope.layers.jacobians import MEMORY
 from gramscope.layers.losses import Loss
@@ -25,6 +27,7 @@ from gramscope.layers.select import LayerSelector, select_layers
 from gramscope.layers.validity import check_reference
 from gramscope.measures.columns import AT_INPUTS, DEFAULT, MEASURES, OF_FEATURES, Context, Missing
 from gramscope.measures.estimate import Estimate
+from gramscope.measures.linearity import IterativeResult
 from gramscope.measures.table import Table
 from gramscope.notes import Note, joined
 from gramscope.statistics.collect import collect
@@ -105,19 +108,25 @@ def measure(
         return_freed_memory()  # activations and gradients, before evaluation takes its own
         if loss is None and not statistics.network.terms:  # the model takes labels, but got none or returned no loss
             names = names_of(measures, given - OF_LOSS)
-        others = None
-        if held_out is not None:
-            options |= {"gradients": False, "residuals": False, "autograd": False, "jacobians": False}
-            others = collect(model, held_out, loss, **options)
+        options |= {"gradients": False, "residuals": False, "autograd": False, "jacobians": False}
+        others = None if held_out is None else collect(model, held_out, loss, **options)
         weights = {}
         if reference is not None:
             check_reference(model, reference)
-            weights = {layer.name: layer.weight().double() for layer in select_layers(reference, layers)}
+            weights = {layer.name: layer.weight() for layer in select_layers(reference, layers)}
         again: dict[str, Any] = {
             name: collecting[name] for name in ("unpack", "eval_mode", "batch_dim", "targets") if name in collecting
         }
         again["ignore_index"] = statistics.options["ignore_index"]
-        again["exchange"] = exchange if statistics.processes > 1 else None
+        together = again["exchange"] = exchange if statistics.processes > 1 else None
+        if together is not None:
+            _check_alike(together, names, ridge, intercept)
+
+        @cache
+        def iterative_fits() -> dict[str, IterativeResult]:
+            read = partial(collect, model, loader, loss, **{k: v for k, v in options.items() if k not in OF_PASSES})
+            return fitted_by_passes(without_gram(statistics), read, loader, ridge, intercept, together)
+
         nearest_mean = partial(nearest_mean_agreement, model=model, loader=loader, **again)
         context = Context(
             statistics,
@@ -129,11 +138,25 @@ def measure(
             others,
             nearest_mean=nearest_mean,
             weight_decay=weight_decay,
+            iterative_fits=iterative_fits if options["gram"] == "auto" else None,
             memory=collecting.get("memory", MEMORY),
         )
         return table_of(statistics, names, context, collecting.get("progress", True))
 
 
+def _check_alike(exchange: Exchange, *settings: Any) -> None:
+    """Raise in all processes if they measure different things: one that reads the data again would wait for the others."""
+    found = exchange.gather_objects(settings)
+    for rank, other in enumerate(found):
+        if other != found[0]:
+            raise InputError(
+                f"the processes measure different things: process 0 {list(found[0])}, process {rank} {list(other)}; give all "
+                "of them the same measures=, ridge= and intercept="
+            )
+
+
+#: options of collecting that further passes over the data have of their own
+OF_PASSES = frozenset({"layers", "outputs", "progress", "process_group", "mesh"})
 #: what only a loss gives
 OF_LOSS = frozenset({"loss", "covariance", "autograd", "residuals"})
 
@@ -149,7 +172,7 @@ def what_to_collect(names: Iterable[str]) -> dict[str, Any]:
     names = set(names)
     needs = _needs(names)
     options: dict[str, Any] = {name: name in needs for name in ("residuals", "autograd", "features", "covariance")}
-    options |= {"snapshot": False, "gradients": "loss" in needs, "gram": "gram" in needs and "auto"}
+    options |= {"snapshot": False, "probed": True, "gradients": "loss" in needs, "gram": "gram" in needs and "auto"}
     at_inputs = [sums for sums in ("covariance", "jacobians") if sums not in _needs(names - AT_INPUTS)]
     return options | {"jacobians": "jacobians" in needs and "auto", "at_inputs": at_inputs}
 

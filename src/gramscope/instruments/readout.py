@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from gramscope.distributed.attendance import Attendance
+from gramscope.distributed.attendance import Attendance, of_own_data
 from gramscope.distributed.exchange import Exchange
 from gramscope.distributed.groups import Group, find_exchange
 from gramscope.errors import InputError, ResultWarning
@@ -68,15 +68,23 @@ def _rows_of_all(H: Array, labels: Array, exchange: Exchange) -> tuple[Array, Ar
     absent = Attendance(exchange).absent()
     if absent:
         warnings.warn(
-            f"neural collapse of the rows of process {exchange.rank} alone: processes {', '.join(map(str, absent))} of "
-            f"{exchange.size} did not take part; process_group=False does not wait for them",
+            f"neural collapse {of_own_data(absent, exchange)}",
             ResultWarning,
             stacklevel=3,
         )
         return H, labels
-    features, classes = as_tensor(H, "H").detach(), as_tensor(labels, "labels").detach()
-    found = exchange.gather_objects((features.cpu(), classes.cpu()))
-    parts = [part for part in found if len(part[0])] or found[:1]
+    given: tuple[Tensor, Tensor] | InputError
+    try:
+        given = as_tensor(H, "H").cpu(), as_tensor(labels, "labels").cpu()
+    except InputError as error:
+        given = error
+    parts: list[tuple[Tensor, Tensor]] = []
+    for rank, found in enumerate(exchange.gather_objects(given)):
+        if isinstance(found, InputError):
+            raise InputError(f"process {rank}: {found}") from found
+        parts.append(found)
+    features = as_tensor(H, "H")
+    parts = [part for part in parts if len(part[0])] or parts[:1]
     return tuple(torch.cat(column).to(features.device) for column in zip(*parts, strict=True))  # type: ignore[return-value]
 
 
@@ -114,10 +122,6 @@ def nearest_mean_agreement(
     classes = None if layer.features is None else layer.features.classes
     if classes is None:
         raise InputError("NC4 needs class labels")
-    if isinstance(loader, Iterator):
-        raise InputError(
-            "NC4 reads the data twice, and this loader can be read once; give a DataLoader or a list of batches"
-        )
     read = partial(_agreement, layer, classes, model, loader, unpack, eval_mode, batch_dim, targets, ignore_index)
     if exchange is None:
         agree, count = read()
@@ -148,6 +152,10 @@ def _agreement(
     ignore_index: int,
 ) -> tuple[int, int]:
     """How many rows agree, and how many there are."""
+    if isinstance(loader, Iterator):
+        raise InputError(
+            "NC4 reads the data twice, and this loader can be read once; give a DataLoader or a list of batches"
+        )
     agree = count = 0
     device, root = model_device(model), unwrap(model)
     with (

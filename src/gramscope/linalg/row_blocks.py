@@ -240,16 +240,19 @@ def check_pair(first: Rows, second: Rows) -> None:
     check_same_device(**{first.name: first.data, second.name: second.data})
 
 
-def row_norm(A: Tensor) -> Tensor:
-    """``‖A‖_F`` in float64, read in blocks; right also where the squares would overflow or underflow.
+def row_norm(A: Tensor, B: Tensor | None = None) -> Tensor:
+    """``‖A‖_F``, or ``‖A − B‖_F``, in float64, read in blocks; right also where the squares would overflow or underflow.
 
     >>> row_norm(torch.tensor([[3e-200], [4e-200]], dtype=torch.float64)).item()
     5e-200
     """
-    flat, exponent = A.reshape(-1, A.shape[-1]), binary_exponent(A)
-    parts = [
-        torch.ldexp(to_double(flat[start:stop]), -exponent).square().sum() for start, stop in spans(*flat.shape[-2:])
-    ]
+    flat, other = A.reshape(-1, A.shape[-1]), None if B is None else B.reshape(-1, A.shape[-1])
+    exponent = binary_exponent(A) if B is None else torch.maximum(binary_exponent(A), binary_exponent(B))
+    parts = []
+    for start, stop in spans(*flat.shape[-2:]):
+        block = to_double(flat[start:stop])
+        block = block if other is None else block - to_double(other[start:stop])
+        parts.append(torch.ldexp(block, -exponent).square().sum())
     total = torch.stack(parts).sum() if parts else to_double(A).sum()
     return torch.ldexp(total.sqrt(), exponent.to(total.device))
 

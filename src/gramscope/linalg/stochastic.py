@@ -17,7 +17,7 @@ from gramscope.linalg.arrays import binary_exponent, to_double
 
 #: independent groups of probes, from whose spread standard errors are taken
 GROUPS = 16
-#: probes of a layer at least and at most
+#: probes of a layer at least and at most; :data:`FEWEST` are taken of K alone
 FEWEST, MOST = 4 * GROUPS, 32 * GROUPS
 
 
@@ -40,11 +40,37 @@ def probes(d: int, count: int, like: Tensor) -> Tensor:
     return signs.to(like.device, like.dtype)
 
 
-def gram_times_probes(rows: Tensor, omega: Tensor) -> Tensor:
-    """``(rowsᵀrows) Ω [..., d, r]`` in float64 at any scale, for ``rows [..., m, d]``."""
+def gram_times(rows: Tensor, thin: Tensor) -> Tensor:
+    """``(rowsᵀrows) X [..., k, r]`` in float64 at any scale, for ``rows [..., m, k]`` and ``X [..., k, r]``."""
     exponent = binary_exponent(rows)
     rows = torch.ldexp(rows, -exponent)
-    return torch.ldexp(to_double(rows.mT @ (rows @ omega.to(rows.dtype))), 2 * exponent)
+    return torch.ldexp(to_double(rows.mT @ (rows @ thin.to(rows.dtype))), 2 * exponent)
+
+
+def onto_columns(W: Tensor, X: Tensor, steps: int = 60, rtol: float = 1e-4) -> Tensor:
+    """The columns of ``X [..., k, r]`` projected onto the column space of ``W [..., k, d]``, by conjugate gradients.
+
+    Directions in which W is much shorter than in others may be missing; each column stops when ``Wᵀ(X − result)`` has
+    become ``rtol`` of what it was.
+
+    >>> onto_columns(torch.tensor([[2.0], [0.0]], dtype=torch.float64), torch.ones(2, 1, dtype=torch.float64)).flatten()
+    tensor([1., 0.], dtype=torch.float64)
+    """
+    tiny = torch.finfo(W.dtype).tiny
+    found, left = torch.zeros_like(X), X.clone()
+    gradient = W.mT @ left
+    direction, square = gradient, gradient.square().sum(-2, keepdim=True)
+    least = rtol**2 * square
+    for _ in range(min(steps, W.shape[-1])):
+        if bool((square <= least).all()):
+            break
+        moved = W @ direction
+        size = square / moved.square().sum(-2, keepdim=True).clamp_min(tiny)
+        found, left = found + size * moved, left - size * moved
+        gradient = W.mT @ left
+        before, square = square, gradient.square().sum(-2, keepdim=True)
+        direction = gradient + square / before.clamp_min(tiny) * direction
+    return found
 
 
 def by_group(columns: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ To add one, write a function and enter it in ``MEASURES``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,7 +17,6 @@ from torch import Tensor
 
 from gramscope.linalg.arrays import to_double
 from gramscope.linalg.moments import Moments
-from gramscope.linalg.psd import frobenius
 from gramscope.linalg.row_blocks import row_norm, row_product
 from gramscope.measures.alignment import corrupted, double_centered_ratio, nfa
 from gramscope.measures.estimate import Estimate, jackknife, ratio
@@ -26,6 +26,8 @@ from gramscope.measures.gram import fle_residual
 from gramscope.measures.kernel_alignment import KernelAlignment, kernel_alignment
 from gramscope.measures.large_spectrum import large_weight_spectrum
 from gramscope.measures.linearity import (
+    IterativeResult,
+    explained_by_iteration,
     explained_from_moments,
     explained_from_rows,
     surrogate,
@@ -60,6 +62,8 @@ class Context:
     corruption_seed: int = 0
     nearest_mean: Callable[[LayerStatistics], float] | None = None
     weight_decay: float | None = None
+    #: the fits of all layers with neither rows nor HᵀH, by name
+    iterative_fits: Callable[[], dict[str, IterativeResult]] | None = None
     #: bytes that matrices of a measure may take
     memory: int = 256 * 2**20
 
@@ -115,7 +119,7 @@ def _ranks(what: str) -> Callable[[Context, LayerStatistics], float | Estimate]:
 
 def _weight_change(context: Context, layer: LayerStatistics) -> Tensor | float:
     W0 = _reference_weight(context, layer)
-    return frobenius(_weight(layer) - W0) / frobenius(W0)
+    return row_norm(layer.weight, W0) / row_norm(W0)
 
 
 # --- gradients and virtual covariance ---------------------------------------------------------------------------------
@@ -171,47 +175,60 @@ def _alignment(context: Context, layer: LayerStatistics) -> KernelAlignment:
     return context.once(layer, "alignment", lambda: kernel_alignment(_weight(layer), layer.kernel, layer.at_inputs))
 
 
-def _probed_alignment(context: Context, layer: LayerStatistics) -> ProbedAlignment | None:
-    """The alignment from probes, where only those are kept."""
-    probed = layer.kernel_probes
-    if probed is None:
+def _probed_alignment(
+    context: Context, layer: LayerStatistics, kind: Literal["ansatz", "centered", "double", "ptk"] = "ansatz"
+) -> ProbedAlignment | None:
+    """The alignment of W, W − W₀ or W₀ with K or K̄ from probes, where only those are kept."""
+    products = layer.kernel_probes if kind in ("ansatz", "centered") else layer.centered_probes
+    if products is None:
         return None
-    return context.once(layer, "probed alignment", lambda: probed_alignment(layer.weight, probed / layer.n))
+    sides = 1 if layer.centered_probes is None else 2
+    chosen = products.chunk(sides, -1)[kind in ("centered", "ptk")] / layer.n
+
+    def make() -> ProbedAlignment:
+        W = layer.weight
+        if kind != "ansatz":
+            W0 = _reference_weight(context, layer)
+            W = W0 if kind == "ptk" else W - W0
+        return probed_alignment(W, chosen)
+
+    return context.once(layer, f"probed {kind}", make)
 
 
 def _nfa(context: Context, layer: LayerStatistics) -> Estimate:
-    probed = _probed_alignment(context, layer)
-    if probed is not None:
-        if context.center:
-            raise Missing("center=True needs K itself, which does not fit memory=; raise it, or leave out center=")
-        return probed.value()
-    return _beside_null(_alignment(context, layer), context.center)
+    return _beside_null(_probed_alignment(context, layer) or _alignment(context, layer), context.center)
 
 
-def _beside_null(alignment: KernelAlignment, center: bool) -> Estimate:
+def _beside_null(alignment: KernelAlignment | ProbedAlignment, center: bool) -> Estimate:
     """The alignment, with a remark where random eigenvectors of the kernel would give almost as much."""
-    value, null = alignment.value(center), alignment.null(center)
-    trivial = null >= TRIVIAL
+    value, null = alignment.value(center), float(alignment.null(center))
+    if null < TRIVIAL:
+        return value
     remark = f"trivial: random eigenvectors of K would give ρ ≥ {TRIVIAL} too"
-    return value._replace(remark=remark) if trivial else value
+    return value._replace(remark=f"{remark}; {value.remark}" if value.remark else remark)
 
 
 def _nfa_moved(kind: Literal["centered", "double", "ptk"]) -> Callable[[Context, LayerStatistics], Estimate]:
     def compute(context: Context, layer: LayerStatistics) -> Estimate:
-        W, W0 = _weight(layer), _reference_weight(context, layer)
-        K = layer.K if kind == "centered" else layer.K_centered
-        if kind != "ptk" and torch.equal(W, W0):
+        W0 = _reference_weight(context, layer)
+        if kind != "ptk" and torch.equal(layer.weight, W0):
             raise Missing("the weight has not moved from the reference")
+        if kind != "centered" and layer.centered_probes is not None and not layer.centered_probes.any():
+            raise Missing("the Jacobians have not moved from the reference")
+        probed = _probed_alignment(context, layer, kind)
+        if probed is not None:
+            return _beside_null(probed, context.center)
+        K = layer.K if kind == "centered" else layer.K_centered
         if kind != "centered" and not K.any():
             raise Missing("the Jacobians have not moved from the reference")
-        side = W0 if kind == "ptk" else W - W0
+        side = to_double(W0) if kind == "ptk" else _weight(layer) - W0
         return _beside_null(kernel_alignment(side, K.unsqueeze(0), at_inputs=False), context.center)
 
     return compute
 
 
 def _double_ratio(context: Context, layer: LayerStatistics) -> Tensor | float:
-    W, W0 = _weight(layer), _reference_weight(context, layer)
+    W, W0 = _weight(layer), to_double(_reference_weight(context, layer))
     if torch.equal(W, W0):
         raise Missing("the weight has not moved from the reference")
     return double_centered_ratio(W, layer.K.double(), W0, layer.K_centered.double())
@@ -223,10 +240,8 @@ def _nfa_corrupted(context: Context, layer: LayerStatistics) -> Tensor | float:
     return nfa(_weight(layer).cpu(), Q, center=context.center)
 
 
-def _nfa_null(context: Context, layer: LayerStatistics) -> float:
-    if layer.kernel_probes is not None:
-        raise Missing("it needs the eigenvalues of K itself, which does not fit memory=; raise it")
-    return _alignment(context, layer).null(context.center)
+def _nfa_null(context: Context, layer: LayerStatistics) -> float | Estimate:
+    return (_probed_alignment(context, layer) or _alignment(context, layer)).null(context.center)
 
 
 def _agop_trace(context: Context, layer: LayerStatistics) -> Estimate:
@@ -250,7 +265,7 @@ def _kernel_spread(context: Context, layer: LayerStatistics) -> Tensor | float:
 def _reference_weight(context: Context, layer: LayerStatistics) -> Tensor:
     if layer.name not in context.reference_weights:
         raise Missing("no reference network was given")
-    return context.reference_weights[layer.name]
+    return context.reference_weights[layer.name].to(layer.weight.device)
 
 
 # --- features and targets ---------------------------------------------------------------------------------------------
@@ -288,15 +303,34 @@ def _projection(part: FeatureStatistics) -> str:
 
 
 def _target_linearity(context: Context, layer: LayerStatistics) -> Estimate:
-    joint, part = _joint(layer, gram=True), _features(layer)
+    joint, part = _joint(layer, gram=False), _features(layer)
+    fit = None
     if part.rows is not None and part.row_targets is not None:
         Y = projected(part.row_targets) - joint.mean_y if part.labels else part.row_targets
         found = explained_from_rows(part.rows, Y, context.ridge, context.intercept)
-    else:
+    elif joint.C_hh is not None:
         found = explained_from_moments(joint, context.ridge, context.intercept, part.eps)
-    if not part.labels:
-        return Estimate(float(found.total()))
-    return ratio(found.totals - found.residuals, found.totals)._replace(remark=_projection(part))
+    else:
+        fit = context.iterative_fits().get(layer.name) if context.iterative_fits is not None else None
+        if fit is None:
+            raise _no_gram(joint)
+        found = explained_by_iteration(joint, fit, context.ridge)
+    if part.labels:
+        estimate = ratio(found.totals - found.residuals, found.totals)._replace(remark=_projection(part))
+    else:
+        estimate = Estimate(float(found.total()))
+    return estimate if fit is None else _stopped(estimate, fit, float(found.totals.sum()))
+
+
+def _stopped(estimate: Estimate, fit: IterativeResult, total: float) -> Estimate:
+    """With what more passes would add, as an error."""
+    more = fit.remaining / total
+    remark = (
+        f"from {fit.passes} passes of conjugate gradients over the data, because neither rows nor HᵀH fit memory=: a lower "
+        f"bound, to which more passes would add about {more:.1g}"
+    )
+    remark = f"{estimate.remark}; {remark}" if estimate.remark else remark
+    return Estimate(estimate.value, math.hypot(estimate.error or 0.0, more), remark)
 
 
 def _held_out(context: Context, layer: LayerStatistics) -> Tensor | float:

@@ -108,6 +108,29 @@ def explained_from_moments(m: Moments, ridge: float, intercept: bool, eps: float
     return _checked(m.n, m.mean_y, m.C_yy.diagonal(), fit.residual, fit.rank, fit.rank, fit.uncertain)
 
 
+@dataclass(frozen=True)
+class IterativeResult:
+    """A fit by conjugate gradients (:mod:`gramscope.linalg.conjugate_gradients`), stopped after some steps.
+
+    Args:
+        residuals: ``‖y − Hβ‖²`` of every target, ``[c]``.
+        remaining: about how much they would fall together with more steps.
+        passes: readings of the data.
+    """
+
+    residuals: Tensor
+    remaining: float
+    passes: int
+
+
+def explained_by_iteration(m: Moments, fit: IterativeResult, ridge: float) -> Explained:
+    """What a stopped fit of targets with moments ``m`` explains; a little less than the best one."""
+    totals = m.C_yy.diagonal()
+    fits_all = float(fit.residuals.sum()) <= UNCERTAIN * float(totals.sum()) and m.n <= m.mean_h.shape[-1]
+    rank = m.n if fits_all and ridge == 0.0 else 0
+    return _checked(m.n, m.mean_y, totals, fit.residuals, rank, rank, 0.0)
+
+
 #: target linearity that may rest on rounding without a warning
 UNCERTAIN = 1e-3
 

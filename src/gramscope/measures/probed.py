@@ -1,8 +1,9 @@
 """Cosines and traces of a large layer from products with random probes, with their standard errors.
 
-Where neither k×k nor d×d matrices fit the memory budget, the statistics hold ``WᵀΣW Ω`` and ``WᵀKW Ω`` for a thin matrix Ω of
-random signs. Inner products of matrices are means over the columns, ``⟨A, B⟩ ≈ ⟨AΩ, BΩ⟩ / r``, and leaving out one group of
-columns at a time gives the standard error.
+Where exact measures do not fit the memory budget, the statistics hold ``ΣWΩ`` and ``KWΩ`` for a thin matrix Ω of random
+signs. Inner products of d×d matrices are means over its columns, ``⟨A, B⟩ ≈ ⟨AΩ, BΩ⟩ / r``, and leaving out one group of them
+at a time gives the standard error. The null of the ansatz needs the trace and the norm of K itself, on the column space of W
+where k > d: these come from probes Ψ of the outputs. Centred correlations need sums of entries, ``1ᵀWᵀKW1``, which are exact.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import torch
 from torch import Tensor
 
 from gramscope.linalg.arrays import binary_exponent, to_double
-from gramscope.linalg.stochastic import GROUPS, by_group, probes
+from gramscope.linalg.row_blocks import row_norm, row_product
+from gramscope.linalg.stochastic import FEWEST, GROUPS, by_group, onto_columns, probes
 from gramscope.measures.estimate import Estimate, jackknife
-from gramscope.measures.kernel_alignment import square_of_parts
+from gramscope.measures.kernel_alignment import KernelAlignment
 from gramscope.measures.step_shifts import StepShifts
 
 REMARK = "an estimate from {} random probes, because the matrix itself would not fit memory="
@@ -25,62 +27,103 @@ REMARK = "an estimate from {} random probes, because the matrix itself would not
 
 @dataclass(frozen=True)
 class ProbedAlignment:
-    """What the ansatz ``ρ(WᵀW, WᵀKW)`` and ``tr WᵀKW`` need, by group of probes and by part of K.
+    """:class:`~gramscope.measures.kernel_alignment.KernelAlignment` by group of probes.
 
     Args:
-        size: ``‖WᵀWΩ_g‖² [groups]``.
-        inner: ``⟨WᵀWΩ_g, WᵀK_pWΩ_g⟩ [parts, groups]``.
-        squares: ``⟨WᵀK_pWΩ_g, WᵀK_qWΩ_g⟩ [parts, parts, groups]``.
-        traces: ``tr Ω_gᵀWᵀK_pWΩ_g [parts, groups]``, up to the factor that makes them traces.
-        probes: how many there are.
+        alignment: makes it from means over groups of the fields up to ``kernels``; its other fields are exact.
+        size: ``‖XᵀXΩ_g‖² [groups]``, times groups over probes as all below.
+        inner: ``⟨XᵀXΩ_g, XᵀK_pXΩ_g⟩ [parts, groups]``.
+        squares: ``⟨XᵀK_pXΩ_g, XᵀK_qXΩ_g⟩ [parts, parts, groups]``.
+        traces: ``tr Ψ_gᵀK_pΨ_g [parts, groups]``.
+        kernels: ``⟨K_pΨ_g, K_qΨ_g⟩ [parts, parts, groups]``.
+        agop: ``tr Ω_gᵀXᵀK_pXΩ_g [parts, groups]``, at the scale of X and K.
+        probes: how many columns Ω has.
     """
 
+    alignment: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], KernelAlignment]
     size: Tensor
     inner: Tensor
     squares: Tensor
     traces: Tensor
+    kernels: Tensor
+    agop: Tensor
     probes: int
 
-    def value(self) -> Estimate:
-        """``ρ(WᵀW, WᵀKW)``."""
+    def value(self, center: bool = False) -> Estimate:
+        """``ρ(XᵀX, XᵀKX)``, with the variances of the probes and of the parts of K together."""
+        of_probes = jackknife(GROUPS, lambda kept: self._of(kept).value(center).value)
+        of_parts = self._of(torch.arange(GROUPS)).value(center).error
+        return self._estimate(of_probes.value, of_probes.error, of_parts)
 
-        def cosine(parts: Tensor, groups: Tensor) -> float:
-            square = square_of_parts(self.squares[..., groups].sum(-1), parts)
-            bottom = (self.size[groups].sum() * square).sqrt()
-            return float(self.inner[parts][:, groups].sum() / bottom) if bottom > 0 else math.nan
-
-        return self._estimate(cosine)
+    def null(self, center: bool = False) -> Estimate:
+        """The same for random eigenvectors of K."""
+        found = jackknife(GROUPS, lambda kept: self._of(kept).null(center))
+        return self._estimate(found.value, found.error)
 
     def trace(self) -> Estimate:
-        """``tr WᵀKW``."""
-        parts = self.traces.shape[0]
-        return self._estimate(lambda kept, groups: float(self.traces[kept][:, groups].mean() * parts))
+        """``tr XᵀKX``."""
+        parts = self.agop.shape[0]
+        of_probes = jackknife(GROUPS, lambda kept: float(self.agop[:, kept].mean() * parts))
+        of_parts = jackknife(parts, lambda kept: float(self.agop[kept].mean() * parts))
+        return self._estimate(of_probes.value, of_probes.error, of_parts.error)
 
-    def _estimate(self, value: Callable[[Tensor, Tensor], float]) -> Estimate:
-        """With the variances of the probes and of the parts of K together."""
-        parts, groups = torch.arange(self.inner.shape[0]), torch.arange(GROUPS)
-        of_probes = jackknife(GROUPS, lambda kept: value(parts, kept))
-        of_parts = jackknife(len(parts), lambda kept: value(kept, groups)).error or 0.0
-        error = math.hypot(of_probes.error or 0.0, of_parts)
-        return Estimate(of_probes.value, error, REMARK.format(self.probes))
+    def _of(self, kept: Tensor) -> KernelAlignment:
+        """The alignment from some groups of probes."""
+        sums = (self.size, self.inner, self.squares, self.traces, self.kernels)
+        return self.alignment(*(x[..., kept].mean(-1) for x in sums))
+
+    def _estimate(self, value: float, *errors: float | None) -> Estimate:
+        return Estimate(value, math.hypot(*(error or 0.0 for error in errors)), REMARK.format(self.probes))
 
 
-def probed_alignment(W: Tensor, parts: Tensor) -> ProbedAlignment:
+def probed_alignment(X: Tensor, products: Tensor) -> ProbedAlignment:
     """The products behind the ansatz.
 
     Args:
-        W: ``[..., k, d]`` in any floating dtype.
-        parts: ``[parts, ..., d, r]`` that add up to ``WᵀKW Ω``.
+        X: ``[..., k, d]`` in any floating dtype: W, or its distance from another weight.
+        products: ``[parts, ..., k, r + 1 + 64]`` that add up to ``K [XΩ, X1, Ψ]``
+            (:func:`gramscope.statistics.layer_sums.thin_of_kernel`).
     """
-    d, r = parts.shape[-2:]
-    omega = probes(d, r, W)
-    exponent = binary_exponent(parts)
-    gram, kernel = _gram_times(W, omega)[0], torch.ldexp(parts.double(), -exponent)
-    size = by_group(gram.square().sum(-2)).reshape(-1, GROUPS).sum(0)
-    inner = torch.stack([_by_group(gram * part) for part in kernel])
-    squares = torch.stack([torch.stack([_by_group(one * other) for other in kernel]) for one in kernel])
-    traces = torch.ldexp(torch.stack([_by_group(omega.double() * part) for part in kernel]), exponent) * (GROUPS / r)
-    return ProbedAlignment(size, inner, squares, traces, r)
+    k, d = X.shape[-2:]
+    r = products.shape[-1] - 1 - FEWEST
+    X = X.to(torch.promote_types(X.dtype, torch.float32))
+    gram, thin, e = _gram_times(X, probes(d, r, X))
+    exponent = int(binary_exponent(products[..., r + 1 :]))
+    of_inputs = _double(products[..., : r + 1], -exponent - e)  # K_p [XΩ, X1] in units of X and of K
+    outer = [_double(X.mT @ part[..., :r].to(X.dtype), -e) for part in of_inputs]
+    ones = _double(row_product(X, X.new_ones(d, 1, dtype=torch.float64)), -e)[..., 0]
+    totals = (of_inputs[..., r] * ones).flatten(1).sum(1)
+    inner = torch.stack([_by_group(gram * part) for part in outer])
+    agop = torch.stack([_by_group(to_double(thin) * part[..., :r]) for part in of_inputs])
+    kernels = [_double(part[..., r + 1 :], -exponent) for part in products]
+    if k > d:
+        kernels = [to_double(onto_columns(X, part.to(X.dtype))) for part in kernels]
+    traces = torch.stack([_by_group(probes(k, FEWEST, X).double() * part) for part in kernels])
+    norms = _double(torch.stack([row_norm(part) for part in X.reshape(-1, k, d)]), -e)
+    groups = norms.numel()
+
+    def alignment(size: Tensor, inner: Tensor, squares: Tensor, traces: Tensor, kernels: Tensor) -> KernelAlignment:
+        return KernelAlignment(
+            size, norms.pow(4).sum(), ones.square().sum(), min(k, d), groups, groups * d * d,
+            inner, squares, totals, traces, kernels,
+        )  # fmt: skip
+
+    each = GROUPS / r
+    return ProbedAlignment(
+        alignment,
+        _by_group(gram.square()) * each,
+        inner * each,
+        _products(outer) * each,
+        traces * (GROUPS / FEWEST),
+        _products(kernels) * (GROUPS / FEWEST),
+        _double(agop * each, 2 * e + exponent),
+        r,
+    )
+
+
+def _products(parts: list[Tensor]) -> Tensor:
+    """Inner products of every two, by group of columns, ``[parts, parts, groups]``."""
+    return torch.stack([torch.stack([_by_group(one * other) for other in parts]) for one in parts])
 
 
 @dataclass(frozen=True)
@@ -112,20 +155,22 @@ class ProbedShifts:
 
 
 def probed_shifts(W: Tensor, D: Tensor, covariance: Tensor) -> ProbedShifts:
-    """The products of a step from ``covariance = WᵀΣW Ω [..., d, r]`` and thin products of W and D ``[..., k, d]``."""
-    d, r = covariance.shape[-2:]
+    """The products of a step from ``covariance = ΣWΩ [..., k, r]`` and thin products of W and D ``[..., k, d]``."""
+    d, r = W.shape[-1], covariance.shape[-1]
+    W = W.to(torch.promote_types(W.dtype, torch.float32))
     omega = probes(d, r, W)
     D = D.to(W.dtype)
-    s = int(binary_exponent(covariance))
     gram, WO, w = _gram_times(W, omega)
+    s = int(binary_exponent(covariance))
+    covariance = _double(W.mT @ _double(covariance, -s).to(W.dtype), -w)
     square, DO, g = _gram_times(D, omega)
     mixed = _double(W.mT @ DO, -w) + _double(D.mT @ WO, -g)
-    four = torch.stack([mixed, square, torch.ldexp(covariance.double(), torch.tensor(-s)), gram])
-    products = torch.stack([torch.stack([_by_group(x * y) for y in four]) for x in four])  # [4, 4, groups]
+    four = [mixed, square, covariance, gram]
+    products = _products(four)  # [4, 4, groups]
     traces = torch.stack([_by_group(omega.double() * x) for x in four])
     scale = GROUPS / r
     columns = W.shape[:-2].numel() * d
-    return ProbedShifts(products.permute(2, 0, 1) * scale, (w + g, 2 * g, s, 2 * w), traces.mT * scale, columns, r)
+    return ProbedShifts(products.permute(2, 0, 1) * scale, (w + g, 2 * g, s + w, 2 * w), traces.mT * scale, columns, r)
 
 
 def _gram_times(W: Tensor, omega: Tensor) -> tuple[Tensor, Tensor, int]:

@@ -90,7 +90,7 @@ def divided(
     found, error = [], None
     try:
         found = correct(mine)
-    except NumericalError as raised:
+    except Exception as raised:  # the others would wait for this process
         error = raised
     device = matrices[0].parameter.device
     exchange.raise_together(error, device)
@@ -166,13 +166,13 @@ def _by_columns(
         sources.append(source)
         products.append(both)
     turns: list[Tensor] = []
-    error: NumericalError | None = None
+    error: Exception | None = None
     for matrix, owner, (S, cross) in zip(matrices, owners, products, strict=True):
         turn = torch.zeros_like(S)
         if owner == exchange.rank and error is None:
             try:
                 turn = _rotation(S + cross, method, matrix.name)
-            except NumericalError as raised:
+            except Exception as raised:
                 error = raised
         turns.append(turn)
     exchange.raise_together(error, products[0].device)
@@ -209,7 +209,7 @@ def _gathered(
             if owner == exchange.rank:
                 whole = matrix, [part for part in parts if part is not None]
         result: Nearest | None = None
-        error: NumericalError | None = None
+        error: Exception | None = None
         if whole is not None:
             matrix, parts_of_all = whole
             stacks = [matrix.view(x) for x in parts_of_all]
@@ -217,6 +217,8 @@ def _gathered(
                 result = solve(*(x.unsqueeze(0) if x.ndim == 2 else x for x in stacks))
             except NumericalError as raised:
                 error = NumericalError(f"{matrix.name}: {raised}; all chosen matrices have their old values again")
+            except Exception as raised:
+                error = raised
         device = turn[0][1].parameter.device
         exchange.raise_together(error, device)
         excess = torch.full((len(turn),), -math.inf, device=device)

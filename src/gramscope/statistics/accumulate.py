@@ -39,7 +39,8 @@ from gramscope.statistics.result import (
 )
 
 #: sums of products of gradients that belong to single samples
-OF_SINGLE_SAMPLES = ("Sigma", "input_covariance", "JtJ", "JtJ_centered", "kernel_parts")
+OF_JACOBIANS = ("JtJ", "JtJ_centered", "kernel_parts", "kernel_probes", "centered_probes")
+OF_SINGLE_SAMPLES = ("Sigma", "input_covariance", "covariance_probes", *OF_JACOBIANS)
 
 
 class Accumulator:
@@ -141,7 +142,7 @@ class Accumulator:
 
     def _leave_out_jacobians(self, reason: str) -> None:
         self._notes[output_of()] = Note("left out", reason)
-        self._left_out |= {(EVERY, what): "" for what in ("JtJ", "JtJ_centered", "kernel_parts", "kernel_probes")}
+        self._left_out |= {(EVERY, what): "" for what in OF_JACOBIANS}
 
     def _wants_jacobians(self, output: Tensor) -> bool:
         if not self._options.jacobians or (EVERY, "JtJ") in self._left_out:
@@ -197,6 +198,10 @@ class Accumulator:
             raise Unpaired(f"it has {h.shape[-3]} rows for {step.n} samples, so rows and targets cannot be paired")
         ignored = self._options.ignore_index
         rows, y = rows_and_targets(h, target, tokens, step.inputs, name, ignored, valid)
+        if self._options.visit is not None:
+            kept = None if y is None or y.is_floating_point() else y.reshape(rows.shape[0], -1)[:, 0] != ignored
+            self._options.visit(key, rows.detach() if kept is None else rows.detach()[kept.to(rows.device)])
+            return
         if key not in self._features:
             self._features[key] = FeatureAccumulator(name, self._options.gram, ignored, self._options.memory)
         self._features[key].add(rows, y, residual)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from gramscope.distributed.attendance import Attendance
+from gramscope.distributed.attendance import Attendance, of_own_data
 from gramscope.distributed.exchange import Exchange
 from gramscope.distributed.gathered import check_not_flattened, gathered
 from gramscope.distributed.groups import Group, find_exchange
@@ -75,6 +75,8 @@ def collect(
     dtype: torch.dtype = torch.float64,
     at_inputs: Sequence[str] = (),
     snapshot: bool = True,
+    probed: bool = False,
+    visit: Callable[[str, Tensor], None] | None = None,
     progress: bool = True,
     process_group: Group = None,
     mesh: DeviceMesh | None = None,
@@ -122,7 +124,7 @@ def collect(
         generator: source of their signs; by default one with seed 0.
         memory: bytes a chunk of Jacobians may take, with the gradients on the way to it; and bytes for the ``Σ``, and for
             the ``JᵀJ``, of one layer: where k × k is larger, and larger than ``D`` (the readout of a large vocabulary), it is
-            left out, with a note; with ``at_inputs`` products with random probes are kept where d × d does not fit either.
+            left out, with a note.
         batch_dim: axis of the batch in inputs of Linear layers and in outputs of modules (1 for sequence-first models);
             what is inside torch's own attention, Transformer and recurrent modules follows their ``batch_first``.
         eval_mode: ``False`` keeps the model's own modes (batch norm in train mode is then an error).
@@ -132,6 +134,9 @@ def collect(
         snapshot: ``False`` saves memory where the statistics are used before the model changes: they hold its weights
             themselves, no copies, gradients that were summed in the weights' precision stay in it, and symmetric sums are kept
             once: a layer is put together each time it is asked for.
+        probed: keep products with random probes in place of Σ and K of layers where those, or the weight and its gradient in
+            float64, do not fit ``memory``, for estimates (:mod:`gramscope.measures.probed`); ``gs.measure`` does so.
+        visit: called with the name of a layer and the feature rows of a batch, in place of keeping their moments.
         progress: show a bar with the time left, on terminals; ``False`` for none.
         process_group: the processes whose data are one sample: by default those of a ``DistributedDataParallel`` model, else
             the default group of ``torch.distributed`` where there is one; ``False`` for this process alone. A process whose
@@ -175,6 +180,8 @@ def collect(
         dtype=dtype,
         at_inputs=frozenset(at_inputs),
         snapshot=snapshot,
+        probed=probed,
+        visit=visit,
     )
     options = replace(asked, gradients=gradients and (loss is not None or may_compute_loss(root)))
     runner = BatchRunner(model, loss, reduction, output, targets, options)
@@ -208,10 +215,7 @@ def _read_together(read: Callable[..., Statistics], exchange: Exchange, device: 
 
 def _noted(own: Statistics, absent: Sequence[int], exchange: Exchange) -> Statistics:
     """Statistics of this process's data, with a warning and a note that they are."""
-    text = (
-        f"of the data of process {exchange.rank} alone: processes {', '.join(map(str, absent))} of {exchange.size} did not "
-        "measure with it; process_group=False measures in one process without waiting for others"
-    )
+    text = of_own_data(absent, exchange)
     warnings.warn(f"statistics {text}", ResultWarning, stacklevel=4)
     return replace(own, notes={**own.notes, "(processes)": (Note("doubtful", text),)})
 

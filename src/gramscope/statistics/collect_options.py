@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gramscope.errors import InputError
 from gramscope.statistics.features import Tokens
@@ -36,13 +37,15 @@ class Options:
     dtype: torch.dtype
     at_inputs: frozenset[str] = frozenset()
     snapshot: bool = True
+    probed: bool = False
+    visit: Callable[[str, Tensor], None] | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in (torch.float64, torch.float32):
             raise InputError(f"dtype={self.dtype}: sums are kept in torch.float64 or torch.float32")
         if isinstance(self.memory, bool) or not isinstance(self.memory, int) or self.memory <= 0:
             raise InputError(f"memory={self.memory!r}: give a positive whole number of bytes")
-        for name in ("features", "gradients", "covariance", "residuals", "autograd", "eval_mode", "snapshot"):
+        for name in ("features", "gradients", "covariance", "residuals", "autograd", "eval_mode", "snapshot", "probed"):
             if not isinstance(getattr(self, name), bool):
                 raise InputError(f"{name}={getattr(self, name)!r}: give True or False")
         for name in ("gram", "jacobians"):
@@ -67,4 +70,5 @@ class Options:
             "eval_mode": self.eval_mode,
             **{name: getattr(self, name) for name in names},
             **({"at_inputs": sorted(self.at_inputs)} if self.at_inputs else {}),
+            **({"probed": self.memory} if self.probed else {}),
         }

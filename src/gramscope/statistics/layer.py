@@ -24,6 +24,7 @@ SUMS = (
     "kernel_parts",
     "covariance_probes",
     "kernel_probes",
+    "centered_probes",
 )
 
 
@@ -50,9 +51,11 @@ class LayerStatistics:
         input_covariance: ``WᵀΣW = Σ g gᵀ [d, d]``, kept in place of Σ with ``at_inputs`` where k > d.
         kernel_parts: with ``at_inputs``, in place of JtJ: ``[parts, k, k]`` that add up to it, or ``[parts, d, d]`` that
             add up to ``WᵀJᵀJW`` where k > d. One part of all outputs, or several independent random sketches of them.
-        covariance_probes: ``WᵀΣW Ω [d, r]`` with the random signs of :func:`gramscope.linalg.stochastic.probes`, in place of
-            ``input_covariance`` where neither k×k nor d×d fits the memory budget.
-        kernel_probes: ``[parts, d, r]``, in place of ``kernel_parts`` in the same way.
+        covariance_probes: ``ΣWΩ [k, r]`` with the random signs Ω of :func:`gramscope.linalg.stochastic.probes`, in place of
+            Σ with ``probed`` where exact measures do not fit the memory budget.
+        kernel_probes: ``[parts, k, m]`` in place of K in the same way: parts that add up to ``JᵀJ`` times the thin matrices of
+            :func:`gramscope.statistics.layer_sums.thin_of_kernel` of W and, with a reference, of ``W − W₀``.
+        centered_probes: with a reference the same in place of ``JtJ_centered``, of ``W − W₀`` and of ``W₀``.
     """
 
     name: str
@@ -70,6 +73,7 @@ class LayerStatistics:
     kernel_parts: Tensor | None = None
     covariance_probes: Tensor | None = None
     kernel_probes: Tensor | None = None
+    centered_probes: Tensor | None = None
 
     def __repr__(self) -> str:
         return shapes_of(self)
@@ -182,7 +186,7 @@ def merge_layers(a: LayerStatistics, b: LayerStatistics) -> LayerStatistics:
         )
     if not torch.equal(a.weight, b.weight.to(a.weight)):
         raise InputError(f"layer {a.name!r}: the two statistics were collected with different weights")
-    how = dict.fromkeys(SUMS, add) | {"kernel_parts": add_parts, "kernel_probes": add_parts}
+    how = dict.fromkeys(SUMS, add) | dict.fromkeys(("kernel_parts", "kernel_probes", "centered_probes"), add_parts)
     sums = {name: merge_optional(getattr(a, name), getattr(b, name), how[name]) for name in SUMS}
     features = merge_optional(a.features, b.features, merge_features)
     return replace(a, n=a.n + b.n, features=features, shared=a.shared or b.shared, **sums)  # type: ignore[arg-type]

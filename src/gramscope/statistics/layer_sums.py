@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -10,7 +13,7 @@ from gramscope.layers.jacobians import jacobian_chunks
 from gramscope.layers.positions import Positions
 from gramscope.layers.record import LayerRecord
 from gramscope.layers.tape import Tape
-from gramscope.linalg.stochastic import gram_times_probes, probe_count, probes
+from gramscope.linalg.stochastic import FEWEST, gram_times, onto_columns, probe_count, probes
 from gramscope.linalg.symmetric_sum import SymmetricSum, for_products
 from gramscope.statistics.collect_options import Options
 from gramscope.statistics.layer import add_parts
@@ -47,7 +50,7 @@ class LayerSums:
         self._gradients: dict[str, Tensor] = {}
         self._samples: dict[str, int] = {}
         self._deltas: dict[str, list[Tensor]] = {}
-        self._omega: dict[tuple[int, torch.dtype], Tensor] = {}
+        self._thin: dict[tuple[str, str], Tensor] = {}
         #: why a sum of a layer is not kept, by layer and field
         self.too_large: dict[tuple[str, str], str] = {}
 
@@ -87,11 +90,11 @@ class LayerSums:
         self._samples[name] = self._samples.get(name, 0) + n
         if self._samples[name] >= GRADIENT_SAMPLES and not self._one_gradient(name):
             self._flush_gradient(name)
-        if self._options.covariance and self._probed(name, "covariance"):
+        if self._options.covariance and self._probed(name, "Sigma"):
+            thin = self._thin_of(name, "covariance_probes")
             for delta in record.deltas():
-                rows = delta.flatten(-3, -2)
-                rows = rows @ self.weights[name].to(rows.dtype)
-                self.add(name, "covariance_probes", gram_times_probes(rows, self._probes(rows)))
+                rows = (positions or Positions()).without_padding(delta).flatten(-3, -2)
+                self.add(name, "covariance_probes", gram_times(rows, thin))
         elif self._options.covariance and (self._is_at_inputs(name, "covariance") or self._fits(name, "Sigma")):
             waiting = self._deltas.setdefault(name, [])  # one product of many rows costs less than many of few
             deltas = [(positions or Positions()).without_padding(delta) for delta in record.deltas()]
@@ -119,8 +122,12 @@ class LayerSums:
                 if twin is not None and (J0 is None or J0.shape != J.shape):
                     raise LayerError(f"the reference network has no layer {name!r} of the same shape")
                 J, J0 = positions.without_padding(J), None if J0 is None else positions.without_padding(J0)
-                if "jacobians" in self._options.at_inputs and J0 is None:
-                    self._add_kernel_parts(name, J, start, sketch)
+                if self._probed(name, "JtJ", "JtJ_centered", "kernel_parts"):
+                    W0 = None if twin is None else twin[0][name].layer.weight()
+                    self._add_probed_kernels(name, J, J0, W0, start, sketch)
+                elif "jacobians" in self._options.at_inputs and J0 is None:
+                    if self._is_at_inputs(name, "jacobians") or self._fits(name, "kernel_parts"):
+                        self._add_parts(J, start, sketch, partial(self._add_kernel, name))
                 elif self._fits(name, "JtJ", "JtJ_centered"):
                     self._add_gram(name, "JtJ", _rows_of(J))
                     if J0 is not None:
@@ -138,24 +145,21 @@ class LayerSums:
             self._grams[name, what] = _zero(rows, rows.shape[:-2], self._options.dtype)
         self._grams[name, what].add_gram(rows)
 
-    def _add_kernel_parts(self, name: str, J: Tensor, stop: int, sketch: int | None) -> None:
-        """Add ``JᵀJ``, or ``WᵀJᵀJW``, of outputs (or combinations) up to ``stop``; combinations go to parts in turn."""
+    def _add_parts(self, J: Tensor, stop: int, sketch: int | None, add: Callable[[Tensor, int, int], None]) -> None:
+        """Give ``add`` rows of outputs (or combinations) up to ``stop``, their part and the number of parts.
+
+        Combinations go to parts in turn.
+        """
         parts = 1 if sketch is None else min(sketch, PARTS)
-        probed = self._probed(name, "jacobians")
-        if not (probed or self._is_at_inputs(name, "jacobians") or self._fits(name, "kernel_parts")):
-            return
         for part in range(parts):
             chosen = J[(part - (stop - J.shape[0])) % parts :: parts]
             if chosen.shape[0] == 0:
                 continue
-            if probed:
-                self._add_probed_kernel(name, _rows_of(chosen), part, parts)
-            else:
-                self._add_kernel(name, self._rows(name, "jacobians", _rows_of(chosen)), part, parts)
+            add(_rows_of(chosen), part, parts)
 
     def _add_kernel(self, name: str, rows: Tensor, part: int, parts: int) -> None:
         """Add ``rowsᵀrows`` to one of the parts of the kernel; all outputs, in one part, count as equal shares of several."""
-        key, rows = (name, "kernel_parts"), for_products(rows)
+        key, rows = (name, "kernel_parts"), for_products(self._rows(name, "jacobians", rows))
         if key not in self._grams:
             self._grams[key] = _zero(rows, (1, *rows.shape[:-2]), rows.dtype if parts > 1 else self._options.dtype)
         kept = self._grams[key].stack[0]
@@ -166,11 +170,18 @@ class LayerSums:
         for i in [part] if parts > 1 else range(kept):
             self._grams[key].add_gram(rows, i)
 
-    def _add_probed_kernel(self, name: str, rows: Tensor, part: int, parts: int) -> None:
-        """The same for products of the kernel with random probes."""
-        key = (name, "kernel_probes")
-        rows = rows @ self.weights[name].to(rows.dtype)
-        product = gram_times_probes(rows, self._probes(rows))
+    def _add_probed_kernels(
+        self, name: str, J: Tensor, J0: Tensor | None, W0: Tensor | None, stop: int, sketch: int | None
+    ) -> None:
+        """Add products of K and, with a reference, of ``K̄`` with the thin matrices that their alignments need."""
+        kernels = {"kernel_probes": J} | ({} if J0 is None else {"centered_probes": J - J0})
+        for what, jacobians in kernels.items():
+            thin = self._thin_of(name, what, W0)
+            self._add_parts(jacobians, stop, sketch, partial(self._add_product, name, what, thin))
+
+    def _add_product(self, name: str, what: str, thin: Tensor, rows: Tensor, part: int, parts: int) -> None:
+        """Add ``rowsᵀ(rows X)`` to one of the parts; all outputs, in one part, count as equal shares of several."""
+        key, product = (name, what), gram_times(rows, thin)
         if key not in self._sums:
             dtype = product.dtype if parts > 1 else self._options.dtype
             self._sums[key] = product.new_zeros(1, *product.shape, dtype=dtype)
@@ -181,30 +192,49 @@ class LayerSums:
         else:
             self._sums[key] += product / self._sums[key].shape[0]
 
+    def _thin_of(self, name: str, what: str, W0: Tensor | None = None) -> Tensor:
+        """The thin matrices, side by side, by which a probed sum of a layer is multiplied; made once."""
+        if (name, what) not in self._thin:
+            W = self.weights[name]
+            count = probe_count(W.shape[-1], self._options.memory)
+            if what == "covariance_probes":
+                thin = _times_probes(W, count)
+            elif W0 is None:
+                thin = thin_of_kernel(W, count)
+            else:
+                sides = (W - W0, W0) if what == "centered_probes" else (W, W - W0)
+                thin = torch.cat([thin_of_kernel(side, count) for side in sides], -1)
+            self._thin[name, what] = thin
+        return self._thin[name, what]
+
     def _large(self, name: str) -> bool:
-        """Whether neither k×k nor d×d numbers of a layer fit the memory budget, and products with probes take less."""
+        """Whether exact measures of a layer do not fit the memory budget, and products with probes take less.
+
+        They need k×k or d×d numbers, and the weight and its gradient in float64.
+        """
         weight, memory = self.weights[name], self._options.memory
-        side, d = min(weight.shape[-2:]), weight.shape[-1]
-        size = weight[..., 0, 0].numel() * side**2 * self._each(weight)
-        return size > memory and d * probe_count(d, memory) < side**2
+        (k, d), side = weight.shape[-2:], min(weight.shape[-2:])
+        size = weight[..., 0, 0].numel() * max(side**2 * self._each(weight), 16 * k * d)
+        return size > memory and k * probe_count(d, memory) < side**2
 
     def _one_gradient(self, name: str) -> bool:
         """Whether D is kept in the model's precision alone, as a second copy would be larger than all else."""
-        return bool(self._options.at_inputs) and self._large(name)
+        return self._options.probed and self._large(name)
 
     def _each(self, weight: Tensor) -> int:
         """Bytes of an entry of a square sum and of the product that is added to it."""
         return self._options.dtype.itemsize + max(weight.dtype.itemsize, 4)
 
-    def _probed(self, name: str, what: str) -> bool:
-        """Whether only products of a sum with random probes are kept."""
-        return what in self._options.at_inputs and self._large(name)
-
-    def _probes(self, rows: Tensor) -> Tensor:
-        d = rows.shape[-1]
-        if (d, rows.dtype) not in self._omega:
-            self._omega[d, rows.dtype] = probes(d, probe_count(d, self._options.memory), rows)
-        return self._omega[d, rows.dtype]
+    def _probed(self, name: str, *fields: str) -> bool:
+        """Whether only products of square sums with thin matrices are kept; a note says so."""
+        if not (self._options.probed and self._large(name)):
+            return False
+        for what in fields:
+            self.too_large[name, what] = (
+                f"no {SQUARE[what]}, but products with random vectors: exact measures of {tuple(self.weights[name].shape)} do "
+                f"not fit the {self._options.memory / 2**20:,.0f} MiB of memory="
+            )
+        return True
 
     def _is_at_inputs(self, name: str, what: str) -> bool:
         """Whether a sum of layer ``name`` is kept in the basis of its inputs, which are fewer than its outputs."""
@@ -269,3 +299,20 @@ def _zero(rows: Tensor, stack: tuple[int, ...], dtype: torch.dtype) -> Symmetric
 
 def _not_finite(name: str, what: str) -> NumericalError:
     return NumericalError(f"{what} of layer {name!r} is NaN or infinite; look at the inputs and weights there")
+
+
+def thin_of_kernel(W: Tensor, count: int) -> Tensor:
+    """``[WΩ, W1, Ψ]``: what K is multiplied by for its alignment with W (:mod:`gramscope.measures.probed`).
+
+    Ω are ``count`` probes of the inputs and Ψ 64 of the outputs, projected onto the column space of W where k > d.
+    """
+    W = W.to(torch.promote_types(W.dtype, torch.float32))
+    k, d = W.shape[-2:]
+    outputs = probes(k, FEWEST, W).expand(*W.shape[:-2], k, FEWEST)
+    outputs = onto_columns(W, outputs) if k > d else outputs
+    return torch.cat([_times_probes(W, count), W.sum(-1, keepdim=True), outputs], -1)
+
+
+def _times_probes(W: Tensor, count: int) -> Tensor:
+    W = W.to(torch.promote_types(W.dtype, torch.float32))
+    return W @ probes(W.shape[-1], count, W)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gramscope.distributed.exchange import Exchange
 from gramscope.errors import InputError
+from gramscope.linalg.row_blocks import row_norm
 from gramscope.statistics.feature_reduction import can_add, outline, reduced
 from gramscope.statistics.feature_statistics import FeatureStatistics, merge_features
 from gramscope.statistics.layer import SUMS, LayerStatistics, merge_layers
@@ -55,11 +56,10 @@ def over_processes(own: Statistics, exchange: Exchange, device: torch.device) ->
 def _outline(layer: LayerStatistics) -> dict[str, Any]:
     """What must be known of a layer before its sums are added: shapes, and two numbers that tell its weights apart."""
     sums = {what: getattr(layer, what) for what in SUMS}
-    W = layer.weight.double()
     return {
         "name": layer.name,
         "shape": tuple(layer.weight.shape),
-        "weight": (float(W.sum()), float(W.square().sum())),
+        "weight": (float(layer.weight.sum(dtype=torch.float64)), float(row_norm(layer.weight))),
         "shared": layer.shared,
         "sums": {what: (tuple(value.shape), value.dtype) for what, value in sums.items() if value is not None},
         "features": outline(layer.features),

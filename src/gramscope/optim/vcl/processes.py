@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gramscope.distributed.exchange import Exchange
 from gramscope.distributed.owners import balanced
-from gramscope.errors import LayerError, NumericalError
+from gramscope.errors import LayerError
 from gramscope.optim.vcl.gradients import Gatherer, Reduced, relative_distance
 from gramscope.optim.vcl.matrix_step import Proposal
 from gramscope.optim.vcl.matrix_trainer import MatrixTrainer, propose_all
@@ -84,7 +84,7 @@ def propose_own(
     """The steps of the units that this process owns, computed but not written.
 
     Raises:
-        NumericalError: a step failed in some process; all raise it, and nothing has been changed.
+        NumericalError: a step failed in some process; all raise this or its own error, and nothing has been changed.
     """
     for unit, rank in zip(units, owner, strict=True):
         assert unit.gatherer.reduced is not None
@@ -93,10 +93,10 @@ def propose_own(
                 exchange.add_on(rank, part)
     own = [(unit, state) for unit, state, rank in zip(units, states, owner, strict=True) if rank == exchange.rank]
     proposals: list[Proposal] = []
-    error: NumericalError | None = None
+    error: Exception | None = None
     try:
         proposals = propose_all([unit for unit, _ in own], [state for _, state in own], gamma)
-    except NumericalError as raised:
+    except Exception as raised:  # the others would wait for this process
         error = raised
     exchange.raise_together(error, units[0].weight.parameter.device)
     return {unit: proposal for (unit, _), proposal in zip(own, proposals, strict=True)}
