@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import gramscope as gs
 from gramscope.instruments.live_bytes import LiveBytes
+from gramscope.linalg.stochastic import probes
 
 MEASURES = [
     "weight_norm", "effective_rank", "stable_rank", "gradient_norm", "vcs_cosine", "vcs_residual", "vcs_gram_cosine",
@@ -109,7 +110,7 @@ def test_centred_forms_agree_with_the_dense_result(d: int, k: int, outputs: int,
     g = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for p in model.parameters():
-            p += 0.5 * p.std() * torch.randn(p.shape, generator=g) + 0.02 * p.std()
+            p += 0.5 * p.std() * torch.randn(p.shape, generator=g) + 0.3 * p.std()
     options: dict[str, Any] = {"measures": MOVED, "layers": ["0"], "reference": reference, "center": center}
     dense = gs.measure(model, (x, y), LOSS, **options, jacobians=True)
     options |= {"sketch": 8} if outputs > 256 else {}
@@ -120,7 +121,7 @@ def test_centred_forms_agree_with_the_dense_result(d: int, k: int, outputs: int,
         assert value is not None
         assert exact is not None
         assert abs(value - exact) < 4 * error + 2e-3 * abs(exact), name
-        assert 0 < error < 0.2
+        assert 0 < error < (0.2 if outputs <= 256 else 0.5)  # a sketch of 8 combinations of 400 outputs
 
 
 def test_what_probes_cannot_tell_is_named() -> None:
@@ -141,9 +142,11 @@ def test_padding_does_not_count() -> None:
     mask = torch.ones_like(tokens)
     mask[:, :6] = 0
     batch = {"input_ids": tokens, "attention_mask": mask, "labels": tokens.masked_fill(mask == 0, -100)}
-    options: dict[str, Any] = {"measures": ["vcs_cosine", "nfa"], "layers": ["*in_proj"], "sketch": 8}
-    dense, tight = (gs.measure(model, [batch], **options, memory=memory) for memory in (2**28, 2**14))
-    for name in tight:
-        for measure, value in tight[name].items():
-            error = tight.errors[name][measure] + dense.errors.get(name, {}).get(measure, 0.0)
-            assert abs(value - dense[name][measure]) < 4 * error
+    dense = gs.collect(model, [batch], layers=["*in_proj"])
+    tight = gs.collect(model, [batch], layers=["*in_proj"], probed=True, memory=2**14)
+    for layer in tight:
+        found = layer.covariance_probes
+        assert found is not None
+        W = layer.weight.double()
+        exact = dense[layer.name].covariance @ (W @ probes(W.shape[-1], found.shape[-1], W))
+        torch.testing.assert_close(found, exact, rtol=0, atol=1e-4 * float(exact.abs().max()))

@@ -90,10 +90,13 @@ def probed_alignment(X: Tensor, products: Tensor) -> ProbedAlignment:
     gram, thin, e = _gram_times(X, probes(d, r, X))
     exponent = int(binary_exponent(products[..., r + 1 :]))
     of_inputs = _double(products[..., : r + 1], -exponent - e)  # K_p [XΩ, X1] in units of X and of K
-    outer = [_double(X.mT @ part[..., :r].to(X.dtype), -e) for part in of_inputs]
+    outer = [_double(X.mT @ part.to(X.dtype), -e) for part in of_inputs]  # with 1 as its last column
     ones = _double(row_product(X, X.new_ones(d, 1, dtype=torch.float64)), -e)[..., 0]
     totals = (of_inputs[..., r] * ones).flatten(1).sum(1)
-    inner = torch.stack([_by_group(gram * part) for part in outer])
+    sums = probes(d, r, X).double().sum(-2, keepdim=True)  # 1ᵀΩ
+    gram_1 = _double(X.mT @ ones.unsqueeze(-1).to(X.dtype), -e)
+    sides = [_Split.of(gram, gram_1, sums)] + [_Split.of(part[..., :r], part[..., r:], sums) for part in outer]
+    pairs = torch.stack([torch.stack([one.inner(other) for other in sides]) for one in sides])
     agop = torch.stack([_by_group(to_double(thin) * part[..., :r]) for part in of_inputs])
     kernels = [_double(part[..., r + 1 :], -exponent) for part in products]
     if k > d:
@@ -111,14 +114,41 @@ def probed_alignment(X: Tensor, products: Tensor) -> ProbedAlignment:
     each = GROUPS / r
     return ProbedAlignment(
         alignment,
-        _by_group(gram.square()) * each,
-        inner * each,
-        _products(outer) * each,
+        pairs[0, 0],
+        pairs[0, 1:],
+        pairs[1:, 1:],
         traces * (GROUPS / FEWEST),
         _products(kernels) * (GROUPS / FEWEST),
         _double(agop * each, 2 * e + exponent),
         r,
     )
+
+
+@dataclass(frozen=True)
+class _Split:
+    """A symmetric d×d matrix A by what it does to ``u = 1/√d``, exactly, and to probes without their part along u.
+
+    With ``P = I − uuᵀ`` inner products are ``⟨PAP, PBP⟩ + 2⟨PAu, PBu⟩ + (uᵀAu)(uᵀBu)``. Only the first term is estimated: the mean
+    of all entries, which may be much larger than they vary, is left to no chance.
+    """
+
+    across: Tensor
+    along: Tensor
+    mean: Tensor
+
+    @classmethod
+    def of(cls, times_probes: Tensor, times_ones: Tensor, sums: Tensor) -> _Split:
+        """From ``AΩ``, ``A1`` and ``1ᵀΩ``."""
+        d = times_ones.shape[-2]
+        across = times_probes - times_ones * (sums / d)
+        across = across - across.mean(-2, keepdim=True)
+        mean = times_ones.mean(-2, keepdim=True)
+        return cls(across, (times_ones - mean) / d**0.5, mean)
+
+    def inner(self, other: _Split) -> Tensor:
+        """The inner product from each group of probes."""
+        estimated = _by_group(self.across * other.across) * (GROUPS / self.across.shape[-1])
+        return estimated + 2 * (self.along * other.along).sum() + (self.mean * other.mean).sum()
 
 
 def _products(parts: list[Tensor]) -> Tensor:
