@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +23,8 @@ Y = torch.arange(32) % 3
 OPTIMIZERS: dict[str, Callable[[nn.Module], Any]] = {
     "sgd": lambda net: torch.optim.SGD(net.parameters(), lr=0.1),
     "whitened": lambda net: gs.GramWhitened(torch.optim.SGD(net.parameters(), lr=0.1), net),
-    "vcl": lambda net: gs.VCL(net, gamma=0.1, solver="recursive"),
+    "vcl": lambda net: gs.VCL(net),
+    "algorithm 1": lambda net: gs.VCL(net, gamma=0.1, solver="recursive"),
 }
 
 
@@ -37,7 +40,7 @@ def train(kind: str, compiled: str | None, monitored: bool = False, inside: bool
 
     Args:
         kind: of optimizer.
-        compiled: ``"model"``, ``"step"`` or None.
+        compiled: ``"model"``, ``"passes"`` (forward and backward), ``"step"`` or None.
         monitored: whether there is a monitor.
         inside: whether it is called inside a compiled step.
     """
@@ -49,9 +52,16 @@ def train(kind: str, compiled: str | None, monitored: bool = False, inside: bool
     monitor = gs.Monitor(net, (X, Y), every=2) if monitored else None
     model: Any = torch.compile(net, backend="aot_eager") if compiled == "model" else net
 
+    @torch.compile(backend="aot_eager")  # type: ignore[untyped-decorator]
+    def passes() -> None:
+        nn.functional.cross_entropy(model(X), Y).backward()
+
     def step() -> None:
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(X), Y).backward()
+        if compiled == "passes":
+            passes()
+        else:
+            nn.functional.cross_entropy(model(X), Y).backward()
         optimizer.step()
         if inside and monitor is not None:
             monitor.step()
@@ -66,15 +76,17 @@ def train(kind: str, compiled: str | None, monitored: bool = False, inside: bool
     return [parameter.detach() for parameter in net.parameters()], sum(counters["graph_break"].values())
 
 
-@pytest.mark.parametrize("compiled", ["model", "step"])
-def test_no_break_that_sgd_has_not(compiled: str) -> None:
-    """Neither a whitened optimizer nor a monitor beside the step adds one, and the weights are those of eager training."""
+@pytest.mark.parametrize("compiled", ["model", "passes", "step"])
+def test_no_break_and_no_graph_that_sgd_has_not(compiled: str) -> None:
+    """Neither our optimizers nor a monitor beside the step adds one, and the weights are those of eager training."""
     _, least = train("sgd", compiled)
-    assert least == 0 or compiled == "step"  # backward() and SGD's own step break the graph
-    for kind in ("sgd", "whitened"):
+    graphs = counters["stats"]["unique_graphs"]
+    assert least == 0 or compiled != "model"  # backward() and SGD's own step break the graph
+    for kind in ("sgd", "whitened", "vcl"):
         torch.compiler.reset()
         weights, breaks = train(kind, compiled, monitored=True)
         assert breaks <= least
+        assert 0 < counters["stats"]["unique_graphs"] <= graphs
         for a, b in zip(weights, train(kind, None)[0], strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
@@ -86,11 +98,26 @@ def test_a_monitor_inside_a_compiled_step_is_one_break() -> None:
 
 
 @pytest.mark.parametrize("compiled", ["model", "step"])
-def test_vcl_breaks_at_its_hooks_and_trains_as_it_does_eagerly(compiled: str) -> None:
-    weights, breaks = train("vcl", compiled)
+def test_algorithm_1_breaks_at_its_hooks_and_trains_as_it_does_eagerly(compiled: str) -> None:
+    weights, breaks = train("algorithm 1", compiled)
     assert 0 < breaks < 8
-    for a, b in zip(weights, train("vcl", None)[0], strict=True):
+    for a, b in zip(weights, train("algorithm 1", None)[0], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="torch versions break graphs at other places")
+def test_the_documented_counts() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "integrations.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (the model|a function|the whole step).*?\| (\d.*) \|$", text, flags=re.MULTILINE)
+    assert len(rows) == 3
+    for compiled, (_, cells) in zip(("model", "passes", "step"), rows, strict=True):
+        found = []
+        for kind in ("sgd", "monitored", "whitened", "vcl", "algorithm 1"):
+            torch.compiler.reset()
+            monitored = kind == "monitored"
+            _, breaks = train("sgd" if monitored else kind, compiled, monitored, monitored and compiled == "step")
+            found.append(f"{breaks} ({counters['stats']['unique_graphs']})")
+        assert " | ".join(found) == cells
 
 
 def test_a_compiled_forward_is_measured() -> None:

@@ -18,3 +18,12 @@ def outside_graphs(function: Function) -> Function:
     """
     disable: Any = torch._disable_dynamo  # type: ignore[attr-defined]
     return disable(function)  # type: ignore[no-any-return]
+
+
+def while_tracing(function: Function) -> Function:
+    """Have ``torch.compile`` call this function once, when it traces a call of it; it takes and returns nothing.
+
+    ``torch.compiler.assume_constant_result`` sets the same mark but loads the compiler.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function

@@ -9,10 +9,11 @@ from functools import cache
 from types import CodeType
 from typing import Any
 
+import torch
 from torch import nn
 
 from gramscope.errors import LayerError
-from gramscope.layers.compiled import outside_graphs
+from gramscope.layers.compiled import outside_graphs, while_tracing
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -58,8 +59,27 @@ class ModuleHook:
         return _no_hook, ()
 
 
-def _no_hook() -> ModuleHook:
-    return ModuleHook(_do_nothing)
+class TracedHook(ModuleHook):
+    """A hook that ``torch.compile`` calls while it traces the module, without arguments; nothing of it is in the graph."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)
+
+        def traced() -> None:
+            function()
+
+        self._traced = while_tracing(traced)
+
+    def __call__(self, *args: Any) -> Any:
+        """Run the hook."""
+        if torch.compiler.is_compiling():
+            self._traced()
+            return None
+        return self._function(*args)
+
+
+def _no_hook() -> Callable[..., None]:
+    return _do_nothing
 
 
 def _do_nothing(*args: Any) -> None:

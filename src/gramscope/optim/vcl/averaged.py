@@ -22,7 +22,6 @@ from torch import Tensor
 
 from gramscope.errors import InputError, LayerError, NumericalError
 from gramscope.optim.vcl.direction import orthogonalised
-from gramscope.optim.vcl.gradients import Gatherer
 from gramscope.optim.weight_matrix import WeightMatrix
 
 #: the largest singular value of the first steps, for matrices with at least as many inputs as outputs
@@ -89,8 +88,6 @@ class AveragedTrainer:
     def __init__(self, weight: WeightMatrix) -> None:
         self.weight = weight
         self.dtype = torch.promote_types(weight.parameter.dtype, torch.float32)
-        self.gatherer = Gatherer(weight, rows=False, sigma=False, dtype=self.dtype)
-        self.gatherer.wanted = False
         self.report: AveragedReport | None = None
 
     def check_state(self, state: Mapping[str, Any]) -> None:
@@ -106,9 +103,6 @@ class AveragedTrainer:
         if state["mean"].shape != self.weight.shape:
             found, own = tuple(state["mean"].shape), tuple(self.weight.shape)
             raise InputError(f"the state of layer {name!r} is one of weights of shape {found}, not {own}")
-
-    def written(self) -> None:
-        """Nothing to remember: a step begins from the parameters as they are."""
 
     def forget(self) -> None:
         """Nothing to forget."""

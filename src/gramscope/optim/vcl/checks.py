@@ -49,6 +49,14 @@ def check_gamma(gamma: float) -> None:
         raise InputError(f"gamma={gamma!r}: the step of the virtual update must be a number of at least 0")
 
 
+def check_reduction(reduction: object) -> None:
+    """Raise an InputError unless this is a :data:`~gramscope.optim.vcl.model_hooks.Reduction`."""
+    if isinstance(reduction, int | float) and not (math.isfinite(reduction) and reduction > 0):
+        raise InputError(f"reduction={reduction!r}: the factor must be a positive number")
+    if not (reduction in ("mean", "sum") or isinstance(reduction, int | float) or callable(reduction)):
+        raise InputError(f"reduction={reduction!r}: give 'mean', 'sum', a number, or a function of the batch size")
+
+
 #: arguments that belong to Algorithm 1, with their defaults
 _ALGORITHM_1 = {
     "rank": None, "anchor": "current", "second_order": True, "floor": 0.0, "cutoff": None, "refresh": 32, "momentum": 0.0,

@@ -81,8 +81,6 @@ class Gatherer:
     def __init__(self, weight: WeightMatrix, *, rows: bool, sigma: bool, dtype: torch.dtype) -> None:
         self.weight = weight
         self.dtype = dtype
-        #: whether inputs and output gradients are wanted; ``.grad`` alone is enough for the averaged form
-        self.wanted = True
         self._want_rows = rows
         self._want_sigma = sigma
         self._pending: list[_Part] = []

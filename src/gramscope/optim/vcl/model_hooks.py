@@ -19,7 +19,6 @@ from gramscope.layers.modules import ModuleHook, unwrap
 from gramscope.layers.sample_count import Call
 from gramscope.layers.watchers import Watcher
 from gramscope.optim.vcl.gradients import Gatherer
-from gramscope.optim.weight_matrix import WeightMatrix
 
 #: how the loss is reduced over the batch: ``"mean"``, ``"sum"``, the factor that makes gradients sums over samples, or a
 #: function from the batch size to that factor
@@ -29,25 +28,18 @@ Reduction: TypeAlias = str | float | Callable[[int], float]
 class ModelHooks(Watcher):
     """Feeds the gatherers of a model's layers from its forward and backward passes.
 
-    ``untrained`` are layers without a gatherer whose place in the order of execution is wanted too. The hooks refer to this
-    object weakly, so that a model does not keep an old optimizer alive.
+    ``untrained`` are layers without a gatherer whose inputs help to count the samples. The hooks refer to this object weakly,
+    so that a model does not keep an old optimizer alive.
     """
 
     def __init__(
         self, model: nn.Module, gatherers: Sequence[Gatherer], reduction: Reduction, untrained: Sequence[Layer] = ()
     ) -> None:
-        if isinstance(reduction, int | float) and not (math.isfinite(reduction) and reduction > 0):
-            raise InputError(f"reduction={reduction!r}: the factor must be a positive number")
-        if not (reduction in ("mean", "sum") or isinstance(reduction, int | float) or callable(reduction)):
-            raise InputError(f"reduction={reduction!r}: give 'mean', 'sum', a number, or a function of the batch size")
         super().__init__(unwrap(model))
         self._reduction = reduction
         self._by_layer = {layer.name: gatherer for gatherer in gatherers for layer in gatherer.weight.layers}
         self._gatherers = list(gatherers)
         self._call: Call | None = None
-        self._ordering = self._inside = True
-        #: the applications of the latest call of the model with their outputs, while :meth:`keep_order`
-        self.order: list[tuple[WeightMatrix | Layer, Tensor]] = []
         self._handles: list[RemovableHandle] = []
         self._place(untrained)
 
@@ -55,11 +47,6 @@ class ModelHooks(Watcher):
         """Forget the gathered gradients."""
         for gatherer in self._gatherers:
             gatherer.clear()
-
-    def keep_order(self, wanted: bool) -> None:
-        """Whether to record the order of execution, which keeps outputs alive."""
-        self._ordering = wanted
-        self.order = []
 
     def close(self) -> None:
         """Remove every hook."""
@@ -80,7 +67,7 @@ class ModelHooks(Watcher):
         self._observer.attach()
         accumulated = _weakly(self, ModelHooks._accumulated)
         for number, gatherer in enumerate(self._gatherers):
-            for parameter in gatherer.weight.parameters if gatherer.wanted else ():
+            for parameter in gatherer.weight.parameters:
                 hook = partial(accumulated, number)
                 self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
 
@@ -90,15 +77,11 @@ class ModelHooks(Watcher):
         if self._entrance not in (None, module) and module is not self.model:
             return
         self._call, self._entrance = Call(args, kwargs), module
-        if self._ordering and torch.is_grad_enabled():
-            self._inside = True
-            if module is self.model:
-                self.order = []
 
     def _returned(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if module is not self._entrance:
             return
-        self._inside, self._entrance = False, None
+        self._entrance = None
         if self._call is not None:
             self._call.returned(output)
 
@@ -108,14 +91,10 @@ class ModelHooks(Watcher):
     def _applied(self, layer: Layer, x: Tensor, z: Tensor) -> None:
         if not torch.is_grad_enabled() or not z.requires_grad:
             return
-        gatherer = self._by_layer.get(layer.name)
-        if self._ordering and self._inside:  # not when activations are computed again in backward
-            self.order.append((layer if gatherer is None else gatherer.weight, z))
-        if gatherer is not None and not gatherer.wanted:
-            return
         call, x = self._call, x.detach()
         if call is not None:
             call.applied(layer, x)
+        gatherer = self._by_layer.get(layer.name)
         if gatherer is None:
             return
         me = weakref.ref(self)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,38 +17,35 @@ from typing_extensions import override
 from gramscope.distributed.groups import Group, find_exchange
 from gramscope.errors import InputError
 from gramscope.layers.compiled import outside_graphs
-from gramscope.layers.linear_layer import Layer
 from gramscope.layers.modules import unwrap
 from gramscope.layers.select import LayerSelector
 from gramscope.layers.watchers import unseen
 from gramscope.linalg.autocast import without_autocast
-from gramscope.optim.vcl.averaged import AveragedStep, AveragedTrainer, propose_averaged
+from gramscope.optim.vcl.algorithm_1 import Algorithm1
+from gramscope.optim.vcl.averaged import AveragedTrainer
 from gramscope.optim.vcl.checks import (
     check_arguments,
     check_averaged,
     check_facts,
     check_finite_gradients,
     check_gamma,
+    check_reduction,
 )
 from gramscope.optim.vcl.direction import Direction
+from gramscope.optim.vcl.execution_order import ExecutionOrder, Trained
 from gramscope.optim.vcl.falling_adamw import FallingAdamW
-from gramscope.optim.vcl.matrix_step import Proposal
-from gramscope.optim.vcl.matrix_trainer import MatrixTrainer, propose_all
-from gramscope.optim.vcl.model_hooks import ModelHooks, Reduction
-from gramscope.optim.vcl.processes import active_units, owners, propose_own, send_weights
-from gramscope.optim.vcl.readout_layer import ReadoutFactory, head_parameters, last_executed, make_readout
+from gramscope.optim.vcl.form import Averaged, Form, Unit
+from gramscope.optim.vcl.matrix_trainer import MatrixTrainer
+from gramscope.optim.vcl.model_hooks import Reduction
+from gramscope.optim.vcl.readout_layer import ReadoutFactory, head_parameters, make_readout
 from gramscope.optim.vcl.rules import Anchor, Rules, Solver
 from gramscope.optim.vcl.spectral_map import SpectralMap
 from gramscope.optim.vcl.summary_table import summary_table
 from gramscope.optim.vcl.trainable import find_trainable
 from gramscope.optim.vcl.warm_up import warm_up
-from gramscope.optim.weight_matrix import WeightMatrix
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-
-#: one matrix and how it is trained
-Unit: TypeAlias = MatrixTrainer | AveragedTrainer
 
 
 class VCL(Optimizer):
@@ -143,6 +140,7 @@ class VCL(Optimizer):
         arguments = {name: value for name, value in locals().items() if name not in ("self", "model", "__class__")}
         self._arguments = arguments  # for __deepcopy__
         check_arguments(gamma, solver, anchor, rank, refresh, aim, precision)
+        check_reduction(reduction)
         averaged = solver == "averaged"
         if averaged:
             check_averaged(arguments)
@@ -154,28 +152,28 @@ class VCL(Optimizer):
         rules = Rules(SpectralMap(alpha, floor, cutoff), anchor, aim)
         self.model = model
         found = find_trainable(model, layers, bias)
-        make = partial(
-            MatrixTrainer,
-            rules=rules,
-            direction=direction,
-            second_order=second_order,
-            solver=solver,
-            rank=rank,
-            refresh=refresh,
-            precision=precision,
-        )
-        self._units: list[Unit] = [AveragedTrainer(w) if averaged else make(w) for w in found.matrices]
-        exchange = find_exchange(process_group, mesh, model)
-        # averaged steps depend on nothing but the gradients, so every process takes the same ones
-        self._exchange = None if averaged else exchange
-        self._complete = True  # whether the state of every layer is in this process
-        for unit in self._units:
-            unit.gatherer.averaged = self._exchange is not None
         self._refused = found.refused
+        exchange = find_exchange(process_group, mesh, model)
+        self._form: Form
+        if averaged:
+            self._form = Averaged([AveragedTrainer(weight) for weight in found.matrices])
+        else:
+            make = partial(
+                MatrixTrainer,
+                rules=rules,
+                direction=direction,
+                second_order=second_order,
+                solver=solver,
+                rank=rank,
+                refresh=refresh,
+                precision=precision,
+            )
+            untrained = [layer for layer, _ in found.refused]
+            self._form = Algorithm1(model, [make(w) for w in found.matrices], untrained, reduction, exchange)
         # the first forward pass shows which layer is executed last; until then take it to be the one registered last
         self._presumed = found.last if layers is None and len(found.matrices) > 1 else None
-        self._head: WeightMatrix | Layer | None = self._presumed
-        self._settled = self._head is None
+        self._form.head = self._presumed
+        self._settled = self._presumed is None
         self._closed_to_groups = False
         facts = {"layers": self._vcl_names(), "head": None, "anchor": anchor, "alpha": alpha, "gamma": gamma}
         super().__init__([{"params": self._vcl_parameters(), "lr": gamma, **facts}], {"lr": gamma})
@@ -184,9 +182,8 @@ class VCL(Optimizer):
         self.readout = make_readout(readout or usual, self._other_parameters())
         self._add_cycled()
         self._share()
-        untrained = [layer for layer, _ in found.refused]
-        self._hooks = ModelHooks(model, [unit.gatherer for unit in self._units], reduction, untrained)
-        self._finalizer = weakref.finalize(self, self._hooks.close)
+        self._order = None if self._settled else ExecutionOrder(model, found.layers, found.matrices, traced=averaged)
+        self._finalizer = weakref.finalize(self, _close, self._form, self._order)
 
     @classmethod
     def best(cls, *args: Any, **options: Any) -> VCL:
@@ -198,7 +195,7 @@ class VCL(Optimizer):
     @property
     def units(self) -> list[Unit]:
         """The matrices trained by VCL."""
-        return [unit for unit in self._units if unit.weight is not self._head]
+        return list(self._form.units)
 
     def _vcl_names(self) -> list[str]:
         return [unit.weight.name for unit in self.units]
@@ -235,12 +232,16 @@ class VCL(Optimizer):
 
     def _settle(self) -> None:
         """Find out which layer is executed last, and give it to the readout optimizer."""
-        if not self._settled:
-            self._regroup(last_executed(self._hooks.order, [unit.weight for unit in self._units]))
+        if self._order is not None and not self._settled:
+            self._regroup(self._order.last())
 
-    def _regroup(self, head: WeightMatrix | Layer | None, settled: bool = True) -> None:
-        before, self._head, self._settled = self._head, head, settled
-        self._hooks.keep_order(not settled)
+    def _regroup(self, head: Trained | None, settled: bool = True) -> None:
+        before, self._form.head, self._settled = self._form.head, head, settled
+        if self._order is not None:
+            if settled:
+                self._order.detach()
+            else:
+                self._order.attach()
         self.param_groups[0]["layers"] = self._vcl_names()
         self.param_groups[0]["head"] = head.name if settled and head is not None else None
         if head is before or self.readout is None:
@@ -264,14 +265,12 @@ class VCL(Optimizer):
 
     def summary(self) -> str:
         """A table of all parameters: shape, and which optimizer trains each."""
-        owned = dict(zip(self._of_algorithm_1, self._owners(), strict=True)) if self._exchange else {}
-        return summary_table(self.model, self.units, self._head, self._settled, self.readout, self._refused, owned)
+        form = self._form
+        return summary_table(
+            self.model, form.units, form.head, self._settled, self.readout, self._refused, form.owners()
+        )
 
     # --- training -----------------------------------------------------------------------------------------------------
-
-    @property
-    def _of_algorithm_1(self) -> list[MatrixTrainer]:
-        return [unit for unit in self.units if isinstance(unit, MatrixTrainer)]
 
     @override
     @outside_graphs
@@ -289,10 +288,9 @@ class VCL(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._settle()
-        gamma = float(self.param_groups[0]["lr"])
-        check_gamma(gamma)
-        with torch.no_grad(), without_autocast(self._units[0].weight.parameter.device):
-            units, owned, proposals = self._propose(gamma)
+        check_gamma(float(self.param_groups[0]["lr"]))
+        with torch.no_grad(), without_autocast(self._form.all_units[0].weight.parameter.device):
+            proposals = self._form.propose(self._state_of, self.param_groups[0])
         check_finite_gradients(self.model, self.param_groups[1:])
         if self.readout is not None:
             self.readout.step()
@@ -300,60 +298,14 @@ class VCL(Optimizer):
             unit.weight.assign(proposal.weights)
             self._store(unit, proposal.state)
             unit.report = proposal.report
-        if self._exchange is not None:
-            send_weights(units, owned, self._exchange)
-            self._keep_own_states(units, owned)
-        for unit in units:
-            unit.written()
-        self._hooks.clear()
+        self._form.finish(self.state)
         return loss
-
-    def _propose(
-        self, gamma: float
-    ) -> tuple[Sequence[MatrixTrainer], list[int], Iterable[tuple[Unit, Proposal | AveragedStep]]]:
-        """The units of Algorithm 1 that take a step, their owners, and the steps that this process computes."""
-        averaged = [unit for unit in self.units if isinstance(unit, AveragedTrainer)]
-        if averaged:
-            states = [self._state_of(unit) for unit in averaged]
-            return [], [], propose_averaged(averaged, states, self._factor(gamma)).items()
-        own = self._of_algorithm_1
-        if self._exchange is None:
-            units = [unit for unit in own if not unit.gatherer.idle] or own
-            found = propose_all(units, [self._state_of(unit) for unit in units], gamma)
-            return units, [], zip(units, found, strict=True)
-        owner = dict(zip(own, self._owners(), strict=True))
-        units = active_units(own, self._exchange)
-        owned = [owner[unit] for unit in units]
-        mine = propose_own(units, owned, [self._state_of(unit) for unit in units], gamma, self._exchange)
-        return units, owned, mine.items()
-
-    def _factor(self, gamma: float) -> float:
-        """What multiplies averaged steps, ``γ γ₀^(2α−1)``; γ₀ is the γ given at the start and γ the scheduled one.
-
-        To first order Algorithm 1 depends on them in this way: its step is ``−γ Λ^(2α−1) D``, and Λ grows with γ₀.
-        """
-        group = self.param_groups[0]
-        start = float(group["gamma"]) or gamma
-        return gamma * start ** (2 * float(group["alpha"]) - 1) if gamma else 0.0
-
-    def _owners(self) -> list[int]:
-        """The process that computes the steps of each unit."""
-        return owners(self._of_algorithm_1, 1 if self._exchange is None else self._exchange.size)
-
-    def _keep_own_states(self, units: Sequence[MatrixTrainer], owned: Sequence[int]) -> None:
-        """Drop the states, now out of date, of layers that other processes own."""
-        assert self._exchange is not None
-        self._complete = False
-        for unit, rank in zip(units, owned, strict=True):
-            if rank != self._exchange.rank:
-                self.state.pop(unit.weight.parameter, None)
-                unit.report = None
 
     @override
     @outside_graphs
     def zero_grad(self, set_to_none: bool = True) -> None:
         super().zero_grad(set_to_none)
-        self._hooks.clear()
+        self._form.clear()
 
     def warm_up(
         self,
@@ -378,18 +330,19 @@ class VCL(Optimizer):
         """
         if self.readout is None:
             raise InputError("there is nothing to warm up: VCL trains every parameter of the model")
-        with unseen(unwrap(self.model), by_all_but=self._hooks):
+        with unseen(unwrap(self.model), by_all_but=self._order):
             return warm_up(self, loader, loss, epochs, unpack)
 
     def warm_up_parameters(self) -> list[nn.Parameter]:
         """The parameters that :meth:`warm_up` trains, once the last layer executed is known."""
         self._settle()
-        if self._head is None:
+        head = self._form.head
+        if head is None:
             return self._other_parameters()
-        head = {id(p) for p in head_parameters(self._head)}
-        found = [p for p in self._other_parameters() if id(p) in head]
+        own = {id(p) for p in head_parameters(head)}
+        found = [p for p in self._other_parameters() if id(p) in own]
         if not found:
-            raise InputError(f"there is nothing to warm up: the last layer executed, {self._head.name!r}, is frozen")
+            raise InputError(f"there is nothing to warm up: the last layer executed, {head.name!r}, is frozen")
         return found
 
     def diagnostics(self) -> dict[str, dict[str, float | list[float]]]:
@@ -435,21 +388,7 @@ class VCL(Optimizer):
         One layer after the other is sent. The next step drops again what this process does not own. In a single process
         this does nothing. ``torch.distributed.optim.ZeroRedundancyOptimizer`` has a method of the same name and purpose.
         """
-        if self._exchange is None or self._complete:
-            return
-        owned = {
-            id(unit.weight.parameter): rank for unit, rank in zip(self._of_algorithm_1, self._owners(), strict=True)
-        }
-        for unit in self.units:
-            parameter, device = unit.weight.parameter, unit.weight.parameter.device
-            rank = owned.pop(id(parameter), None)
-            if rank is None:  # another part of the same parameter
-                continue
-            state = tree_map_only(Tensor, partial(torch.Tensor.to, device="cpu"), dict(self.state.get(parameter, {})))
-            state = self._exchange.object_from(rank, state if rank == self._exchange.rank else {})
-            if state and rank != self._exchange.rank:
-                self.state[parameter] = tree_map_only(Tensor, partial(torch.Tensor.to, device=device), state)
-        self._complete = True
+        self._form.consolidate(self.state)
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -458,7 +397,7 @@ class VCL(Optimizer):
         Raises:
             InputError: other processes own some layers and :meth:`consolidate_state_dict` was not called since the last step.
         """
-        if not self._complete:
+        if not self._form.complete:
             raise InputError(
                 "the state of some VCL layers is in other processes: call optimizer.consolidate_state_dict() in every process "
                 "before state_dict()"
@@ -479,9 +418,9 @@ class VCL(Optimizer):
         facts = state_dict["param_groups"][0] if state_dict.get("param_groups") else {}
         name = facts.get("head")
         layers = {layer.name: layer for layer, _ in self._refused}
-        matrices = {unit.weight.name: unit.weight for unit in self._units}
+        matrices = {unit.weight.name: unit.weight for unit in self._form.all_units}
         head = self._presumed if name is None else matrices.get(name, layers.get(name))
-        names = [unit.weight.name for unit in self._units if unit.weight is not head]
+        names = [name for name, weight in matrices.items() if weight is not head]
         check_facts(facts, {**self.param_groups[0], "layers": names})
         if self._presumed is not None:
             self._regroup(head, settled=name is not None)
@@ -499,8 +438,14 @@ class VCL(Optimizer):
                 if id(parameter) in vcl and key in state_dict["state"]:
                     copied = partial(torch.Tensor.to, device=parameter.device, copy=True)
                     self.state[parameter] = tree_map_only(Tensor, copied, state_dict["state"][key])
-        self._hooks.clear()
-        self._complete = True
+        self._form.clear()
+        self._form.complete = True
+
+
+def _close(form: Form, order: ExecutionOrder | None) -> None:
+    form.close()
+    if order is not None:
+        order.close()
 
 
 def _finish_copies(model: nn.Module, memo: dict[int, Any]) -> None:

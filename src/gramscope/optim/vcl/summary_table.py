@@ -23,7 +23,7 @@ def summary_table(
     settled: bool,
     readout: Optimizer | None,
     refused: Sequence[tuple[Layer, str]],
-    owners: Mapping[MatrixTrainer, int] = MappingProxyType({}),
+    owners: Mapping[WeightMatrix, int] = MappingProxyType({}),
 ) -> str:
     """A table of all parameters of a model: shape, and which optimizer trains each, in which of several processes."""
     weights = {id(p) for p in ([] if head is None else head_parameters(head)) if p.dim() > 1}
@@ -37,7 +37,7 @@ def summary_table(
             who = f"VCL {unit.solver}" + (
                 f", rank {unit.rank}" if isinstance(unit, MatrixTrainer) and unit.solver == "recursive" else ""
             )
-            who += f", in process {owners[unit]}" if isinstance(unit, MatrixTrainer) and unit in owners else ""
+            who += f", in process {owners[unit.weight]}" if unit.weight in owners else ""
         elif not p.requires_grad:
             who = "nothing (frozen)"
         else:

@@ -18,12 +18,17 @@ from gramscope.optim.weight_matrix import WeightMatrix
 
 @dataclass(frozen=True)
 class Trainable:
-    """The weights that can be trained, in registration order, and the layers that cannot, with the reasons."""
+    """The chosen layers, the weights that can be trained, all in registration order, and why other layers have none."""
 
+    layers: tuple[Layer, ...]
     matrices: list[WeightMatrix]
     refused: list[tuple[Layer, str]]
-    #: the layer registered last, as its matrix where it has one
-    last: WeightMatrix | Layer
+
+    @property
+    def last(self) -> WeightMatrix | Layer:
+        """The layer registered last, as its matrix where it has one."""
+        final = self.layers[-1]
+        return next((matrix for matrix in self.matrices if final in matrix.layers), final)
 
 
 def find_trainable(model: nn.Module, layers: LayerSelector, bias: bool) -> Trainable:
@@ -60,8 +65,7 @@ def find_trainable(model: nn.Module, layers: LayerSelector, bias: bool) -> Train
         raise LayerError(
             f"no layer of {type(root).__name__} can be trained by VCL: {listing or 'none is of a kind it trains'}"
         )
-    final = chosen[-1]
-    return Trainable(matrices, refused, next((matrix for matrix in matrices if final in matrix.layers), final))
+    return Trainable(chosen, matrices, refused)
 
 
 def _matrix(members: list[Layer], bias: bool) -> WeightMatrix:
