@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import tomllib
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 from gramscope.errors import MissingExtraError
 from gramscope.integrations.extras import load_extra
@@ -53,3 +56,22 @@ def test_an_old_package_is_refused() -> None:
     assert load_extra("numpy", "numpy", "pandas", "1.9").__name__ == "numpy"
     with pytest.raises(MissingExtraError, match=r"numpy 99 or newer, and \d.* is installed"):
         load_extra("numpy", "numpy", "pandas", "99")
+
+
+def test_the_table_of_versions() -> None:
+    """The oldest versions are those of pyproject.toml, and no version newer than the installed one counts as tested."""
+    root = Path(__file__).parents[2]
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    needed = {extra: found[0].split(">=") for extra, found in project["optional-dependencies"].items()}
+    needed["none"] = next(item for item in project["dependencies"] if item.startswith("torch>=")).split(">=")
+    text = (root / "docs" / "integrations.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \[.*?\]\(\S+\) \| (.+?) \| (.+?) \| (.+?) \|$", text, flags=re.MULTILINE)
+    assert len(rows) == 13
+    oldest_installed = version("numpy").startswith(project["dependencies"][1].split(">=")[1])  # make lowest
+    for extra, oldest, tested in rows:
+        name, lowest = needed[re.sub(r"^`gramscope\[(\w+)\]`.*", r"\1", extra)]
+        assert oldest.removeprefix(f"{name} ") == lowest
+        for item in tested.split(", "):
+            package, _, number = item.rpartition(" ")
+            if number[0].isdigit() and not oldest_installed:
+                assert Version(number) <= Version(version(package or name)), package or name
