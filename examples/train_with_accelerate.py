@@ -47,7 +47,7 @@ with tempfile.TemporaryDirectory() as folder:
     accelerator.init_trackers("example")
     net = nn.Sequential(nn.Linear(10, 64), nn.ReLU(), nn.Linear(64, 2))
     model, optimizer, loader = accelerator.prepare(
-        net, gs.VCL(net, gamma=0.1), DataLoader(TensorDataset(x[:800], y[:800]), batch_size=50)
+        net, gs.VCL(net), DataLoader(TensorDataset(x[:800], y[:800]), batch_size=50)
     )
     for epoch in range(4):
         log_measures(accelerator, model, (x[800:], y[800:]), nn.CrossEntropyLoss(), step=epoch)

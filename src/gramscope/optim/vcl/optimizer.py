@@ -356,7 +356,7 @@ class VCL(Optimizer):
         return {unit.weight.name: unit.report.numbers() for unit in self.units if unit.report is not None}
 
     def close(self) -> None:
-        """Remove every hook from the model. The optimizer cannot step any more."""
+        """Remove every hook from the model. Algorithm 1 cannot step any more, nor averaged steps before their first one."""
         self._finalizer()
 
     # --- state --------------------------------------------------------------------------------------------------------
@@ -420,7 +420,7 @@ class VCL(Optimizer):
         layers = {layer.name: layer for layer, _ in self._refused}
         matrices = {unit.weight.name: unit.weight for unit in self._form.all_units}
         head = self._presumed if name is None else matrices.get(name, layers.get(name))
-        names = [name for name, weight in matrices.items() if weight is not head]
+        names = [layer for layer, weight in matrices.items() if weight is not head]
         check_facts(facts, {**self.param_groups[0], "layers": names})
         if self._presumed is not None:
             self._regroup(head, settled=name is not None)
