@@ -10,10 +10,15 @@ from gramscope.bench.optimizer_peers import Competitor, competitors
 from gramscope.bench.optimizers import Trial
 from gramscope.errors import InputError
 
-#: how the lines of VCL look
+#: how the lines look
 _STYLES: dict[str, dict[str, Any]] = {
     "VCL": {"color": "tab:red", "linewidth": 2.4},
     "VCL, all steps": {"color": "tab:red", "linestyle": ":"},
+    "Muon": {"color": "tab:blue"},
+    "Muon, decay 0.1": {"color": "tab:cyan"},
+    "AdamW": {"color": "tab:green"},
+    "SGD, momentum": {"color": "tab:orange"},
+    "SOAP": {"color": "tab:purple"},
 }
 
 
