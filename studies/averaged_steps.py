@@ -25,7 +25,9 @@ def main() -> None:
     parser.add_argument("--data-dir")
     parser.add_argument("--steps", type=int, nargs="+", default=[300])
     parser.add_argument("--decay", type=float, nargs="+", default=[averaged.DECAY], help="λ of late steps")
-    parser.add_argument("--first-step", type=float, nargs="+", default=[averaged.STEP], help="ρ of the first steps; later ones in proportion")
+    parser.add_argument(
+        "--first-step", type=float, nargs="+", default=[averaged.STEP], help="ρ; later steps in proportion"
+    )
     parser.add_argument("--seeds", type=int, default=1)
     given = parser.parse_args()
     torch.set_num_threads(1)
