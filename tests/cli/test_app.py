@@ -143,7 +143,9 @@ def test_train_measure_runs_resume(gramscope: Command) -> None:
         ("train --lr", "requires an argument"),
         ("measure", "name a run directory, or your own net"),
         ("measure --model nomodule:f --data digits", "'nomodule:f': No module named 'nomodule'"),
-        ("bench nothing", "benchmark 'nothing' is not known"),
+        ("bench nothing", "benchmark 'nothing' is not known; there are: measure, vcl"),
+        ("bench all --seconds -1", "seconds = -1: must be a finite number of at least 0"),
+        ("bench optimizers --scale huge", "scale='huge': choose one of quick, full"),
         ("bench measure --seconds -1", "seconds = -1: must be a finite number of at least 0"),
         ("bench measure --device foo", "device = 'foo': use auto, cpu, cuda"),
         ("reproduce nfa-fig1 --device foo", "device = 'foo': use auto, cpu, cuda"),
@@ -161,6 +163,7 @@ def test_wrong_use_is_one_clear_line(gramscope: Command, arguments: str, message
     assert done.code == 2
     assert message in done.err
     assert "Traceback" not in done.err
+    assert "measuring " not in done.err  # nothing has begun
 
 
 @pytest.mark.parametrize(

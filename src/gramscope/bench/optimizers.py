@@ -124,13 +124,14 @@ def compare_optimizers(
         device: where to train.
         tasks, budgets, seeds, methods: in place of those of the scale.
         records: a file of JSON lines; runs that it holds are not run again, and new ones are added.
-        tell: called with a line of text after each method.
+        tell: called with a line of text at the start and after each method.
     """
     if scale not in TASKS:
         raise InputError(f"scale={scale!r}: choose one of {', '.join(TASKS)}")
     known = [] if records is None else read_trials(records)
     done = {(t.net, t.data, t.steps, t.method, t.rate, t.seed): t for t in known}
     found: list[Trial] = []
+    tell(f"comparing optimizers on {device} …")
 
     def trial(task: Task, method: Competitor, rate: float, steps: int, seed: int) -> Trial:
         key = (task.net, task.data, steps, method.name, rate, seed)

@@ -56,23 +56,28 @@ def command(
         rows = [{"name": key, "what": what} for key, what in (BENCHMARKS | COMPARISONS).items()]
         show("", rows, json)
         return
+    known = {**BENCHMARKS, **COMPARISONS, ALL: "every comparison of speed"}
+    if name not in known:
+        raise InputError(f"benchmark {name!r} is not known; there are: {', '.join(known)}")
     from gramscope.training.job import resolve_device
 
     device = str(resolve_device(device))
-    if not json:
-        messages().print(f"measuring {name} on {device}: {(BENCHMARKS | COMPARISONS).get(name, '')} …")
     if name == "optimizers":
         _optimizers(scale, data_dir, device, task, steps, seeds, records, picture, json)
         return
     if any((data_dir, task, steps, seeds, records, picture)) or scale != "quick":
         raise InputError(f"bench {name} takes only --device, --seconds and --json; the others are for bench optimizers")
+    chosen = list(BENCHMARKS) if name == ALL else [name]
+    benchmarks = {key: run_benchmark(key, device=device, seconds=seconds) for key in chosen}
+    if not json:
+        messages().print(f"measuring {name} on {device}: {known[name]} …")
     found: dict[str, list[dict[str, Any]]] = {}
-    for chosen in BENCHMARKS if name == ALL else [name]:
-        found[chosen] = []
+    for key, measured in benchmarks.items():
+        found[key] = []
         if name == ALL and not json:
-            results().print(chosen)
-        for row in run_benchmark(chosen, device=device, seconds=seconds):
-            found[chosen].append(row.to_dict())
+            results().print(key)
+        for row in measured:
+            found[key].append(row.to_dict())
             if not json:
                 results().print(row.line())
     if json:
