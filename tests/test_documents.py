@@ -68,7 +68,8 @@ def commands() -> dict[str, list[str]]:
         if page.name == "CHANGELOG.md":
             continue
         lines = [line for block in blocks(page, "console") for line in block.splitlines()]
-        lines += re.findall(r"^    (gramscope .*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        text = re.sub(r"\\\n *", "", page.read_text(encoding="utf-8"))  # commands over several lines
+        lines += re.findall(r"^    (gramscope .*)$", text, flags=re.MULTILINE)
         for line in lines:
             if line.startswith("gramscope ") and "|" not in line and "…" not in line:
                 found[line.split("  #")[0].strip()] = shlex.split(line, comments=True)
