@@ -35,6 +35,8 @@ def main() -> None:
         "passing": [record["layers"]["net.0"]["surrogate"] for record in passing.records],
     }
     torch.save(saved, Path(sys.argv[1]) / f"rank{trainer.global_rank}.pt")
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()  # Lightning leaves gloo's threads running, which can abort at exit
 
 
 if __name__ == "__main__":

@@ -140,6 +140,7 @@ def test_two_processes_log_the_same_numbers(tmp_path: Path) -> None:
         [sys.executable, script, tmp_path], capture_output=True, text=True, timeout=240, check=False
     )
     assert result.returncode == 0, result.stderr
+    assert "sync_dist" not in result.stderr  # Lightning's advice on values that differ between processes
     files = sorted(tmp_path.glob("rank*.pt"))
     assert len(files) == 2
     first, second = (torch.load(file, weights_only=True) for file in files)

@@ -134,7 +134,8 @@ def test_scorer_measures_the_features() -> None:
         ({"gamma": -1.0}, "gamma=-1.0"),
         ({"validation_fraction": 1.5}, "between 0 and 1.0"),
         ({"early_stopping": "yes"}, "early_stopping='yes'"),
-        ({"hidden_layer_sizes": (0,)}, "at least 1"),
+        ({"hidden_layer_sizes": (0,)}, r"hidden_layer_sizes=\(0,\): give positive"),
+        ({"hidden_layer_sizes": 1.5}, r"hidden_layer_sizes=1\.5: give positive"),
         ({"activation": "cubic"}, "cubic"),
     ],
 )

@@ -136,7 +136,9 @@ class GramscopeCallback(Callback):  # type: ignore[misc]
         values = self._watch.record(trainer.global_step, self._batch) if self._measures(trainer) else {}
         self._to_loggers(trainer, values)
         values = trainer.strategy.broadcast(values)
-        pl_module.log_dict(values, logger=False, prog_bar=self._prog_bar, rank_zero_only=False)
+        # all processes have the same values; Lightning warns of each that is logged for an epoch and not averaged
+        averaged = self._watch.by_epochs
+        pl_module.log_dict(values, logger=False, prog_bar=self._prog_bar, rank_zero_only=False, sync_dist=averaged)
 
     def _measures(self, trainer: Any) -> bool:
         """Whether this process measures: all of them do where each has a part of the training batch."""

@@ -219,6 +219,11 @@ class _VCLEstimator(BaseEstimator):  # type: ignore[misc]
         for name, count in counts.items():
             if isinstance(count, bool) or not isinstance(count, Integral) or int(count) < 1:
                 raise InputError(f"{name}={count!r}: give a positive whole number")
+        widths = np.atleast_1d(self.hidden_layer_sizes)
+        if len(widths) and not (widths.dtype.kind in "iu" and widths.min() > 0):
+            raise InputError(
+                f"hidden_layer_sizes={self.hidden_layer_sizes!r}: give positive whole numbers, such as (128, 64)"
+            )
         shares: dict[str, tuple[Any, float]] = {
             "gamma": (self.gamma, np.inf),
             "readout_lr": (self.readout_lr, np.inf),

@@ -16,10 +16,11 @@ from gramscope.optim.vcl.rules import Anchor, Solver
 
 def check_facts(stored: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     """Raise an InputError that names the difference unless a stored state has the same layers, anchor and alpha."""
-    if stored.get("layers") != own["layers"]:
+    if "layers" not in stored:
+        raise InputError("this state is not one of VCL; was the checkpoint saved with another optimizer?")
+    if stored["layers"] != own["layers"]:
         raise InputError(
-            f"this state trains the layers {stored.get('layers')} by VCL, which are not those of this optimizer: "
-            f"{own['layers']}"
+            f"this state trains the layers {stored['layers']} by VCL, which are not those of this optimizer: {own['layers']}"
         )
     for fact in ("anchor", "alpha"):
         if stored.get(fact) != own[fact]:
