@@ -28,6 +28,8 @@ ROOT_PAGES = {
     "architecture.md": "ARCHITECTURE.md",
 }
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)")
+OPTION = re.compile(r"(?<![\w-])--?[a-z][\w-]*")
+INLINE_CODE = re.compile(r"<code>([^<]*)</code>")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 
 
@@ -80,7 +82,7 @@ def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> st
 
 
 def on_page_content(html_text: str, page: Page, config: Any, files: Files) -> str:
-    """Turn LaTeX into MathML, which browsers draw without a script."""
+    """Turn LaTeX into MathML, which browsers draw without a script; keep names of options in one line."""
 
     def formula(found: re.Match[str]) -> str:
         kind, source = found[1], html.unescape(found[2]).strip()
@@ -89,4 +91,7 @@ def on_page_content(html_text: str, page: Page, config: Any, files: Files) -> st
             raise PluginError(f"{page.file.src_uri}: a formula could not be converted: {source}")
         return result
 
-    return FORMULA.sub(formula, html_text)
+    def in_one_line(code: re.Match[str]) -> str:
+        return "<code>" + OPTION.sub(r'<span class="option">\g<0></span>', code[1]) + "</code>"
+
+    return INLINE_CODE.sub(in_one_line, FORMULA.sub(formula, html_text))

@@ -37,7 +37,8 @@ METHODS = {
     ),
     "AdamW": (lambda model, lr: [torch.optim.AdamW(model.parameters(), lr=lr)], (1e-3, 3e-3, 1e-2, 3e-2)),
     "Muon": (muon, (0.003, 0.01, 0.03, 0.1)),
-    "VCL": (lambda model, gamma: [gs.VCL(model, gamma=gamma)], (0.3, 1.0, 3.0, 10.0)),  # 1 is the default
+    # VCL's default is 1
+    "VCL": (lambda model, gamma: [gs.VCL(model, gamma=gamma)], (0.3, 1.0, 3.0, 10.0)),
 }
 
 # %% [markdown]
@@ -49,7 +50,8 @@ METHODS = {
 def train(method, rate, seed, steps=30):
     model = net(seed)
     optimizers = METHODS[method][0](model, rate)
-    schedules = [torch.optim.lr_scheduler.LinearLR(each, 1.0, 0.0, total_iters=steps) for each in optimizers]
+    falling = torch.optim.lr_scheduler.LinearLR
+    schedules = [falling(each, 1.0, 0.0, total_iters=steps) for each in optimizers]
     order = torch.Generator().manual_seed(seed)
     for step in range(steps):
         rows = torch.randint(len(x), (64,), generator=order)
