@@ -92,8 +92,8 @@ class VCL(Optimizer):
             where nothing is truncated, else that of the weights, at least float32.
         process_group: the processes that average their gradients: by default those of a ``DistributedDataParallel`` model,
             else the default group of ``torch.distributed``; ``False`` where every process trains a model of its own. The steps
-            are those of one process on the batches of all. Each process computes the steps of the layers that it owns
-            (:meth:`summary` names the owners) and keeps their state (:meth:`consolidate_state_dict`).
+            are those of one process on the batches of all. Of Algorithm 1, each process computes the steps of the layers that
+            it owns (:meth:`summary` names the owners) and keeps their state (:meth:`consolidate_state_dict`).
         mesh: a device mesh of one dimension, in place of ``process_group``.
 
     Example:
