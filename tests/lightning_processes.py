@@ -36,7 +36,7 @@ def main() -> None:
     }
     torch.save(saved, Path(sys.argv[1]) / f"rank{trainer.global_rank}.pt")
     torch.distributed.barrier()
-    torch.distributed.destroy_process_group()  # Lightning leaves gloo's threads running, which can abort at exit
+    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
