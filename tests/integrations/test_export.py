@@ -110,6 +110,7 @@ def test_records_become_a_data_set_by_step_and_layer() -> None:
     with torch.no_grad():
         net[0].weight.mul_(2.0)
     monitor.step()
+    pytest.importorskip("xarray")
     found = to_xarray(monitor.records)
     for layer in ("0", "2"):
         expected = [value for _, value in monitor.series("weight_norm")[layer]]
