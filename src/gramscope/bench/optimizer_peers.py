@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -49,7 +50,7 @@ def competitors(soap: bool | None = None) -> list[Competitor]:
         Competitor("VCL", tuple(10.0**e for e in (-1, -0.5, 0, 0.5, 1)), _vcl, 1.0, (10**-1.5, 10**1.5)),
         Competitor("VCL, all steps", tuple(10.0**e for e in (-1, -0.5, 0, 0.5, 1)), _vcl_rescaled, 1.0),
         Competitor("Muon", (0.003, 0.01, 0.03, 0.1, 0.3), _muon),
-        Competitor("Muon, decay 0.1", (0.003, 0.01, 0.03, 0.1, 0.3), _muon_with_decay),
+        Competitor("Muon, decay 0.1", (0.003, 0.01, 0.03, 0.1, 0.3), partial(_muon, decay=0.1)),  # torch's default
         Competitor("AdamW", (3e-4, 1e-3, 3e-3, 1e-2, 3e-2), _adamw),
         Competitor("SGD, momentum", (0.003, 0.01, 0.03, 0.1, 0.3), _sgd),
     ]
@@ -91,11 +92,6 @@ def _adamw(net: nn.Module, rate: float) -> list[Optimizer]:
 def _soap(net: nn.Module, rate: float) -> list[Optimizer]:
     kind: Any = import_module("pytorch_optimizer").SOAP
     return [kind(net.parameters(), lr=rate)]
-
-
-def _muon_with_decay(net: nn.Module, rate: float) -> list[Optimizer]:
-    """Muon with the weight decay that torch gives it by default."""
-    return _muon(net, rate, decay=0.1)
 
 
 def _muon(net: nn.Module, rate: float, decay: float = 0.0) -> list[Optimizer]:
