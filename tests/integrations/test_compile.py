@@ -23,6 +23,7 @@ Y = torch.arange(32) % 3
 OPTIMIZERS: dict[str, Callable[[nn.Module], Any]] = {
     "sgd": lambda net: torch.optim.SGD(net.parameters(), lr=0.1),
     "whitened": lambda net: gs.GramWhitened(torch.optim.SGD(net.parameters(), lr=0.1), net),
+    "fixed": lambda net: gs.GramFixed(torch.optim.SGD(net.parameters(), lr=0.1), net),
     "vcl": lambda net: gs.VCL(net),
     "algorithm 1": lambda net: gs.VCL(net, gamma=0.1, solver="recursive"),
 }
@@ -82,7 +83,7 @@ def test_no_break_and_no_graph_that_sgd_has_not(compiled: str) -> None:
     _, least = train("sgd", compiled)
     graphs = counters["stats"]["unique_graphs"]
     assert least == 0 or compiled != "model"  # backward() and SGD's own step break the graph
-    for kind in ("sgd", "whitened", "vcl"):
+    for kind in ("sgd", "whitened", "fixed", "vcl"):
         torch.compiler.reset()
         weights, breaks = train(kind, compiled, monitored=True)
         assert breaks <= least
@@ -129,3 +130,24 @@ def test_a_compiled_forward_is_measured() -> None:
         with torch.set_grad_enabled(grad):
             net(X)
     assert gs.measure(net, (X, Y), measures=["target_linearity"]).rows == expected.rows
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("steps", [0, 2])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_model_in_training_is_exported_as_without_us(kind: str, steps: int, strict: bool) -> None:
+    """``torch.export`` sees no hook of an optimizer or a monitor, before the first step and after."""
+    if strict and kind == "algorithm 1":
+        pytest.skip("the compiler, which strict=True uses, cannot put its hooks into one graph")
+    net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+    alone = torch.export.export(net, (X,), strict=strict)
+    optimizer = OPTIMIZERS[kind](net)
+    monitor = gs.Monitor(net, (X, Y), every=1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(X), Y).backward()
+        optimizer.step()
+        monitor.step()
+    exported = torch.export.export(net, (X,), strict=strict)
+    assert [node.target for node in exported.graph.nodes] == [node.target for node in alone.graph.nodes]
+    assert torch.equal(exported.module()(X), net(X))
