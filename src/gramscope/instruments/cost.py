@@ -21,7 +21,7 @@ from gramscope.layers.losses import Loss
 from gramscope.layers.model_call import model_dtype
 from gramscope.layers.modules import unwrap
 from gramscope.layers.select import LayerSelector
-from gramscope.measures.columns import Context
+from gramscope.measures.column import Context
 from gramscope.statistics.collect import batch_count, collect
 from gramscope.statistics.layer import LayerStatistics
 from gramscope.statistics.result import Statistics

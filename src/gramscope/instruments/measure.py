@@ -25,7 +25,8 @@ from gramscope.layers.model_call import may_compute_loss
 from gramscope.layers.modules import unwrap
 from gramscope.layers.select import LayerSelector, select_layers
 from gramscope.layers.validity import check_reference
-from gramscope.measures.columns import AT_INPUTS, DEFAULT, MEASURES, OF_FEATURES, Context, Missing
+from gramscope.measures.column import Context, Missing
+from gramscope.measures.columns import AT_INPUTS, DEFAULT, MEASURES, OF_FEATURES
 from gramscope.measures.estimate import Estimate
 from gramscope.measures.linearity import IterativeResult
 from gramscope.measures.table import Table

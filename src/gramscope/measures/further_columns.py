@@ -1,15 +1,11 @@
 """Columns from later work on feature learning, beside those of the three papers; shown when named or with ``"all"``.
 
-Each entry is ``(function of context and layer, what must have been collected, formula)``, as in
-:mod:`gramscope.measures.columns`, which adds them to its table. Functions raise :class:`InputError` where there is no answer.
+:mod:`gramscope.measures.columns` adds them to its table. Functions raise :class:`InputError` where there is no answer.
 Rows of H are feature rows as ``tokens=`` chose them (by default the mean over a sample's sites), while D and Σ sum over
 all sites.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
 
 from torch import Tensor
 
@@ -18,32 +14,22 @@ from gramscope.linalg.arrays import to_double
 from gramscope.linalg.moments import Moments
 from gramscope.measures.ansatz_power import FittedPower, fitted_power, power_alignment
 from gramscope.measures.canonical_representation import Pair, Side, canonical_alignment
+from gramscope.measures.column import Column, Context, Entry
 from gramscope.measures.fact import fact_alignment, fact_residual
+from gramscope.measures.feature_columns import features_of
 from gramscope.measures.kernel_target import kernel_target_alignment
 from gramscope.measures.power_law import weight_exponent
 from gramscope.measures.regression_collapse import nrc1, nrc2, nrc3
 from gramscope.measures.representation_rank import alpha_req, rankme
 from gramscope.measures.spectral_scale import log_alignment_ratio, nuclear_rank, spectral_ratio, stable_rank_of_gram
-from gramscope.statistics.feature_statistics import FeatureStatistics, without_rows
+from gramscope.statistics.feature_statistics import without_rows
 from gramscope.statistics.layer import LayerStatistics
-
-if TYPE_CHECKING:
-    from gramscope.measures.columns import Context
-
-Column: TypeAlias = "Callable[[Context, LayerStatistics], Tensor | float]"
-
 
 # --- what the columns read --------------------------------------------------------------------------------------------
 
 
-def _features(layer: LayerStatistics) -> FeatureStatistics:
-    if layer.features is None:
-        raise InputError("no feature rows could be paired with targets here")
-    return layer.features
-
-
 def _moments(layer: LayerStatistics) -> Moments:
-    joint = without_rows(_features(layer), gram=True).joint
+    joint = without_rows(features_of(layer), gram=True).joint
     if joint.C_hh is None:
         raise InputError(f"HᵀH was not collected: d = {joint.mean_h.shape[-1]} is large; ask with gram=True")
     return joint
@@ -51,7 +37,7 @@ def _moments(layer: LayerStatistics) -> Moments:
 
 def _spectral_gram(layer: LayerStatistics, center: bool) -> Tensor:
     """A matrix with the eigenvalues of ``HᵀH`` that are not zero: of the kept rows ``HHᵀ``, which is smaller."""
-    rows = _features(layer).rows
+    rows = features_of(layer).rows
     if rows is None:
         moments = _moments(layer)
         return moments.require_gram() if center else moments.HtH
@@ -62,7 +48,7 @@ def _spectral_gram(layer: LayerStatistics, center: bool) -> Tensor:
 
 def _input_gram(layer: LayerStatistics) -> Tensor:
     """``HᵀH [d, d]``, and for grouped layers its diagonal blocks ``[groups, d, d]``."""
-    if _features(layer).of_outputs:
+    if features_of(layer).of_outputs:
         raise InputError("its inputs are one-hot vectors, whose HᵀH is not collected")
     gram = _moments(layer).HtH
     if layer.weight.dim() < 3:
@@ -108,11 +94,11 @@ def _fitted_power(context: Context, layer: LayerStatistics) -> FittedPower:
 
 
 def _alpha_req(context: Context, layer: LayerStatistics) -> Tensor | float:
-    return alpha_req(_spectral_gram(layer, center=True), _features(layer).eps)
+    return alpha_req(_spectral_gram(layer, center=True), features_of(layer).eps)
 
 
 def _kernel_target(context: Context, layer: LayerStatistics) -> Tensor | float:
-    joint, part = _moments(layer), _features(layer)
+    joint, part = _moments(layer), features_of(layer)
     if joint.C_hy.shape[-1] == 0:
         raise InputError("the loader gave no targets")
     if part.labels:
@@ -121,8 +107,8 @@ def _kernel_target(context: Context, layer: LayerStatistics) -> Tensor | float:
 
 
 def _regression(layer: LayerStatistics) -> Moments:
-    joint = _features(layer).joint
-    if _features(layer).labelled:
+    joint = features_of(layer).joint
+    if features_of(layer).labelled:
         raise InputError("it is defined for targets to regress on; the columns nc1 to nc4 are for labels")
     if joint.C_hy.shape[-1] == 0:
         raise InputError("the loader gave no targets")
@@ -136,7 +122,7 @@ def _nrc1(context: Context, layer: LayerStatistics) -> Tensor | float:
 
 def _nrc2(context: Context, layer: LayerStatistics) -> Tensor | float:
     _regression(layer)
-    if _features(layer).of_outputs or layer.weight.dim() == 3 or layer.weight.shape[-2] >= layer.weight.shape[-1]:
+    if features_of(layer).of_outputs or layer.weight.dim() == 3 or layer.weight.shape[-2] >= layer.weight.shape[-1]:
         raise InputError("it is 0 for any features: the layer has as many outputs as inputs, or groups")
     return nrc2(_moments(layer).require_gram(), layer.weight)
 
@@ -152,7 +138,7 @@ RG: Pair = "representations and gradients"
 RW: Pair = "representations and weights"
 GW: Pair = "gradients and weights"
 
-FURTHER: dict[str, tuple[Column, str, str]] = {
+FURTHER: dict[str, Entry] = {
     "fact": (lambda _, layer: fact_alignment(layer.weight, layer.gradient), "loss", "ρ(WᵀW, −WᵀD)"),
     "fact_residual": (_fact_residual, "loss", "‖WᵀW + WᵀD/(nλ)‖ / ‖WᵀW‖"),
     "crh_inputs_rg": (_canonical("inputs", RG), "loss covariance features gram", "ρ(HᵀH, WᵀΣW)"),
@@ -179,7 +165,7 @@ FURTHER: dict[str, tuple[Column, str, str]] = {
     ),
     "nfa_power": (lambda context, layer: _fitted_power(context, layer).power, "jacobians", "the p of nfa_fitted"),
     "rankme": (
-        lambda _, layer: rankme(_spectral_gram(layer, center=False), _features(layer).n),
+        lambda _, layer: rankme(_spectral_gram(layer, center=False), features_of(layer).n),
         "features gram", "exp(−Σ p log p), p = s/Σs + 1e-7 over the singular values of H",
     ),
     "alpha_req": (_alpha_req, "features gram", "α of λ_i ∝ i^(−α), eigenvalues of the centred features' covariance"),
