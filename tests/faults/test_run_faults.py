@@ -6,6 +6,7 @@ run is made again for each of them, which fails in one of several ways. Operatio
 
 from __future__ import annotations
 
+import copy
 import errno
 import os
 from collections import Counter
@@ -229,9 +230,21 @@ def _value(key: str, value: Any) -> Callable[[Checkpoint], Checkpoint]:
     return lambda found: replace(found, state={**found.state, key: value})
 
 
+def _option(key: str, value: Any) -> Callable[[Checkpoint], Checkpoint]:
+    def change(found: Checkpoint) -> Checkpoint:
+        training = copy.deepcopy(found.state["training"])
+        training["optimizers"][0]["param_groups"][0][key] = value
+        return replace(found, state={**found.state, "training": training})
+
+    return change
+
+
 @pytest.mark.parametrize(
     "change",
     [
+        _option("betas", {"$tuple": [0.9, -1]}),
+        _option("eps", -0.1),
+        _tensor("optimizers.0.state.0.step", torch.tensor(-2.0)),
         _tensor("optimizers.0.state.0.exp_avg", torch.ones(7)),
         _tensor("random.cpu", torch.zeros(7, dtype=torch.uint8)),
         _value("seconds", {}),
@@ -254,7 +267,9 @@ def test_a_checkpoint_of_somebody_else_is_refused(
         files.remove(run.at(f"checkpoints/step-{step:09d}"))
     run.rewind_records({"lines": len(run.records()) - 1, "bytes": 0})
     run.save_checkpoint(change(found))
-    with pytest.raises(InputError, match="checkpoint"):
+    with pytest.raises(
+        InputError, match=r"checkpoint|checkpoints/step-0+1 .*; restore both, or start again with --force"
+    ):
         train(config, tmp_path / "run", data=data, resume=True)
 
 

@@ -162,7 +162,7 @@ class SingleEngine(Engine):
         try:
             self.job.model.load_state_dict(weights)
         except RuntimeError as error:
-            raise InputError(f"the checkpoint does not fit the configured model: {error}") from error
+            raise InputError(f"it has weights of another model: {error}") from error
         if "stacked" in training:
             load_stacked_vcl(self.method, self.job, training["stacked"])
         else:

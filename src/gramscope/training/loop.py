@@ -259,9 +259,10 @@ def _continuing(checkpoint: Path | None) -> Iterator[None]:
     try:
         yield
     except (ArithmeticError, AssertionError, LookupError, AttributeError, RuntimeError, TypeError, ValueError) as error:
-        if checkpoint is None or isinstance(error, GramscopeError | torch.OutOfMemoryError):
+        documented = isinstance(error, InputError)
+        if checkpoint is None or (isinstance(error, torch.OutOfMemoryError | GramscopeError) and not documented):
             raise
+        reason = str(error) if documented else f"{type(error).__name__}: {error}"
         raise InputError(
-            f"{checkpoint} does not fit its configuration ({type(error).__name__}: {error}); restore both, or start again "
-            "with --force"
+            f"{checkpoint} does not fit its configuration ({reason}); restore both, or start again with --force"
         ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 
 #: the hyper-parameter of a parameter group that the schedule multiplies; VCL's γ goes by that name too
 SCALED = "lr"
+#: entries of a parameter group that change in training; all others are options, which stay as configured
+_CHANGING = ("params", SCALED, "layers", "head")
+#: entries of an optimizer's state that count steps
+_COUNTS = ("step", "steps", "since", "wait")
 
 
 class Method:
@@ -49,9 +54,49 @@ class Method:
         return [optimizer.state_dict() for optimizer in self.optimizers]
 
     def load_state_dict(self, states: Sequence[dict[str, Any]]) -> None:
-        """Continue from stored states."""
-        for optimizer, state in zip(self.optimizers, states, strict=True):
+        """Continue from stored states, with the configured options.
+
+        Raises:
+            InputError: an option is stored with another value, or a count of steps is none.
+        """
+        for optimizer, base, state in zip(self.optimizers, self._base, states, strict=True):
+            configured = [{key: value for key, value in group.items() if key not in _CHANGING} for group in base]
+            for group, stored in zip(configured, state["param_groups"], strict=True):
+                _check_options(stored, group)
+            _check_numbers(state)
             optimizer.load_state_dict(state)
+            for loaded, options in zip(optimizer.param_groups, configured, strict=True):
+                loaded.update(options)
+
+
+def _check_options(stored: Mapping[str, Any], configured: Mapping[str, Any]) -> None:
+    """Raise an InputError that names the first option which is not the configured one.
+
+    Options without a configured value (``foreach``) are torch's own and differ between its versions.
+    """
+    for key, value in configured.items():
+        found = stored.get(key, value)
+        if value is not None and found != value:
+            raise InputError(
+                f"it was written with {key} = {found!r} of the optimizer, but {key} = {value!r} is configured"
+            )
+
+
+def _check_numbers(state: Mapping[str, Any]) -> None:
+    """Raise an InputError unless parameters are numbered from 0 on and their counts of steps are possible."""
+    params = [number for group in state["param_groups"] for number in group["params"]]
+    if params != list(range(len(params))):
+        raise InputError(f"it has params = {params}, which are not the numbers of the optimizer's parameters")
+    for number, entries in state["state"].items():
+        for key in _COUNTS:
+            _check_count(f"{key} of parameter {number}", entries.get(key, 0))
+
+
+def _check_count(what: str, found: Any) -> None:
+    """Raise an InputError unless this can be a count of steps; torch divides by what follows from it."""
+    value = found.item() if isinstance(found, Tensor) else found
+    if type(value) not in (int, float) or not 0 <= value < math.inf:
+        raise InputError(f"it has {what} = {value!r}, which is no count of steps")
 
 
 def build_method(table: MethodTable, model: nn.Module, *, reduction: str = "mean", steps_per_epoch: int = 1) -> Method:
@@ -172,6 +217,7 @@ class VCLMethod(Method):
     def load_state_dict(self, states: Sequence[dict[str, Any]]) -> None:
         super().load_state_dict(states[:-1])
         self.done = states[-1]["done"]
+        _check_count("done", self.done)
 
 
 def _vcl(model: nn.Module, options: Mapping[str, Any], reduction: str, steps_per_epoch: int) -> Method:
