@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gramscope as gs
 from gramscope.data import load
+from gramscope.distributed.leaving import leave_together
 
 
 def main() -> None:
@@ -58,7 +59,7 @@ def main() -> None:
                 f"{text} step {whole:6.2f} ms, update {update:6.2f} ms, last loss {loss.item() / size:.6f}", flush=True
             )
     if size > 1:
-        dist.destroy_process_group()
+        leave_together()
 
 
 def run(

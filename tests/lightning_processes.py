@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+from gramscope.distributed.leaving import leave_together
 from gramscope.integrations.lightning import GramscopeCallback
 from lightning_module import Net, data
 
@@ -35,8 +36,7 @@ def main() -> None:
         "passing": [record["layers"]["net.0"]["surrogate"] for record in passing.records],
     }
     torch.save(saved, Path(sys.argv[1]) / f"rank{trainer.global_rank}.pt")
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+    leave_together()
 
 
 if __name__ == "__main__":

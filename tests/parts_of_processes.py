@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import replace
 from datetime import timedelta
@@ -13,6 +12,7 @@ from torch import nn
 
 import gramscope as gs
 from comparing import assert_same
+from gramscope.distributed.leaving import leave_together
 
 
 def network() -> nn.Module:
@@ -40,9 +40,7 @@ def main(rank: int, store: str) -> None:
     print("alone")
     F.cross_entropy(model(x), y).backward()
     print("trains")
-    torch.distributed.destroy_process_group()
-    sys.stdout.flush()
-    os._exit(0)  # DistributedDataParallel's destructors may wait for the group's timeout
+    leave_together()
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torchmetrics import MetricCollection
 
+from gramscope.distributed.leaving import leave_together
 from gramscope.integrations.torchmetrics import LinearCKA, NeuralCollapse, Surrogate, TargetLinearity
 
 
@@ -36,7 +37,7 @@ def main() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # torchmetrics: compute before update
         print(float(alone.compute()))
-    dist.destroy_process_group()
+    leave_together()
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ def case_vcl_step(folder: Path) -> None:
         assert sent["add"] == sum(2 * k for k, _ in layers)
         assert sent["add_on"] == sum(k * k for k, _ in layers) * second_order
         assert sent["send_from"] == sum(k * d for k, d in layers)
-        assert sent["largest"] == 6 * len(layers) + 1
+        assert sent["largest"] == 7 * len(layers) + 1
         assert not sent["object_from"] + sent["gather_objects"]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gramscope as gs
 from gramscope.errors import InputError, LayerError, NumericalError
+from gramscope.optim.vcl import gradients
 
 #: samples that a process has of every batch
 SHARE = 6
@@ -244,3 +245,52 @@ def case_group_and_mesh(folder: Path) -> None:
         optimizer = gs.VCL(model, **EXACT, **given)  # the model inside the wrapper
         train(ddp, optimizer, [[mine(*batch) for batch in group] for group in groups])
         assert torch.equal(weights(model), weights(default))
+
+
+def case_fewer_samples_than_outputs(folder: Path) -> None:
+    """The owner has no rows of inputs, and finds few rows that give the same gradient; a changed gradient has full rank."""
+
+    def noise(model: nn.Module) -> None:
+        generator = torch.Generator().manual_seed(0)
+        for parameter in model.parameters():
+            parameter.grad += 1e-3 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+
+    n = SHARE * dist.get_world_size()
+    generator = torch.Generator().manual_seed(0)
+    data = [
+        [(torch.randn(n, 70, generator=generator).double(), torch.randint(3, (n,), generator=generator))]
+        for _ in range(6)
+    ]
+    for changed in (False, True):
+        found = []
+        for size in (1, dist.get_world_size()):
+            torch.manual_seed(1)
+            model = nn.Sequential(nn.Linear(70, 32), nn.Tanh(), nn.Linear(32, 3)).double()
+            wrapped = DistributedDataParallel(model) if size > 1 else model
+            options = {"gamma": 0.05, "solver": "recursive", "rank": 36, "refresh": 1}
+            optimizer = gs.VCL(wrapped, process_group=None if size > 1 else False, **options)
+            batches = [[mine(*batch) for batch in group] for group in data] if size > 1 else data
+            with counted_factors() as taken:
+                train(wrapped, optimizer, batches, partial(noise, model) if changed else lambda: None)
+            if size > 1:
+                assert taken == ([1] if changed else [1] * 6) * (dist.get_rank() == 0)
+            found.append(weights(model))
+        assert_same_bits(found[1])
+        assert error(found[1], found[0]) < 1e-10
+
+
+@contextlib.contextmanager
+def counted_factors() -> Iterator[list[int]]:
+    """A number for each gradient that was factored."""
+    taken: list[int] = []
+    before = gradients.column_space
+
+    def counting(A: Tensor, rank: int) -> Tensor:
+        taken.append(1)
+        return before(A, rank)
+
+    gradients.column_space = counting
+    try:
+        yield taken
+    finally:
+        gradients.column_space = before

@@ -15,6 +15,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from gramscope.distributed.leaving import leave_together
+
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 
@@ -41,9 +43,7 @@ def main() -> None:
             if dist.get_rank() == 0:
                 print(f"passed {name}.{label} in {time.perf_counter() - start:.1f} s", flush=True)
     faulthandler.cancel_dump_traceback_later()
-    dist.destroy_process_group()
-    sys.stdout.flush()
-    os._exit(0)  # DistributedDataParallel's destructors may wait for the group's timeout
+    leave_together()
 
 
 if __name__ == "__main__":

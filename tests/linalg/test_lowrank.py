@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gramscope.linalg.lowrank import (
     BlockReflection,
+    column_space,
     extend_basis,
     leading_directions,
     positive_slope,
@@ -127,3 +128,14 @@ def test_leading_directions_of_little_have_no_length() -> None:
     assert not leading_directions(torch.zeros(5, 5), 3).any()
     found = leading_directions(torch.diag(torch.tensor([0.0, 2.0, 0.0, -1.0])), 3)
     assert torch.allclose((found @ found.mT)[[1, 3], [1, 3]], torch.ones(2), atol=1e-5)
+
+
+@pytest.mark.parametrize("stack", [(), (2,)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_column_space_of_a_matrix_of_low_rank(generator: torch.Generator, dtype: torch.dtype, stack: tuple[int, ...]):
+    left = rows(generator, *stack, 40, 12) * torch.logspace(0, -4, 12, dtype=torch.float64)
+    A = (left @ rows(generator, *stack, 12, 90)).to(dtype)
+    for rank in (12, 15):
+        Q = column_space(A, rank)
+        torch.testing.assert_close(Q.mT @ Q, torch.eye(rank, dtype=dtype).expand(*stack, -1, -1))
+        assert float((Q @ (Q.mT @ A) - A).norm() / A.norm()) < 20 * torch.finfo(dtype).eps

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from gramscope.bench.timing import compare
+from gramscope.distributed.leaving import leave_together
 from gramscope.instruments.measure import measure
 from gramscope.linalg.polar import polar
 from gramscope.measures.large_spectrum import large_weight_spectrum
@@ -236,5 +237,4 @@ def _of_rank(rank: int, count: int, store: str, result: str) -> None:
         times.append(time.perf_counter() - start)
     if rank == 0:
         Path(result).write_text(str(min(times[1:])), encoding="ascii")
-    torch.distributed.barrier()
-    os._exit(0)  # threads of gloo may abort a process whose group is destroyed while another one leaves
+    leave_together()

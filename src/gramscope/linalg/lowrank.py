@@ -89,6 +89,24 @@ def add_product(C: Tensor, A: Tensor, B: Tensor, alpha: float = 1.0, out: Tensor
     return torch.add(C, A @ B, alpha=alpha, out=out)
 
 
+def column_space(A: Tensor, rank: int) -> Tensor:
+    """Orthonormal columns Q ``[…, k, rank]`` with ``A = QQᵀA`` to a few roundings of ‖A‖, for a matrix of that rank or less.
+
+    Random combinations of the rows find the row space, and its products with A the column space: after one of the two alone
+    the error would grow with the condition number of the random matrix.
+
+    >>> A = torch.outer(torch.tensor([3.0, 0.0, 4.0]), torch.ones(5))
+    >>> column_space(A, 1).abs()
+    tensor([[0.6000],
+            [0.0000],
+            [0.8000]])
+    """
+    mixing = torch.randn(A.shape[-2], rank, generator=torch.Generator().manual_seed(0), dtype=A.dtype)
+    row_space: Tensor = torch.linalg.qr(A.mT @ mixing.to(A.device))[0]
+    result: Tensor = torch.linalg.qr(A @ row_space)[0]
+    return result
+
+
 def reorthonormalised(basis: Tensor) -> Tensor:
     """One Newton–Schulz step ``(3I − UUᵀ)U/2``: squares the distance of the rows from orthonormality."""
     return add_product(1.5 * basis, basis @ basis.mT, basis, -0.5)

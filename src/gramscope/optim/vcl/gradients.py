@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gramscope.errors import LayerError
 from gramscope.layers.linear_layer import Layer
+from gramscope.linalg.lowrank import column_space
 from gramscope.optim.vcl.rules import Batch
 from gramscope.optim.weight_matrix import WeightMatrix
 
@@ -39,11 +40,13 @@ class _Part:
         rows, left: inputs ``[…, b, d]`` and output gradients ``[…, b, k]``, kept while they are few.
         sigma: ``Σ δδᵀ``, where the γ² term is wanted.
         summed: ``Σ δhᵀ``, where no rows are kept and the factor differs from the first one.
+        count: how many rows the gradient is a sum over.
         rough: computed in half precision.
     """
 
     task: int
     factor: float
+    count: int
     rows: Tensor | None
     left: Tensor | None
     sigma: Tensor | None
@@ -60,9 +63,11 @@ class Reduced:
         response: the product of that average with the probe, as backward passes left it.
         sigma: ``Σ δδᵀ`` of all samples, where the γ² term is wanted.
         correction: what ``factor`` leaves out where micro-batches have other factors.
+        count: the gradient is a sum over at most this many rows.
     """
 
     factor: float
+    count: int
     response: Tensor
     sigma: Tensor | None
     correction: Tensor | None
@@ -128,6 +133,7 @@ class Gatherer:
             _Part(
                 task=int(torch._C._current_graph_task_id()),
                 factor=factor,
+                count=delta.shape[-2],
                 rows=self.weight.rows(layer, x).to(self.dtype) if few else None,
                 left=delta if few else None,
                 sigma=delta.mT @ delta if self._want_sigma else None,
@@ -174,7 +180,7 @@ class Gatherer:
         """
         name, grad = self.weight.name, self.weight.gradient()
         if self.reduced is not None and grad is not None:
-            return self._of_all_processes(grad.to(self.dtype), self.reduced)
+            return self._of_all_processes(grad.to(self.dtype), self.reduced, dense)
         if grad is None:
             raise LayerError(
                 f"VCL layer {name!r} has no gradient: run backward() of a loss that depends on it before step(), or leave "
@@ -197,12 +203,23 @@ class Gatherer:
         D, correction = usual * grad, self.correction(usual)
         return Gradients(Batch(D if correction is None else D + scale * correction, None, sigma))
 
-    def _of_all_processes(self, grad: Tensor, reduced: Reduced) -> Gradients:
-        """The summed gradient of all processes, from the average that ``.grad`` is."""
+    def _of_all_processes(self, grad: Tensor, reduced: Reduced, dense: bool) -> Gradients:
+        """The summed gradient of all processes, from the average that ``.grad`` is.
+
+        Inputs and output gradients stay in their processes. Where they are few, D has low rank, and factors of it take their
+        place.
+        """
         scale = self._scale(self._probed(grad), reduced.response)
         sigma = None if reduced.sigma is None else reduced.sigma * scale**2
         D = reduced.factor * grad
-        return Gradients(Batch(D if reduced.correction is None else D + scale * reduced.correction, None, sigma))
+        if reduced.correction is not None:
+            D = D + scale * reduced.correction
+        if dense or not self._want_rows or not 0 < reduced.count < D.shape[-2]:
+            return Gradients(Batch(D, None, sigma))
+        Q = column_space(D, reduced.count)
+        expected = self._probed(D)
+        found = (Q @ (Q.mT @ expected.unsqueeze(-1))).squeeze(-1)
+        return Gradients(Batch(Q.mT @ D, Q.mT, sigma), relative_distance(found, expected))
 
     def sigma(self) -> Tensor | None:
         """``Σ δδᵀ`` of the samples seen here, before clipping; None where it is not wanted."""
@@ -217,6 +234,11 @@ class Gatherer:
         """``Σ (factor − usual) δhᵀ`` over parts with another factor, before clipping; None where there are none."""
         odd = [(part.factor - usual) * self._own_sum(part) for part in self._parts if part.factor != usual]
         return sum(odd[1:], odd[0]) if odd else None
+
+    @property
+    def count(self) -> int:
+        """How many rows the gradient seen here is a sum over."""
+        return sum(part.count for part in self._parts)
 
     @property
     def factors(self) -> list[float]:

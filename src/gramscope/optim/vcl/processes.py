@@ -58,7 +58,7 @@ def active_units(units: Sequence[MatrixTrainer], exchange: Exchange) -> list[Mat
     numbers = torch.cat([numbers, apart_or_zero.unsqueeze(1)], 1).to(gatherers[0].weight.parameter.device)
     exchange.largest(numbers)
     found = []
-    for unit, (then, _), (busy, seen, most, least, odd, distance) in zip(
+    for unit, (then, _), (busy, seen, most, least, odd, rows, distance) in zip(
         units, averages, numbers.tolist(), strict=True
     ):
         if not busy:
@@ -69,7 +69,9 @@ def active_units(units: Sequence[MatrixTrainer], exchange: Exchange) -> list[Mat
             correction = unit.gatherer.correction(most)
             if correction is None:
                 correction = torch.zeros(unit.weight.shape, dtype=unit.gatherer.dtype, device=then.device)
-        unit.gatherer.reduced = Reduced(most * exchange.size, then, unit.gatherer.sigma(), correction)
+        unit.gatherer.reduced = Reduced(
+            most * exchange.size, int(rows) * exchange.size, then, unit.gatherer.sigma(), correction
+        )
         found.append(unit)
     return found
 
@@ -125,7 +127,7 @@ def _averages(responses: Sequence[tuple[Tensor, Tensor]], exchange: Exchange) ->
 
 
 def _numbers(gatherer: Gatherer) -> list[float]:
-    """Whether there is a gradient, whether it was seen, the first factor, its negative, and whether another one differs."""
+    """Whether there is a gradient, whether it was seen, the first factor, its negative, whether another one differs, rows."""
     factors = gatherer.factors
     first = factors[0] if factors else None
     return [
@@ -134,6 +136,7 @@ def _numbers(gatherer: Gatherer) -> list[float]:
         -torch.inf if first is None else first,
         -torch.inf if first is None else -first,
         float(any(factor != first for factor in factors)),
+        float(gatherer.count),
     ]
 
 
