@@ -13,11 +13,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.distributed_c10d import _get_default_store
 from torch.nn.parallel import DistributedDataParallel
 
 import gramscope as gs
 from comparing import assert_same
 from gramscope.distributed import attendance
+from gramscope.distributed.exchange import Exchange
 from gramscope.errors import InputError, NumericalError, ResultWarning
 from routed_experts import OPTIONS, routed
 
@@ -305,3 +307,15 @@ def case_group_and_mesh(folder: Path) -> None:
     assert gs.measure(model, data(), F.cross_entropy, mesh=mesh["b"]).network["samples"] == 2 * N
     with pytest.raises(InputError, match="mesh="):
         gs.collect(model, data(), F.cross_entropy, mesh=mesh)
+
+
+def case_attendance_leaves_no_keys(folder: Path) -> None:
+    exchange = Exchange(dist.group.WORLD)
+    assert attendance.Attendance(exchange).absent() == []
+    dist.barrier()
+    before = _get_default_store().num_keys()
+    dist.barrier()
+    for _ in range(5):
+        assert attendance.Attendance(exchange).absent() == []
+    dist.barrier()
+    assert _get_default_store().num_keys() == before

@@ -20,7 +20,8 @@ class Attendance:
     """The attendance of one call; made when the call begins.
 
     Calls are numbered by rounds. A round ends when all have come ("together") or the patience of one process ended ("apart");
-    the store decides which, once for all processes.
+    the store decides which, once for all processes. The keys of a round that ended together are deleted by the process that
+    leaves it last. Those of the other rounds stay, a few bytes each: a process that is late must find that they are closed.
     """
 
     def __init__(self, exchange: Exchange) -> None:
@@ -56,6 +57,9 @@ class Attendance:
         if self._store.add(self._key("closed"), 1) == 1:
             self._store.add("round", 1)
         if decided == "together":
+            if self._store.add(self._key("left"), 1) == self._size:
+                for what in (*range(self._size), "count", "closed", "decision", "left"):
+                    self._store.delete_key(self._key(what))
             return []
         missing = [rank for rank in range(self._size) if not self._store.check([self._key(rank)])]
         return missing or list(range(self._size))
