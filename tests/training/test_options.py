@@ -9,6 +9,7 @@ import pytest
 from torch import nn
 
 import gramscope as gs
+from gramscope.errors import InputError
 from gramscope.training.config import TrainConfig
 from gramscope.training.config_tables import MethodTable
 from gramscope.training.methods import build_method
@@ -49,6 +50,13 @@ def test_every_option_reaches_an_optimizer(method: str) -> None:
     for key, option in METHODS[method].items():
         base = needed.get(key, {})
         assert built(method, base) != built(method, {**base, key: other(option)}), key
+
+
+def test_averaged_steps_refuse_options_of_another_readout_and_of_algorithm_1() -> None:
+    with pytest.raises(InputError, match=r"method.readout_lr = 0.5: averaged steps bring an AdamW of their own"):
+        built("vcl", {"solver": "averaged", "readout_lr": 0.5})
+    with pytest.raises(InputError, match="floor=0.1 belongs to Algorithm 1"):
+        built("vcl", {"solver": "averaged", "floor": 0.1})
 
 
 def test_a_stored_run_keeps_the_earlier_default() -> None:

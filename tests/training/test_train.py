@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+import gramscope as gs
 from gramscope.cli.flags import to_arguments
 from gramscope.data import DataSet
 from gramscope.data.seeds import generator
@@ -37,6 +38,7 @@ METHODS: list[str | dict[str, Any]] = [
     "vcl",
     {"name": "vcl", "readout": "adamw", "readout_lr": 0.01, "warm_up_epochs": 1.0, "bias": True, "refresh": 3},
     {"name": "vcl", "solver": "exact", "second_order": False, "momentum": 0.9, "orthogonalise": True, "gamma": 0.1},
+    {"name": "vcl", "solver": "averaged", "warm_up_epochs": 0.5},
 ]
 
 
@@ -69,6 +71,17 @@ def test_one_epoch_of_sgd_is_what_it_should_be(config: Config, blobs: DataSet, s
                 p -= 0.3 * p.grad
     expected = torch.cat([p.detach().flatten() for p in model.parameters()])
     torch.testing.assert_close(weights(trained), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_averaged_steps_are_those_of_a_bare_vcl(config: Config, blobs: DataSet) -> None:
+    trained = train(config({"name": "vcl", "solver": "averaged"}, epochs=1), data=blobs)
+    model = build("mlp", (8,), 3, generator=generator(0, "weights"), hidden=(6, 5))
+    optimizer = gs.VCL(model)
+    for part in epoch_order(0, 0, 70).split(16):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(blobs.x_train[part]), blobs.y_train[part]).backward()
+        optimizer.step()
+    torch.testing.assert_close(weights(trained), torch.cat([p.detach().flatten() for p in model.parameters()]))
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -12,7 +12,7 @@ from typing_extensions import override
 from gramscope.errors import InputError
 from gramscope.layers.select import select_layers
 from gramscope.training.config_tables import MethodTable
-from gramscope.training.options import optimizer_options, split_wrapper
+from gramscope.training.options import METHODS, optimizer_options, split_wrapper
 
 if TYPE_CHECKING:
     from gramscope.optim.vcl import VCL
@@ -224,10 +224,15 @@ def _vcl(model: nn.Module, options: Mapping[str, Any], reduction: str, steps_per
     from gramscope.optim.vcl import VCL
 
     beside = {key.removeprefix("readout_"): value for key, value in options.items() if key.startswith("readout_")}
-
-    def readout(parameters: list[nn.Parameter]) -> optim.Optimizer:
-        return _torch_optimizer(options["readout"], parameters, beside)
-
+    readout: Callable[[list[nn.Parameter]], optim.Optimizer] | None
+    readout = lambda parameters: _torch_optimizer(options["readout"], parameters, beside)  # noqa: E731
+    if options["solver"] == "averaged":
+        readout = None  # these steps bring an AdamW of their own
+        for key in ("readout", *(f"readout_{name}" for name in beside)):
+            if options[key] != METHODS["vcl"][key].default:
+                raise InputError(
+                    f"method.{key} = {options[key]!r}: averaged steps bring an AdamW of their own; leave it out"
+                )
     own = optimizer_options("vcl", options)
     vcl = VCL(model, reduction=reduction, layers=options["layers"] or None, readout=readout, **own)
     return VCLMethod(vcl, round(float(options["warm_up_epochs"]) * steps_per_epoch))

@@ -96,7 +96,11 @@ OPTIMIZERS: dict[str, dict[str, Option]] = {
     "vcl": {
         "gamma": Option(1.0, "step γ of the virtual update", least=0.0),
         "alpha": Option(0.1, "power α of the eigenvalues", least=0.0),
-        "solver": Option("recursive", "how the eigenproblem is solved", choices=("recursive", "exact", "auto")),
+        "solver": Option(
+            "recursive",
+            "how the eigenproblem is solved; averaged: none is, and AdamW trains the rest, as in gs.VCL(model)",
+            choices=("recursive", "exact", "auto", "averaged"),
+        ),
         "rank": Option(None, "directions the recursive solver keeps", least=1, types=(int,)),
         "anchor": Option("current", "W_tᵀW_t + V_t as published, or W₀ᵀW₀ + V_t", choices=("current", "initial")),
         "second_order": Option(True, "the γ² term of the shift"),
