@@ -21,7 +21,7 @@ print(len(x), "training pairs,", len(x_test), "test pairs, as two one-hot vector
 # %% [markdown]
 # ## Train for long after the training set is known
 #
-# `gs.Monitor` measures a held sample at the steps we ask for. Target linearity needs no backward pass, so this is cheap.
+# `gs.Monitor` measures a fixed sample at the steps we ask for. Target linearity needs no backward pass, so this is cheap.
 
 # %%
 torch.manual_seed(0)

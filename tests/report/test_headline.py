@@ -56,7 +56,7 @@ def test_a_training_loop_of_the_users_own_is_named(tmp_path: Path) -> None:
     runs = read_runs([run.path])
     assert headline(runs) == (
         "1 run of your own training loop, watched by gs.Monitor. "
-        "The held sample loss of mine goes from 2 at step 0 to 1.7 at step 3 (1 seed)."
+        "The monitored sample loss of mine goes from 2.00 at step 0 to 1.70 at step 3 (1 seed)."
     )
     assert runs.status == "recorded"
     facts = dict(overview(runs).facts[0][1])
@@ -71,7 +71,7 @@ def test_a_lead_worth_telling_is_told(tmp_path: Path) -> None:
             run.append({"step": step, "layers": {"fc": {"nfa": 0.5}}, "network": {"accuracy": found}})
         run.close()
     runs = read_runs([tmp_path / name for name in values])
-    assert "quick reaches held sample accuracy 50.0 % after 6 steps, where slow has 15.0 %" in headline(runs)
+    assert "quick reaches monitored sample accuracy 50.0 % after 6 steps, where slow has 15.0 %" in headline(runs)
     results = overview(runs).results
     assert results is not None
     assert "seconds" not in results.columns  # nobody recorded them

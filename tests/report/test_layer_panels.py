@@ -9,7 +9,8 @@ import pytest
 from gramscope.report.layer_panels import layer_panels
 from gramscope.report.layer_views import COLUMNS
 from gramscope.report.loaded_runs import read_runs
-from gramscope.report.panel import Panel
+from gramscope.report.panel import HeatMap, Panel
+from gramscope.runs.directory import RunDirectory
 from made_up_runs import append_epoch, value, write_run
 
 KINDS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.up_proj")
@@ -85,3 +86,31 @@ def test_the_sentence_describes_the_measure_that_is_shown(tmp_path: Path) -> Non
     assert view.formula == "ρ(v, WᵀW)"
     assert "along the weight Gram WᵀW" in view.sentence
     assert "true change" not in view.sentence
+
+
+@pytest.mark.parametrize(
+    ("values", "ends"), [((0.52, 1.0003), (0.5, 1.0)), ((0.9991, 1.0), (0.9, 1.0)), ((-0.002, 0.31), (0.0, 0.4))]
+)
+def test_colour_scales_end_at_tenths_and_rounding_noise_does_not_widen_them(
+    tmp_path: Path, values: tuple[float, float], ends: tuple[float, float]
+) -> None:
+    run = RunDirectory.create(tmp_path / "x", {})
+    run.append({"step": 0, "layers": {name: {"nfa": values[i % 2]} for i, name in enumerate(PLAIN)}})
+    run.close()
+    heat = next(p for p in layer_panels(read_runs([run.path])) if p.key == "nfa").views[0].facets[0].frames[0]
+    assert isinstance(heat, HeatMap)
+    assert (heat.low, heat.high) == ends
+
+
+def test_null_values_stand_beside_what_they_belong_to_and_every_measure_is_compared(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "x", {})
+    row = dict.fromkeys(("nfa", "nfa_null", "vcs_cosine", "vcs_null", "nc1", "my_own"), 0.5)
+    run.append({"step": 0, "layers": {"0": row, "2": row}})
+    run.close()
+    found = {panel.key: [view.label for view in panel.views] for panel in layer_panels(read_runs([run.path]))}
+    assert found["nfa"] == ["NFA, uncentred", "NFA, null"]
+    assert found["virtual-covariance"] == ["Virtual against true shift", "Virtual against true shift, null"]
+    assert found["weights"] == ["my own"]
+    assert found["by-layer"] == [
+        *found["nfa"], *found["virtual-covariance"], "NC1, scatter within classes", "my own",
+    ]  # fmt: skip

@@ -45,7 +45,7 @@ def test_records_of_a_monitor_are_read(tmp_path: Path) -> None:
     assert runs.clock == "step"
     (setting,) = runs.settings
     assert [v.mean for v in layer_curve(setting, "nfa", "fc", "step").values] == [0.5, 3.5]
-    assert [v.mean for v in evaluation_curve(setting, "held_loss", "step").values] == [2.0, -1.0]
+    assert [v.mean for v in evaluation_curve(setting, "monitored_loss", "step").values] == [2.0, -1.0]
 
 
 def test_seeds_of_ones_own_loop_are_one_setting(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_panels_say_what_was_not_recorded(tmp_path: Path) -> None:
     run.close()
     found = report_content(read_runs([run.path]))
     assert {panel.key for panel in found.panels if panel.views} == {"loss"}  # one run has no last values to compare
-    assert "test loss 1 at epoch 0" in found.overview.headline
+    assert "test loss 1.00 at epoch 0" in found.overview.headline
 
 
 def test_users_of_their_own_loop_are_told_of_the_monitor(tmp_path: Path) -> None:

@@ -43,7 +43,8 @@ def command(
     if json:
         print_json({"path": out, "summary": rows, "report": report})
         return
-    print_table(f"digits, {epochs:g} epochs, {seeds} seeds: mean ± 2σ", rows)
+    over = "1 seed" if seeds == 1 else f"{seeds} seeds: mean ± 2σ"
+    print_table(f"digits, {epochs:g} epochs, {over}", rows)
     messages().print(f"done in {time.perf_counter() - began:.0f} s; records and checkpoints are in {out}")
     if report is not None:
         results().print(f"report: {report}")

@@ -55,7 +55,7 @@ def geometric(step: int, ratio: float = 1.35) -> bool:
 
 
 class Monitor:
-    """Measures a model on a held sample every few steps of a training run and keeps the records.
+    """Measures a model on a fixed sample every few steps of a training run and keeps the records.
 
     Args:
         model: the model being trained; it is never changed.
@@ -76,7 +76,7 @@ class Monitor:
         **options: further options of :func:`gramscope.measure` (``ridge``, ``tokens``, ``output``, ``reduction``, …).
 
     In several processes of ``torch.distributed`` each holds samples of its own part of the data, and all of them record the
-    measures of all held samples; ``process_group=False`` measures in this process alone.
+    measures of the samples of all processes; ``process_group=False`` measures in this process alone.
 
     Creating the monitor makes the first record, of step 0. Between records :meth:`step` only counts. Once the model's
     outputs or the loss are NaN or infinite, records hold no layers but a note on that, and the run goes on.
@@ -175,7 +175,7 @@ class Monitor:
         write_pictures(log, self.step_count, layer_spectra(self.model, layers), diagonals)
 
     def measure(self) -> Table:
-        """The table of the chosen measures at this moment, on the held sample."""
+        """The table of the chosen measures at this moment, on the monitored sample."""
         return measure(self.model, self._data, self._loss, **self._options)
 
     def series(self, name: str) -> dict[str, list[tuple[int, float | None]]]:

@@ -48,7 +48,8 @@ class BlockView:
             lines += [kind.ljust(first) + "".join(row[b].rjust(size) for b in chosen) for kind, row in cells.items()]
         if not blocks:
             lines.append(measure)
-        lines += [f"{kind.ljust(first)}  {self.cell(value)}" for kind, value in outside.items()]
+        mark = "  (no block)" if blocks else ""
+        lines += [f"{kind.ljust(first)}  {self.cell(value)}{mark}" for kind, value in outside.items()]
         return "\n".join(lines)
 
 
@@ -59,7 +60,7 @@ def block_view(rows: Mapping[str, Mapping[str, float | None]], cell: Callable[[f
     >>> print(block_view(rows, str))
     nfa     0    1
     fc1   0.1  0.2
-    head  0.3
+    head  0.3  (no block)
 
     Outputs of whole blocks (``outputs="h.*"``) are one line, ``(residual stream)``.
     """

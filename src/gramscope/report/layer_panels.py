@@ -91,10 +91,11 @@ def _group_panel(runs: Runs, group: Group, names: Sequence[str]) -> Panel:
 
 def _depth_panel(runs: Runs, names: Sequence[str]) -> Panel:
     """Each measure against depth at the last measurement."""
-    chosen = [(group, name) for group in GROUPS for name in group.measures if name in names]
+    log = frozenset().union(*(group.log for group in GROUPS))
+    ordered = [name for group in GROUPS for name in group.measures if name in names]
     views = tuple(
-        depth_view(runs.settings, name, recorded_layers(runs.all, name), runs.clock, log=name in group.log)
-        for group, name in chosen
+        depth_view(runs.settings, name, recorded_layers(runs.all, name), runs.clock, log=name in log)
+        for name in dict.fromkeys([*ordered, *names])
     )
     columns, rows = last_measurements(runs)
     return Panel(

@@ -145,8 +145,9 @@ def _map_facets(
 def _colour_range(values: Sequence[float], *, unit: bool, log: bool) -> tuple[float, float]:
     """Ends of the colour scale, the same for all settings."""
     low, high = min(values), max(values)
-    if unit:  # a round range, so that noise in the fourth digit does not look like structure
-        low, high = math.floor(round(low * 10, 6)) / 10, math.ceil(round(high * 10, 6)) / 10
+    if unit:  # tenths, so that noise does not look like structure; values up to 0.005 beyond an end have its colour
+        low, high = math.floor(low * 10 + 0.05) / 10, math.ceil(high * 10 - 0.05) / 10
+        low = min(low, round(high - 0.1, 1))
     if high <= low:
         return (low / 2, high * 2) if log else (low - max(0.5, abs(low) / 2), high + max(0.5, abs(high) / 2))
     return low, high

@@ -59,10 +59,10 @@ class Run:
 
     @cached_property
     def evaluations(self) -> list[Record]:
-        """Records of the whole net, by step; records of a monitor count as those of a held sample."""
+        """Records of the whole net, by step; records of a monitor count as those of the monitored sample."""
         found = [record for record in self.records if record.get("kind") == "evaluation"]
         for record in self.records:
-            values = {f"held_{k}": v for k, v in record.get("network", {}).items() if k in ("loss", "accuracy")}
+            values = {f"monitored_{k}": v for k, v in record.get("network", {}).items() if k in ("loss", "accuracy")}
             if values:
                 found.append({"step": record["step"], **values})
         return sorted(found, key=_step)

@@ -133,6 +133,10 @@ MEASURES: dict[str, MeasureText] = {
     "nrc3": MeasureText("NRC3", "min_γ ‖WWᵀ/‖WWᵀ‖ − A/‖A‖‖², A = Σ_Y^½ − γ^½ I, at the readout"),
 }
 
+_ANSATZ = (
+    "nfa", "nfa_null", "nfa_corrupted", "nfa_centered", "nfa_double", "nfa_ptk", "nfa_depth", "nfa_fitted",
+)  # fmt: skip
+
 GROUPS: tuple[Group, ...] = (
     Group(
         "target-linearity",
@@ -156,22 +160,22 @@ GROUPS: tuple[Group, ...] = (
         "Neural feature ansatz",
         "How far the weight Gram WᵀW of a layer agrees with the average gradient outer product WᵀKW of the net above it: "
         "ρ is their cosine, and 1 means proportional.",
-        ("nfa", "nfa_centered", "nfa_double", "nfa_ptk", "nfa_corrupted", "double_ratio"),
-        unit=frozenset({"nfa", "nfa_centered", "nfa_double", "nfa_ptk", "nfa_corrupted"}),
+        (*_ANSATZ, "nfa_power", "double_ratio"),
+        unit=frozenset(_ANSATZ),
     ),
     Group(
         "rank",
         "Effective rank",
-        "How many directions a layer really uses: of its weights, or of the features that enter it.",
-        ("effective_rank", "feature_rank", "stable_rank"),
+        "How many directions a layer really uses: of its weights, of the features that enter it, or of its gradient.",
+        ("effective_rank", "feature_rank", "stable_rank", "input_stable_rank", "gradient_nuclear_rank", "rankme"),
     ),
     Group(
         "virtual-covariance",
         "Virtual covariance",
         "The virtual covariance shift v, which backpropagation gives for free, compared with the weight Gram and its true "
         "change in one gradient step.",
-        ("vcs_cosine", "vcs_residual", "vcs_gram_cosine", "fle_residual"),
-        unit=frozenset({"vcs_cosine", "vcs_gram_cosine"}),
+        ("vcs_cosine", "vcs_null", "vcs_residual", "vcs_gram_cosine", "fle_residual"),
+        unit=frozenset({"vcs_cosine", "vcs_null", "vcs_gram_cosine"}),
         log=frozenset({"vcs_residual", "fle_residual"}),
     ),
     Group(
@@ -192,7 +196,7 @@ PARTS = {
     "validation": "Validation",
     "train": "Training",
     "batch": "Training batches",
-    "held": "Held sample",
+    "monitored": "Monitored sample",
 }
 
 

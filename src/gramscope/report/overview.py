@@ -106,7 +106,8 @@ def _best_card(runs: Runs) -> list[Card]:
     found = [(setting.name, evaluation_curve(setting, key, runs.clock)) for setting in runs.settings]
     ends = [(curve.values[-1], name) for name, curve in found if curve]
     value, name = (max if more else min)(ends, key=lambda end: end[0].mean)
-    return [Card(f"best {readable(key)}, last value", with_spread(value, key), name)]
+    best = "best " if len(ends) > 1 else ""
+    return [Card(f"{best}{readable(key)}, last value", with_spread(value, key), name)]
 
 
 # -- what was run ---------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ def _lines(plot: LinePlot) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         chosen = tick_positions(len(plot.ticks), 20)
         ticks = {"tickvals": chosen, "ticktext": [label(plot.ticks[i]) for i in chosen]}
         x_axis |= {"tickmode": "array", **ticks, "range": [-0.4, len(plot.ticks) - 0.6]}
-    y_axis: dict[str, Any] = {"title": {"text": label(plot.y_label)}, "automargin": True}
+    y_axis: dict[str, Any] = {"title": {"text": label(plot.y_label), "standoff": 12}, "automargin": True}
     if plot.log_y:
         marks = log_ticks(*log_ends(plot))
         y_axis |= {"type": "log", "tickvals": marks, "ticktext": [f"{mark:.3g}" for mark in marks]}

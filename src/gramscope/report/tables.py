@@ -73,7 +73,7 @@ def results_table(runs: Runs) -> Table | None:
         top = means.index(max(means) if score[1] else min(means))
         seconds = evaluation_curve(setting, "seconds", runs.clock)
         row = [cell(setting.name), _last_cell(main, score[0])]
-        row += [Cell(with_spread(main.values[top], score[0]), means[top]), cell(main.times[top])]
+        row += [_spread_cell(main.values[top], score[0]), cell(main.times[top])]
         row += [_last_cell(evaluation_curve(setting, key, runs.clock), key) for key in others]
         row += [cell(main.times[-1]), cell(len(setting.runs))]
         rows.append([*row, cell(seconds.values[-1].mean if seconds else None)])
@@ -143,14 +143,21 @@ def cell(value: Any) -> Cell:
         return Cell("", "")
     if isinstance(value, bool):
         return Cell("yes" if value else "no", float(value))
-    if isinstance(value, int | float):
-        return Cell(f"{value:.4g}" if isinstance(value, float) else str(value), float(value))
+    if isinstance(value, int):
+        return Cell(str(value), float(value))
+    if isinstance(value, float):
+        return Cell(f"{value:g}" if value.is_integer() else f"{value:#.4g}".removesuffix("."), value)
     return Cell(str(value), str(value))
 
 
 def _last_cell(curve: Curve, key: str) -> Cell:
     """The last value of a curve with its spread."""
-    return Cell(with_spread(curve.values[-1], key), curve.values[-1].mean) if curve else Cell("", "")
+    return _spread_cell(curve.values[-1], key) if curve else Cell("", "")
+
+
+def _spread_cell(value: Summary, key: str) -> Cell:
+    """A value with its spread, in a line of its own where the column is narrow."""
+    return Cell(with_spread(value, key).replace(" ", "\u00a0").replace("\u00a0(", " ("), value.mean)
 
 
 def with_spread(value: Summary, key: str) -> str:
@@ -158,7 +165,7 @@ def with_spread(value: Summary, key: str) -> str:
     percent = key.endswith("accuracy")
 
     def show(number: float) -> str:
-        return f"{100 * number:.1f}" if percent else f"{number:.4g}"
+        return f"{100 * number:.1f}" if percent else f"{number:#.3g}".removesuffix(".")
 
     unit = " %" if percent else ""
     if value.deviation is None:
