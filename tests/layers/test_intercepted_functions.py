@@ -38,6 +38,29 @@ def test_subclasses_with_a_forward_of_their_own() -> None:
     close_to_twin(model, twin, {"0": "a", "1": "b"}, x, y)
 
 
+class Routed(nn.Module):
+    """Ends in a product with a float64 copy of a float32 weight, as routers of bfloat16 models compute in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.gate = nn.Linear(5, 4).double(), nn.Linear(4, 3, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(torch.tanh(self.enter(x)), self.gate.weight.double())
+
+
+def test_a_copy_of_the_weight_in_another_dtype() -> None:
+    model, x, y = Routed(), normal(7, 5), torch.arange(7) % 3
+    twin = nn.Sequential(model.enter, nn.Tanh(), nn.Linear(4, 3, bias=False).double())
+    with torch.no_grad():
+        twin[2].weight.copy_(model.gate.weight)
+    names = ["gradient_norm", "nfa", "target_linearity"]
+    found = gs.measure(model, (x, y), nn.CrossEntropyLoss(), measures=names)
+    expected = gs.measure(twin, (x, y), nn.CrossEntropyLoss(), measures=names)
+    assert found["gate"] == pytest.approx(expected["2"], rel=1e-6)
+    assert found["enter"] == pytest.approx(expected["0"], rel=1e-6)
+
+
 def test_mamba() -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.MambaConfig(vocab_size=30, hidden_size=8, num_hidden_layers=2, state_size=4, use_cache=False)

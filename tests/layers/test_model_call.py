@@ -13,6 +13,7 @@ import gramscope as gs
 from cases import Around, refused
 from gramscope.errors import GramscopeError, InputError
 from gramscope.instruments.agop import dual_tangent_kernel
+from gramscope.layers.model_call import call_model
 
 X, Y = torch.arange(12.0).reshape(6, 2), torch.arange(6) % 3
 
@@ -163,3 +164,36 @@ def test_parts_of_a_batch_that_the_model_does_not_take() -> None:
     assert table.notes["(batch)"].text == "the model's forward has no argument for text: not passed to it"
     missing = "cannot run on these inputs: .*missing 1 required positional argument: 'b'.*unpack="
     refused(gs.measure, model, {"a": X, "labels": Y}, nn.CrossEntropyLoss(), match=missing)
+
+
+class Caching(nn.Module):
+    """Like a language model of transformers: unless told otherwise it keeps what generation needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 3)
+        self.asked: list[bool] = []
+
+    def forward(self, x: Tensor, use_cache: bool = True) -> Tensor:
+        self.asked.append(use_cache)
+        return self.layer(x)  # type: ignore[no-any-return]
+
+
+def test_language_models_need_not_cache() -> None:
+    model = Caching()
+    call_model(model, {"x": X})
+    call_model(model, {"x": X, "use_cache": True})
+    assert model.asked == [False, True]
+
+
+def test_no_remedy_for_types_that_have_nothing_to_do_with_the_inputs() -> None:
+    class Overflowing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(5, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            raise RuntimeError("value cannot be converted to type float without overflow")
+
+    with pytest.raises(RuntimeError, match="overflow$"):
+        call_model(Overflowing(), torch.arange(4))

@@ -250,13 +250,21 @@ def _plain(layer: Layer) -> bool:
 
 
 def _is(tensor: Tensor, parameter: Tensor) -> bool:
-    """Whether a tensor is the parameter, or a view of all of it in the same shape."""
-    if tensor is parameter:
+    """Whether a tensor is the parameter, a copy of it in another dtype, or a view of all of it in the same shape."""
+    if tensor is parameter or _cast_from(tensor) is parameter:
         return True
     if tensor.shape != parameter.shape or tensor.device.type == "meta":
         return False
     steps = zip(tensor.shape, tensor.stride(), parameter.stride(), strict=True)
     return all(a == b for size, a, b in steps if size > 1) and tensor.data_ptr() == parameter.data_ptr()
+
+
+def _cast_from(tensor: Tensor) -> Tensor | None:
+    """The parameter whose copy in another dtype this is, known from its autograd graph: routers compute in float32."""
+    node: Any = tensor.grad_fn
+    if node is None or node.name() != "ToCopyBackward0":
+        return None
+    return getattr(node.next_functions[0][0], "variable", None)
 
 
 def _same_convolution(layer: Layer, call: dict[str, Any]) -> bool:

@@ -31,7 +31,7 @@ def call_model(model: nn.Module, inputs: Any, synchronise: bool = False) -> Any:
 
     Parts of a mapping that the model's forward has no argument for are left out (:func:`unused_inputs`). Labels are passed
     where it names them: models of transformers compute their own loss from them, and sequence-to-sequence models their
-    decoder's inputs.
+    decoder's inputs. Language models are told not to cache keys and values, which serve generation alone and cost memory.
 
     A ``DistributedDataParallel`` model waits for its other processes in every forward pass. It does so only with
     ``synchronise``, for training; else its module runs here alone, so that one process can measure.
@@ -41,7 +41,8 @@ def call_model(model: nn.Module, inputs: Any, synchronise: bool = False) -> Any:
     try:
         if isinstance(inputs, Mapping):
             unused = unused_inputs(model, inputs)
-            return model(**{key: part for key, part in inputs.items() if key not in unused})
+            cache = {"use_cache": False} if "use_cache" in forward_arguments(model) else {}
+            return model(**cache | {key: part for key, part in inputs.items() if key not in unused})
         if isinstance(inputs, tuple | list):
             return model(*inputs)
         return model(inputs)
@@ -116,7 +117,7 @@ def _remedy(model: nn.Module, inputs: Any, problem: str) -> str | None:
         )
         shapes = ", ".join(str(tuple(t.shape)) for t in tensors_in(inputs))
         return f"the inputs have shape {shapes}{takes}"
-    if not any(word in problem for word in ("type", "not implemented for")):
+    if not any(word in problem for word in ("dtype", "scalar type", "Input type", "not implemented for")):
         return None
     first, dtype = first_tensor(inputs), model_dtype(model)
     if first is None or dtype is None:
