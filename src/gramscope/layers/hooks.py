@@ -24,11 +24,9 @@ from gramscope.layers.modules import ModuleHook
 class Observer:
     """Calls ``sink`` at every application of ``layers`` between :meth:`attach` and :meth:`detach`."""
 
-    def __init__(self, layers: Iterable[Layer], sink: Sink, functions: bool = False) -> None:
-        """``functions`` also finds uses of a weight by a function, where the layer's module is not called."""
+    def __init__(self, layers: Iterable[Layer], sink: Sink) -> None:
         self._layers = tuple(layers)
         self._sink = sink
-        self._functions = functions
         self._handles: list[RemovableHandle] = []
         self._taps: list[tuple[Taps, Tap]] = []
 
@@ -42,7 +40,7 @@ class Observer:
                 taps.setdefault(layer.module, Tap(self._sink)).parts[layer.kind.part] = layer
                 continue
             tap = None
-            if self._functions and layer.scope is not None:
+            if layer.scope is not None:
                 tap = taps.setdefault(layer.scope, Tap(self._sink))
                 tap.used.append(layer)
             hook = _module_hook(layer, self._sink, tap)

@@ -332,7 +332,7 @@ def capture(
         stack.callback(root.register_forward_hook(returned).remove)
         for name, module in wanted.items():
             stack.callback(module.register_forward_hook(_output_hook(tape, name, module)).remove)
-        stack.enter_context(Observer(selection, tape._applied, functions=True))
+        stack.enter_context(Observer(selection, tape._applied))
         yield tape
     check_seen(tape)
 

@@ -132,6 +132,28 @@ def test_kept_rows_are_used_in_any_precision(precision: torch.dtype):
     assert optimizer.state[model[0].weight]["basis"].shape[0] == 18  # ten rows of W, eight samples
 
 
+def test_a_weight_that_a_function_uses_is_trained_as_that_of_a_layer():
+    def called(m: nn.Module, x: Tensor) -> Tensor:
+        return m.head(torch.tanh(m.a(x)))
+
+    class Used(nn.Module):
+        def __init__(self, a: nn.Linear, head: nn.Linear) -> None:
+            super().__init__()
+            self.a, self.head = a, head
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(torch.tanh(F.linear(x, self.a.weight, self.a.bias)))
+
+    twin = Around(called, a=nn.Linear(7, 5), head=nn.Linear(5, 3)).double()
+    model = Used(copy.deepcopy(twin.a), copy.deepcopy(twin.head))
+    x, y = data()
+    for either in (model, twin):
+        optimizer = gs.VCL(either, gamma=0.1, solver="recursive")
+        for _ in range(3):
+            train(either, optimizer, x, y)
+    same(model, twin)
+
+
 def test_missing_gradients_and_captures_are_errors():
     class Unused(nn.Module):
         def __init__(self) -> None:
@@ -139,7 +161,7 @@ def test_missing_gradients_and_captures_are_errors():
             self.a, self.b, self.head = nn.Linear(7, 5), nn.Linear(7, 5), nn.Linear(5, 3)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.head(torch.tanh(F.linear(x, self.a.weight)))
+            return self.head(torch.tanh(torch.einsum("ni,oi->no", x, self.a.weight)))
 
     x, y = data()
     model = Unused().double()

@@ -189,8 +189,8 @@ class Gatherer:
         if self._response is None or not self._parts:
             raise LayerError(
                 f"VCL layer {name!r} has a gradient but was not seen in a forward pass. VCL must be made before the model "
-                "runs (under torch.compile: before its first call), its layers must be called rather than their weights "
-                "used directly, and gradients must come from backward()"
+                "runs (under torch.compile: before its first call), the layer must be called, or its weight used "
+                "by F.linear, a product or a convolution, and gradients must come from backward(). Or leave it out of layers="
             )
         grad = grad.to(self.dtype)
         now = self._probed(grad)

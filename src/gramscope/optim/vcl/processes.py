@@ -144,7 +144,7 @@ def _check(name: str, gatherer: Gatherer, seen: float, most: float, least: float
     if not seen:
         raise LayerError(
             f"VCL layer {name!r} has a gradient but no process saw it in a forward pass. VCL must be made before the model "
-            "runs, and its layers must be called rather than their weights used directly"
+            "runs, and the layer must be called, or its weight used by F.linear, a product or a convolution"
         )
     tolerance = _ROUNDINGS * torch.finfo(torch.promote_types(gatherer.weight.parameter.dtype, torch.float32)).eps
     if not distance <= tolerance:
