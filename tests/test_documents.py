@@ -44,6 +44,27 @@ def test_readme_runs_in_a_process_of_its_own_with_warnings_as_errors() -> None:
     result = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert "target_linearity" in result.stdout
+    assert re.search(r"^\(200, 0\.\d+\)$", result.stdout, flags=re.MULTILINE)  # the last step of the training loop
+
+
+def test_commands_of_the_readme_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.testing import CliRunner
+
+    from gramscope.cli.app import app
+
+    monkeypatch.chdir(tmp_path)
+    (block,) = blocks(ROOT / "README.md", "console")
+    lines = [shlex.split(line, comments=True)[1:] for line in block.splitlines()]
+    elsewhere = [
+        ["demo"],
+        ["bench", "measure"],
+    ]  # the wheel runs the first (make wheel-demo); tests/bench has parts of the second
+    assert all(line in lines for line in elsewhere)
+    for line in lines:
+        if line not in elsewhere:
+            result = CliRunner().invoke(app, line)
+            assert result.exit_code == 0, (line, result.output)
+    assert (tmp_path / "runs/x/figures/report.html").exists()
 
 
 WITH_PYTHON = [p for p in PAGES if blocks(p, "python") and name_of(p) not in RUN_ELSEWHERE | {"README.md"}]
