@@ -3,7 +3,7 @@
 # make docs   build the documentation into site/, running its tutorials; warnings are errors
 # make wheel-demo   build the wheel, install it into an empty environment and run its demonstration there
 # make lowest set up .venv-lowest with every dependency at its lowest allowed version and run the tests that use them
-# make reliability   run the tests of faults, fuzzing, guests and extreme matrices, and write docs/reliability.md
+# make reliability   run the tests of faults, fuzzing, side effects and extreme matrices, and write docs/reliability.md
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

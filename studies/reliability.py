@@ -26,7 +26,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reliability.md"
 STORED = Path(__file__).parent / "reliability"
-FOLDERS = ("tests/faults", "tests/fuzz", "tests/guests", "tests/torture")
+FOLDERS = ("tests/faults", "tests/fuzz", "tests/side_effects", "tests/torture")
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ PROMISES = (
     ),
     Promise(
         "Processes with unequal or empty parts of the data, or one that measures alone, do not wait for ever.",
-        ("tests/guests/test_processes.py::test_unequal_parts_and_one_process_alone",),
+        ("tests/side_effects/test_processes.py::test_unequal_parts_and_one_process_alone",),
     ),
     Promise(
         "Every reader answers damaged input with a documented error.",
@@ -155,7 +155,7 @@ PROMISES = (
             "tests/torture/test_scales.py::test_correlations_of_one_number_are_undefined",
             "tests/torture/test_scales.py::test_numbers_of_eight_bits",
             "tests/torture/test_scales.py::test_a_basis_without_truncation_is_made_orthonormal_again",
-            "tests/guests/test_long_run.py::test_memory_and_bases_over_many_steps",
+            "tests/side_effects/test_long_run.py::test_memory_and_bases_over_many_steps",
             "tests/cli/test_console.py::test_control_characters_in_names_do_not_reach_the_terminal",
             "tests/report/test_run_files.py::test_names_are_spelled_out_in_the_page",
         ),
@@ -218,7 +218,7 @@ def page(found: Found) -> str:
         "",
         *faults(found),
         *fuzzing(found),
-        *guests(found),
+        *side_effects(found),
         *torture(found),
         *promises(found),
     ]
@@ -276,16 +276,16 @@ def fuzzing(found: Found) -> Iterator[str]:
     yield from table(("reader", "inputs in the tests", "inputs in the search", "failures in the search"), rows)
 
 
-def guests(found: Found) -> Iterator[str]:
+def side_effects(found: Found) -> Iterator[str]:
     """What a user's model and the process were like afterwards."""
     yield from (
-        "## Guests and leaks",
+        "## Side effects and leaks",
         "",
         "The user's model is as it was after an exception anywhere; many calls leave no memory behind.",
         "",
     )
     rows: dict[str, list[Any]] = {}
-    for what, count, result in found.counts["guest"]:
+    for what, count, result in found.counts["side effect"]:
         known = rows.setdefault(what, [0, result])
         known[0] += int(count)
     yield from table(("what", "times", "afterwards"), [(what, *row) for what, row in rows.items()])

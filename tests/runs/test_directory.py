@@ -37,7 +37,7 @@ def test_nothing_is_overwritten_without_force(tmp_path: Path) -> None:
 
 def test_force_spares_what_is_not_a_run(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(InputError, match="is no run of ours"):
+    with pytest.raises(InputError, match="holds no run of gramscope"):
         RunDirectory.create(tmp_path, {}, force=True)
     with pytest.raises(InputError, match="is a file"):
         RunDirectory.create(tmp_path / "thesis.tex", {}, force=True)
@@ -90,7 +90,7 @@ def test_force_spares_a_configuration_of_another_program(tmp_path: Path) -> None
     (tmp_path / "config.toml").write_text("[site]\ntitle = 'mine'\n")
     (tmp_path / "records.jsonl").write_text("precious\n")
     for force in (False, True):
-        with pytest.raises(InputError, match=r"config.toml is not of a run of ours"):
+        with pytest.raises(InputError, match=r"config.toml was not written by gramscope"):
             RunDirectory.create(tmp_path, {}, force=force)
     assert (tmp_path / "records.jsonl").read_text() == "precious\n"
     old = RunDirectory.create(tmp_path / "old", {"data": {}, "model": {}, "method": {}})
@@ -211,7 +211,7 @@ def test_a_start_that_was_killed_can_be_started_again(tmp_path: Path) -> None:
     assert sorted(p.name for p in path.iterdir()) == ["config.toml"]
     (tmp_path / "y").mkdir()
     (tmp_path / "y" / "lock").write_text("my own file")
-    with pytest.raises(InputError, match="no run of ours"):
+    with pytest.raises(InputError, match="no run of gramscope"):
         RunDirectory.create(tmp_path / "y", {})
 
 

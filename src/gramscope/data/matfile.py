@@ -28,7 +28,7 @@ class _Malformed(Exception):
 
 
 def read_mat(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """Every numeric array of a MATLAB 5 file by name, in MATLAB's shape; other things in the file are passed over."""
+    """Every numeric array of a MATLAB 5 file by name, in MATLAB's shape; everything else in the file is skipped."""
     content = path.read_bytes()
     order = {b"IM": "<", b"MI": ">"}.get(content[126:128])
     if len(content) < 128 or order is None:

@@ -73,7 +73,7 @@ class Watch:
         return self._logged(self.monitor.records[0])
 
     def due(self, count: int) -> bool:
-        """Whether a record is due at this number of steps (or epochs), or was at one that was passed over."""
+        """Whether a record is due at this number of steps (or epochs), or was due at one that was skipped."""
         passed = range(self._count + 1, count + 1)
         self._count = max(count, self._count)
         return any(map(self._due, passed))

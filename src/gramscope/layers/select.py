@@ -46,7 +46,7 @@ LayerSelector: TypeAlias = str | type[nn.Module] | Sequence[str | type[nn.Module
 
 @dataclass(frozen=True)
 class Selection:
-    """The chosen layers in registration order, and what was passed over with the reason."""
+    """The chosen layers in registration order, and those left out with the reason."""
 
     layers: tuple[Layer, ...]
     unsupported: dict[str, str]
@@ -165,7 +165,7 @@ def select_layers(model: nn.Module, layers: LayerSelector = None, factors: bool 
         if not available.layers:
             raise LayerError(
                 f"{type(unwrap(model)).__name__} has no linear-like layer (Linear, Conv1d/2d/3d, MultiheadAttention, "
-                f"Embedding, recurrent modules, transformers' Conv1D){_listing('; passed over: ', available.unsupported)}"
+                f"Embedding, recurrent modules, transformers' Conv1D){_listing('; not supported: ', available.unsupported)}"
             )
         return replace(available, layers=tuple(layer for layer in available if not layer.part_of))
     single = isinstance(layers, str | type | nn.Module) or not isinstance(layers, Iterable)
@@ -189,7 +189,7 @@ def select_layers(model: nn.Module, layers: LayerSelector = None, factors: bool 
         if not hits:
             raise LayerError(
                 f"layers={selector!r} matches no linear-like layer; there are: {', '.join(available.names) or 'none'}"
-                f"{_listing('; passed over: ', available.unsupported)}"
+                f"{_listing('; not supported: ', available.unsupported)}"
             )
         chosen |= hits
     return Selection(tuple(layer for layer in available if layer.name in chosen), available.unsupported)

@@ -31,9 +31,9 @@ def batch_dependence(model: nn.Module) -> str | None:
     return None
 
 
-#: relative change of an output, in units of its rounding, that other samples of the batch may cause
+#: change of an output, in units of its rounding error, that is not taken for an influence of other samples
 _ROUNDING = 1000.0
-#: samples that are run without the others: a prime number, so that groups of a regular size are cut apart
+#: samples that are run without the others; a prime number, so that groups of equal size are split
 _FEW = 7
 
 COUPLED = (
@@ -67,14 +67,14 @@ def influences_others(run: Callable[[Any], Tensor], inputs: Any, output: Tensor,
     allowed = _ROUNDING * torch.finfo(output.dtype).eps * float(output.abs().max())
 
     def is_changed(batch: Callable[[Tensor], Tensor], size: int, start: int, place: int, count: int) -> bool | None:
-        """Whether samples from ``start`` on have other outputs in a batch, from ``place`` on; None where it cannot run."""
+        """Whether outputs of samples from ``start`` on change in a batch that has them from ``place`` on; None on failure."""
         torch.set_rng_state(state)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # checkpoints warn where there are no gradients
                 found = run(_of_samples(inputs, batch, n, batch_dim))
         except Exception:
-            return None  # it accepts these samples only as they are, such as sequences in order of their length
+            return None  # the model accepts these samples in this order only, such as sequences sorted by length
         if found.dim() != output.dim() or found.shape[axis] != size:
             return None
         before, after = output.narrow(axis, start, count), found.narrow(axis, place, count)

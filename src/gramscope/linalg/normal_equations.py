@@ -1,10 +1,10 @@
 """Residuals of ridge regression from the normal equations where they are well conditioned, several times faster than by QR.
 
-``HᵀH`` (``HHᵀ`` where n < d) and its Cholesky factor are formed in float32 and only guide the solution: every refinement
-takes the gradient of the fit in float64 from features and targets and solves for the correction, so that rounding of the
-products does not stay in the result. Where refinements do not converge quickly, or directions of the features come near
-rounding, the products are formed in float64; where that does not help either there is no result, and the caller takes
-:mod:`gramscope.linalg.ridge`.
+This is iterative refinement. ``HᵀH`` (``HHᵀ`` where n < d) and its Cholesky factor are formed in float32. Every refinement
+computes the gradient of the fit in float64 from features and targets and solves for the correction with the factor, so that
+rounding errors of the products do not remain in the result. If refinements converge slowly, or some direction of the features
+is hardly longer than rounding errors, the products are formed again in float64. If that does not help either, the result is
+None and the caller falls back to :mod:`gramscope.linalg.ridge`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from gramscope.linalg.row_blocks import Rows, spans
 
 #: rows of one product
 PRODUCT_ROWS = 4096
-#: entries of a float64 block, 0.5 MB: it stays near the processor
+#: entries of a float64 block, 0.5 MB: it fits the processor's cache
 CACHED_ENTRIES = 2**16
 #: refinements at most
 REFINEMENTS = 6
-#: the change of the fit, as a part of ‖Y‖² or ‖α‖, after which no further refinement is made
+#: refinement stops when the fit changes by less than this part of ‖Y‖² or ‖α‖
 CONVERGED = 1e-12
 #: least factor by which a refinement must reduce the change
 PROGRESS = 0.01
-#: how many times longer than rounding the shortest direction must be
+#: the shortest direction must be this many times longer than rounding errors
 CLEAR = 100.0
 
 
@@ -54,7 +54,7 @@ class NormalFit(NamedTuple):
 
 
 def fit_normal_equations(H: Rows, Y: Rows, ridge: float, intercept: bool = False) -> NormalFit | None:
-    """The ridge fit of ``Y [n, c]`` on ``H [n, d]``, or None where this way is not accurate.
+    """The ridge fit of ``Y [n, c]`` on ``H [n, d]``, or None if the normal equations are too inaccurate.
 
     >>> H = Rows(torch.tensor([[1.0], [2.0], [3.0]]), "H")
     >>> fit_normal_equations(H, Rows(torch.tensor([[1.0], [0.0], [1.0]]), "Y"), 0.0).residuals
@@ -185,10 +185,11 @@ class _Factor(NamedTuple):
 
     @classmethod
     def of(cls, gram: Tensor, ridge: float, noise: float, longer: float = 1.0) -> _Factor | None:
-        """Factor ``gram + ridge``, of which the upper blocks are given and which is overwritten.
+        """Cholesky factor of ``gram + ridge·I``. Only the upper blocks of ``gram`` are read, and it is overwritten.
 
-        None unless that is possible and, without a ridge, all directions are clearly longer than ``noise`` (features scaled
-        to length 1) and than rounding of the product, which was formed of features up to ``longer`` times as long.
+        None if the matrix is not positive definite or, without a ridge, if some direction is not clearly longer than
+        ``noise`` (features scaled to length 1) and than the rounding errors of the product. The features were up to
+        ``longer`` times as long before they were centred, and so are these errors.
         """
         limits = torch.finfo(gram.dtype)
         gram.diagonal().add_(ridge)
@@ -213,7 +214,7 @@ class _Factor(NamedTuple):
         return 1 / float(x.norm())
 
     def solve(self, rhs: Tensor) -> Tensor:
-        """``A⁻¹ rhs`` in float64, as exactly as the factor is."""
+        """``A⁻¹ rhs`` in float64, with the accuracy of the factor."""
         exponent = torch.frexp(rhs.abs().amax()).exponent  # float32 has a smaller range
         scale = to_double(self.scale)[:, None]
         x = (torch.ldexp(rhs, -exponent) / scale).to(self.lower)

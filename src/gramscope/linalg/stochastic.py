@@ -2,7 +2,7 @@
 
 A probe is a vector of random signs ω; for any matrix ``E[ωᵀAω] = tr A``, so inner products of symmetric matrices follow from
 their products with probes, ``⟨A, B⟩ = E[(Aω)·(Bω)]`` (Girard 1989, Hutchinson 1990). Functions of singular values follow from a
-few steps of bidiagonalisation begun at a probe (stochastic Lanczos quadrature: Ubaru, Chen and Saad 2017).
+few steps of bidiagonalisation started at a probe (stochastic Lanczos quadrature: Ubaru, Chen and Saad 2017).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from gramscope.linalg.arrays import binary_exponent, to_double
 
 #: independent groups of probes, from whose spread standard errors are taken
 GROUPS = 16
-#: probes of a layer at least and at most; :data:`FEWEST` are taken of K alone
+#: least and largest number of probes of a layer; K has :data:`FEWEST` of its own
 FEWEST, MOST = 4 * GROUPS, 32 * GROUPS
 
 
 def probe_count(d: int, memory: int) -> int:
-    """How many probes of length d to take, so that eight float64 matrices of them fit ``memory`` bytes; at least 64.
+    """Number of probes of length d such that eight float64 matrices of them fit ``memory`` bytes; at least 64.
 
     >>> probe_count(8192, 2**28), probe_count(28_672, 2**28), probe_count(8192, 1)
     (512, 144, 64)
@@ -33,7 +33,7 @@ def probe_count(d: int, memory: int) -> int:
 def probes(d: int, count: int, like: Tensor) -> Tensor:
     """Random signs ``[d, count]`` of a fixed seed, with the dtype and device of ``like``.
 
-    Those of a smaller count are not a part of those of a larger one.
+    Probes of a smaller count are not the first ones of a larger count.
     """
     generator = torch.Generator().manual_seed(d * 4096 + count)
     signs = torch.randint(2, (d, count), generator=generator, dtype=torch.int8).mul_(2).sub_(1)
@@ -50,8 +50,8 @@ def gram_times(rows: Tensor, thin: Tensor) -> Tensor:
 def onto_columns(W: Tensor, X: Tensor, steps: int = 60, rtol: float = 1e-4) -> Tensor:
     """The columns of ``X [..., k, r]`` projected onto the column space of ``W [..., k, d]``, by conjugate gradients.
 
-    Directions in which W is much shorter than in others may be missing; each column stops when ``Wᵀ(X − result)`` has
-    become ``rtol`` of what it was.
+    Directions that belong to small singular values of W may be missing: iteration stops when ``‖Wᵀ(X − result)‖`` of every
+    column has fallen to ``rtol`` of its first value.
 
     >>> onto_columns(torch.tensor([[2.0], [0.0]], dtype=torch.float64), torch.ones(2, 1, dtype=torch.float64)).flatten()
     tensor([1., 0.], dtype=torch.float64)
@@ -104,8 +104,8 @@ def singular_quadrature(
 
     Args:
         W: the matrix.
-        known: singular vectors and values ``U [k, r], s [r], V [d, r]`` that are left to no chance; large ones would make the
-            error large.
+        known: singular vectors and values ``U [k, r], s [r], V [d, r]`` that are treated exactly, not estimated: the
+            largest ones would cause most of the error.
         count: probes.
         steps: length of each bidiagonalisation.
 

@@ -16,7 +16,7 @@ from gramscope.measures.estimate import Estimate, jackknife
 
 #: power iterations of the range finder
 POWER = 6
-#: error of a singular value, over its size, up to which its vectors are left to no chance
+#: error of a singular value, over its size, up to which it is treated exactly, not estimated
 CONVERGED = 1e-3
 REMARK = "an estimate from random probes, because a decomposition of the matrix would not fit memory="
 

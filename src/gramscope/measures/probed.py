@@ -129,7 +129,7 @@ class _Split:
     """A symmetric d×d matrix A by what it does to ``u = 1/√d``, exactly, and to probes without their part along u.
 
     With ``P = I − uuᵀ`` inner products are ``⟨PAP, PBP⟩ + 2⟨PAu, PBu⟩ + (uᵀAu)(uᵀBu)``. Only the first term is estimated:
-    the mean of all entries, which may be much larger than they vary, is left to no chance.
+    the mean of all entries, which may be much larger than their variation, is exact.
     """
 
     across: Tensor

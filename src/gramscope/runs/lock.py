@@ -108,7 +108,10 @@ class Lock:
         try:
             with files.opened(self.path, os.O_RDWR) as handle:
                 return not _try_lock(handle)
-        except (OSError, InputError):  # this user may not write here, or it is no lock of ours: nothing can be said
+        except (
+            OSError,
+            InputError,
+        ):  # this user may not write here, or the lock is not gramscope's: nothing can be said
             return False
 
     def holder(self) -> str:

@@ -47,7 +47,7 @@ class OwnFiles:
             yield from (path for path in self.present(folder) if pattern.fullmatch(path.name))
 
     def _listed(self) -> list[str]:
-        """Names in the list; one that leads anywhere but to artefacts and figures is passed over."""
+        """Names in the list; one that leads anywhere but to artefacts and figures is ignored."""
         path = inside(self._path, FILES)
         lines = files.read_file(path).decode(errors="replace").splitlines() if files.exists(path) else []
         parts = (line.partition("/") for line in lines)

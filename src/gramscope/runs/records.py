@@ -19,7 +19,7 @@ Record: TypeAlias = dict[str, Any]
 
 
 class RecordWriter:
-    """Appends records to a file. Each is on the file when the call returns, or the call fails and none of it is."""
+    """Appends records to a file. When a call returns, its records are in the file; when it fails, none of them is."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -28,7 +28,7 @@ class RecordWriter:
             self._handle: int | None = files.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def extend(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Write records with one call of the system."""
+        """Write records with one system call."""
         lines = [to_line(record) for record in records]
         handle = self._opened()
         with files.explained(str(self.path)):
@@ -54,7 +54,7 @@ class RecordWriter:
         return self._handle
 
     def close(self) -> None:
-        """Close the file; harmless when it is closed."""
+        """Close the file; closing it twice does no harm."""
         if self._handle is not None:
             handle, self._handle = self._handle, None
             files.system.close(handle)
@@ -66,7 +66,7 @@ def to_line(record: Mapping[str, Any]) -> bytes:
 
 
 def read_records(path: Path) -> list[Record]:
-    """All records of a file; a half-written last line is passed over, any other malformed line is an error."""
+    """All records of a file; a half-written last line is skipped, any other malformed line is an error."""
     return [record for record, _ in _read(path)]
 
 
@@ -93,10 +93,10 @@ def _read(path: Path) -> Iterator[tuple[Record, int]]:
 
 
 def truncate_records(path: Path, position: Any) -> None:
-    """Cut a record file back to a :meth:`RecordWriter.position`, the end it had at a checkpoint.
+    """Cut a file of records back to a :meth:`RecordWriter.position`, the end it had at a checkpoint.
 
     Lines are counted, not bytes, so that a file an editor changed (blank lines, other line ends) keeps its records.
-    Checkpoints of earlier versions know the bytes alone: their cut must be where a line ends.
+    Checkpoints of earlier versions have only the number of bytes, which must be the end of a line.
     """
     lines = position.get("lines") if isinstance(position, dict) else position
     if not isinstance(lines, int) or lines < 0:

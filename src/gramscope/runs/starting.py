@@ -24,12 +24,12 @@ def check_free(run: RunDirectory, *, force: bool = False, members: Sequence[str]
         raise InputError(f"{run.path} is a file; choose another directory for the run")
     if run.exists():
         if not _is_ours(run):
-            raise InputError(f"{run.path / CONFIG} is not of a run of ours; choose another directory for the run")
+            raise InputError(f"{run.path / CONFIG} was not written by gramscope; choose another directory for the run")
         if not force:
             raise InputError(f"{run.path} already holds a run; resume it (--resume) or replace it (--force)")
         _check_clearable(run)
     elif run.path.is_dir() and not _is_litter(run):
-        raise InputError(f"{run.path} is not empty and is no run of ours; choose another directory for the run")
+        raise InputError(f"{run.path} is not empty and holds no run of gramscope; choose another directory for the run")
     if len(members) > 1:  # a single member is the run itself
         for name in members:
             check_free(run.member(name), force=force)

@@ -182,9 +182,9 @@ def _how_to_resume(
 
 
 def _is_complete(run: RunDirectory) -> bool:
-    """Whether a run has ended and its last weights are there; damaged ones are made again from the checkpoint before.
+    """Whether a run has ended and its last weights are there; damaged ones are computed again from the checkpoint before.
 
-    A run without any checkpoint counts as complete: somebody removed them, and nothing is made again unasked.
+    A run without any checkpoint counts as complete: they were removed, and nothing is computed again without being asked for.
     """
     if run.status() != "finished":
         return False

@@ -33,7 +33,7 @@ def network() -> nn.Module:
 
 
 def condition(model: nn.Module) -> dict[str, Any]:
-    """Everything that a guest must not change."""
+    """Everything that a measurement must not change."""
     parts = dict(model.named_modules())
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks")
     return {
@@ -132,7 +132,7 @@ def test_lines_that_raise(name: str, record_property: Any) -> None:
         after = condition(model)
         for what, value in before.items():
             assert after[what] == value, f"{what} after an exception at line {stop} of {total}"
-    record_property("guest", f"exceptions in {name}|{len(chosen)}|at random of {total} lines, all as before")
+    record_property("side effect", f"exceptions in {name}|{len(chosen)}|at random of {total} lines, all as before")
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -143,7 +143,9 @@ def test_forward_passes_that_raise(name: str, after: int, record_property: Any) 
     before = condition(model)
     with pytest.raises(Interrupted):
         CALLS[name](model)
-    record_property("guest", f"exceptions in a layer of {name}|1|in one of its first three applications, all as before")
+    record_property(
+        "side effect", f"exceptions in a layer of {name}|1|in one of its first three applications, all as before"
+    )
     assert condition(model) == before
 
 
@@ -157,7 +159,7 @@ def test_steps_of_a_monitor_that_raise(record_property: Any) -> None:
         with pytest.raises(Interrupted):
             lines_of(monitor.step, stop)
         assert condition(model) == before, f"after an exception at line {stop} of {total}"
-    record_property("guest", f"exceptions in a monitor|{TIMES}|at random of {total} lines, all as before")
+    record_property("side effect", f"exceptions in a monitor|{TIMES}|at random of {total} lines, all as before")
 
 
 @pytest.mark.parametrize("solver", ["exact", "recursive"])
@@ -192,4 +194,4 @@ def test_steps_of_virtual_covariance_learning_that_raise(solver: str, record_pro
         optimizer.step()  # goes on
     assert kept > 0
     what = f"at random of {total} lines, weights as before in {kept}, finite in all"
-    record_property("guest", f"exceptions in a step of VCL, {solver}|{TIMES}|{what}")
+    record_property("side effect", f"exceptions in a step of VCL, {solver}|{TIMES}|{what}")

@@ -28,7 +28,7 @@ def test_memory_and_bases_over_many_steps(record_property: Any) -> None:
     worst = max(value for look in looks for value in look.deviation.values())
     growth = looks[-1].resident - looks[0].resident
     record_property(
-        "guest", f"steps of VCL with every form of the basis|{STEPS}|{growth} bytes, |UUᵀ − I| ≤ {worst:.1e}"
+        "side effect", f"steps of VCL with every form of the basis|{STEPS}|{growth} bytes, |UUᵀ − I| ≤ {worst:.1e}"
     )
     assert [look.step for look in looks] == [500, 1000, 1500, 2000]
     assert all(len(look.deviation) == 3 for look in looks)

@@ -58,7 +58,9 @@ def test_captures(model: nn.Module, record_property: Any) -> None:
             tape.backward(F.cross_entropy(model(X), Y))
 
     objects, pages = growth(once, CAPTURES)
-    record_property("guest", f"captures|{CAPTURES}|{objects} bytes of Python objects, {pages} bytes of the process")
+    record_property(
+        "side effect", f"captures|{CAPTURES}|{objects} bytes of Python objects, {pages} bytes of the process"
+    )
     assert objects < OBJECTS
     assert pages < RESIDENT
 
@@ -72,7 +74,7 @@ def test_steps_of_a_monitor(model: nn.Module, record_property: Any) -> None:
 
     objects, pages = growth(once, STEPS)
     record_property(
-        "guest", f"steps of a monitor|{STEPS}|{objects} bytes of Python objects, {pages} bytes of the process"
+        "side effect", f"steps of a monitor|{STEPS}|{objects} bytes of Python objects, {pages} bytes of the process"
     )
     assert objects < OBJECTS
     assert pages < RESIDENT
@@ -87,6 +89,8 @@ def test_steps_of_virtual_covariance_learning(model: nn.Module, record_property:
         optimizer.step()
 
     objects, pages = growth(once, CAPTURES)
-    record_property("guest", f"steps of VCL|{CAPTURES}|{objects} bytes of Python objects, {pages} bytes of the process")
+    record_property(
+        "side effect", f"steps of VCL|{CAPTURES}|{objects} bytes of Python objects, {pages} bytes of the process"
+    )
     assert objects < OBJECTS
     assert pages < RESIDENT
