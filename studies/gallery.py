@@ -50,7 +50,8 @@ def section(run: RunDirectory) -> str:
             "",
             f"    {command}",
             "",
-            f"Seeds {seeds}; {seconds(run):.0f} s of computing in all on {facts['device']}, {facts['threads']} thread(s), "
+            f"{'Seeds' if ',' in seeds else 'Seed'} {seeds}; {seconds(run):.0f} s of computing in all on {facts['device']}, "
+            f"{facts['threads']} thread{'' if facts['threads'] == 1 else 's'}, "
             f"torch {facts['torch']}.",
             "",
             f"![{entry.name}](gallery/{entry.name}.png)",

@@ -100,7 +100,7 @@ def main() -> None:
     print(ours["table"])
     print(
         f"\n{base['parameters']:,} parameters, {options.sequences} × {options.length} tokens in batches of "
-        f"{options.batch}, {options.threads} thread(s)"
+        f"{options.batch}, threads: {options.threads}"
     )
     print(f"forward and backward: {base['seconds']:.1f} s, peak {base['bytes'] / 1e9:.2f} GB")
     print(f"gs.measure:           {ours['seconds']:.1f} s, peak {ours['bytes'] / 1e9:.2f} GB")

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from gramscope.instruments.monitor import Monitor as Monitor
     from gramscope.instruments.readout import neural_collapse as neural_collapse
     from gramscope.instruments.regions import region_crossings as region_crossings
+    from gramscope.layers.capture import capture as capture
     from gramscope.layers.tape import Tape as Tape
-    from gramscope.layers.tape import capture as capture
     from gramscope.linalg.polar import polar as polar
     from gramscope.measures.alignment import corrupted as corrupted
     from gramscope.measures.alignment import cosine as cosine
@@ -71,7 +71,8 @@ _MODULES = {
     "instruments.monitor": "Monitor",
     "instruments.readout": "neural_collapse",
     "instruments.regions": "region_crossings",
-    "layers.tape": "Tape capture",
+    "layers.capture": "capture",
+    "layers.tape": "Tape",
     "linalg.polar": "polar",
     "measures.alignment": "corrupted cosine double_centered_ratio nfa",
     "measures.fit": "fit_linear held_out_target_linearity",

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from gramscope.distributed.groups import Group
 from gramscope.errors import InputError, LayerError, ResultWarning
 from gramscope.layers.batches import Unpack, batches, is_array, is_floating, reading, split_batch, to_device
+from gramscope.layers.capture import capture
 from gramscope.layers.jacobians import MEMORY, check_samples_are_independent, jacobian_chunks
 from gramscope.layers.labels import LabelReader
 from gramscope.layers.model_call import (
@@ -32,7 +33,7 @@ from gramscope.layers.model_call import (
 )
 from gramscope.layers.modules import unwrap
 from gramscope.layers.select import LayerSelector
-from gramscope.layers.tape import Tape, capture
+from gramscope.layers.tape import Tape
 from gramscope.layers.validity import COUPLED, influences_others
 from gramscope.linalg.psd import psd_power, symmetric_product
 from gramscope.notes import Note, joined

@@ -18,11 +18,12 @@ from gramscope.distributed.gathered import gathered
 from gramscope.distributed.groups import Group, find_exchange
 from gramscope.errors import InputError, MissingExtraError, ResultWarning
 from gramscope.layers.batches import NoBatchError, Unpack, batches, to_device
+from gramscope.layers.capture import capture
 from gramscope.layers.labels import LabelReader
 from gramscope.layers.model_call import evaluating, model_device, model_dtype, run_captured
 from gramscope.layers.modules import unwrap
 from gramscope.layers.select import LayerSelector
-from gramscope.layers.tape import Tape, capture
+from gramscope.layers.tape import Tape
 from gramscope.measures.debiased_cka import FEWEST, batch_hsic, centred_kernel
 from gramscope.measures.table import format_value
 from gramscope.statistics.features import Tokens, Unpaired, inputs_of, rows_and_targets

@@ -15,12 +15,12 @@ from gramscope.distributed.exchange import Exchange
 from gramscope.distributed.groups import Group, find_exchange
 from gramscope.errors import InputError, ResultWarning
 from gramscope.layers.batches import NoBatchError, Unpack, batches, is_array, to_device
+from gramscope.layers.capture import capture
 from gramscope.layers.labels import LabelReader
 from gramscope.layers.linear_layer import effective_weight
 from gramscope.layers.model_call import call_model, evaluating, model_device, model_dtype
 from gramscope.layers.modules import unwrap
 from gramscope.layers.positions import flattened
-from gramscope.layers.tape import capture
 from gramscope.linalg.arrays import Array, as_tensor, to_double
 from gramscope.linalg.moments import ClassMoments
 from gramscope.measures.neural_collapse import NeuralCollapse, nearest_class, neural_collapse_from_rows

@@ -1,11 +1,11 @@
-"""``gs.capture``: inputs and pre-activation gradients of every linear-like layer application, in normal form."""
+"""The records of a capture: inputs and pre-activation gradients of every linear-like layer application."""
 
 from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import torch
@@ -13,15 +13,14 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from gramscope.errors import LayerError, ResultWarning
-from gramscope.layers.hooks import Observer, first_tensor, in_backward, own_node
+from gramscope.layers.hooks import in_backward, own_node
 from gramscope.layers.kinds import EmbeddingKind
 from gramscope.layers.linear_layer import Layer
 from gramscope.layers.losses import check_reduction
-from gramscope.layers.modules import ModuleHook, is_compiled, unwrap
 from gramscope.layers.record import Application, LayerRecord
 from gramscope.layers.sample_count import Call
-from gramscope.layers.select import LayerSelector, Selection, select_layers, select_modules
-from gramscope.layers.validity import batch_dependence, check_seen, is_linear_map
+from gramscope.layers.select import Selection
+from gramscope.layers.validity import batch_dependence, is_linear_map
 from gramscope.layers.watchers import Watcher
 from gramscope.notes import Kind, Note
 
@@ -181,7 +180,7 @@ class Tape(Watcher):
             for p, gradient in zip(parameters, kept, strict=True):
                 p.grad = gradient
 
-    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The model is called: a new batch begins."""
         if not self.ran and self._gradients and torch.is_grad_enabled():
             problem = batch_dependence(self.model)
@@ -194,7 +193,8 @@ class Tape(Watcher):
         self.ran = True
         self.calls.append(Call(args, kwargs, self.batch_dim))
 
-    def _applied(self, layer: Layer, x: Tensor, z: Tensor) -> Tensor | None:
+    def applied(self, layer: Layer, x: Tensor, z: Tensor) -> Tensor | None:
+        """A layer is applied; returns what the forward goes on with in place of ``z``, if not ``z`` itself."""
         if not self.watching:
             return None
         record = self.records[layer.name]
@@ -263,80 +263,6 @@ class Tape(Watcher):
         return replaced
 
 
-@contextmanager
-def capture(
-    model: nn.Module,
-    layers: LayerSelector = None,
-    *,
-    outputs: str | Sequence[str] = (),
-    reduction: Reduction = "sum",
-    batch_dim: int = 0,
-    gradients: bool = True,
-    copy_inputs: bool = False,
-    copy_weights: bool = True,
-) -> Iterator[Tape]:
-    """Record every linear-like layer application of the forwards and backwards run inside the ``with`` block.
-
-    Args:
-        model: any module, also inside ``torch.compile`` (run eagerly meanwhile) or DDP.
-        layers: names, globs or module types; ``None`` for every linear-like layer.
-        outputs: names or globs of modules whose output is kept too (the hidden state of a Transformer block): the one of
-            the last time the module ran.
-        reduction: how the loss you call ``backward`` on was reduced over the batch. ``"sum"`` takes gradients as they
-            come; ``"mean"`` multiplies them by the number of samples n, so that ``delta`` is per sample; a number multiplies
-            them whatever the loss was. A capture sees gradients, not the loss: ``"mean"`` is right only for a loss that
-            divided by n. One that divided by something else (the weights of the classes, the labels that are not
-            ignored, n times the tokens) needs that divisor as a number, or ``tape.backward(losses)`` with one loss per
-            sample, or :func:`gramscope.collect` with the criterion itself.
-        batch_dim: axis of the batch in the inputs of Linear layers (1 for sequence-first models).
-        gradients: ``False`` records inputs only.
-        copy_inputs: copy each input, for models that overwrite it in place afterwards.
-        copy_weights: copy each weight when its layer is first applied; ``False`` reads it when asked for.
-
-    The model is left as it was, also after an exception. Layers that cannot be captured are in ``tape.unsupported``.
-    Batch normalisation in train mode makes the samples of a batch depend on each other, so that gradients of single
-    samples do not exist: a :class:`~gramscope.errors.ResultWarning` says so; ``model.eval()`` first gives them.
-
-    >>> import torch, gramscope as gs
-    >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
-    >>> with gs.capture(model) as tape:
-    ...     model(torch.ones(5, 3)).square().sum().backward()
-    >>> tape["0"].h.shape, tape["0"].delta.shape, tape["0"].D.shape
-    (torch.Size([5, 1, 3]), torch.Size([5, 1, 4]), torch.Size([4, 3]))
-    """
-    root = unwrap(model)
-    if isinstance(root, torch.jit.ScriptModule):
-        raise LayerError(
-            f"{type(root).__name__} is a scripted module, whose layers cannot be watched; use the original"
-        )
-    selection = select_layers(root, layers)
-    tape = Tape(
-        root,
-        selection,
-        reduction=reduction,
-        batch_dim=batch_dim,
-        gradients=gradients,
-        copy_inputs=copy_inputs,
-        copy_weights=copy_weights,
-    )
-    tape.explicit = layers is not None
-    wanted = select_modules(root, outputs) if outputs else {}
-    with ExitStack() as stack:
-        fast = torch.backends.mha.get_fastpath_enabled()
-        stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
-        torch.backends.mha.set_fastpath_enabled(False)
-        if is_compiled(model):
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-        called, returned = _model_hooks(tape)
-        stack.callback(root.register_forward_pre_hook(called, with_kwargs=True).remove)
-        stack.callback(root.register_forward_hook(returned).remove)
-        for name, module in wanted.items():
-            stack.callback(module.register_forward_hook(_output_hook(tape, name, module)).remove)
-        stack.enter_context(Observer(selection, tape._applied))
-        yield tape
-    check_seen(tape)
-
-
 def _has_checkpoint(loss: Tensor) -> bool:
     """Whether a re-entrant activation checkpoint is in the graph of a loss."""
     waiting, known = [loss.grad_fn], set()
@@ -349,31 +275,3 @@ def _has_checkpoint(loss: Tensor) -> bool:
         known.add(node)
         waiting += [parent for parent, _ in node.next_functions]
     return False
-
-
-def _model_hooks(tape: Tape) -> tuple[ModuleHook, ModuleHook]:
-    """Hooks before and after the model's forward."""
-
-    def called(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if module is tape.model and tape.watching and not in_backward():
-            tape._called(args, kwargs)
-
-    def returned(module: nn.Module, args: object, output: object) -> None:
-        if module is tape.model and tape.watching and tape.calls and not in_backward():
-            tape.calls[-1].returned(output)
-
-    return ModuleHook(called), ModuleHook(returned)
-
-
-def _output_hook(tape: Tape, name: str, watched: nn.Module) -> ModuleHook:
-    def hook(module: nn.Module, args: object, output: object) -> None:
-        if module is not watched:  # a deep copy of it
-            return
-        value = first_tensor(output)
-        if value is None:
-            raise LayerError(f"module {name!r} returned no tensor but {type(output).__name__}")
-        if not in_backward() and tape.watching:
-            tape.outputs[name] = value.detach().clone()  # what follows may overwrite it
-            tape.output_counts[name] = tape.output_counts.get(name, 0) + 1
-
-    return ModuleHook(hook)

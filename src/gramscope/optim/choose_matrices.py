@@ -192,7 +192,7 @@ def _refusal(matrix: WeightMatrix, known: dict[int, Tensor]) -> str | None:
     if is_sharded(p) and why_not_sharded(matrix) is not None:
         return why_not_sharded(matrix)
     if p.dim() < 2:
-        return f"has {p.dim()} dimension(s), not a matrix"
+        return f"has shape {tuple(p.shape)}, which is not that of a matrix"
     if p.numel() == 0:
         return f"is empty, of shape {tuple(p.shape)}"
     if not p.is_floating_point():

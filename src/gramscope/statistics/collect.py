@@ -18,6 +18,7 @@ from gramscope.distributed.gathered import check_not_flattened, gathered
 from gramscope.distributed.groups import Group, find_exchange
 from gramscope.errors import InputError, ResultWarning
 from gramscope.layers.batches import NoBatchError, Unpack, batches, to_device
+from gramscope.layers.capture import capture
 from gramscope.layers.jacobians import MEMORY, check_samples_are_independent
 from gramscope.layers.losses import Loss
 from gramscope.layers.model_call import (
@@ -29,7 +30,7 @@ from gramscope.layers.model_call import (
 )
 from gramscope.layers.modules import unwrap
 from gramscope.layers.select import LayerSelector, select_modules
-from gramscope.layers.tape import Tape, capture
+from gramscope.layers.tape import Tape
 from gramscope.layers.validity import check_reference
 from gramscope.notes import Note
 from gramscope.statistics.accumulate import Accumulator

@@ -24,7 +24,7 @@ class Estimate:
 def estimate(values: Tensor) -> Estimate:
     """Mean and standard error along the first axis (at least two draws)."""
     if values.shape[0] < 2:
-        raise InputError(f"{values.shape[0]} draw(s): an error bar needs at least 2")
+        raise InputError(f"an error bar needs at least 2 draws, not {values.shape[0]}")
     return Estimate(values.mean(0), values.std(0) / values.shape[0] ** 0.5, values.shape[0])
 
 
@@ -91,7 +91,7 @@ def kernel_moments(tangents: Iterable[Tensor], groups: int = 20) -> KernelMoment
             counts[nets % groups] += 1
             nets += 1
     if kernels is None or squares is None or nets < 2:
-        raise InputError(f"{nets} net(s): an error bar needs at least 2")
+        raise InputError(f"an error bar needs at least 2 nets, not {nets}")
     used = min(groups, nets)
     divisor = torch.tensor(counts[:used], dtype=torch.float64, device=kernels.device).reshape(-1, 1, 1)
     return KernelMoments(kernels[:used] / divisor, squares[:used] / divisor, nets)

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from gramscope.errors import InputError
+from gramscope.layers.capture import capture
 from gramscope.layers.jacobians import check_samples_are_independent, jacobian_chunks
 from gramscope.layers.losses import Loss, sample_losses
 from gramscope.layers.model_call import call_model, evaluating, select_output
 from gramscope.layers.select import LayerSelector, select_layers
-from gramscope.layers.tape import capture
 from gramscope.theory.early_time import Speeds, speeds_from_gradient
 from gramscope.theory.montecarlo import KernelMoments, kernel_moments
 

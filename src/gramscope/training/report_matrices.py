@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from gramscope.layers.tape import Tape, capture
+from gramscope.layers.capture import capture
+from gramscope.layers.tape import Tape
 from gramscope.linalg.factored import FactoredGram
 from gramscope.linalg.virtual_shift import shift_factor
 from gramscope.statistics.collect import collect

@@ -1,0 +1,119 @@
+"""``gs.capture``: watch a model inside a ``with`` block, and leave it as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from gramscope.errors import LayerError
+from gramscope.layers.hooks import Observer, first_tensor, in_backward
+from gramscope.layers.modules import ModuleHook, is_compiled, unwrap
+from gramscope.layers.select import LayerSelector, select_layers, select_modules
+from gramscope.layers.tape import Reduction, Tape
+from gramscope.layers.validity import check_seen
+
+
+@contextmanager
+def capture(
+    model: nn.Module,
+    layers: LayerSelector = None,
+    *,
+    outputs: str | Sequence[str] = (),
+    reduction: Reduction = "sum",
+    batch_dim: int = 0,
+    gradients: bool = True,
+    copy_inputs: bool = False,
+    copy_weights: bool = True,
+) -> Iterator[Tape]:
+    """Record every linear-like layer application of the forwards and backwards run inside the ``with`` block.
+
+    Args:
+        model: any module, also inside ``torch.compile`` (run eagerly meanwhile) or DDP.
+        layers: names, globs or module types; ``None`` for every linear-like layer.
+        outputs: names or globs of modules whose output is kept too (the hidden state of a Transformer block): the one of
+            the last time the module ran.
+        reduction: how the loss you call ``backward`` on was reduced over the batch. ``"sum"`` takes gradients as they
+            come; ``"mean"`` multiplies them by the number of samples n, so that ``delta`` is per sample; a number multiplies
+            them whatever the loss was. A capture sees gradients, not the loss: ``"mean"`` is right only for a loss that
+            divided by n. One that divided by something else (the weights of the classes, the labels that are not
+            ignored, n times the tokens) needs that divisor as a number, or ``tape.backward(losses)`` with one loss per
+            sample, or :func:`gramscope.collect` with the criterion itself.
+        batch_dim: axis of the batch in the inputs of Linear layers (1 for sequence-first models).
+        gradients: ``False`` records inputs only.
+        copy_inputs: copy each input, for models that overwrite it in place afterwards.
+        copy_weights: copy each weight when its layer is first applied; ``False`` reads it when asked for.
+
+    The model is left as it was, also after an exception. Layers that cannot be captured are in ``tape.unsupported``.
+    Batch normalisation in train mode makes the samples of a batch depend on each other, so that gradients of single
+    samples do not exist: a :class:`~gramscope.errors.ResultWarning` says so; ``model.eval()`` first gives them.
+
+    >>> import torch, gramscope as gs
+    >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    >>> with gs.capture(model) as tape:
+    ...     model(torch.ones(5, 3)).square().sum().backward()
+    >>> tape["0"].h.shape, tape["0"].delta.shape, tape["0"].D.shape
+    (torch.Size([5, 1, 3]), torch.Size([5, 1, 4]), torch.Size([4, 3]))
+    """
+    root = unwrap(model)
+    if isinstance(root, torch.jit.ScriptModule):
+        raise LayerError(
+            f"{type(root).__name__} is a scripted module, whose layers cannot be watched; use the original"
+        )
+    selection = select_layers(root, layers)
+    tape = Tape(
+        root,
+        selection,
+        reduction=reduction,
+        batch_dim=batch_dim,
+        gradients=gradients,
+        copy_inputs=copy_inputs,
+        copy_weights=copy_weights,
+    )
+    tape.explicit = layers is not None
+    wanted = select_modules(root, outputs) if outputs else {}
+    with ExitStack() as stack:
+        fast = torch.backends.mha.get_fastpath_enabled()
+        stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
+        torch.backends.mha.set_fastpath_enabled(False)
+        if is_compiled(model):
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        called, returned = _model_hooks(tape)
+        stack.callback(root.register_forward_pre_hook(called, with_kwargs=True).remove)
+        stack.callback(root.register_forward_hook(returned).remove)
+        for name, module in wanted.items():
+            stack.callback(module.register_forward_hook(_output_hook(tape, name, module)).remove)
+        stack.enter_context(Observer(selection, tape.applied))
+        yield tape
+    check_seen(tape)
+
+
+def _model_hooks(tape: Tape) -> tuple[ModuleHook, ModuleHook]:
+    """Hooks before and after the model's forward."""
+
+    def called(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if module is tape.model and tape.watching and not in_backward():
+            tape.called(args, kwargs)
+
+    def returned(module: nn.Module, args: object, output: object) -> None:
+        if module is tape.model and tape.watching and tape.calls and not in_backward():
+            tape.calls[-1].returned(output)
+
+    return ModuleHook(called), ModuleHook(returned)
+
+
+def _output_hook(tape: Tape, name: str, watched: nn.Module) -> ModuleHook:
+    def hook(module: nn.Module, args: object, output: object) -> None:
+        if module is not watched:  # a deep copy of it
+            return
+        value = first_tensor(output)
+        if value is None:
+            raise LayerError(f"module {name!r} returned no tensor but {type(output).__name__}")
+        if not in_backward() and tape.watching:
+            tape.outputs[name] = value.detach().clone()  # what follows may overwrite it
+            tape.output_counts[name] = tape.output_counts.get(name, 0) + 1
+
+    return ModuleHook(hook)
