@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import gramscope as gs
 from cases import BY_NAME, normal
 from gramscope.bench.timing import peak_extra_bytes
+from gramscope.instruments.agop import dual_tangent_kernel
 from gramscope.notes import joined
 
 MEBIBYTE = 2**20
@@ -76,13 +77,17 @@ def test_square_layers_are_kept_whatever_the_budget() -> None:
     assert set(kept.values()) == {True, False}
 
 
-def test_rows_that_serve_all_samples_have_no_gradients_of_single_samples() -> None:
-    """A table of relative positions, as DeBERTa projects it: D is right, Σ and K do not exist."""
+@pytest.mark.parametrize("rows", [(1, 4), (4,), (6,)])
+def test_rows_that_serve_all_samples_have_no_gradients_of_single_samples(rows: tuple[int, ...]) -> None:
+    """A table of relative positions, as DeBERTa projects it, or learned queries: D is right, Σ and K do not exist.
+
+    Six rows are as many as there are samples, so that their number does not show it.
+    """
 
     class Relative(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.table = nn.Parameter(torch.randn(1, 4, 3, dtype=torch.float64))
+            self.table = nn.Parameter(torch.randn(*rows, 3, dtype=torch.float64))
             self.shared, self.own = nn.Linear(3, 5).double(), nn.Linear(3, 5).double()
 
         def forward(self, x: Tensor) -> Tensor:
@@ -96,9 +101,30 @@ def test_rows_that_serve_all_samples_have_no_gradients_of_single_samples() -> No
     assert stats["shared"].JtJ is None
     assert stats["own"].Sigma is not None
     assert stats["own"].JtJ is not None
-    assert "the same for all 6 samples" in str(stats.notes["shared"])
-    one = gs.collect(model, (x[:1], y[:1]), nn.MSELoss(), jacobians=True)  # one sample has them
-    assert one["shared"].JtJ is not None
+    assert "serves several samples" in str(stats.notes["shared"])
+    assert set(dual_tangent_kernel(model, x)) == {"own"}
+    # batches of one sample have them
+    table = gs.measure(model, [(x[i : i + 1], y[i : i + 1]) for i in range(6)], nn.MSELoss(), measures=["agop_trace"])
+    W, z = model.shared.weight, model.shared(model.table)
+    J = torch.autograd.functional.jacobian(lambda z: (model.own(x).unsqueeze(1) * z).sum(1), z)
+    assert table["shared"]["agop_trace"] == pytest.approx((J @ W).square().sum().item() / 6)
+
+
+def test_positions_as_many_as_samples_serve_all_of_them() -> None:
+    class Placed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.places, self.head = nn.Embedding(9, 4), nn.Embedding(5, 4), nn.Linear(4, 3)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.head(torch.tanh(self.words(ids) + self.places(torch.arange(5)))).mean(1)  # type: ignore[no-any-return]
+
+    stats = gs.collect(
+        Placed(), (torch.arange(25).reshape(5, 5) % 9, torch.arange(5) % 3), F.cross_entropy, jacobians=True
+    )
+    assert stats["words"].JtJ is not None
+    assert stats["places"].JtJ is None
+    assert stats["places"].Sigma is None
 
 
 def test_a_reentrant_checkpoint_leaves_the_other_columns() -> None:

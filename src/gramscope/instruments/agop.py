@@ -20,7 +20,7 @@ from gramscope.distributed.groups import Group
 from gramscope.errors import InputError, LayerError, ResultWarning
 from gramscope.layers.batches import Unpack, batches, is_array, is_floating, reading, split_batch, to_device
 from gramscope.layers.capture import capture
-from gramscope.layers.jacobians import MEMORY, check_samples_are_independent, jacobian_chunks
+from gramscope.layers.jacobians import MEMORY, check_samples_are_independent, jacobian_chunks, layers_with_shared_rows
 from gramscope.layers.labels import LabelReader
 from gramscope.layers.model_call import (
     OutputSelector,
@@ -161,7 +161,8 @@ def dual_tangent_kernel(
 ) -> dict[str, Tensor]:
     """The n×n dual ``𝒦_ij = ⟨J_i, J_j⟩``; with ``blocks`` the ``[n·c, n·c]`` matrix of all ``J_i J_jᵀ``, sample-major.
 
-    Its size grows with n² by definition; every sample's Jacobian is held while it is formed. Arguments are those of
+    Its size grows with n² by definition; every sample's Jacobian is held while it is formed. Layers of which one row of inputs
+    serves several samples are left out. Arguments are those of
     :func:`agop`.
 
     >>> import torch
@@ -172,6 +173,7 @@ def dual_tangent_kernel(
     parts: dict[str, list[Tensor]] = {}
     device, root = model_device(model), unwrap(model)
     reader, sequences = LabelReader(model, own_loss=False), True
+    shared: frozenset[str] = frozenset()
     with (
         evaluating(root),
         torch.inference_mode(False),
@@ -186,11 +188,12 @@ def dual_tangent_kernel(
             f = select_output(run_captured(model, tape, read.inputs), output)
             if index == 0:
                 check_samples_are_apart(model, tape, read.inputs, f, output)
+                shared = layers_with_shared_rows(tape, f)
             positions = read.positions
             sequences = sequences and bool(positions.lengths)
             rows: dict[str, list[Tensor]] = {}
             for chunk in jacobian_chunks(tape, positions.tokens_first(f), memory=memory):
-                for name, J in chunk.items():
+                for name, J in ((name, J) for name, J in chunk.items() if name not in shared):
                     # [m, groups…, batch, sites, k] -> [batch, sites, m, groups…, k] -> [batch, m, everything]
                     J = positions.tokens_first(J.movedim((-3, -2), (0, 1)))
                     rows.setdefault(name, []).append(J.movedim(2, 1).flatten(2).double())

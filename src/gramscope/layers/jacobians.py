@@ -99,6 +99,38 @@ def check_samples_are_independent(model: nn.Module) -> None:
         raise LayerError(problem)
 
 
+def layers_with_shared_rows(tape: Tape, output: Tensor) -> frozenset[str]:
+    """Names of layers of which one row of inputs serves several samples: learned queries, a table of relative positions.
+
+    No sample has a gradient of its own there. The outputs of either half of the samples are pulled back, with random weights;
+    a row serves samples of both halves where both arrive.
+
+    Args:
+        tape: a capture that has seen exactly one forward of the model, in which no sample influences another's output.
+        output: the model's output of that forward.
+    """
+    output = _samples_first(tape, output)
+    watched = [a for a in tape.applications() if a.edge is not None]
+    half = output.shape[0] // 2
+    if half == 0 or not watched or not output.requires_grad:
+        return frozenset()
+    weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(0)).to(output)
+    reached: list[list[Tensor | None]] = []
+    for other in (slice(half), slice(half, None)):
+        direction = weights.clone()
+        direction[other] = 0
+        with tape.paused():
+            gradients, _ = _pull_back(
+                output, [a.edge for a in watched if a.edge], direction.unsqueeze(0), batched=False
+            )
+        reached.append([None if gradient is None else gradient[0] != 0 for gradient in gradients])
+    return frozenset(
+        a.layer.name
+        for a, first, second in zip(watched, *reached, strict=True)
+        if first is not None and second is not None and bool((first & second).any())
+    )
+
+
 def _samples_first(tape: Tape, output: Tensor) -> Tensor:
     """The output as ``[samples, …]``; an output whose rows are not the samples of the forward is refused.
 

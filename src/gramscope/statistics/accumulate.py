@@ -41,6 +41,11 @@ from gramscope.statistics.result import (
 #: sums of products of gradients that belong to single samples
 OF_JACOBIANS = ("JtJ", "JtJ_centered", "kernel_parts", "kernel_probes", "centered_probes")
 OF_SINGLE_SAMPLES = ("Sigma", "input_covariance", "covariance_probes", *OF_JACOBIANS)
+#: why a layer whose inputs serve several samples has none of them
+SHARED = (
+    "no Σ, no K and no features: a row of its inputs serves several samples, so none has a gradient of its own there; batches "
+    "of one sample give Σ and K"
+)
 
 
 class Accumulator:
@@ -111,7 +116,8 @@ class Accumulator:
                 self._looked_up.add(name)
             if self._options.autograd and shares_parameter(record.layer, tape.model):
                 self._shared.add(name)
-        self._leave_out_shared_rows(record, step.n)
+        if name in step.shared:
+            self._left_out |= {(name, what): SHARED for what in (*OF_SINGLE_SAMPLES, "features")}
         if self._options.gradients and any(a.dz is not None for a in record.applications):
             self._sums.add_gradients(record, step.n, step.positions)
             if name in step.autograd:
@@ -119,15 +125,6 @@ class Accumulator:
                 self._sums.add(name, "autograd", gradient.clone() if name in self._shared else gradient)
         if self._options.features and (name, "features") not in self._left_out:
             self._add_layer_features(record, step, target)
-
-    def _leave_out_shared_rows(self, record: LayerRecord, n: int) -> None:
-        """Leave Σ and K of a layer out where one row of inputs serves all samples, such as a table of relative positions."""
-        axis = self._axes.of(record.layer.module)
-        # [1, d] may be the only token that reaches an expert, while [1, sites, d] has an axis for the samples
-        wide = [a for a in record.applications if a.x.dim() > 2]
-        if n > 1 and any(a.layer.kind.samples(a.layer.module, a.x, axis) == 1 for a in wide):
-            text = f"no Σ and no K: its inputs are the same for all {n} samples, so no sample has a gradient of its own there"
-            self._left_out |= {(record.name, what): text for what in OF_SINGLE_SAMPLES}
 
     def _note_coupled(self) -> None:
         """Leave Jacobians out where samples influence each other, or raise if they were asked for."""

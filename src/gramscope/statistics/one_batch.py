@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from gramscope.errors import InputError, NumericalError
 from gramscope.layers.batches import label_key
 from gramscope.layers.hooks import first_tensor
+from gramscope.layers.jacobians import ReentrantError, layers_with_shared_rows
 from gramscope.layers.labels import LabelReader, ReadBatch
 from gramscope.layers.losses import (
     Loss,
@@ -70,6 +72,7 @@ class Step:
         residual: ``E = −∂L/∂f``, when asked for.
         autograd: gradients of the parameters themselves by layer, when asked for.
         coupled: whether samples of the batch influence each other's outputs.
+        shared: layers of which one row of inputs serves several samples.
     """
 
     inputs: Any
@@ -82,6 +85,7 @@ class Step:
     residual: Tensor | None = None
     autograd: dict[str, Tensor] = field(default_factory=dict)
     coupled: bool = False
+    shared: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -99,6 +103,7 @@ class BatchRunner:
         own_loss = self.loss is None or takes_batch(self.loss)
         self._reader = LabelReader(self.model, self.options.ignore_index, own_loss)
         self._independent: bool | None = None
+        self._shared: frozenset[str] | None = None
 
     def run(self, tape: Tape, inputs: Any, target: Any, index: int) -> Step:
         """Forward, backward where there is a loss, and the targets that features are compared with."""
@@ -113,7 +118,9 @@ class BatchRunner:
         tape.unsupported |= read.notes
         random = torch.get_rng_state()
         step, returned = forward(self.model, tape, read, index, self.output)
-        step = replace(step, coupled=self._influences_others(tape, step, random))
+        step = replace(
+            step, coupled=self._influences_others(tape, step, random), shared=self._shared_layers(tape, step)
+        )
         losses = self._losses(step, returned, inputs, given, index)
         if losses is not None:
             step = backward(step, tape, losses, index, self.options)
@@ -165,6 +172,15 @@ class BatchRunner:
                     self.options.batch_dim,
                 )
         return self._independent is False
+
+    def _shared_layers(self, tape: Tape, step: Step) -> frozenset[str]:
+        """Layers of which one row serves several samples, asked once, at the first batch of several independent samples."""
+        if self._shared is None and self._independent:
+            with suppress(
+                ReentrantError, InputError
+            ):  # no gradients of outputs, or outputs that are not those of samples
+                self._shared = layers_with_shared_rows(tape, step.output)
+        return self._shared or frozenset()
 
     def run_reference(self, reference: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         """The output of the reference network, which must have the shape of the model's ``output``."""
