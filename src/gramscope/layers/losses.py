@@ -95,8 +95,9 @@ def losses_and_terms(
         raise
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         sides = [f"{tuple(v.shape)} {v.dtype}" if isinstance(v, Tensor) else type(v).__name__ for v in (output, target)]
+        own = "" if takes_batch(loss) or is_torch_criterion(loss) else f"; {WHOLE_BATCH}"
         raise InputError(
-            f"{_name(loss)} failed on an output of {sides[0]} and a target of {sides[1]}: {error}"
+            f"{_name(loss)} failed on an output of {sides[0]} and a target of {sides[1]}: {error}{own}"
         ) from error
 
 
@@ -139,6 +140,10 @@ def own_losses(value: Tensor, output: Tensor, target: Any, n: int, ignore_index:
     counted = _counted(target, ignore_index) if labelled else None
     terms = n if counted is None else counted[1]
     return Losses(value * terms if terms else output.sum() * 0, terms)  # the mean of no labels is NaN
+
+
+#: for losses of several heads, or without a target
+WHOLE_BATCH = "a loss whose second argument is called batch gets all that the model returned and the whole batch"
 
 
 def takes_batch(loss: Any) -> bool:

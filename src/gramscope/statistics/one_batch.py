@@ -17,6 +17,7 @@ from gramscope.layers.hooks import first_tensor
 from gramscope.layers.jacobians import ReentrantError, layers_with_shared_rows
 from gramscope.layers.labels import LabelReader, ReadBatch
 from gramscope.layers.losses import (
+    WHOLE_BATCH,
     Loss,
     Losses,
     class_axis,
@@ -151,7 +152,7 @@ class BatchRunner:
         if step.target is None:
             raise InputError(
                 f"batch {index} has no target for the loss; give (x, y) as a tuple, a loader of such pairs, or "
-                "unpack=lambda batch: (inputs, target)"
+                f"unpack=lambda batch: (inputs, target); {WHOLE_BATCH}"
             )
         target = step.target if is_torch_criterion(self.loss) else given
         ignored = self.options.ignore_index
