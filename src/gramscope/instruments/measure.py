@@ -16,7 +16,6 @@ from gramscope.distributed.exchange import Exchange
 from gramscope.distributed.gathered import gathered
 from gramscope.distributed.groups import Group, find_exchange
 from gramscope.errors import GramscopeWarning, InputError, NumericalError
-from gramscope.instruments.freed_memory import return_freed_memory
 from gramscope.instruments.passes import fitted_by_passes, without_gram
 from gramscope.instruments.readout import nearest_mean_agreement
 from gramscope.layers.jacobians import MEMORY
@@ -32,6 +31,7 @@ from gramscope.measures.linearity import IterativeResult
 from gramscope.measures.table import Table
 from gramscope.notes import Note, joined
 from gramscope.statistics.collect import collect
+from gramscope.statistics.freed_memory import return_freed_memory, return_now_and_then
 from gramscope.statistics.layer import LayerStatistics, NotCollected
 from gramscope.statistics.progress import progress_bar
 from gramscope.statistics.result import Statistics
@@ -197,6 +197,7 @@ def table_of(statistics: Statistics, names: Iterable[str], context: Context, pro
     with progress_bar("measuring", len(statistics), progress) as advance:
         for layer in statistics:
             fill(layer.name, layer, names)
+            return_now_and_then()
             advance()
     for module, part in statistics.outputs.items():
         # A module's output has features but no weight.

@@ -278,7 +278,7 @@ class _Basis(NamedTuple):
 
 
 #: largest d for which an eigendecomposition costs little
-SMALL = 512
+SMALL = 64
 
 
 def _cholesky_basis(m: Moments, eps: float) -> _Basis | None:

@@ -247,6 +247,10 @@ def row_norm(A: Tensor, B: Tensor | None = None) -> Tensor:
     5e-200
     """
     flat, other = A.reshape(-1, A.shape[-1]), None if B is None else B.reshape(-1, A.shape[-1])
+    if B is None and A.dtype != torch.float64:  # squares of other types are within the range of float64
+        rows, width = flat.shape
+        norms = [torch.linalg.vector_norm(to_double(flat[i:j])) for i, j in spans(rows, width, entries=2**16)]
+        return torch.linalg.vector_norm(torch.stack(norms)) if norms else to_double(A).sum()
     exponent = binary_exponent(A) if B is None else torch.maximum(binary_exponent(A), binary_exponent(B))
     parts = []
     for start, stop in spans(*flat.shape[-2:]):

@@ -24,6 +24,7 @@ from gramscope.statistics.collect_options import Options
 from gramscope.statistics.feature_moments import FeatureAccumulator
 from gramscope.statistics.feature_statistics import FeatureStatistics
 from gramscope.statistics.features import NoSuchSites, Tokens, Unpaired, inputs_of, rows_and_targets
+from gramscope.statistics.freed_memory import return_now_and_then
 from gramscope.statistics.layer import SUMS, LayerStatistics, NetworkStatistics, merge_networks
 from gramscope.statistics.layer_sums import LayerSums
 from gramscope.statistics.layouts import SampleAxes, output_rows
@@ -82,6 +83,7 @@ class Accumulator:
         """Add one batch that ``tape`` has seen; ``twin`` is the reference network's tape and output."""
         target = step.target if isinstance(step.target, Tensor) else None
         for record in tape:
+            return_now_and_then()
             self._add_layer(tape, record, step, target)
         for record in tape:
             record.forget_gradients()  # Jacobians take as much memory

@@ -36,6 +36,7 @@ from gramscope.notes import Note
 from gramscope.statistics.accumulate import Accumulator
 from gramscope.statistics.collect_options import Options
 from gramscope.statistics.features import IGNORED, Tokens
+from gramscope.statistics.freed_memory import return_now_and_then
 from gramscope.statistics.layouts import check_channels, layout, sample_axes
 from gramscope.statistics.one_batch import BatchRunner
 from gramscope.statistics.processes import over_processes
@@ -256,6 +257,7 @@ def _read(
                     del reference_output
                 tape.clear()
                 del step  # its graph, before the next batch makes another
+                return_now_and_then()
                 advance()
     except NoBatchError:
         if not may_be_empty:

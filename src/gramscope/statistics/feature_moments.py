@@ -30,9 +30,9 @@ TARGET_LIMIT = 4096
 #: labels must be smaller than this: a table of signs is kept for every 4,096 of them
 CLASS_LIMIT = 2**20
 #: entries gathered before they are turned into moments: merging d×c moments for every small batch would cost more
-BUFFER = 2**19
+BUFFER = 2**18
 #: entries turned into moments at once, at least 256 rows
-BLOCK = 2**19
+BLOCK = 2**18
 #: rows of a batch from which they are not gathered
 DIRECT = 256
 
@@ -77,8 +77,7 @@ class FeatureAccumulator:
         self._keep_frequent(rows, target)
         self._add_residual(rows, residual)
         if self._kept is not None:
-            count = sum(len(part) for part, _ in self._kept)
-            if self.keeps_rows(count + m, d) and all(part.shape[1] == d for part, _ in self._kept):
+            if self.keeps_rows(_count(self._kept) + m, d) and all(part.shape[1] == d for part, _ in self._kept):
                 self._kept.append((rows.detach().clone(), target))
                 return
             before, self._kept = self._kept, None
@@ -100,7 +99,7 @@ class FeatureAccumulator:
             self._add_block(rows.detach(), target)
             return
         self._waiting.append((rows.detach().clone(), target))
-        if sum(len(part) for part, _ in self._waiting) >= min(max(BUFFER // d, DIRECT), 2048):
+        if _count(self._waiting) >= min(max(BUFFER // d, DIRECT), 2048):
             self._flush()
 
     def _add_residual(self, rows: Tensor, residual: Tensor | None) -> None:
@@ -119,7 +118,7 @@ class FeatureAccumulator:
             labels, counts = torch.unique(target, return_counts=True)
             many = int(labels.max()) >= CLASSES
             self._popular = labels[counts.argsort(descending=True, stable=True)][: FREQUENT * many]
-        room = FREQUENT_ROWS - sum(len(part) for part, _ in self._frequent)
+        room = FREQUENT_ROWS - _count(self._frequent)
         if room > 0 and self._popular.numel():
             chosen = torch.isin(target, self._popular).nonzero().flatten()[:room]
             self._frequent.append((rows.detach()[chosen.to(rows.device)].clone(), target[chosen]))
@@ -182,6 +181,10 @@ class FeatureAccumulator:
         for start in range(0, rows.shape[0], size):
             block = slice(start, start + size)
             self._moments = add_rows(self._moments, self._total, self._name, rows[block], target[block])
+
+
+def _count(parts: list[tuple[Tensor, Tensor]]) -> int:
+    return sum(rows.shape[0] for rows, _ in parts)
 
 
 def _check_labels(target: Tensor, ignored: int) -> None:

@@ -112,9 +112,10 @@ def add_rows(
 ) -> FeatureStatistics:
     """Statistics of the old rows and new ones, without their d×d sum; ``total`` is that sum and grows in place.
 
-    What merging adds to the sums of both is the Gram matrix of a few rows, so that one product does all of it.
+    What merging adds to the sums of both is the Gram matrix of a few rows.
     """
-    new = statistics_of(name, rows, target, False)
+    double, target = to_double(rows), target.to(to_double(rows[:0]).device)
+    new = statistics_of(name, double, target, False)
     parts = [new] if old is None else [old, new]
     further = []
     if any(part.labels for part in parts):  # the sum is around the mean of all rows then, not around those of classes
@@ -122,10 +123,12 @@ def add_rows(
         parts = [projected_classes(part) for part in parts]
     whole = reduce(merge_features, parts)
     if total is not None:
-        double = to_double(rows)
-        centres = new.classes.means[target.to(double.device)] if new.classes is not None else new.joint.mean_h
         further += [_between(*parts)] if len(parts) > 1 else []
-        total.add_gram(torch.cat([double - centres, *further]))
+        # the signs do not matter, and the means of the rows' classes are a tensor of our own
+        centred = new.joint.mean_h - double if new.classes is None else new.classes.means[target].sub_(double)
+        total.add_gram(centred)
+        if further:
+            total.add_gram(torch.cat(further))
     return whole
 
 

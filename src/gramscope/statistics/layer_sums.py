@@ -16,6 +16,7 @@ from gramscope.layers.tape import Tape
 from gramscope.linalg.stochastic import FEWEST, gram_times, onto_columns, probe_count, probes
 from gramscope.linalg.symmetric_sum import SymmetricSum, for_products
 from gramscope.statistics.collect_options import Options
+from gramscope.statistics.freed_memory import return_now_and_then
 from gramscope.statistics.layer import add_parts
 
 #: samples whose gradients are summed in the model's precision
@@ -133,6 +134,7 @@ class LayerSums:
                     if J0 is not None:
                         self._add_gram(name, "JtJ_centered", _rows_of(J - J0))
                 del J, J0
+            return_now_and_then()
 
     def sketch_of(self, output: Tensor) -> int | None:
         """How many random combinations of outputs to take, ``None`` for all outputs."""

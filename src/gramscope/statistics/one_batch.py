@@ -40,6 +40,7 @@ from gramscope.layers.tape import Tape
 from gramscope.layers.validity import influences_others
 from gramscope.notes import Note
 from gramscope.statistics.collect_options import Options
+from gramscope.statistics.freed_memory import return_now_and_then
 
 #: losses whose targets are numbers, also where they are stored as integers
 REGRESSION = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
@@ -122,6 +123,7 @@ class BatchRunner:
         step = replace(
             step, coupled=self._influences_others(tape, step, random), shared=self._shared_layers(tape, step)
         )
+        return_now_and_then()  # what the forward has freed
         losses = self._losses(step, returned, inputs, given, index)
         if losses is not None:
             step = backward(step, tape, losses, index, self.options)
