@@ -23,7 +23,8 @@ HEAD = """# Gallery
 Figures drawn by `gramscope reproduce`, each with its claims: what the paper reports, what this run measured, and whether the
 claim holds. All numbers come from the run's records. *open* means that this run cannot decide the claim. The names in
 brackets are explained in the [references](references.md). For claims that do not hold, [readings tried](#readings-tried)
-says under which other reading they would.
+says under which other reading they would. gram-fig7 is vcl-fig1 again; gram-fig6, gram-fig11 and gram-fig12 have not been run
+at paper scale.
 """
 
 

@@ -47,3 +47,15 @@ def test_switches_of_layers_are_not_listed(tmp_path: Path) -> None:
     model = {"name": "mlp", "hidden": [6, 6], "bias": [False, True, True], "norm": True}
     run = RunDirectory.create(tmp_path / "x", {"model": model, "method": {"name": "sgd"}})
     assert dict(overview(read_runs([run.path])).facts[0][1])["model"] == ["mlp, hidden 6×6, norm"]
+
+
+@pytest.mark.parametrize(("epochs", "columns"), [((2, 2), []), ((2, 3), ["epoch", "seeds"])])
+def test_results_have_a_column_for_the_end_only_where_settings_differ(
+    tmp_path: Path, epochs: tuple[int, int], columns: list[str]
+) -> None:
+    paths = [write_run(tmp_path / str(i), method=f"m{i}", epochs=n).path for i, n in enumerate(epochs)]
+    table = overview(read_runs(paths)).results
+    assert table is not None
+    assert [name for name in table.columns if name in ("epoch", "seeds")] == columns
+    assert ("Every setting ends at epoch 2, with 1 seed." in table.note) is not bool(columns)
+    assert "\u00a0" in table.rows[0][1].text  # lines break before a range alone

@@ -25,6 +25,7 @@ from gramscope.training.config import TrainConfig
 
 #: data set -> published training accuracy, test accuracy and last-layer target linearity
 PUBLISHED = {"cifar10": (0.9, 0.5, 0.5), "cifar100": (0.9, 0.2, 0.15)}
+PUBLISHED_EPOCHS = 100
 #: inputs that are not scaled to [0, 1]
 SCALES = {"cifar100": "signed"}
 
@@ -203,7 +204,11 @@ def accuracies(results: Results[Settings]) -> Iterator[Claim]:
             f"TL {x:.2f} short" if name == "TL" else f"{name} {100 * x:.1f} points short" for name, x in lacking.items()
         ]
         published = f"train > {known[0]:.0%}, test > {known[1]:.0%}, TL > {known[2]}"
-        yield Claim(claim, published, measured, not short, ", ".join(short))
+        if short and run.end < PUBLISHED_EPOCHS:
+            short.append(f"the published values are those after {PUBLISHED_EPOCHS} epochs")
+            yield Claim(claim, published, measured, None, ", ".join(short))
+        else:
+            yield Claim(claim, published, measured, not short, ", ".join(short))
 
 
 # -- figure -------------------------------------------------------------------------------------------------------

@@ -64,22 +64,25 @@ def results_table(runs: Runs) -> Table | None:
     name = readable(score[0])
     columns = ["setting", f"{name}, last", f"{name}, best", f"reached at {runs.clock}"]
     columns += [*(f"{readable(key)}, last" for key in others), runs.clock, "seeds", "seconds"]
+    found = [(setting, evaluation_curve(setting, score[0], runs.clock)) for setting in runs.settings]
+    found = [(setting, main) for setting, main in found if main]
+    ends = {(main.times[-1], len(setting.runs)) for setting, main in found}
     rows = []
-    for setting in runs.settings:
-        main = evaluation_curve(setting, score[0], runs.clock)
-        if not main:
-            continue
+    for setting, main in found:
         means = [value.mean for value in main.values]
         top = means.index(max(means) if score[1] else min(means))
         seconds = evaluation_curve(setting, "seconds", runs.clock)
         row = [cell(setting.name), _last_cell(main, score[0])]
         row += [_spread_cell(main.values[top], score[0]), cell(main.times[top])]
         row += [_last_cell(evaluation_curve(setting, key, runs.clock), key) for key in others]
-        row += [cell(main.times[-1]), cell(len(setting.runs))]
+        row += map(cell, (main.times[-1], len(setting.runs)) if len(ends) > 1 else (None, None))
         rows.append([*row, cell(seconds.values[-1].mean if seconds else None)])
-    seeds = max(len(setting.runs) for setting in runs.settings)
+    seeds = max(count for _, count in ends)
     spread = "± 2σ" if seeds >= FEW_SEEDS else "their range in brackets" if seeds > 1 else "of which there is one"
     note = f"Means over seeds, {spread}. “Best” is the best mean during training, chosen on the data for which it is shown."
+    if len(ends) == 1:
+        ((end, count),) = ends
+        note = f"Every setting ends at {runs.clock} {end:g}, with {plural(count, 'seed')}. {note}"
     return _without_empty_columns(Table("results", "Results", tuple(columns), rows, note))
 
 
@@ -156,7 +159,7 @@ def _last_cell(curve: Curve, key: str) -> Cell:
 
 
 def _spread_cell(value: Summary, key: str) -> Cell:
-    """A value with its spread, in a line of its own where the column is narrow."""
+    """A value with its spread; its lines break only before a range."""
     return Cell(with_spread(value, key).replace(" ", "\u00a0").replace("\u00a0(", " ("), value.mean)
 
 
