@@ -11,6 +11,10 @@ from torch import Tensor, nn
 import gramscope as gs
 from gramscope.instruments.live_bytes import LiveBytes
 from gramscope.linalg.stochastic import probes
+from gramscope.measures.gram import fle_residual
+from gramscope.measures.probed import probed_shifts
+from gramscope.measures.probed_products import probed_fle_residual
+from gramscope.measures.step_shifts import step_shifts
 
 MEASURES = [
     "weight_norm", "effective_rank", "stable_rank", "gradient_norm", "vcs_cosine", "vcs_residual", "vcs_gram_cosine",
@@ -124,12 +128,101 @@ def test_centred_forms_agree_with_the_dense_result(d: int, k: int, outputs: int,
         assert 0 < error < (0.2 if outputs <= 256 else 0.5)  # a sketch of 8 combinations of 400 outputs
 
 
+def test_errors_of_a_step_over_many_draws_of_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deviations from the exact values in units of the standard error, as a Student distribution of 15 degrees has them."""
+    model, x, y = problem(200, 200)
+    layer = gs.collect(model, (x, y), LOSS, layers=["0"])["0"]
+    W, D, Sigma, gamma = layer.weight.double(), layer.gradient, layer.covariance, 0.05 / layer.loss_terms
+    exact = step_shifts(W, D, Sigma)
+    scores = []
+    for seed in range(80):
+        omega = torch.randint(2, (200, 64), generator=torch.Generator().manual_seed(seed)).mul(2).sub(1).double()
+        monkeypatch.setattr("gramscope.measures.probed.probes", lambda d, r, like, omega=omega: omega.to(like.dtype))
+        found = probed_shifts(W, D, Sigma @ (W @ omega))
+        estimates = {what: found.value(what, gamma) for what in ("cosine", "residual", "gram_cosine", "null")}
+        scores.append([(e.value - float(getattr(exact, what)(gamma))) / e.error for what, e in estimates.items()])
+        assert estimates["null"].error < 0.2 * float(exact.null(gamma))  # the traces of A, B and G are exact
+    z = torch.tensor(scores)
+    assert bool((z.mean(0).abs() < 0.4).all()), z.mean(0)
+    assert bool(((z.square().mean(0).sqrt() > 0.75) & (z.square().mean(0).sqrt() < 1.4)).all()), z.square().mean(0)
+
+
+FURTHER = [
+    "fact", "fact_residual", "fle_residual", "kernel_spread", "double_ratio", "crh_inputs_rg", "crh_inputs_rw", "crh_inputs_gw",
+    "crh_outputs_rw", "spectral_weight", "spectral_change", "gradient_nuclear_rank",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("d", "k", "outputs"), [(300, 300, 10), (600, 300, 10), (300, 600, 10), (300, 300, 400)])
+def test_further_columns_agree_with_the_dense_result(d: int, k: int, outputs: int) -> None:
+    model, x, y = problem(d, k, outputs)
+    reference = problem(d, k, outputs)[0]
+    g = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for p in model.parameters():
+            p += 0.5 * p.std() * torch.randn(p.shape, generator=g) + 0.3 * p.std()
+    options: dict[str, Any] = {"measures": FURTHER, "layers": ["0"], "reference": reference, "weight_decay": 0.01}
+    dense = gs.measure(model, (x, y), LOSS, **options, jacobians=True)
+    options |= {"sketch": 8} if outputs > 256 else {}
+    tight = gs.measure(model, (x, y), LOSS, **options, memory=2**19)
+    assert tight["0"]["fle_residual"] < 1e-5
+    if k > d:
+        assert "column space of W" in tight.notes["0.kernel_spread"].text
+    for name in FURTHER:
+        exact, value = dense["0"][name], tight["0"][name]
+        if name == "fle_residual" or (name == "kernel_spread" and k > d):
+            continue
+        assert exact is not None
+        assert value is not None, tight.notes[f"0.{name}"]
+        error = tight.errors["0"][name]
+        assert abs(value - exact) < 4 * error + 2e-3 * abs(exact), (name, value, exact, error)
+        assert error < 0.5 * abs(exact) + 0.05, name
+        assert "random" in tight.notes[f"0.{name}"].text
+
+
+def test_the_feature_learning_equation_is_checked_by_probes() -> None:
+    """A parameter's gradient that is another than D shows."""
+    g = torch.Generator().manual_seed(0)
+    W, D, E = (torch.randn(40, 60, generator=g, dtype=torch.float64) for _ in range(3))
+    found = probed_fle_residual(W, D + 0.1 * E, D, 2**10)
+    exact = float(fle_residual(W, D + 0.1 * E, W.mT @ D))
+    assert found.error is not None
+    assert abs(found.value - exact) < 4 * found.error
+    assert found.error < 0.2 * exact
+    assert probed_fle_residual(W, D, D, 2**10).value == 0
+
+
 def test_what_probes_cannot_tell_is_named() -> None:
     model, x, y = problem(300, 300)
-    table = gs.measure(model, (x, y), LOSS, measures=["nfa", "kernel_spread"], layers=["0"], memory=2**18)
+    reasons = {
+        "nfa_corrupted": "nfa_null has its expectation",
+        "nfa_depth": "eigenvalues",
+        "nfa_fitted": "eigenvalues",
+        "nfa_power": "eigenvalues",
+        "crh_outputs_rg": "Σ does not fit",
+        "crh_outputs_gw": "Σ does not fit",
+        "weight_exponent": "all singular values",
+    }
+    table = gs.measure(model, (x, y), LOSS, measures=["nfa", *reasons], layers=["0"], memory=2**18)
     assert table["0"]["nfa"] is not None
-    assert table["0"]["kernel_spread"] is None
-    assert "no K, but products with random vectors" in table.notes["0.kernel_spread"].text
+    for name, reason in reasons.items():
+        assert table["0"][name] is None
+        assert reason in table.notes[f"0.{name}"].text
+    centred = gs.measure(model, (x, y), LOSS, measures="crh_inputs_gw", layers=["0"], memory=2**18, center=True)
+    assert "leave out center=True" in centred.notes["0.crh_inputs_gw"].text
+
+
+def test_further_columns_keep_to_the_budget() -> None:
+    model, x, y = problem(2048, 1536, n=16)
+    weight, memory = 4 * 2048 * 1536, 2**23
+    names = [name for name in FURTHER if name not in ("double_ratio", "spectral_change")]
+    with LiveBytes() as live:
+        table = gs.measure(
+            model, (x, y), LOSS, measures=names, layers=["0"], memory=memory, progress=False, weight_decay=0.01
+        )
+    assert not [name for name in names if table["0"][name] is None]
+    assert live.peak < 5 * weight + 4 * memory  # D, the parameter's own gradient, and a sum of each of them
+    assert live.peak < 8 * 1536**2 * 5
 
 
 def test_padding_does_not_count() -> None:

@@ -7,7 +7,8 @@ few steps of bidiagonalisation started at a probe (stochastic Lanczos quadrature
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +29,19 @@ def probe_count(d: int, memory: int) -> int:
     (512, 144, 64)
     """
     return min(max(memory // (64 * d) // GROUPS * GROUPS, FEWEST), MOST)
+
+
+def is_large(shape: Sequence[int], memory: int, each: int = 16) -> bool:
+    """Whether exact measures of a weight ``[..., k, d]`` take more than ``memory`` bytes, and products with probes less.
+
+    They need k×k or d×d matrices of ``each`` bytes an entry, and the weight and its gradient in float64.
+
+    >>> is_large((4096, 11_008), 2**28), is_large((1024, 1024), 2**28), is_large((1024, 1024), 2**22)
+    (True, False, True)
+    """
+    *stack, k, d = shape
+    side = min(k, d)
+    return math.prod(stack) * max(side**2 * each, 16 * k * d) > memory and k * probe_count(d, memory) < side**2
 
 
 def probes(d: int, count: int, like: Tensor) -> Tensor:

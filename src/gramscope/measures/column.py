@@ -10,11 +10,18 @@ from typing import Any, TypeAlias, TypeVar
 from torch import Tensor
 
 from gramscope.measures.estimate import Estimate
+from gramscope.measures.large_spectrum import LargeSpectrum, large_weight_spectrum
 from gramscope.measures.linearity import IterativeResult
 from gramscope.statistics.layer import LayerStatistics
 from gramscope.statistics.result import Statistics
 
 Part = TypeVar("Part")
+
+
+#: why measures of all eigenvalues of K have no answer for a large layer
+NO_KERNEL = (
+    "K itself does not fit memory=, and products with random probes do not give all of its eigenvalues and eigenvectors"
+)
 
 
 class Missing(Exception):
@@ -57,6 +64,19 @@ class Context:
     def last(self) -> str:
         """The layer executed last."""
         return list(self.statistics.layers)[-1]
+
+    def large_spectrum(self, layer: LayerStatistics, what: str, make: Callable[[], Tensor]) -> LargeSpectrum | None:
+        """The estimated spectrum of a layer's matrix, where its decomposition does not fit the budget.
+
+        Args:
+            layer: the layer.
+            what: name of the matrix, under which its spectrum is kept for other measures.
+            make: gives the matrix, of the weight's shape.
+        """
+        side = min(layer.weight.shape[-2:])
+        if layer.weight.dim() > 2 or 24 * side**2 <= self.memory:  # three matrices in float64
+            return None
+        return self.once(layer, f"spectrum of {what}", lambda: large_weight_spectrum(make(), min(16, side)))
 
 
 @dataclass(frozen=True)

@@ -13,15 +13,16 @@ from torch import Tensor
 
 from gramscope.linalg.arrays import to_double
 from gramscope.linalg.row_blocks import row_norm
+from gramscope.linalg.stochastic import is_large
 from gramscope.measures.alignment import corrupted, double_centered_ratio, nfa
-from gramscope.measures.column import Column, Context, Measure, Missing
+from gramscope.measures.column import NO_KERNEL, Column, Context, Measure, Missing
 from gramscope.measures.estimate import Estimate, jackknife
 from gramscope.measures.feature_columns import FEATURES_AND_TARGETS
 from gramscope.measures.further_columns import FURTHER, FURTHER_OF_FEATURES
 from gramscope.measures.gram import fle_residual
 from gramscope.measures.kernel_alignment import KernelAlignment, kernel_alignment
-from gramscope.measures.large_spectrum import large_weight_spectrum
 from gramscope.measures.probed import ProbedAlignment, ProbedShifts, probed_alignment, probed_shifts
+from gramscope.measures.probed_products import probed_fle_residual
 from gramscope.measures.spectrum import weight_spectrum
 from gramscope.measures.step_shifts import StepShifts, step_shifts
 from gramscope.statistics.layer import LayerStatistics
@@ -35,14 +36,9 @@ def _weight(layer: LayerStatistics) -> Tensor:
 
 def _ranks(what: str) -> Column:
     def compute(context: Context, layer: LayerStatistics) -> float | Estimate:
-        side = min(layer.weight.shape[-2:])
-        # the decomposition needs three matrices in float64
-        if layer.weight.dim() > 2 or 24 * side**2 <= context.memory:
-            found: float = getattr(weight_spectrum(layer.weight), what)
-            return found
-        spectrum = context.once(layer, "spectrum", lambda: large_weight_spectrum(layer.weight, min(16, side)))
-        estimate: Estimate = getattr(spectrum, what)
-        return estimate
+        spectrum = context.large_spectrum(layer, "W", lambda: layer.weight)
+        found: float | Estimate = getattr(weight_spectrum(layer.weight) if spectrum is None else spectrum, what)
+        return found
 
     return compute
 
@@ -83,14 +79,14 @@ def _vcs(what: str) -> Column:
     return compute
 
 
-def _fle(context: Context, layer: LayerStatistics) -> Tensor | float:
+def _fle(context: Context, layer: LayerStatistics) -> Tensor | float | Estimate:
     if layer.autograd is None or layer.shared:
         raise Missing(
             "its weight is not a trainable parameter of this layer alone: it is computed, frozen or shared with another module"
         )
+    if is_large(layer.weight.shape, context.memory):
+        return probed_fle_residual(layer.weight, layer.autograd, layer.gradient, context.memory)
     W = _weight(layer)
-    if W.shape[-1] > 32_768:
-        raise Missing(f"it needs two matrices of {W.shape[-1]} × {W.shape[-1]}")
     return fle_residual(W, layer.autograd.double(), W.mT @ layer.gradient.double())
 
 
@@ -157,14 +153,19 @@ def _nfa_moved(kind: Literal["centered", "double", "ptk"]) -> Column:
     return compute
 
 
-def _double_ratio(context: Context, layer: LayerStatistics) -> Tensor | float:
-    W, W0 = _weight(layer), to_double(_reference_weight(context, layer))
-    if torch.equal(W, W0):
+def _double_ratio(context: Context, layer: LayerStatistics) -> Tensor | float | Estimate:
+    W0 = _reference_weight(context, layer)
+    if torch.equal(layer.weight, W0):
         raise Missing("the weight has not moved from the reference")
-    return double_centered_ratio(W, layer.K.double(), W0, layer.K_centered.double())
+    moved, whole = (_probed_alignment(context, layer, kind) for kind in ("double", "centered"))
+    if moved is not None and whole is not None:
+        return moved.inner_over(whole)
+    return double_centered_ratio(_weight(layer), layer.K.double(), to_double(W0), layer.K_centered.double())
 
 
 def _nfa_corrupted(context: Context, layer: LayerStatistics) -> Tensor | float:
+    if layer.kernel_probes is not None:
+        raise Missing(f"{NO_KERNEL}; nfa_null has its expectation")
     generator = torch.Generator().manual_seed(context.corruption_seed)
     Q = corrupted(layer.K.double().cpu(), generator)
     return nfa(_weight(layer).cpu(), Q, center=context.center)
@@ -187,7 +188,12 @@ def _agop_trace(context: Context, layer: LayerStatistics) -> Estimate:
     return jackknife(traces.numel(), lambda kept: float(traces[kept].mean()) * traces.numel())
 
 
-def _kernel_spread(context: Context, layer: LayerStatistics) -> Tensor | float:
+def _kernel_spread(context: Context, layer: LayerStatistics) -> Tensor | float | Estimate:
+    probed = _probed_alignment(context, layer)
+    if probed is not None and layer.weight.shape[-2] > layer.weight.shape[-1]:
+        raise Missing(f"{NO_KERNEL}; probes of more outputs than inputs tell of the part of K in the column space of W")
+    if probed is not None:
+        return probed.spread()
     values = torch.linalg.eigvalsh(layer.K.double()).flatten()
     return float(values.std(correction=0) / values.mean())
 

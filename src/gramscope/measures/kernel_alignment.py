@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -69,6 +70,15 @@ class KernelAlignment:
         return _correlation(
             t1 / m * self.size, self.size, square, self.total, t1 / m * self.total, self.entries * center
         )
+
+    def spread(self) -> Estimate:
+        """The standard deviation of K's eigenvalues over their mean; with several random parts its standard error too."""
+
+        def value(kept: Tensor) -> float:
+            square = square_of_parts(self.kernels, kept) / self.traces[kept].sum().square()
+            return math.sqrt(max(float(self.dimension * self.groups * square) - 1, 0.0))
+
+        return jackknife(self.inner.numel(), value)
 
 
 def kernel_alignment(W: Tensor, parts: Tensor, at_inputs: bool) -> KernelAlignment:

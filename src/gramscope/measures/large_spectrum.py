@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,6 +16,8 @@ from gramscope.linalg.psd import frobenius
 from gramscope.linalg.stochastic import SingularQuadrature, singular_quadrature
 from gramscope.measures.estimate import Estimate, jackknife
 
+#: a function of singular values, one by one
+Function: TypeAlias = Callable[[Tensor], Tensor]
 #: power iterations of the range finder
 POWER = 6
 #: error of a singular value, over its size, up to which it is treated exactly, not estimated
@@ -31,6 +35,7 @@ class LargeSpectrum:
         effective_rank: ``exp(−Σ p log p)``, ``p = s/Σs``.
         stable_rank: ``Σs² / max s²``.
         participation_ratio: ``(Σs²)² / Σs⁴``.
+        nuclear_rank: ``(Σs)² / Σs²``.
     """
 
     values: Tensor
@@ -38,6 +43,7 @@ class LargeSpectrum:
     effective_rank: Estimate
     stable_rank: Estimate
     participation_ratio: Estimate
+    nuclear_rank: Estimate
 
 
 def large_weight_spectrum(W: Array, top: int = 16) -> LargeSpectrum:
@@ -70,7 +76,14 @@ def large_weight_spectrum(W: Array, top: int = 16) -> LargeSpectrum:
     largest = max(float(values[0]), float(found.nodes.max()) if found.nodes.numel() else 0.0)
     remark = f"{REMARK}; ‖W‖₂ is that of a Krylov space"
     stable = Estimate((float(frobenius(weight)) / largest) ** 2 if largest else math.nan, remark=remark)
-    return LargeSpectrum(values, errors, effective_rank(found), stable, _participation(found))
+    return LargeSpectrum(
+        values,
+        errors,
+        effective_rank(found),
+        stable,
+        _quotient(found, torch.square, lambda s: s**4),
+        _quotient(found, lambda s: s, torch.square),
+    )
 
 
 def effective_rank(found: SingularQuadrature) -> Estimate:
@@ -84,14 +97,15 @@ def effective_rank(found: SingularQuadrature) -> Estimate:
     return jackknife(sums.numel(), value)._replace(remark=REMARK)
 
 
-def _participation(found: SingularQuadrature) -> Estimate:
-    squares, fourth = found.sums(torch.square), found.sums(lambda s: s**4)
+def _quotient(found: SingularQuadrature, top: Function, bottom: Function) -> Estimate:
+    """``(Σ top(s))² / Σ bottom(s)``, with its standard error over the probes."""
+    above, below = found.sums(top), found.sums(bottom)
 
     def value(kept: Tensor) -> float:
-        bottom = float(fourth[kept].mean())
-        return float(squares[kept].mean()) ** 2 / bottom if bottom > 0 else math.nan
+        divisor = float(below[kept].mean())
+        return float(above[kept].mean()) ** 2 / divisor if divisor > 0 else math.nan
 
-    return jackknife(squares.numel(), value)._replace(remark=REMARK)
+    return jackknife(above.numel(), value)._replace(remark=REMARK)
 
 
 def _top(W: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -16,13 +16,12 @@ import torch
 from torch import Tensor
 
 from gramscope.linalg.arrays import binary_exponent, to_double
-from gramscope.linalg.row_blocks import row_norm, row_product
-from gramscope.linalg.stochastic import FEWEST, GROUPS, by_group, onto_columns, probes
+from gramscope.linalg.row_blocks import row_norm, row_product, spans
+from gramscope.linalg.stochastic import FEWEST, GROUPS, onto_columns, probes
 from gramscope.measures.estimate import Estimate, jackknife
 from gramscope.measures.kernel_alignment import KernelAlignment
+from gramscope.measures.probed_products import REMARK, double, products_of, sums_by_group, weight_gram_times
 from gramscope.measures.step_shifts import StepShifts
-
-REMARK = "an estimate from {} random probes, because the matrix itself would not fit memory="
 
 
 @dataclass(frozen=True)
@@ -37,6 +36,7 @@ class ProbedAlignment:
         traces: ``tr Ψ_gᵀK_pΨ_g [parts, groups]``.
         kernels: ``⟨K_pΨ_g, K_qΨ_g⟩ [parts, parts, groups]``.
         agop: ``tr Ω_gᵀXᵀK_pXΩ_g [parts, groups]``, at the scale of X and K.
+        exponent: of the power of two that K was divided by.
         probes: how many columns Ω has.
     """
 
@@ -47,6 +47,7 @@ class ProbedAlignment:
     traces: Tensor
     kernels: Tensor
     agop: Tensor
+    exponent: int
     probes: int
 
     def value(self, center: bool = False) -> Estimate:
@@ -59,6 +60,23 @@ class ProbedAlignment:
         """The same for random eigenvectors of K."""
         found = jackknife(GROUPS, lambda kept: self._of(kept).null(center))
         return self._estimate(found.value, found.error)
+
+    def spread(self) -> Estimate:
+        """The standard deviation of K's eigenvalues over their mean, where k ≤ d."""
+        of_probes = jackknife(GROUPS, lambda kept: self._of(kept).spread().value)
+        return self._estimate(of_probes.value, of_probes.error, self._of(torch.arange(GROUPS)).spread().error)
+
+    def inner_over(self, other: ProbedAlignment) -> Estimate:
+        """``⟨XᵀX, XᵀKX⟩`` over that of another K with the same X."""
+
+        def value(parts: Tensor, groups: Tensor) -> float:
+            mine, theirs = (x.inner[parts][:, groups].mean(1).sum() for x in (self, other))
+            return float(torch.ldexp(mine / theirs, torch.tensor(self.exponent - other.exponent)))
+
+        parts, groups = torch.arange(self.inner.shape[0]), torch.arange(GROUPS)
+        of_probes = jackknife(GROUPS, lambda kept: value(parts, kept))
+        of_parts = jackknife(len(parts), lambda kept: value(kept, groups))
+        return self._estimate(of_probes.value, of_probes.error, of_parts.error)
 
     def trace(self) -> Estimate:
         """``tr XᵀKX``."""
@@ -87,22 +105,22 @@ def probed_alignment(X: Tensor, products: Tensor) -> ProbedAlignment:
     k, d = X.shape[-2:]
     r = products.shape[-1] - 1 - FEWEST
     X = X.to(torch.promote_types(X.dtype, torch.float32))
-    gram, thin, e = _gram_times(X, probes(d, r, X))
+    gram, thin, e = weight_gram_times(X, probes(d, r, X))
     exponent = int(binary_exponent(products[..., r + 1 :]))
-    of_inputs = _double(products[..., : r + 1], -exponent - e)  # K_p [XΩ, X1] in units of X and of K
-    outer = [_double(X.mT @ part.to(X.dtype), -e) for part in of_inputs]  # with 1 as its last column
-    ones = _double(row_product(X, X.new_ones(d, 1, dtype=torch.float64)), -e)[..., 0]
+    of_inputs = double(products[..., : r + 1], -exponent - e)  # K_p [XΩ, X1] in units of X and of K
+    outer = [double(X.mT @ part.to(X.dtype), -e) for part in of_inputs]  # with 1 as its last column
+    ones = double(row_product(X, X.new_ones(d, 1, dtype=torch.float64)), -e)[..., 0]
     totals = (of_inputs[..., r] * ones).flatten(1).sum(1)
     sums = probes(d, r, X).double().sum(-2, keepdim=True)  # 1ᵀΩ
-    gram_1 = _double(X.mT @ ones.unsqueeze(-1).to(X.dtype), -e)
+    gram_1 = double(X.mT @ ones.unsqueeze(-1).to(X.dtype), -e)
     sides = [_Split.of(gram, gram_1, sums)] + [_Split.of(part[..., :r], part[..., r:], sums) for part in outer]
     pairs = torch.stack([torch.stack([one.inner(other) for other in sides]) for one in sides])
-    agop = torch.stack([_by_group(to_double(thin) * part[..., :r]) for part in of_inputs])
-    kernels = [_double(part[..., r + 1 :], -exponent) for part in products]
+    agop = torch.stack([sums_by_group(to_double(thin) * part[..., :r]) for part in of_inputs])
+    kernels = [double(part[..., r + 1 :], -exponent) for part in products]
     if k > d:
         kernels = [to_double(onto_columns(X, part.to(X.dtype))) for part in kernels]
-    traces = torch.stack([_by_group(probes(k, FEWEST, X).double() * part) for part in kernels])
-    norms = _double(torch.stack([row_norm(part) for part in X.reshape(-1, k, d)]), -e)
+    traces = torch.stack([sums_by_group(probes(k, FEWEST, X).double() * part) for part in kernels])
+    norms = double(torch.stack([row_norm(part) for part in X.reshape(-1, k, d)]), -e)
     groups = norms.numel()
 
     def alignment(size: Tensor, inner: Tensor, squares: Tensor, traces: Tensor, kernels: Tensor) -> KernelAlignment:
@@ -118,8 +136,9 @@ def probed_alignment(X: Tensor, products: Tensor) -> ProbedAlignment:
         pairs[0, 1:],
         pairs[1:, 1:],
         traces * (GROUPS / FEWEST),
-        _products(kernels) * (GROUPS / FEWEST),
-        _double(agop * each, 2 * e + exponent),
+        products_of(kernels) * (GROUPS / FEWEST),
+        double(agop * each, 2 * e + exponent),
+        exponent,
         r,
     )
 
@@ -147,13 +166,8 @@ class _Split:
 
     def inner(self, other: _Split) -> Tensor:
         """The inner product from each group of probes."""
-        estimated = _by_group(self.across * other.across) * (GROUPS / self.across.shape[-1])
+        estimated = sums_by_group(self.across * other.across) * (GROUPS / self.across.shape[-1])
         return estimated + 2 * (self.along * other.along).sum() + (self.mean * other.mean).sum()
-
-
-def _products(parts: list[Tensor]) -> Tensor:
-    """Inner products of every two, by group of columns, ``[parts, parts, groups]``."""
-    return torch.stack([torch.stack([_by_group(one * other) for other in parts]) for one in parts])
 
 
 @dataclass(frozen=True)
@@ -163,7 +177,7 @@ class ProbedShifts:
     Args:
         products: ``[groups, 4, 4]``.
         exponents: as there.
-        traces: ``[groups, 4]``.
+        traces: ``[groups, 4]``; but for that of C they are exact, and the same in all groups.
         d: as there.
         probes: how many there are.
     """
@@ -190,30 +204,24 @@ def probed_shifts(W: Tensor, D: Tensor, covariance: Tensor) -> ProbedShifts:
     W = W.to(torch.promote_types(W.dtype, torch.float32))
     omega = probes(d, r, W)
     D = D.to(W.dtype)
-    gram, WO, w = _gram_times(W, omega)
+    gram, WO, w = weight_gram_times(W, omega)
     s = int(binary_exponent(covariance))
-    covariance = _double(W.mT @ _double(covariance, -s).to(W.dtype), -w)
-    square, DO, g = _gram_times(D, omega)
-    mixed = _double(W.mT @ DO, -w) + _double(D.mT @ WO, -g)
+    covariance = double(W.mT @ double(covariance, -s).to(W.dtype), -w)
+    square, DO, g = weight_gram_times(D, omega)
+    mixed = double(W.mT @ DO, -w) + double(D.mT @ WO, -g)
     four = [mixed, square, covariance, gram]
-    products = _products(four)  # [4, 4, groups]
-    traces = torch.stack([_by_group(omega.double() * x) for x in four])
+    products = products_of(four)  # [4, 4, groups]
     scale = GROUPS / r
+    of_covariance = sums_by_group(omega.double() * covariance) * scale
+    exact = 2 * _inner(W, D, w, g), _inner(D, D, g, g), _inner(W, W, w, w)
+    first, second, last = (x.expand(GROUPS) for x in exact)
+    traces = torch.stack([first, second, of_covariance, last], 1)
     columns = W.shape[:-2].numel() * d
-    return ProbedShifts(products.permute(2, 0, 1) * scale, (w + g, 2 * g, s + w, 2 * w), traces.mT * scale, columns, r)
+    return ProbedShifts(products.permute(2, 0, 1) * scale, (w + g, 2 * g, s + w, 2 * w), traces, columns, r)
 
 
-def _gram_times(W: Tensor, omega: Tensor) -> tuple[Tensor, Tensor, int]:
-    """``WᵀWΩ`` in float64 and ``WΩ``, of W times ``2^−e``, and e."""
-    e = int(binary_exponent(W))
-    thin = torch.ldexp(W @ omega, torch.tensor(-e))
-    return _double(W.mT @ thin, -e), thin, e
-
-
-def _double(x: Tensor, exponent: int) -> Tensor:
-    return torch.ldexp(to_double(x), torch.tensor(exponent))
-
-
-def _by_group(columns: Tensor) -> Tensor:
-    """Sums over all axes but the groups of the last one."""
-    return by_group(columns.sum(-2)).reshape(-1, GROUPS).sum(0)
+def _inner(A: Tensor, B: Tensor, a: int, b: int) -> Tensor:
+    """``⟨A, B⟩`` of A times ``2^−a`` and B times ``2^−b``, read in blocks of rows."""
+    first, second = A.reshape(-1, A.shape[-1]), B.reshape(-1, B.shape[-1])
+    parts = [(double(first[i:j], -a) * double(second[i:j], -b)).sum() for i, j in spans(*first.shape)]
+    return torch.stack(parts).sum()

@@ -13,7 +13,7 @@ from gramscope.layers.jacobians import jacobian_chunks
 from gramscope.layers.positions import Positions
 from gramscope.layers.record import LayerRecord
 from gramscope.layers.tape import Tape
-from gramscope.linalg.stochastic import FEWEST, gram_times, onto_columns, probe_count, probes
+from gramscope.linalg.stochastic import FEWEST, gram_times, is_large, onto_columns, probe_count, probes
 from gramscope.linalg.symmetric_sum import SymmetricSum, for_products
 from gramscope.statistics.collect_options import Options
 from gramscope.statistics.freed_memory import return_now_and_then
@@ -72,7 +72,7 @@ class LayerSums:
         if key in self._sums:
             self._sums[key].add_(value)
         else:
-            dtype = value.dtype if what == "D" and self._one_gradient(name) else self._options.dtype
+            dtype = value.dtype if what in ("D", "autograd") and self._one_gradient(name) else self._options.dtype
             self._sums[key] = value.to("cpu" if value.device.type == "mps" else value.device, dtype)
 
     def add_gradients(self, record: LayerRecord, n: int, positions: Positions | None = None) -> None:
@@ -210,14 +210,9 @@ class LayerSums:
         return self._thin[name, what]
 
     def _large(self, name: str) -> bool:
-        """Whether exact measures of a layer do not fit the memory budget, and products with probes take less.
-
-        They need k×k or d×d numbers, and the weight and its gradient in float64.
-        """
-        weight, memory = self.weights[name], self._options.memory
-        (k, d), side = weight.shape[-2:], min(weight.shape[-2:])
-        size = weight[..., 0, 0].numel() * max(side**2 * self._each(weight), 16 * k * d)
-        return size > memory and k * probe_count(d, memory) < side**2
+        """Whether exact measures of a layer do not fit the memory budget, and products with probes take less."""
+        weight = self.weights[name]
+        return is_large(weight.shape, self._options.memory, self._each(weight))
 
     def _one_gradient(self, name: str) -> bool:
         """Whether D is kept in the model's precision alone, as a second copy would be larger than all else."""
