@@ -319,3 +319,28 @@ def case_attendance_leaves_no_keys(folder: Path) -> None:
         assert attendance.Attendance(exchange).absent() == []
     dist.barrier()
     assert _get_default_store().num_keys() == before
+
+
+def case_layer_beyond_the_budget(folder: Path) -> None:
+    """Estimates from probes and what further readings of the data tell are those of one process."""
+    torch.manual_seed(0)
+    model, reference = (
+        nn.Sequential(nn.Linear(4200, 70, bias=False), nn.Tanh(), nn.Linear(70, 3)).double() for _ in range(2)
+    )
+    x, (_, y) = torch.randn(N, 4200, dtype=torch.float64, generator=torch.Generator().manual_seed(0)), data()
+    names = [
+        "nfa", "nfa_null", "nfa_double", "double_ratio", "kernel_spread", "vcs_cosine", "vcs_null", "fact", "fle_residual",
+        "crh_inputs_gw", "effective_rank", "target_linearity", "target_linearity_held_out", "nc1", "nc2_equinorm",
+    ]  # fmt: skip
+    options = {"measures": names, "layers": ["0"], "memory": 2**12, "reference": reference, "progress": False}
+    whole = gs.measure(model, (x, y), F.cross_entropy, **options, held_out=(x + 1, y), process_group=False)
+    assert not [name for name in names if whole["0"][name] is None], whole.notes
+    for division in divisions():
+        rows = division[dist.get_rank()]
+        part, unseen = ([(inputs[i], y[i]) for i in rows.split(3)] if len(rows) else [] for inputs in (x, x + 1))
+        found = gs.measure(model, part, F.cross_entropy, **options, held_out=unseen)
+        for name in names:
+            value, expected = found["0"][name], whole["0"][name]
+            # conjugate gradients multiply rounding in directions in which the data of the fit are weak
+            tolerance = 1e-6 if name == "target_linearity_held_out" else 1e-8
+            assert value == pytest.approx(expected, rel=tolerance, abs=1e-12), (name, value, expected)

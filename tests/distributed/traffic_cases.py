@@ -157,5 +157,8 @@ def case_large_layer_and_cka(folder: Path) -> None:
     passes = int(table.notes["0.target_linearity"].text.partition("from ")[2].split()[0])
     assert sent["add"] - fewer["add"] == d * 64 + (passes - 1) * d * c + passes  # and the number of rows
     with counted() as sent:
+        gs.measure(model, (x, y), measures=["surrogate", "nc1"], **options)
+    assert sent["add"] - fewer["add"] == c * c + 1
+    with counted() as sent:
         gs.cka(model, x)
     assert sent["add"] == 2 * 2 + 2 + 2

@@ -183,7 +183,8 @@ def test_notes_instead_of_silence() -> None:
 
 @pytest.mark.parametrize("width", [8, 3])  # the first layer has more outputs than inputs, or fewer
 def test_many_outputs_are_sketched(width: int) -> None:
-    torch.manual_seed(0)  # a standard error of four parts is itself uncertain: of 60 seeds seven are off by more than five
+    # a standard error from four parts is itself uncertain: with 7 of 60 seeds a value is off by more than five of them
+    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, width), nn.Tanh(), nn.Linear(width, 300)).double()
     data, names = (normal(200, 5), torch.arange(200)), ["nfa", "nfa_null", "agop_trace"]
     exact = gs.measure(model, data, measures=names, jacobians=True)

@@ -113,3 +113,51 @@ def test_a_step_never_loses_and_remaining_is_of_the_right_size(decay: float) -> 
         before = now
     gap = (now - best) / float(Y.square().sum())
     assert gap <= 10 * fit.remaining() / float(Y.square().sum()) + 1e-6
+
+
+@pytest.mark.parametrize("n", [1000, 500])
+def test_neural_collapse_by_one_further_reading(n: int) -> None:
+    model, x, y = problem(n)
+    loader = torch.utils.data.DataLoader(list(zip(x, y, strict=True)), batch_size=400)
+    names = ["nc1", "nc2_equinorm", "nc2_equiangular", "nc3"]
+    dense, tight = (gs.measure(model, loader, measures=names, memory=memory) for memory in (2**30, 2**18))
+    for layer in ("0", "2"):
+        for name in names if layer == "2" else names[:3]:
+            assert dense[layer][name] is not None
+            assert tight[layer][name] == pytest.approx(dense[layer][name], rel=1e-9)
+    once = gs.measure(model, iter([(x, y)]), measures=names, memory=2**18)
+    assert "this loader can be read once" in once.notes["0.nc1"].text
+    assert once["0"]["nc2_equinorm"] == pytest.approx(dense["0"]["nc2_equinorm"])
+
+
+@pytest.mark.parametrize(
+    ("n", "labels", "options"),
+    [(1000, 10, {}), (1000, 10, {"intercept": True}), (1000, 10, {"ridge": 30.0}), (500, 10, {}), (1100, 1100, {})],
+)
+def test_held_out_data_of_a_fit_by_passes(n: int, labels: int, options: dict[str, Any]) -> None:
+    model, x, y = problem(2 * n, labels)
+    noise = torch.randn(n, 600, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    unseen = x[n:], y[n:]
+    given: dict[str, Any] = {"measures": "target_linearity_held_out", "progress": False, **options}
+    # the second fits as rows; the third has weak directions of its own, so that further steps move it more
+    for data, errors in ((unseen, 1), ((x[n:][:40], y[n:][:40]), 1), ((x[n:] + 0.1 * noise, y[n:]), 3)):
+        held_out = torch.utils.data.DataLoader(list(zip(*data, strict=True)), batch_size=400)
+        dense, tight = (
+            gs.measure(model, (x[:n], y[:n]), **given, held_out=held_out, memory=memory) for memory in (2**30, 2**18)
+        )
+        for layer in ("0", "2"):
+            exact, value = dense[layer]["target_linearity_held_out"], tight[layer]["target_linearity_held_out"]
+            assert exact is not None
+            assert value is not None, tight.notes
+            error = tight.errors[layer]["target_linearity_held_out"]
+            assert abs(value - exact) < errors * error + 1e-6, (layer, exact, value, error)
+            assert error < 0.3 * (1 + abs(exact))
+            assert "passes of conjugate gradients" in tight.notes[f"{layer}.target_linearity_held_out"].text
+
+
+def test_what_further_readings_cannot_tell_is_named() -> None:
+    model, x, y = problem(1500)
+    table = gs.measure(model, [(x, y)], measures=["feature_rank", "surrogate_normalized"], memory=2**18)
+    for name in table.columns:
+        assert table["0"][name] is None
+        assert "take fewer samples, raise memory=, or ask with gram=True" in table.notes[f"0.{name}"].text

@@ -30,8 +30,8 @@ from gramscope.statistics.result import Statistics
 PROBE_SECONDS = 0.2
 #: sides of layers up to which they are evaluated whole
 SIDE = 768
-#: readings of the data for target linearity where neither rows nor HᵀH are kept
-USUAL_PASSES = 25
+#: usual number of further readings of the data where neither rows nor HᵀH are kept
+FURTHER_READINGS = {"target_linearity": 25, "nc1": 1}
 MEBIBYTE = 2**20
 
 
@@ -135,10 +135,11 @@ def estimate(
     context = Context(whole, memory=collecting.get("memory", MEMORY))
     for name, cost in _evaluations(names, context).items():
         rows[name] = Cost(cost.seconds, kept + cost.bytes)
-    if "target_linearity" in names and without_gram(whole):
+    again = {name: count for name, count in FURTHER_READINGS.items() if name in names}
+    if again and without_gram(whole):
         forward = _seconds(lambda: run(size, gradients=False, residuals=False, autograd=False, jacobians=False))
-        cost = rows["target_linearity"]
-        rows["target_linearity"] = replace(cost, seconds=cost.seconds + USUAL_PASSES * forward * samples / size)
+        for name, count in again.items():
+            rows[name] = replace(rows[name], seconds=rows[name].seconds + count * forward * samples / size)
     return Costs(rows, samples, min(n, samples))
 
 

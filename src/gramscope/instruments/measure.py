@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Iterable
 from contextlib import ExitStack
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +16,7 @@ from gramscope.distributed.exchange import Exchange
 from gramscope.distributed.gathered import gathered
 from gramscope.distributed.groups import Group, find_exchange
 from gramscope.errors import GramscopeWarning, InputError, NumericalError
-from gramscope.instruments.passes import fitted_by_passes, without_gram
+from gramscope.instruments.passes import FurtherReadings, Source
 from gramscope.instruments.readout import nearest_mean_agreement
 from gramscope.layers.jacobians import MEMORY
 from gramscope.layers.losses import Loss
@@ -27,7 +27,6 @@ from gramscope.layers.validity import check_reference
 from gramscope.measures.column import Context, Missing
 from gramscope.measures.columns import AT_INPUTS, DEFAULT, MEASURES, OF_FEATURES
 from gramscope.measures.estimate import Estimate
-from gramscope.measures.linearity import IterativeResult
 from gramscope.measures.table import Table
 from gramscope.notes import Note, joined
 from gramscope.statistics.collect import collect
@@ -123,11 +122,12 @@ def measure(
         if together is not None:
             _check_alike(together, names, ridge, intercept)
 
-        @cache
-        def iterative_fits() -> dict[str, IterativeResult]:
-            read = partial(collect, model, loader, loss, **{k: v for k, v in options.items() if k not in OF_PASSES})
-            return fitted_by_passes(without_gram(statistics), read, loader, ridge, intercept, together)
+        def source(found: Statistics, data: Any) -> Source:
+            read = partial(collect, model, data, loss, **{k: v for k, v in options.items() if k not in OF_PASSES})
+            return Source(found, read, data, together)
 
+        further = None if others is None else source(others, held_out)
+        readings = FurtherReadings(source(statistics, loader), further, ridge, intercept)
         nearest_mean = partial(nearest_mean_agreement, model=model, loader=loader, **again)
         context = Context(
             statistics,
@@ -139,7 +139,7 @@ def measure(
             others,
             nearest_mean=nearest_mean,
             weight_decay=weight_decay,
-            iterative_fits=iterative_fits if options["gram"] == "auto" else None,
+            readings=readings if options["gram"] == "auto" else None,
             memory=collecting.get("memory", MEMORY),
         )
         return table_of(statistics, names, context, collecting.get("progress", True))

@@ -43,6 +43,7 @@ class IterativeFit:
         self._squares = squares
         self._left = cross.clone()  # HᵀY − (HᵀH + λ)β
         self._beta = torch.zeros_like(cross)
+        self._earlier = (self._beta, self._beta)
         self._gained: list[Tensor] = []
         self._open = torch.ones_like(squares, dtype=torch.bool)  # targets whose fit still changes
         self._basis: Tensor | None = None
@@ -60,7 +61,9 @@ class IterativeFit:
         product = product + self._ridge * self.direction
         curvature = (self.direction * product).sum(0)
         length = torch.where(curvature > 0, self._size / curvature.clamp_min(1e-300), 0.0)
-        self._beta += length * self.direction
+        if len(self._gained) % RECENT == 0:
+            self._earlier = (self._earlier[1], self._beta)
+        self._beta = self._beta + length * self.direction
         self._left -= length * product
         self._gained.append(length * self._size)
         self._open &= self._gained[-1] > SETTLED * self._squares
@@ -68,6 +71,11 @@ class IterativeFit:
         before, self._size = self._size, (self._left * z).sum(0)
         turned = torch.where(before > 0, self._size / before.clamp_min(1e-300), 0.0) * self.direction
         self.direction = (z + turned) * self._open
+
+    @property
+    def coefficients(self) -> tuple[Tensor, Tensor]:
+        """β ``[d, c]`` as it is now, and as it was four to seven steps ago."""
+        return self._beta, self._earlier[0]
 
     @property
     def residuals(self) -> Tensor:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from torch import Tensor
 
+from gramscope.linalg.moments import ClassMoments
 from gramscope.measures.estimate import Estimate
 from gramscope.measures.large_spectrum import LargeSpectrum, large_weight_spectrum
 from gramscope.measures.linearity import IterativeResult
@@ -28,6 +29,19 @@ class Missing(Exception):
     """The measure has no answer for this layer; the message says why."""
 
 
+class Readings(Protocol):
+    """What further readings of the data tell of layers with neither rows nor ``HᵀH``, by name of the layer."""
+
+    def fits(self) -> Mapping[str, IterativeResult]:
+        """Linear fits of the targets."""
+
+    def class_moments(self) -> Mapping[str, ClassMoments]:
+        """Class moments in the span of the centred class means, with the scatter within classes."""
+
+    def held_out_spreads(self) -> Mapping[str, Tensor]:
+        """``‖Hβ‖²`` of the centred held-out features and both coefficients of the fits, ``[2]``."""
+
+
 @dataclass(frozen=True)
 class Context:
     """What measures may need beside the layer's own statistics."""
@@ -42,8 +56,8 @@ class Context:
     corruption_seed: int = 0
     nearest_mean: Callable[[LayerStatistics], float] | None = None
     weight_decay: float | None = None
-    #: the fits of all layers with neither rows nor HᵀH, by name
-    iterative_fits: Callable[[], dict[str, IterativeResult]] | None = None
+    #: what further readings of the data tell of layers with neither rows nor HᵀH
+    readings: Readings | None = None
     #: bytes that matrices of a measure may take
     memory: int = 256 * 2**20
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from gramscope.linalg.arrays import to_double
-from gramscope.linalg.moments import Moments
+from gramscope.linalg.moments import ClassMoments, Moments
 from gramscope.linalg.row_blocks import row_product
 from gramscope.measures.column import Column, Context, Entry, Missing
 from gramscope.measures.estimate import Estimate, ratio
-from gramscope.measures.fit import coded_alike, held_out_from_moments
+from gramscope.measures.fit import coded_alike, held_out_from_moments, held_out_of_fit
 from gramscope.measures.linearity import (
     IterativeResult,
     explained_by_iteration,
@@ -24,7 +24,11 @@ from gramscope.measures.linearity import (
     surrogate,
     surrogate_from_moments,
 )
-from gramscope.measures.neural_collapse import neural_collapse_from_moments, neural_collapse_from_rows
+from gramscope.measures.neural_collapse import (
+    collapse_of_means,
+    neural_collapse_from_moments,
+    neural_collapse_from_rows,
+)
 from gramscope.measures.spectrum import feature_spectrum_from_moments, spectrum_of_few_rows
 from gramscope.statistics.feature_statistics import PROJECTION, FeatureStatistics, projected
 from gramscope.statistics.layer import LayerStatistics
@@ -71,15 +75,20 @@ def _target_linearity(context: Context, layer: LayerStatistics) -> Estimate:
     elif joint.C_hh is not None:
         found = explained_from_moments(joint, context.ridge, context.intercept, part.eps)
     else:
-        fit = context.iterative_fits().get(layer.name) if context.iterative_fits is not None else None
-        if fit is None:
-            raise _no_gram(joint)
+        fit = _fit_by_readings(context, layer)
         found = explained_by_iteration(joint, fit, context.ridge)
     if part.labels:
         estimate = ratio(found.totals - found.residuals, found.totals)._replace(remark=_projection(part))
     else:
         estimate = Estimate(float(found.total()))
     return estimate if fit is None else _stopped(estimate, fit, float(found.totals.sum()))
+
+
+def _fit_by_readings(context: Context, layer: LayerStatistics) -> IterativeResult:
+    fit = None if context.readings is None else context.readings.fits().get(layer.name)
+    if fit is None:
+        raise _no_gram(features_of(layer).joint)
+    return fit
 
 
 def _stopped(estimate: Estimate, fit: IterativeResult, total: float) -> Estimate:
@@ -93,14 +102,32 @@ def _stopped(estimate: Estimate, fit: IterativeResult, total: float) -> Estimate
     return Estimate(estimate.value, math.hypot(estimate.error or 0.0, more), remark)
 
 
-def _held_out(context: Context, layer: LayerStatistics) -> Tensor | float:
+def _held_out(context: Context, layer: LayerStatistics) -> Tensor | float | Estimate:
     if context.held_out is None:
         raise Missing("no held-out data were given; pass held_out=<loader>")
-    _joint(layer, gram=True)
     if layer.name not in context.held_out.layers:
         raise Missing("the held-out data do not reach it")
-    other = features_of(context.held_out[layer.name])
-    return held_out_from_moments(*coded_alike(features_of(layer), other), context.ridge, context.intercept)
+    joint, part, other = _joint(layer, gram=False), features_of(layer), features_of(context.held_out[layer.name])
+    if part.rows is None and joint.C_hh is None:
+        return _held_out_by_readings(context, layer, other)
+    _joint(context.held_out[layer.name], gram=True)
+    return held_out_from_moments(*coded_alike(part, other), context.ridge, context.intercept)
+
+
+def _held_out_by_readings(context: Context, layer: LayerStatistics, other: FeatureStatistics) -> Estimate:
+    """Of a fit by conjugate gradients; its error is how far the last steps moved it, and further ones by a rough bound."""
+    fit = _fit_by_readings(context, layer)
+    assert context.readings is not None
+    train, test = coded_alike(features_of(layer), other, gram=False)
+    pairs = zip(fit.coefficients, context.readings.held_out_spreads()[layer.name], strict=True)
+    value, earlier = (held_out_of_fit(beta, train, test, context.intercept, spread) for beta, spread in pairs)
+    moved = fit.remaining / train.n * test.n / float(test.C_yy.trace())  # of the predictions, as in the data of the fit
+    remark = (
+        f"of a fit by {fit.passes} passes of conjugate gradients over the data, because neither rows nor HᵀH fit memory=; more "
+        "passes would move it by about the error, or more where the held-out data have other weak directions"
+    )
+    bound = moved + 2 * math.sqrt(moved * max(1 - value, 0.0))
+    return Estimate(value, bound + abs(value - earlier), remark)
 
 
 def _surrogate_linearized(context: Context, layer: LayerStatistics) -> Estimate:
@@ -154,8 +181,6 @@ def _collapse(what: str) -> Column:
             return _frequent_collapse(what, part)
         if classes is None:
             raise Missing("neural collapse needs class labels")
-        if classes.within is None and part.rows is None:
-            raise Missing("the scatter within classes was not collected; ask with gram=True")
         if classes.n > 2 and int((classes.counts > 0).sum()) == classes.n:
             raise Missing(
                 f"each of the {classes.n} rows has a class of its own; numbers to regress on are floating-point"
@@ -170,10 +195,22 @@ def _collapse(what: str) -> Column:
         if part.rows is not None and part.row_targets is not None:
             found = neural_collapse_from_rows(part.rows, part.row_targets, readout, normalized_surrogate=False)
         else:
-            found = neural_collapse_from_moments(classes, readout, normalized_surrogate=False)
+            if classes.within is None and what == "nc1":
+                classes = _classes_by_reading(context, layer)
+            if classes.within is None:
+                found = collapse_of_means(classes, readout)
+            else:
+                found = neural_collapse_from_moments(classes, readout, normalized_surrogate=False)
         return float(getattr(found, what))
 
     return compute
+
+
+def _classes_by_reading(context: Context, layer: LayerStatistics) -> ClassMoments:
+    found = None if context.readings is None else context.readings.class_moments().get(layer.name)
+    if found is None:
+        raise Missing("the scatter within classes was not collected; ask with gram=True")
+    return found
 
 
 def _frequent_collapse(what: str, part: FeatureStatistics) -> Estimate:

@@ -141,20 +141,32 @@ def held_out_from_moments(train: Moments, test: Moments, ridge: float = 0.0, int
     >>> round(held_out_from_moments(moments(H, 3 * H), moments(H + 1, 3 * H + 3)), 12)
     1.0
     """
+    problem = reduce_moments(train, intercept)
+    beta = problem.coefficients(Rows(torch.zeros(1, train.mean_h.shape[-1]), "H"), check_ridge(ridge))
+    return held_out_of_fit(beta, train, test, intercept, (beta * (test.require_gram() @ beta)).sum())
+
+
+def held_out_of_fit(beta: Tensor, train: Moments, test: Moments, intercept: bool, spread: Tensor) -> float:
+    """:func:`held_out_from_moments` of a given fit.
+
+    Args:
+        beta: ``[d, c]`` as fitted on ``train``.
+        train, test: moments, coded alike; HᵀH is not needed.
+        intercept: whether the fit has one.
+        spread: ``‖Hβ‖²`` of the centred features of ``test``.
+    """
     total = float(test.C_yy.diagonal().sum())
     if total <= 0:
         raise InputError(f"the held-out targets are constant over the {test.n} samples")
-    problem = reduce_moments(train, intercept)
-    beta = problem.coefficients(Rows(torch.zeros(1, train.mean_h.shape[-1]), "H"), check_ridge(ridge))
     constant = train.mean_y - train.mean_h @ beta if intercept else torch.zeros_like(train.mean_y)
     offset = test.mean_y - test.mean_h @ beta - constant
-    spread = test.C_yy.diagonal().sum() - 2 * (beta * test.C_hy).sum() + (beta * (test.require_gram() @ beta)).sum()
-    return float(1 - (spread + test.n * offset.square().sum()) / total)
+    within = test.C_yy.diagonal().sum() - 2 * (beta * test.C_hy).sum() + spread
+    return float(1 - (within + test.n * offset.square().sum()) / total)
 
 
-def coded_alike(train: FeatureStatistics, test: FeatureStatistics) -> tuple[Moments, Moments]:
+def coded_alike(train: FeatureStatistics, test: FeatureStatistics, gram: bool = True) -> tuple[Moments, Moments]:
     """Moments of both samples with the same target columns: labels one-hot minus the training frequencies."""
-    train, test = (without_rows(part, gram=True) for part in (train, test))
+    train, test = (without_rows(part, gram) for part in (train, test))
     if train.labels or test.labels:  # both projected, with the frequencies of the training data subtracted
         left, right = (projected_classes(part).joint for part in (train, test))
         shift = left.mean_y

@@ -116,11 +116,13 @@ class IterativeResult:
         residuals: ``‖y − Hβ‖²`` of every target, ``[c]``.
         remaining: about how much they would fall together with more steps.
         passes: readings of the data.
+        coefficients: β ``[d, c]``, without the constant of an intercept, and the same some steps before.
     """
 
     residuals: Tensor
     remaining: float
     passes: int
+    coefficients: tuple[Tensor, Tensor]
 
 
 def explained_by_iteration(m: Moments, fit: IterativeResult, ridge: float) -> Explained:

@@ -160,6 +160,11 @@ def neural_collapse_from_moments(
     return replace(result, normalized_surrogate=float(surrogate_from_moments(joint, normalized=True, center=True)))
 
 
+def collapse_of_means(m: ClassMoments, weight: Array | None = None) -> NeuralCollapse:
+    """NC2 and NC3, which need the class means alone; NC1 is NaN. Arguments as for :func:`neural_collapse_from_moments`."""
+    return _measures(m, weight, None, lambda directions: directions[:, 0] * math.nan)
+
+
 def _measures(
     m: ClassMoments, weight: Array | None, labels: Tensor | None, scatter: Callable[[Tensor], Tensor]
 ) -> NeuralCollapse:
