@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import copy
 import json
+from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -203,6 +205,30 @@ def test_many_outputs_are_sketched(width: int) -> None:
             assert truth == pytest.approx(with_kernel[layer][name])
         assert table["0"]["nfa_null"] == pytest.approx(exact["0"]["nfa_null"], abs=0.1)
     assert "4 random combinations of the 300 outputs" in gs.measure(model, data, measures=names).notes["(output)"].text
+
+
+def test_sketched_alignments_with_a_reference_have_little_bias() -> None:
+    model = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 30)).double()
+    reference = copy.deepcopy(model)
+    with torch.no_grad():
+        for p in model.parameters():
+            p += 0.3 * normal(*p.shape, seed=p.numel())
+    data = (normal(40, 6), torch.arange(40))
+    names = ["nfa", "nfa_centered", "nfa_double", "nfa_ptk", "nfa_corrupted"]
+    measure = partial(gs.measure, model, data, measures=names, reference=reference)
+    exact = measure()
+    assert not exact.errors
+    tables = [measure(sketch=8, generator=torch.Generator().manual_seed(seed)) for seed in range(60)]
+    for layer, name in [*product("02", names[:2]), *product("0", names[2:4])]:  # the readout's Jacobians do not move
+        found = torch.tensor([table[layer][name] for table in tables])
+        errors = torch.tensor([table.errors[layer][name] for table in tables])
+        assert float(found.mean()) == pytest.approx(exact[layer][name], abs=0.6 * float(found.std()))
+        assert 0.5 < float(errors.square().mean().sqrt() / found.std()) < 2
+    above = [table for table in tables if (table["2"]["nfa"] or 0) > 1]
+    assert above
+    assert all("above 1 by chance" in table.notes["2.nfa"].text for table in above)
+    assert "from a sketch of K" in tables[0].notes["0.nfa_corrupted"].text
+    assert "0.nfa_corrupted" not in exact.notes
 
 
 def test_module_outputs_get_rows() -> None:

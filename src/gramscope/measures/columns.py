@@ -128,10 +128,12 @@ def _nfa(context: Context, layer: LayerStatistics) -> Estimate:
 def _beside_null(alignment: KernelAlignment | ProbedAlignment, center: bool) -> Estimate:
     """The alignment, with a remark where random eigenvectors of the kernel would give almost as much."""
     value, null = alignment.value(center), float(alignment.null(center))
-    if null < TRIVIAL:
-        return value
-    remark = f"trivial: random eigenvectors of K would give ρ ≥ {TRIVIAL} too"
-    return value._replace(remark=f"{remark}; {value.remark}" if value.remark else remark)
+    remarks = [value.remark] if value.remark else []
+    if value.value > 1 and value.error:
+        remarks.insert(0, "above 1 by chance: it estimates a number that is at most 1")
+    if null >= TRIVIAL:
+        remarks.insert(0, f"trivial: random eigenvectors of K would give ρ ≥ {TRIVIAL} too")
+    return value._replace(remark="; ".join(remarks))
 
 
 def _nfa_moved(kind: Literal["centered", "double", "ptk"]) -> Column:
@@ -144,11 +146,11 @@ def _nfa_moved(kind: Literal["centered", "double", "ptk"]) -> Column:
         probed = _probed_alignment(context, layer, kind)
         if probed is not None:
             return _beside_null(probed, context.center)
-        K = layer.K if kind == "centered" else layer.K_centered
-        if kind != "centered" and not K.any():
+        kernel = layer.kernel if kind == "centered" else layer.kernel_centered
+        if kind != "centered" and not kernel.any():
             raise Missing("the Jacobians have not moved from the reference")
         side = to_double(W0) if kind == "ptk" else _weight(layer) - W0
-        return _beside_null(kernel_alignment(side, K.unsqueeze(0), at_inputs=False), context.center)
+        return _beside_null(kernel_alignment(side, kernel, at_inputs=False), context.center)
 
     return compute
 
@@ -163,12 +165,19 @@ def _double_ratio(context: Context, layer: LayerStatistics) -> Tensor | float | 
     return double_centered_ratio(_weight(layer), layer.K.double(), to_double(W0), layer.K_centered.double())
 
 
-def _nfa_corrupted(context: Context, layer: LayerStatistics) -> Tensor | float:
+def _nfa_corrupted(context: Context, layer: LayerStatistics) -> Estimate:
     if layer.kernel_probes is not None:
         raise Missing(f"{NO_KERNEL}; nfa_null has its expectation")
     generator = torch.Generator().manual_seed(context.corruption_seed)
     Q = corrupted(layer.K.double().cpu(), generator)
-    return nfa(_weight(layer).cpu(), Q, center=context.center)
+    return _of_spectrum(layer, nfa(_weight(layer).cpu(), Q, center=context.center))
+
+
+def _of_spectrum(layer: LayerStatistics, value: Tensor | float) -> Estimate:
+    """A function of K's eigenvalues, with a remark where K is a sketch."""
+    sketched = layer.kernel_parts is not None and layer.kernel_parts.shape[0] > 1
+    remark = "from a sketch of K, whose eigenvalues are spread wider than those of K; jacobians=True takes every output"
+    return Estimate(float(value), remark=remark if sketched else "")
 
 
 def _nfa_null(context: Context, layer: LayerStatistics) -> float | Estimate:
@@ -188,14 +197,14 @@ def _agop_trace(context: Context, layer: LayerStatistics) -> Estimate:
     return jackknife(traces.numel(), lambda kept: float(traces[kept].mean()) * traces.numel())
 
 
-def _kernel_spread(context: Context, layer: LayerStatistics) -> Tensor | float | Estimate:
+def _kernel_spread(context: Context, layer: LayerStatistics) -> Estimate:
     probed = _probed_alignment(context, layer)
     if probed is not None and layer.weight.shape[-2] > layer.weight.shape[-1]:
         raise Missing(f"{NO_KERNEL}; probes of more outputs than inputs tell of the part of K in the column space of W")
     if probed is not None:
         return probed.spread()
     values = torch.linalg.eigvalsh(layer.K.double()).flatten()
-    return float(values.std(correction=0) / values.mean())
+    return _of_spectrum(layer, values.std(correction=0) / values.mean())
 
 
 def _reference_weight(context: Context, layer: LayerStatistics) -> Tensor:

@@ -25,7 +25,7 @@ from gramscope.statistics.feature_moments import FeatureAccumulator
 from gramscope.statistics.feature_statistics import FeatureStatistics
 from gramscope.statistics.features import NoSuchSites, Tokens, Unpaired, inputs_of, rows_and_targets
 from gramscope.statistics.freed_memory import return_now_and_then
-from gramscope.statistics.layer import SUMS, LayerStatistics, NetworkStatistics, merge_networks
+from gramscope.statistics.layer import PARTED, SUMS, LayerStatistics, NetworkStatistics, merge_networks
 from gramscope.statistics.layer_sums import LayerSums
 from gramscope.statistics.layouts import SampleAxes, output_rows
 from gramscope.statistics.one_batch import Step
@@ -40,7 +40,7 @@ from gramscope.statistics.result import (
 )
 
 #: sums of products of gradients that belong to single samples
-OF_JACOBIANS = ("JtJ", "JtJ_centered", "kernel_parts", "kernel_probes", "centered_probes")
+OF_JACOBIANS = ("JtJ", "JtJ_centered", *PARTED)
 OF_SINGLE_SAMPLES = ("Sigma", "input_covariance", "covariance_probes", *OF_JACOBIANS)
 #: why a layer whose inputs serve several samples has none of them
 SHARED = (

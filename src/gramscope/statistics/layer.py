@@ -22,10 +22,15 @@ SUMS = (
     "JtJ_centered",
     "input_covariance",
     "kernel_parts",
+    "centered_parts",
     "covariance_probes",
     "kernel_probes",
     "centered_probes",
 )
+
+
+#: those kept in parts
+PARTED = ("kernel_parts", "centered_parts", "kernel_probes", "centered_probes")
 
 
 class NotCollected(InputError):
@@ -51,6 +56,8 @@ class LayerStatistics:
         input_covariance: ``WᵀΣW = Σ g gᵀ [d, d]``, kept in place of Σ with ``at_inputs`` where k > d.
         kernel_parts: with ``at_inputs``, in place of JtJ: ``[parts, k, k]`` that add up to it, or ``[parts, d, d]`` that
             add up to ``WᵀJᵀJW`` where k > d. One part of all outputs, or several independent random sketches of them.
+            With ``probed`` too, ``[parts, k, k]`` unless ``at_inputs`` is given.
+        centered_parts: the same in place of ``JtJ_centered``.
         covariance_probes: ``ΣWΩ [k, r]`` with the random signs Ω of :func:`gramscope.linalg.stochastic.probes`, in place of
             Σ with ``probed`` where exact measures do not fit the memory budget.
         kernel_probes: ``[parts, k, m]`` in place of K in the same way: parts that add up to ``JᵀJ`` times the thin matrices of
@@ -71,6 +78,7 @@ class LayerStatistics:
     terms: int = 0
     input_covariance: Tensor | None = None
     kernel_parts: Tensor | None = None
+    centered_parts: Tensor | None = None
     covariance_probes: Tensor | None = None
     kernel_probes: Tensor | None = None
     centered_probes: Tensor | None = None
@@ -86,7 +94,7 @@ class LayerStatistics:
     @property
     def at_inputs(self) -> bool:
         """Whether the kernel, where it is kept as parts, is ``WᵀKW`` of the layer's inputs."""
-        return self.JtJ is None and self.weight.shape[-2] > self.weight.shape[-1]
+        return self.kernel_parts is not None and self.kernel_parts.shape[-1] < self.weight.shape[-2]
 
     @property
     def kernel(self) -> Tensor:
@@ -94,6 +102,13 @@ class LayerStatistics:
         if self.JtJ is not None:
             return self.K.unsqueeze(0)
         return self._need(self.kernel_parts, "jacobians=True") / self.n
+
+    @property
+    def kernel_centered(self) -> Tensor:
+        """``[parts, …, k, k]`` that add up to ``K̄``."""
+        if self.centered_parts is not None:
+            return self.centered_parts / self.n
+        return self._need(self.JtJ_centered, "reference=<the network at initialisation>").unsqueeze(0) / self.n
 
     @property
     def K(self) -> Tensor:
@@ -105,7 +120,7 @@ class LayerStatistics:
     @property
     def K_centered(self) -> Tensor:
         """``K̄ = (1/n) Σ (J_i − J_i⁰)ᵀ(J_i − J_i⁰)``, ``[k, k]``."""
-        return self._need(self.JtJ_centered, "reference=<the network at initialisation>") / self.n
+        return self.kernel_centered.sum(0)
 
     @property
     def gradient(self) -> Tensor:
@@ -186,7 +201,7 @@ def merge_layers(a: LayerStatistics, b: LayerStatistics) -> LayerStatistics:
         )
     if not torch.equal(a.weight, b.weight.to(a.weight)):
         raise InputError(f"layer {a.name!r}: the two statistics were collected with different weights")
-    how = dict.fromkeys(SUMS, add) | dict.fromkeys(("kernel_parts", "kernel_probes", "centered_probes"), add_parts)
+    how = dict.fromkeys(SUMS, add) | dict.fromkeys(PARTED, add_parts)
     sums = {name: merge_optional(getattr(a, name), getattr(b, name), how[name]) for name in SUMS}
     features = merge_optional(a.features, b.features, merge_features)
     return replace(a, n=a.n + b.n, features=features, shared=a.shared or b.shared, **sums)  # type: ignore[arg-type]

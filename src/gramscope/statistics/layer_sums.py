@@ -24,7 +24,7 @@ GRADIENT_SAMPLES = 4096
 #: entries of output gradients that are kept until their covariance is added
 DELTA_ENTRIES = 2**17
 #: the sums that are k×k, which may take much more memory than the weight, and their symbols
-SQUARE = {"Sigma": "Σ", "JtJ": "K", "JtJ_centered": "K", "kernel_parts": "K"}
+SQUARE = {"Sigma": "Σ", "JtJ": "K", "JtJ_centered": "K", "kernel_parts": "K", "centered_parts": "K"}
 #: outputs of a sample up to which jacobians="auto" takes all of them
 OUTPUT_LIMIT = 256
 #: random combinations of outputs that it takes above; each costs a backward pass
@@ -123,12 +123,14 @@ class LayerSums:
                 if twin is not None and (J0 is None or J0.shape != J.shape):
                     raise LayerError(f"the reference network has no layer {name!r} of the same shape")
                 J, J0 = positions.without_padding(J), None if J0 is None else positions.without_padding(J0)
-                if self._probed(name, "JtJ", "JtJ_centered", "kernel_parts"):
+                if self._probed(name, "JtJ", "JtJ_centered", "kernel_parts", "centered_parts"):
                     W0 = None if twin is None else twin[0][name].layer.weight()
                     self._add_probed_kernels(name, J, J0, W0, start, sketch)
-                elif "jacobians" in self._options.at_inputs and J0 is None:
-                    if self._is_at_inputs(name, "jacobians") or self._fits(name, "kernel_parts"):
-                        self._add_parts(J, start, sketch, partial(self._add_kernel, name))
+                elif self._options.probed or ("jacobians" in self._options.at_inputs and J0 is None):
+                    if self._is_at_inputs(name, "jacobians") or self._fits(name, "kernel_parts", "centered_parts"):
+                        self._add_parts(J, start, sketch, partial(self._add_kernel, name, "kernel_parts"))
+                        if J0 is not None:
+                            self._add_parts(J - J0, start, sketch, partial(self._add_kernel, name, "centered_parts"))
                 elif self._fits(name, "JtJ", "JtJ_centered"):
                     self._add_gram(name, "JtJ", _rows_of(J))
                     if J0 is not None:
@@ -159,9 +161,9 @@ class LayerSums:
                 continue
             add(_rows_of(chosen), part, parts)
 
-    def _add_kernel(self, name: str, rows: Tensor, part: int, parts: int) -> None:
-        """Add ``rowsᵀrows`` to one of the parts of the kernel; all outputs, in one part, count as equal shares of several."""
-        key, rows = (name, "kernel_parts"), for_products(self._rows(name, "jacobians", rows))
+    def _add_kernel(self, name: str, what: str, rows: Tensor, part: int, parts: int) -> None:
+        """Add ``rowsᵀrows`` to one of the parts of a kernel; all outputs, in one part, count as equal shares of several."""
+        key, rows = (name, what), for_products(self._rows(name, "jacobians", rows))
         if key not in self._grams:
             self._grams[key] = _zero(rows, (1, *rows.shape[:-2]), rows.dtype if parts > 1 else self._options.dtype)
         kept = self._grams[key].stack[0]
