@@ -13,12 +13,8 @@ from cases import randoms, refused
 from gramscope.errors import RescueWarning
 from gramscope.linalg import row_blocks as rows_module
 from gramscope.linalg.moments import moments
-from gramscope.linalg.ridge import (
-    check_ridge,
-    least_squares_from_moments,
-    reduce_moments,
-    reduce_rows,
-)
+from gramscope.linalg.ridge import check_ridge, reduce_rows
+from gramscope.linalg.ridge_moments import least_squares_from_moments, reduce_moments
 from gramscope.linalg.row_blocks import MappedRows, Rows
 
 

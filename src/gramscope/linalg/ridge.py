@@ -20,17 +20,21 @@ What lies little above them is uncertain, and target linearity warns with its si
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from gramscope.errors import InputError, RescueWarning
-from gramscope.linalg.moments import Moments
-from gramscope.linalg.psd import EPS, eigh, svd
+from gramscope.errors import InputError
+from gramscope.linalg.psd import EPS, svd
 from gramscope.linalg.row_blocks import Rows, ScaledRows, check_pair, spans
+
+#: the part of a target along a direction counts as real above this many standard deviations of that along a random one
+CHANCE = 4.0
+#: the part of the targets along directions as short as the rounding of features that counts as uncertain
+UNCERTAIN = 1e-3
+#: the smallest positive number
+TINY = 5e-324
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ class Reduced:
         right: ``Vᵀ [r, d]``, or None when ``n < d``.
         left: ``U [n, r]`` when ``n < d``, else None.
         scale: ``[d]``: everything is about ``H / scale``; None for H itself.
+        rounding: length by which the computation moves the directions of H.
     """
 
     n: int
@@ -66,6 +71,7 @@ class Reduced:
     right: Tensor | None
     left: Tensor | None
     scale: Tensor | None = None
+    rounding: float = 0.0
 
     @property
     def rank(self) -> int:
@@ -94,11 +100,18 @@ class Reduced:
         return self.outside + (share[:, None] * self.targets).square().sum(0)
 
     def uncertain(self) -> float:
-        """The part of ``‖Y‖²`` along directions near the tolerance, and below it where it is more than chance."""
+        """How much ``‖Y − Hβ‖²`` without a ridge may be off.
+
+        That is what rounding of the computation may change, and the part of Y along directions near the tolerance, and below
+        it where it is more than chance.
+        """
         kept, along = self.singular_values > self.tolerance, self.targets.square().sum(1)
-        share = torch.where(kept, (self.tolerance / torch.where(kept, self.singular_values, 1.0)).square(), 0.0)
-        below = along[~kept & (along > CHANCE**2 * self.residual(0.0) / self.n)]
-        return float(share @ along + below.sum())
+        lengths, residual = torch.where(kept, self.singular_values, math.inf), float(self.residual(0.0))
+        below = along[~kept & (along > CHANCE**2 * residual / self.n)].sum()
+        near = float((self.tolerance / lengths).square() @ along + below)
+        computed = turned(self.rounding / lengths, along, residual, self.n - self.rank)
+        computed += 4 * EPS * math.sqrt(self.n * float(along.sum()) * residual)  # rounding of the targets
+        return computed + (near if near > UNCERTAIN * float(self.total) else 0.0)
 
     def degrees_of_freedom(self, ridge: float) -> float:
         """``tr H(HᵀH + λI)⁻¹Hᵀ`` (plus one for the intercept)."""
@@ -129,6 +142,20 @@ def check_ridge(ridge: float) -> float:
     if not (value >= 0.0 and math.isfinite(value)):
         raise InputError(f"ridge must be a finite number ≥ 0, got {ridge}")
     return value
+
+
+def turned(angles: Tensor, along: Tensor, residual: float, free: int) -> float:
+    """How much the squared length of a residual may change when directions turn by small angles, each towards a random one.
+
+    Args:
+        angles: ``[r]``.
+        along: the parts of the targets' squared length along the directions, ``[r]``.
+        residual: squared length of the residual.
+        free: dimensions in which the residual lies.
+    """
+    angles = angles.clamp(max=1.0)
+    sideways = math.sqrt(residual / max(free, 1))
+    return float((angles.square() * along + 2 * sideways * angles * along.sqrt()).sum())
 
 
 def input_noise(n: int, d: int, eps: float) -> float:
@@ -201,183 +228,6 @@ def triangular_factor(H: Rows, Y: Rows | None = None, ones: bool = False) -> tup
     return R, rhs, outside
 
 
-def reduce_moments(m: Moments, intercept: bool = False) -> Reduced:
-    """Reduce the regression of y on h given their moments; see the module's note on what precision this can have.
-
-    Singular values up to ``max(n, d)·2.2e-16`` of the largest count as zero. Where directions of the features are lost
-    in rounding although the targets have a part along them, a :class:`RescueWarning` says so.
-    """
-    centred = _centred_directions(m)
-    rhs = centred.targets
-    outside = (m.C_yy.diagonal() - rhs.square().sum(0)).clamp(min=0.0)
-    factor = rhs.new_zeros(rhs.shape[0], m.mean_h.numel())
-    factor[:, centred.varies] = centred.root[:, None] * centred.vectors.mT * centred.size
-    if not intercept:  # the constant is a direction like the others: H = 1 h̄ᵀ + (H − 1 h̄ᵀ), and the two are orthogonal
-        factor = torch.cat([math.sqrt(m.n) * centred.mean[None], factor])
-        rhs = torch.cat([math.sqrt(m.n) * m.mean_y[None], rhs])
-    U, s, Vt = svd(factor)
-    targets = U.mT @ rhs
-    outside = outside + (rhs - U @ targets).square().sum(0)
-    d = factor.shape[1]
-    tolerance = max(m.n, d) * EPS * math.hypot(_first(s), math.sqrt(m.n) * float(m.mean_h.norm()))
-    return Reduced(m.n, d, intercept, s, tolerance, targets, outside, m.C_yy.diagonal(), m.mean_h, m.mean_y, Vt, None)
-
-
-#: the part of a target along a direction counts as real above this many standard deviations of that along a random one
-CHANCE = 4.0
-
-
-class LeastSquares(NamedTuple):
-    """A fit without a ridge.
-
-    Args:
-        residual: ``‖y − Hβ‖²`` of every target, ``[c]``.
-        rank: of H, plus one for the intercept.
-        uncertain: the part of ``‖Y‖²`` that it finds along directions near the tolerance.
-    """
-
-    residual: Tensor
-    rank: int
-    uncertain: float
-
-
-def least_squares_from_moments(m: Moments, intercept: bool = False, eps: float = EPS) -> LeastSquares:
-    """The fit without a ridge from moments of features that came with relative rounding ``eps``.
-
-    Any basis of the columns of H will do, so its singular values, the costly part of :func:`reduce_moments`, are not
-    needed. Either the constant can be fitted beside the centred directions (``intercept``, or h̄ has a part along none of
-    them), or H contains it only together with ``c`` times the directions, and then ``(1, −c)`` is orthogonal to all
-    columns.
-    """
-    basis = _cholesky_basis(m, eps)
-    if basis is None:
-        centred = _centred_directions(m, eps)
-        c = math.sqrt(m.n) * (centred.vectors.mT @ (centred.mean[centred.varies] / centred.size)) / centred.root
-        basis = _Basis(centred.targets, c, centred.constant, centred.uncertain)
-    outside = (m.C_yy.diagonal() - basis.targets.square().sum(0)).clamp(min=0.0)
-    rank = basis.targets.shape[0]
-    if intercept or basis.constant:
-        return LeastSquares(outside, rank + 1, basis.uncertain)
-    missed = math.sqrt(m.n) * m.mean_y - basis.mean @ basis.targets
-    return LeastSquares(outside + missed.square() / (1 + basis.mean.square().sum()), rank, basis.uncertain)
-
-
-class _Basis(NamedTuple):
-    """The regression in an orthonormal basis Q of the centred features.
-
-    Args:
-        targets: ``QᵀY [r, c]``.
-        mean: the ``c [r]`` with ``√n h̄ = (H − 1h̄ᵀ)ᵀQ c``.
-        constant, uncertain: as in :class:`_Directions`.
-    """
-
-    targets: Tensor
-    mean: Tensor
-    constant: bool
-    uncertain: float
-
-
-#: largest d for which an eigendecomposition costs little
-SMALL = 64
-
-
-def _cholesky_basis(m: Moments, eps: float) -> _Basis | None:
-    """The basis from a Cholesky factor, 30 times faster than from eigenvectors; None unless it is as good.
-
-    It is as good where no direction comes near the tolerance; inverse iteration finds the smallest eigenvalue to tell.
-    """
-    gram = m.require_gram()
-    if gram.shape[-1] <= SMALL or m.n <= gram.shape[-1]:
-        return None
-    varies, size, ratio = _equilibrated(m)
-    if size.numel() == 0:
-        return None
-    scaled = gram.clone() if bool(varies.all()) else gram[varies][:, varies]
-    scaled.div_(size).div_(size[:, None])
-    factor, info = torch.linalg.cholesky_ex(scaled)
-    if int(info) != 0:
-        return None
-    solved = torch.linalg.solve_triangular(factor, torch.ones_like(size)[:, None], upper=False)
-    for _ in range(8):  # inverse iteration
-        solved = torch.linalg.solve_triangular(factor.mT, solved / solved.norm(), upper=True)
-        solved = torch.linalg.solve_triangular(factor, solved, upper=False)
-    smallest = 1 / float(solved.norm())
-    largest = float(torch.linalg.vector_norm(scaled, dim=1).max())  # near the largest eigenvalue, to within √d
-    noise = max(size.numel() * EPS * largest, (input_noise(m.n, size.numel(), eps) * float(ratio.max())) ** 2)
-    if smallest < 1e4 * noise:
-        return None
-    rhs = torch.cat([m.C_hy[varies] / size[:, None], math.sqrt(m.n) * (m.mean_h[varies] / size)[:, None]], 1)
-    found = torch.linalg.solve_triangular(factor, rhs, upper=False)
-    return _Basis(found[:, :-1], found[:, -1], bool(m.mean_h[~varies].any()), 0.0)
-
-
-def _equilibrated(m: Moments) -> tuple[Tensor, Tensor, Tensor]:
-    """Which features vary, their centred lengths, and how many times longer they are uncentred."""
-    square = m.require_gram().diagonal()
-    varies = square > m.n * (8 * EPS * m.mean_h).square()  # less is what rounding leaves of a constant
-    size = square[varies].sqrt()
-    return varies, size, (1 + m.n * (m.mean_h[varies] / size).square()).sqrt()
-
-
-class _Directions(NamedTuple):
-    """The centred features that vary, each scaled to length 1, as ``Q diag(root) vectorsᵀ``.
-
-    Args:
-        varies: which features vary, ``[d]``.
-        size: their lengths ``[v]``.
-        root: singular values of the scaled ones ``[r]``, without directions lost in rounding.
-        vectors: ``[v, r]``.
-        targets: ``QᵀY [r, c]``.
-        mean: ``h̄ [d]``, without its parts along lost directions that are as short as these.
-        constant: whether h̄ has a part along none of the vectors, so that a constant can be fitted.
-        uncertain: the part of ``‖Y‖²`` along directions near the tolerance.
-    """
-
-    varies: Tensor
-    size: Tensor
-    root: Tensor
-    vectors: Tensor
-    targets: Tensor
-    mean: Tensor
-    constant: bool
-    uncertain: float
-
-
-def _centred_directions(m: Moments, eps: float = EPS) -> _Directions:
-    gram = m.require_gram()
-    varies, size, ratio = _equilibrated(m)
-    values, vectors = eigh(gram[varies][:, varies] / torch.outer(size, size))
-    cross = vectors.mT @ (m.C_hy[varies] / size[:, None])
-    largest = float(values[-1]) if values.numel() else 0.0
-    tolerance = values.numel() * EPS * largest
-    rounding = (input_noise(m.n, max(values.numel(), 1), eps) * (ratio[:, None] * vectors).norm(dim=0)).square()
-    kept = values > rounding.clamp(min=tolerance)
-    # A direction that is truly zero has no part in HᵀY beyond rounding.
-    noise = max(m.n, values.numel()) * EPS * math.sqrt(largest * float(m.C_yy.trace()))
-    # Rounding of the features as they came has a part that rarely exceeds CHANCE standard deviations.
-    chance = CHANCE * (values.clamp(min=tolerance) * m.C_yy.trace() / m.n).sqrt()
-    lost = ~kept & (cross.norm(dim=1) > torch.where(rounding < tolerance / 4, noise, chance))
-    if bool(lost.any()):
-        warnings.warn(
-            f"{int(lost.sum())} of {values.numel()} directions of the features are shorter than "
-            f"{math.sqrt(float(rounding.clamp(min=tolerance)[lost].max())):.1e} (features scaled to length 1) and were left "
-            "out, although targets have a part along them; features in float64, and gs.target_linearity of the features "
-            "themselves, tell them from rounding",
-            RescueWarning,
-            stacklevel=4,
-        )
-    root, mean = values[kept].sqrt(), m.mean_h.clone()
-    along = math.sqrt(m.n) * (vectors.mT @ (mean[varies] / size)).abs()
-    short = along <= math.sqrt(tolerance)
-    absent = vectors[:, ~kept & short]
-    mean[varies] -= size * (absent @ (absent.mT @ (mean[varies] / size)))
-    constant = bool(mean[~varies].any()) or bool((~kept & ~short).any())
-    targets = cross[kept] / root[:, None]
-    doubt = (rounding.clamp(min=tolerance) / values.clamp(min=1e-300))[kept]
-    uncertain = float(doubt @ targets.square().sum(1))
-    return _Directions(varies, size, root, vectors[:, kept], targets, mean, constant, uncertain)
-
-
 def _reduce_tall(H: Rows, Y: Rows, intercept: bool, relative: float) -> Reduced:
     R, rhs, outside = triangular_factor(H, Y, ones=intercept)
     mean_y, total = _spread(Y)
@@ -387,8 +237,11 @@ def _reduce_tall(H: Rows, Y: Rows, intercept: bool, relative: float) -> Reduced:
         mean_h, offset = R[0, 1:] / R[0, 0], float(R[0, 1:].norm())
         R, rhs = R[1:, 1:], rhs[1:]
     U, s, Vt = svd(R)  # R has no more rows than columns, so U is square and nothing is left outside it
-    tolerance = relative * math.hypot(_first(s), offset)
-    return Reduced(H.n, H.width, intercept, s, tolerance, U.mT @ rhs, outside, total, mean_h, mean_y, Vt, None)
+    largest = math.hypot(first(s), offset)
+    problem = Reduced(
+        H.n, H.width, intercept, s, relative * largest, U.mT @ rhs, outside, total, mean_h, mean_y, Vt, None
+    )
+    return replace(problem, rounding=math.sqrt(H.n) * EPS * largest)
 
 
 def _reduce_wide(H: Rows, Y: Rows, intercept: bool, relative: float) -> Reduced:
@@ -409,9 +262,9 @@ def _reduce_wide(H: Rows, Y: Rows, intercept: bool, relative: float) -> Reduced:
     U, s, _ = svd(R.mT)
     mean_h = torch.cat(means) if intercept else None
     offset = 0.0 if mean_h is None else math.sqrt(H.n) * float(mean_h.norm())
-    tolerance = relative * math.hypot(_first(s), offset)
-    outside = torch.zeros_like(mean_y)
-    return Reduced(H.n, H.width, intercept, s, tolerance, U.mT @ y, outside, total, mean_h, mean_y, None, U)
+    largest, outside = math.hypot(first(s), offset), torch.zeros_like(mean_y)
+    problem = Reduced(H.n, H.width, intercept, s, relative * largest, U.mT @ y, outside, total, mean_h, mean_y, None, U)
+    return replace(problem, rounding=math.sqrt(H.width) * EPS * largest)
 
 
 def _spread(Y: Rows) -> tuple[Tensor, Tensor]:
@@ -420,5 +273,6 @@ def _spread(Y: Rows) -> tuple[Tensor, Tensor]:
     return mean, torch.stack([(block - mean).square().sum(0) for block in Y.blocks()]).sum(0)
 
 
-def _first(s: Tensor) -> float:
+def first(s: Tensor) -> float:
+    """The largest of descending singular values, 0 if there are none."""
     return float(s[0]) if s.numel() else 0.0

@@ -10,7 +10,8 @@ from torch import Tensor
 from gramscope.errors import InputError
 from gramscope.linalg.arrays import Array, check_range
 from gramscope.linalg.moments import Moments
-from gramscope.linalg.ridge import check_ridge, reduce_moments, reduce_rows
+from gramscope.linalg.ridge import check_ridge, reduce_rows
+from gramscope.linalg.ridge_moments import reduce_moments
 from gramscope.linalg.row_blocks import OneHotRows, Rows, check_pair, scale_of, scaled, spans
 from gramscope.measures.targets import as_labels, label_rows, target_rows
 from gramscope.statistics.feature_statistics import FeatureStatistics, projected_classes, widen, without_rows

@@ -13,8 +13,10 @@ from gramscope.linalg.arrays import Array, as_float_tensor, check_range, check_s
 from gramscope.linalg.moments import Moments, class_moments, is_constant
 from gramscope.linalg.normal_equations import fit_normal_equations
 from gramscope.linalg.psd import EPS, add_gram_, frobenius, mirror_
-from gramscope.linalg.ridge import Reduced, check_ridge, least_squares_from_moments, reduce_moments, reduce_rows
+from gramscope.linalg.ridge import UNCERTAIN, Reduced, check_ridge, reduce_rows
+from gramscope.linalg.ridge_moments import least_squares_from_moments, reduce_moments
 from gramscope.linalg.row_blocks import MappedRows, OneHotRows, Rows, check_pair, spans, unit_rows
+from gramscope.linalg.short_directions import hidden_part
 from gramscope.measures.targets import target_rows
 
 
@@ -38,7 +40,8 @@ def target_linearity(
 
     Returns:
         A float64 number (0-dimensional tensor). Where H can fit any target (n ≤ rank) a :class:`ResultWarning` says so, and
-        where 0.001 of it or more rests on directions little longer than rounding a :class:`RescueWarning`.
+        where 0.001 of it or more rests on directions little longer than rounding a :class:`RescueWarning` with the size (of
+        float64 features already where it may be off by more than 1e-6).
 
     >>> H = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [2.0, 1.0]])
     >>> target_linearity(H, H @ torch.tensor([2.0, -1.0])).item()
@@ -79,11 +82,18 @@ class Explained:
         return 1.0 - self.residuals.sum() / self.totals.sum()
 
 
-def explained(problem: Reduced, ridge: float) -> Explained:
-    """What the ridge fit of a reduced regression explains."""
+def explained(problem: Reduced, ridge: float, hidden: float = 0.0, limit: float = UNCERTAIN) -> Explained:
+    """What the ridge fit of a reduced regression explains.
+
+    Args:
+        problem: the regression.
+        ridge: λ.
+        hidden: the part of the targets along directions that the regression cannot tell from rounding.
+        limit: a warning comes where more than this share of it is uncertain.
+    """
     freedom, residual = problem.degrees_of_freedom(ridge), problem.residuals(ridge)
-    uncertain = problem.uncertain() if ridge == 0.0 else 0.0
-    return _checked(problem.n, problem.mean_y, problem.totals, residual, problem.rank, freedom, uncertain)
+    uncertain = problem.uncertain() + hidden if ridge == 0.0 else 0.0
+    return _checked(problem.n, problem.mean_y, problem.totals, residual, problem.rank, freedom, uncertain, limit)
 
 
 def explained_from_rows(H: Array, Y: Array, ridge: float, intercept: bool, rtol: float | None = None) -> Explained:
@@ -96,8 +106,10 @@ def explained_from_rows(H: Array, Y: Array, ridge: float, intercept: bool, rtol:
     check_pair(features, targets)
     fit = fit_normal_equations(features, targets, ridge, intercept) if rtol is None else None
     if fit is None:
-        return explained(reduce_rows(features, targets, intercept, rtol, equilibrate), ridge)
-    return _checked(features.n, fit.mean_y, fit.totals, fit.residuals, fit.rank, fit.freedom, 0.0)
+        problem = reduce_rows(features, targets, intercept, rtol, equilibrate)
+        hidden = hidden_part(features, targets, problem) if equilibrate and features.eps <= EPS else 0.0
+        return explained(problem, ridge, hidden, _limit(features.eps))
+    return _checked(features.n, fit.mean_y, fit.totals, fit.residuals, fit.rank, fit.freedom)
 
 
 def explained_from_moments(m: Moments, ridge: float, intercept: bool, eps: float = EPS) -> Explained:
@@ -105,7 +117,7 @@ def explained_from_moments(m: Moments, ridge: float, intercept: bool, eps: float
     if check_ridge(ridge) > 0.0:
         return explained(reduce_moments(m, intercept), ridge)
     fit = least_squares_from_moments(m, intercept, eps)
-    return _checked(m.n, m.mean_y, m.C_yy.diagonal(), fit.residual, fit.rank, fit.rank, fit.uncertain)
+    return _checked(m.n, m.mean_y, m.C_yy.diagonal(), fit.residual, fit.rank, fit.rank, fit.uncertain, _limit(eps))
 
 
 @dataclass(frozen=True)
@@ -130,15 +142,23 @@ def explained_by_iteration(m: Moments, fit: IterativeResult, ridge: float) -> Ex
     totals = m.C_yy.diagonal()
     fits_all = float(fit.residuals.sum()) <= UNCERTAIN * float(totals.sum()) and m.n <= m.mean_h.shape[-1]
     rank = m.n if fits_all and ridge == 0.0 else 0
-    return _checked(m.n, m.mean_y, totals, fit.residuals, rank, rank, 0.0)
+    return _checked(m.n, m.mean_y, totals, fit.residuals, rank, rank)
 
 
-#: target linearity that may rest on rounding without a warning
-UNCERTAIN = 1e-3
+def _limit(eps: float) -> float:
+    """Target linearity that may be wrong without a warning, for features with relative rounding ``eps``."""
+    return 1e-6 if eps <= EPS else UNCERTAIN
 
 
 def _checked(
-    n: int, mean_y: Tensor, totals: Tensor, residuals: Tensor, rank: int, freedom: float, uncertain: float
+    n: int,
+    mean_y: Tensor,
+    totals: Tensor,
+    residuals: Tensor,
+    rank: int,
+    freedom: float,
+    uncertain: float = 0.0,
+    limit: float = UNCERTAIN,
 ) -> Explained:
     """The one place where target linearity is formed and doubted."""
     total = totals.sum()
@@ -151,10 +171,10 @@ def _checked(
             ResultWarning,
             stacklevel=4,
         )
-    elif uncertain > UNCERTAIN * float(total):
+    elif uncertain > limit * max(float(total), float(residuals.sum())):
         warnings.warn(
-            f"up to {uncertain / float(total):.2g} of the target linearity rests on directions of the features that are little "
-            "longer than rounding; a ridge leaves them out",
+            f"target linearity may be off by up to {uncertain / float(total):.2g}: it rests on directions of the features, or "
+            "on digits of the numbers, that are little longer than rounding; a ridge leaves such directions out",
             RescueWarning,
             stacklevel=4,
         )
