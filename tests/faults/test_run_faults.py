@@ -22,6 +22,7 @@ import torch
 from faults.small_run import Reported, check_kept, check_resumed, configuration, litter, outcome, small_data
 from gramscope.data import DataSet
 from gramscope.errors import GramscopeError, InputError, ResultWarning
+from gramscope.report.run_files import read_run_files
 from gramscope.runs import files
 from gramscope.runs.checkpoints import Checkpoint
 from gramscope.runs.directory import RunDirectory
@@ -292,3 +293,38 @@ def test_a_damaged_checkpoint_is_announced_and_made_again(tmp_path: Path, data: 
     ):
         train(config, tmp_path / "damaged", data=data, resume=True)
     assert outcome(tmp_path / "damaged") == whole
+
+
+EDITS: dict[str, Callable[[list[bytes]], list[bytes]]] = {
+    "deleted": lambda lines: [lines[0], *lines[2:]],
+    "doubled": lambda lines: [*lines[:2], *lines[1:]],
+    "exchanged": lambda lines: [lines[1], lines[0], *lines[2:]],
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("finished", [False, True])
+def test_records_deleted_or_doubled_by_hand_are_noticed(
+    tmp_path: Path, data: DataSet, edit: str, finished: bool
+) -> None:
+    config = configuration([0]).with_values({"keep": 0, "evaluate_every": 0.5})
+    train(config, tmp_path / "run", data=data)
+    run = RunDirectory(tmp_path / "run")
+    assert read_run_files(run).problems == []
+    if not finished:  # stopped after the last checkpoint but one, with one more evaluation
+        files.remove(run.at(f"checkpoints/step-{run.checkpoint_steps()[-1]:09d}"))
+        run.rewind_records({"lines": len(run.records()) - 1, "bytes": 0})
+    path = run.at("records.jsonl")
+    whole = path.read_bytes()
+    path.write_bytes(b"".join(EDITS[edit](whole.splitlines(keepends=True))))
+    changed, steps = path.read_bytes(), run.checkpoint_steps()
+    (problem,) = read_run_files(run).problems
+    assert "records.jsonl was edited: it has " in problem
+    if not finished:
+        with pytest.raises(InputError, match="was edited.*; restore it, or start again with --force"):
+            train(config, tmp_path / "run", data=data, resume=True)
+        assert path.read_bytes() == changed
+        assert run.checkpoint_steps() == steps
+        path.write_bytes(whole)
+        train(config, tmp_path / "run", data=data, resume=True)
+        assert read_run_files(run).problems == []

@@ -14,6 +14,7 @@ import gramscope as gs
 from cases import BY_NAME, Around, normal, refused, train
 from gramscope.errors import InputError, NumericalError
 from gramscope.instruments.monitor import geometric
+from gramscope.measures.table import format_value
 
 
 def data(n: int = 40) -> tuple[torch.Tensor, torch.Tensor]:
@@ -175,3 +176,19 @@ def test_other_samples_can_be_held() -> None:
     monitor = gs.Monitor(model, (x, y), measures=["surrogate"], samples=20)
     monitor.hold((x[20:], y[20:]))
     assert monitor.record()["layers"] == gs.measure(model, (x[20:], y[20:]), measures=["surrogate"]).to_dict()["layers"]
+
+
+def test_printing_a_monitor_says_where_it_is() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    monitor = gs.Monitor(net, (torch.rand(30, 3), torch.arange(30) % 2), every=5, measures=["target_linearity", "nc1"])
+    for _ in range(7):
+        monitor.step()
+    first, *values = repr(monitor).splitlines()
+    assert first == "Monitor: 3 layers, 2 records, the last at step 5"
+    last = monitor.records[-1]["layers"]
+    one, other = last["0"]["target_linearity"], last["4"]["target_linearity"]
+    assert values[0] == f"  target_linearity: {format_value(one)} (0) … {format_value(other)} (4)"
+    assert len(values) == 2
+    monitor.records.clear()
+    assert repr(monitor) == "Monitor: no records of layers yet"

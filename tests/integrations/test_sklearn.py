@@ -136,6 +136,9 @@ def test_scorer_measures_the_features() -> None:
         ({"early_stopping": "yes"}, "early_stopping='yes'"),
         ({"hidden_layer_sizes": (0,)}, r"hidden_layer_sizes=\(0,\): give positive"),
         ({"hidden_layer_sizes": 1.5}, r"hidden_layer_sizes=1\.5: give positive"),
+        ({"hidden_layer_sizes": [[3]]}, r"hidden_layer_sizes=\[\[3\]\]: give positive"),
+        ({"hidden_layer_sizes": [[3], [4, 5]]}, r"hidden_layer_sizes=\[\[3\], \[4, 5\]\]: give positive"),
+        ({"hidden_layer_sizes": None}, r"hidden_layer_sizes=None: give positive"),
         ({"activation": "cubic"}, "cubic"),
     ],
 )

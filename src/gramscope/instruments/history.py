@@ -6,12 +6,14 @@ import math
 from html import escape
 from typing import Any
 
-from gramscope.measures.table import Table
+from gramscope.measures.table import Table, format_value
 
 #: width and height of a plot, and its margin on all sides
 WIDTH, HEIGHT, MARGIN = 260, 150, 22
 #: layers that are drawn; the table has all of them
 MOST_LAYERS = 12
+#: measures in a summary
+MOST_MEASURES = 6
 
 Point = tuple[int, float]
 
@@ -33,6 +35,27 @@ class Records(list[dict[str, Any]]):
                     if value is not None and math.isfinite(value):
                         found.setdefault(name, {}).setdefault(layer, []).append((record["step"], value))
         return found
+
+    def summary(self) -> str:
+        """How many records there are, and the last values of the first measures in the first and the last layer.
+
+        >>> print(Records([{"step": 8, "layers": {"fc": {"nc1": 0.5}, "out": {"nc1": 0.25}}, "network": {}}]).summary())
+        2 layers, 1 record, the last at step 8
+          nc1: 0.5000 (fc) … 0.2500 (out)
+        """
+        last = next((record for record in reversed(self) if record["layers"]), None)
+        if last is None:
+            return "no records of layers yet"
+        layers = list(last["layers"])
+        shown = list(dict.fromkeys((layers[0], layers[-1])))
+        counts = [(len(layers), "layer"), (len(self), "record")]
+        lines = [
+            ", ".join(f"{n} {word}{'s' * (n != 1)}" for n, word in counts) + f", the last at step {self[-1]['step']}"
+        ]
+        for name in list(last["layers"][layers[0]])[:MOST_MEASURES]:
+            values = [f"{format_value(last['layers'][layer].get(name))} ({layer})" for layer in shown]
+            lines.append(f"  {name}: {' … '.join(values)}")
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         """One plot of each measure that changes, and the table of the last record."""

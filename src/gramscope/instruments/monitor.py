@@ -190,6 +190,9 @@ class Monitor:
             raise InputError(f"no measure {name!r} was recorded; there are: {', '.join(known)}")
         return result
 
+    def __repr__(self) -> str:
+        return f"Monitor: {self.records.summary()}"
+
     def _repr_html_(self) -> str:
         """The records so far as curves, and the last one as a table, in a notebook."""
         return self.records._repr_html_()

@@ -219,8 +219,11 @@ class _VCLEstimator(BaseEstimator):  # type: ignore[misc]
         for name, count in counts.items():
             if isinstance(count, bool) or not isinstance(count, Integral) or int(count) < 1:
                 raise InputError(f"{name}={count!r}: give a positive whole number")
-        widths = np.atleast_1d(self.hidden_layer_sizes)
-        if len(widths) and not (widths.dtype.kind in "iu" and widths.min() > 0):
+        try:
+            widths = np.atleast_1d(self.hidden_layer_sizes)
+        except ValueError:  # lists of different lengths
+            widths = np.array([[]])
+        if widths.ndim != 1 or (len(widths) and not (widths.dtype.kind in "iu" and widths.min() > 0)):
             raise InputError(
                 f"hidden_layer_sizes={self.hidden_layer_sizes!r}: give positive whole numbers, such as (128, 64)"
             )

@@ -13,8 +13,8 @@ from typing import Any, TypeGuard, TypeVar
 from gramscope.errors import GramscopeError
 from gramscope.names import printable
 from gramscope.runs.directory import RunDirectory
-from gramscope.runs.files import MOST_RECORDS, inside, read_file
-from gramscope.runs.layout import ARTEFACTS, CONFIG, ENVIRONMENT, RECORDS
+from gramscope.runs.files import MOST_RECORDS, from_json, inside, read_file
+from gramscope.runs.layout import ARTEFACTS, CHECKPOINTS, CONFIG, ENVIRONMENT, RECORDS
 from gramscope.runs.records import Record
 
 T = TypeVar("T")
@@ -45,6 +45,7 @@ def read_run_files(directory: RunDirectory) -> RunFiles:
     left_out: Counter[str] = Counter()
     records = [found for record in lines if (found := _cleaned(record, left_out)) is not None]
     problems += [f"{RECORDS}: {count} {reason}." for reason, count in left_out.items()]
+    problems += _edited(directory)
     folder = directory.path / ARTEFACTS
     has_artefacts = all(is_inside(path, directory.path) for path in (folder, *sorted(folder.glob("*"))))
     if not has_artefacts:
@@ -114,6 +115,17 @@ def _read_lines(directory: RunDirectory, problems: list[str]) -> list[Record]:
         if isinstance(record, dict):
             found.append(record)
     return found
+
+
+def _edited(directory: RunDirectory) -> list[str]:
+    """A sentence if records were deleted or doubled since the newest checkpoint counted them."""
+    try:
+        steps = directory.checkpoint_steps()
+        state = from_json(directory.at(f"{CHECKPOINTS}/step-{steps[-1]:09d}/state.json")) if steps else {}
+        found = directory.edited_records(steps[-1], state.get("records")) if steps else ""
+    except (GramscopeError, OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return []  # what is damaged is named elsewhere
+    return [f"{found}."] if found else []
 
 
 def _cleaned(record: Record, left_out: Counter[str]) -> Record | None:

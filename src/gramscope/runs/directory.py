@@ -39,7 +39,7 @@ from gramscope.runs.layout import (
 )
 from gramscope.runs.lock import Lock
 from gramscope.runs.own_files import OwnFiles
-from gramscope.runs.records import Record, RecordWriter, read_records, truncate_records
+from gramscope.runs.records import Record, RecordWriter, edited, read_records, truncate_records
 from gramscope.runs.starting import check_free, clear, remove_litter
 
 if TYPE_CHECKING:
@@ -188,6 +188,14 @@ class RunDirectory:
         self.close()
         truncate_records(self.at(RECORDS), position)
 
+    def edited_records(self, step: int, position: Any) -> str:
+        """What shows that lines were deleted or doubled since a checkpoint at ``step`` with this position; else nothing."""
+        lines = position.get("lines") if isinstance(position, dict) else None
+        if not isinstance(lines, int):  # of an earlier version
+            return ""
+        found = edited(read_records(self.at(RECORDS)), step, lines)
+        return f"{self.at(RECORDS)} was edited: it has {found}" if found else ""
+
     @property
     def _records(self) -> RecordWriter:
         if self._writer is None:
@@ -217,6 +225,8 @@ class RunDirectory:
     def rewind(self, checkpoint: Checkpoint | None) -> None:
         """Go back to a checkpoint, or to the start: forget the records and the checkpoints after it."""
         last = -1 if checkpoint is None else checkpoint.step
+        if checkpoint is not None and (found := self.edited_records(checkpoint.step, checkpoint.state.get("records"))):
+            raise InputError(f"{found}; restore it, or start again with --force")
         remove_checkpoints(self.at(CHECKPOINTS), [step for step in self.checkpoint_steps() if step > last])
         self.rewind_records(0 if checkpoint is None else checkpoint.state.get("records"))
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -90,6 +91,19 @@ def _read(path: Path) -> Iterator[tuple[Record, int]]:
         if not isinstance(record, dict):
             raise InputError(f"{path}, line {number} holds {type(record).__name__}, not an object; delete that line")
         yield record, end
+
+
+def edited(records: Sequence[Record], step: int, lines: int) -> str:
+    """What shows that lines were deleted or doubled since a checkpoint at ``step`` counted ``lines`` records; else nothing."""
+    counted = [record for record in records if record.get("kind") != "end"]
+    if not all(isinstance(record.get("step"), int) for record in counted):
+        return ""  # records of another kind of run, which do not show when they were written
+    before = [record for record in counted if record["step"] <= step]
+    if len(before) != lines:
+        return f"{len(before)} records up to step {step}, where {lines} were written"
+    steps = [record["step"] for record in before if record.get("kind") == "evaluation"]
+    wrong = next((later for earlier, later in pairwise(steps) if later <= earlier), None)
+    return "" if wrong is None else f"an evaluation of step {wrong} after one of the same or a later step"
 
 
 def truncate_records(path: Path, position: Any) -> None:
