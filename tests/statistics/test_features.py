@@ -138,7 +138,7 @@ def test_real_targets_of_the_users_choice() -> None:
 
 def test_a_layer_whose_rows_are_not_samples_is_noted() -> None:
     model = Around(
-        lambda m, x: m.head(m.inner(x.flatten(0, 1)).reshape(*x.shape[:2], -1).mean(1)),
+        lambda m, x: m.head(m.inner(x.transpose(0, 1).flatten(0, 1)).reshape(2, len(x), -1).mean(0)),
         inner=nn.Linear(5, 4),
         head=nn.Linear(4, 3),
     )

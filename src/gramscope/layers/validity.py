@@ -72,7 +72,7 @@ def influences_others(run: Callable[[Any], Tensor], inputs: Any, output: Tensor,
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # checkpoints warn where there are no gradients
-                found = run(_of_samples(inputs, batch, n, batch_dim))
+                found = run(of_samples(inputs, batch, n, batch_dim))
         except Exception:
             return None  # the model accepts these samples in this order only, such as sequences sorted by length
         if found.dim() != output.dim() or found.shape[axis] != size:
@@ -100,10 +100,10 @@ def influences_others(run: Callable[[Any], Tensor], inputs: Any, output: Tensor,
     return False
 
 
-def _of_samples(value: Any, convert: Callable[[Tensor], Tensor], n: int, batch_dim: int) -> Any:
+def of_samples(value: Any, convert: Callable[[Tensor], Tensor], n: int, batch_dim: int) -> Any:
     """Inputs of ``n`` samples, with tensors of all samples converted."""
     if not isinstance(value, Tensor):
-        return nested(value, lambda item: _of_samples(item, convert, n, batch_dim))
+        return nested(value, lambda item: of_samples(item, convert, n, batch_dim))
     fits = value.dim() > batch_dim and value.shape[batch_dim] == n and value.layout == torch.strided
     return convert(value) if fits else value
 

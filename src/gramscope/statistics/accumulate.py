@@ -166,7 +166,7 @@ class Accumulator:
             for a in record.applications:
                 if isinstance(layer.kind, LinearKind) and self._axes.is_doubtful(layer.module, a.x):
                     raise Unpaired(_doubt(a.x))
-            h = inputs_of(record, axis, step.n, averaged, step.positions.lengths)
+            h = inputs_of(record, axis, step.n, averaged, step.positions.lengths, record.name in step.windowed)
             h = _cut_sites(layer.module, h, step.positions.lengths)
             valid = step.positions.of(h.shape[-2], len(record.applications))
             self._add_rows(record.name, record.name, h, step, target, self._options.tokens, residual, valid)

@@ -27,7 +27,14 @@ class NoSuchSites(Unpaired):
     """A layer lacks the sites that ``tokens=`` asks for."""
 
 
-def inputs_of(record: LayerRecord, axis: int, n: int, averaged: bool, lengths: tuple[int, ...] = ()) -> Tensor:
+def inputs_of(
+    record: LayerRecord,
+    axis: int,
+    n: int,
+    averaged: bool,
+    lengths: tuple[int, ...] = (),
+    windowed: bool = False,
+) -> Tensor:
     """A layer's inputs in one forward of ``n`` samples, ``[…, n, sites, d]``; or averaged over the sites.
 
     Args:
@@ -36,6 +43,7 @@ def inputs_of(record: LayerRecord, axis: int, n: int, averaged: bool, lengths: t
         n: samples of the batch; where an application has another number of rows, they cannot be paired.
         averaged: give the mean over sites, without forming the sites of a convolution.
         lengths: of the batch's sequences; n × length rows of a layer that sees all tokens in one axis are taken apart.
+        windowed: the rows of each sample stand together, in an order of their own, so that only their mean is known.
     """
     single = averaged and len(record.applications) == 1
     parts = []
@@ -43,6 +51,8 @@ def inputs_of(record: LayerRecord, axis: int, n: int, averaged: bool, lengths: t
         a.check_unchanged()
         h = a.layer.kind.features(a.layer.module, a.x, axis, single)
         h = flattened(h, n, lengths)
+        if windowed and averaged:
+            h = h.reshape(*h.shape[:-3], n, -1, h.shape[-1]).mean(-2, keepdim=True)
         if h.shape[-3] != n:
             raise Unpaired(f"its inputs have {h.shape[-3]} rows for {n} samples, so rows and targets cannot be paired")
         parts.append(h)

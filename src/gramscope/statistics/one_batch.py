@@ -41,6 +41,7 @@ from gramscope.layers.validity import influences_others
 from gramscope.notes import Note
 from gramscope.statistics.collect_options import Options
 from gramscope.statistics.freed_memory import return_now_and_then
+from gramscope.statistics.windows import windowed_layers
 
 #: losses whose targets are numbers, also where they are stored as integers
 REGRESSION = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
@@ -75,6 +76,7 @@ class Step:
         autograd: gradients of the parameters themselves by layer, when asked for.
         coupled: whether samples of the batch influence each other's outputs.
         shared: layers of which one row of inputs serves several samples.
+        windowed: layers with several rows of inputs for each sample, in the order of the samples.
     """
 
     inputs: Any
@@ -88,6 +90,7 @@ class Step:
     autograd: dict[str, Tensor] = field(default_factory=dict)
     coupled: bool = False
     shared: frozenset[str] = frozenset()
+    windowed: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -106,6 +109,7 @@ class BatchRunner:
         self._reader = LabelReader(self.model, self.options.ignore_index, own_loss)
         self._independent: bool | None = None
         self._shared: frozenset[str] | None = None
+        self._windowed: frozenset[str] | None = None
 
     def run(self, tape: Tape, inputs: Any, target: Any, index: int) -> Step:
         """Forward, backward where there is a loss, and the targets that features are compared with."""
@@ -121,7 +125,10 @@ class BatchRunner:
         random = torch.get_rng_state()
         step, returned = forward(self.model, tape, read, index, self.output)
         step = replace(
-            step, coupled=self._influences_others(tape, step, random), shared=self._shared_layers(tape, step)
+            step,
+            coupled=self._influences_others(tape, step, random),
+            shared=self._shared_layers(tape, step),
+            windowed=self._windowed_layers(tape, step),
         )
         return_now_and_then()  # what the forward has freed
         losses = self._losses(step, returned, inputs, given, index)
@@ -184,6 +191,14 @@ class BatchRunner:
             ):  # no gradients of outputs, or outputs that are not those of samples
                 self._shared = layers_with_shared_rows(tape, step.output)
         return self._shared or frozenset()
+
+    def _windowed_layers(self, tape: Tape, step: Step) -> frozenset[str]:
+        """Layers that see a sample in several rows, asked until there is a batch of several samples."""
+        if self._windowed is not None or not self.options.features:
+            return self._windowed or frozenset()
+        found = windowed_layers(self.model, tape, step.inputs, step.n)
+        self._windowed = found if step.n > 1 else None
+        return found
 
     def run_reference(self, reference: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         """The output of the reference network, which must have the shape of the model's ``output``."""
