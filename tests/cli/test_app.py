@@ -25,6 +25,7 @@ from torch import nn
 from gramscope.cli import app
 from gramscope.errors import InputError
 from gramscope.report import write
+from gramscope.runs.directory import RunDirectory
 from gramscope.training.layer_measures import load_weights
 from refusals import assert_refused
 
@@ -285,6 +286,23 @@ def test_files_that_would_run_code_are_refused(tmp_path: Path) -> None:
     (tmp_path / "short.pt").write_bytes(b"PK")
     assert_refused(r"short\.pt", load_weights, net, tmp_path / "short.pt")
     assert_refused("is not a file", load_weights, net, tmp_path / "none.pt")
+
+
+def test_runs_of_an_own_loop_are_listed_and_their_measures_explained(gramscope: Command) -> None:
+    for seed in range(2):
+        run = RunDirectory.create(f"runs/group/seed-{seed}", {"seed": seed})
+        run.append({"step": 0, "layers": {"0": {"nfa": 0.5}}})
+        run.close()
+    (row,) = json.loads(gramscope("runs", "list", "--json").out)
+    assert (row["run"], row["state"], row["runs"]) == ("runs/group", "recorded", 2)
+    done = gramscope("measure", "runs/group/seed-0")
+    assert (done.code, "written by your own training loop" in done.err) == (2, True)
+
+
+def test_the_demonstration_writes_into_no_folder_that_is_used(gramscope: Command, tmp_path: Path) -> None:
+    (tmp_path / "used" / "folder").mkdir(parents=True)
+    done = gramscope("demo", "--out", "used")
+    assert (done.code, done.err) == (2, "gramscope: used is not empty; choose another --out\n")
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gramscope.cli.console import TerminalReporter, messages, print_json, print_table, results, spread
-from gramscope.errors import MissingExtraError
+from gramscope.errors import InputError, MissingExtraError
 from gramscope.runs.layout import free_path
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ def command(
 
     began = time.perf_counter()
     out = out or free_path("demo")
+    if out.is_dir() and any(out.iterdir()):
+        raise InputError(f"{out} is not empty; choose another --out")
     configs = demo_configs(epochs=epochs, seeds=range(seeds), device=device)
     rows = summarise(run_demo(configs, out, reporter=TerminalReporter()))
     report = write_report(out)

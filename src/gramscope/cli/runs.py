@@ -10,6 +10,7 @@ import typer
 from gramscope.cli.console import print_json, print_table, results, without_empty
 from gramscope.errors import GramscopeError, InputError
 from gramscope.runs.directory import RunDirectory
+from gramscope.runs.layout import natural
 
 app = typer.Typer(no_args_is_help=True, help="List runs, show their results and export their records.")
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -137,4 +138,9 @@ def _below(folder: Path) -> list[RunDirectory]:
             return []
         raise InputError(f"{folder} is not a folder")
     here = RunDirectory(folder)
-    return [here] if here.exists() else here.members()
+    if here.exists():
+        return [here]
+    found = (
+        inner for inner in here.folders() if inner.exists() or inner.members()
+    )  # a group may have no configuration
+    return sorted(found, key=lambda run: natural(run.path.name))

@@ -50,10 +50,7 @@ def read_run_files(directory: RunDirectory) -> RunFiles:
     has_artefacts = all(is_inside(path, directory.path) for path in (folder, *sorted(folder.glob("*"))))
     if not has_artefacts:
         problems.append(f"{ARTEFACTS} holds links out of the directory; no spectra or diagonals were read.")
-    status = run_status(directory)
-    if status == "new" and records and "method" not in config:  # nobody says when a loop of the user's own ends
-        status = "recorded"
-    return RunFiles(config, environment, records, status, has_artefacts, problems)
+    return RunFiles(config, environment, records, run_status(directory), has_artefacts, problems)
 
 
 def read_config(directory: RunDirectory, problems: list[str]) -> Mapping[str, Any]:

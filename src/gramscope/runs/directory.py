@@ -276,17 +276,22 @@ class RunDirectory:
 
     # -- status ---------------------------------------------------------------------------------------------------
     def status(self) -> str:
-        """``running``, ``finished``, ``stopped`` (it can be resumed) or ``new``; a group's is its members' worst."""
+        """``running``, ``finished``, ``stopped`` (it can be resumed), ``recorded`` or ``new``; a group's is its members' worst.
+
+        ``recorded`` are runs of a user's own loop, of which it is not known whether they have ended.
+        """
         if self.lock.held_by_other():
             return "running"
         members = self.members()
         if members:
             found = {member.status() for member in members}
-            return next(name for name in ("running", "stopped", "new", "finished") if name in found)
+            return next(name for name in ("running", "stopped", "new", "recorded", "finished") if name in found)
         ends = self.records("end")
         if ends:
             return "finished" if ends[-1].get("finished") else "stopped"
-        return "stopped" if self.checkpoint_steps() else "new"
+        if self.checkpoint_steps():
+            return "stopped"
+        return "recorded" if "method" not in self.config and self.records() else "new"
 
 
 def newest_intact(runs: Sequence[RunDirectory], steps: Iterable[int]) -> list[Checkpoint]:

@@ -117,6 +117,11 @@ def measure_runs(
     """
     root, only = RunDirectory.locate(path)
     for run in root.runs():
+        if run.status() == "recorded":
+            raise InputError(
+                f"{run.path} was written by your own training loop, so its net and data are not known here: call gs.measure in "
+                f"Python; `gramscope report {run.path}` shows what was recorded"
+            )
         config = TrainConfig.from_stored({**run.config, "device": device})
         if not trust:
             config.check_trusted(run.path)
