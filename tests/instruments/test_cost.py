@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import gramscope as gs
 from gramscope.instruments.live_bytes import LiveBytes
+from gramscope.instruments.resized import kept_bytes, square_bytes
 from gramscope.models import build
 from refusals import assert_refused
 
@@ -24,11 +25,11 @@ def images(name: str, samples: int, **options: Any) -> tuple[nn.Module, Tensor, 
     return model, torch.randn(samples, 3, 16, 16, generator=g), torch.randint(10, (samples,), generator=g)
 
 
-def tokens(samples: int) -> tuple[nn.Module, Tensor, Tensor]:
+def tokens(samples: int, width: int = 64) -> tuple[nn.Module, Tensor, Tensor]:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
-        model = nn.Sequential(nn.Embedding(50, 64), layer, nn.Linear(64, 50))
+        layer = nn.TransformerEncoderLayer(width, 4, 128, batch_first=True) if width == 64 else nn.Tanh()
+        model = nn.Sequential(nn.Embedding(50, width), layer, nn.Linear(width, 50))
     x = torch.randint(50, (samples, 16), generator=torch.Generator().manual_seed(0))
     return model, x, x.roll(-1, 1)
 
@@ -46,6 +47,7 @@ CASES: dict[str, Any] = {
     "mlp, one batch": (lambda: images("mlp", 512), LOSS, 512, {}),
     "cnn": (lambda: images("cnn", 64), LOSS, 16, {}),
     "transformer": (lambda: tokens(64), flat_cross_entropy, 16, {"reduction": "none"}),
+    "wide embedding": (lambda: tokens(64, 600), flat_cross_entropy, 16, {"reduction": "none"}),
     "large layer": (lambda: images("mlp", 64, hidden=(700, 700)), LOSS, 32, {"memory": 2**21}),
 }
 
@@ -75,3 +77,15 @@ def test_the_number_of_samples() -> None:
     few, many = (gs.estimate(model, iter([(x, y)]), LOSS, samples=n, measures=["gradient_norm"]) for n in (32, 3200))
     assert many.total.seconds > 5 * few.total.seconds
     assert_refused("no measure 'size'", gs.estimate, model, (x, y), LOSS, measures="size")
+
+
+def test_symmetric_sums_count_once() -> None:
+    g = torch.Generator().manual_seed(0)
+    model = build("mlp", (400,), 10, generator=g, hidden=(500, 500))
+    data = (torch.randn(600, 400, generator=g), torch.randint(10, (600,), generator=g))
+    with LiveBytes() as live:
+        statistics = gs.collect(model, data, LOSS, jacobians=True, gram=True, snapshot=False, progress=False)
+        del data
+    whole = sum(map(square_bytes, statistics))
+    assert sum(map(kept_bytes, statistics)) == pytest.approx(live.now, rel=0.01)
+    assert live.now < 0.75 * whole

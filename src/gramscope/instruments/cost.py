@@ -14,7 +14,7 @@ from gramscope.errors import InputError
 from gramscope.instruments.live_bytes import LiveBytes
 from gramscope.instruments.measure import evaluate, given_by, names_of, what_to_collect
 from gramscope.instruments.passes import without_gram
-from gramscope.instruments.resized import GrownFeatures, bytes_of, corner, shapes_of, wait
+from gramscope.instruments.resized import GrownFeatures, corner, kept_bytes, shapes_of, square_bytes, wait
 from gramscope.layers.batches import batch_size, batches, head
 from gramscope.layers.jacobians import MEMORY
 from gramscope.layers.losses import Loss
@@ -130,7 +130,7 @@ def estimate(
     full = {layer.name: grown.layer(layer) for layer in statistics}
     collecting_cost = _collecting(run, size, min(n, samples), samples, options, grown)
     rows = {"collecting": collecting_cost}
-    kept = sum(bytes_of(layer) for layer in full.values())
+    kept = sum(map(kept_bytes, full.values())) + max(map(square_bytes, full.values()), default=0)
     whole = replace(statistics, layers=full)
     context = Context(whole, memory=collecting.get("memory", MEMORY))
     for name, cost in _evaluations(names, context).items():

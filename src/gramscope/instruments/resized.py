@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from gramscope.layers.jacobians import MEMORY
+from gramscope.linalg.symmetric_sum import kept_entries
 from gramscope.statistics.feature_moments import FeatureAccumulator
 from gramscope.statistics.feature_statistics import FeatureStatistics, keeps_gram
-from gramscope.statistics.layer import SUMS, LayerStatistics
+from gramscope.statistics.layer import SUMS, SYMMETRIC, LayerStatistics
 
 #: rows of features whose HᵀH is timed
 ROWS = 1024
@@ -58,24 +59,39 @@ def _corner_of_features(part: FeatureStatistics, shrink: float) -> FeatureStatis
     return replace(part, **changes)
 
 
-def _tensors(layer: LayerStatistics) -> list[Tensor]:
-    found = [layer.weight, *(getattr(layer, what) for what in SUMS)]
+def _squares(layer: LayerStatistics) -> list[Tensor]:
+    """Symmetric sums, which are kept once."""
     part = layer.features
-    if part is not None:
-        of_moments = [getattr(part.moments, what, None) for what in ("C_hh", "C_hy", "C_yy", "mean_h")]
-        of_classes = [getattr(part.classes, what, None) for what in ("means", "within")]
-        found += [*of_moments, *of_classes, part.rows, part.HtE, part.frequent]
+    of_features = [] if part is None else [getattr(part.moments, "C_hh", None), getattr(part.classes, "within", None)]
+    found = [*(getattr(layer, what) for what in SYMMETRIC), *of_features]
     return [tensor for tensor in found if tensor is not None]
 
 
-def bytes_of(layer: LayerStatistics) -> int:
-    """What the statistics of a layer take."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(layer))
+def _others(layer: LayerStatistics) -> list[Tensor]:
+    """Everything else but the weight, which is the model's own."""
+    found = [getattr(layer, what) for what in SUMS if what not in SYMMETRIC]
+    part = layer.features
+    if part is not None:
+        of_moments = [getattr(part.moments, what, None) for what in ("C_hy", "C_yy", "mean_h")]
+        found += [*of_moments, getattr(part.classes, "means", None), part.rows, part.HtE, part.frequent]
+    return [tensor for tensor in found if tensor is not None]
+
+
+def kept_bytes(layer: LayerStatistics) -> int:
+    """What is kept of a layer until its row of the table is computed."""
+    kept = sum(x.nbytes * kept_entries(x.shape[-1]) // x.shape[-1] ** 2 for x in _squares(layer))
+    return kept + sum(x.nbytes for x in _others(layer))
+
+
+def square_bytes(layer: LayerStatistics) -> int:
+    """What its symmetric sums take as whole matrices, while its row is computed."""
+    return sum(x.nbytes for x in _squares(layer))
 
 
 def shapes_of(layer: LayerStatistics) -> tuple[Any, ...]:
     """The same for layers whose statistics cost the same."""
-    return tuple((tuple(tensor.shape), tensor.dtype) for tensor in _tensors(layer))
+    tensors = [layer.weight, *_squares(layer), *_others(layer)]
+    return tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors)
 
 
 def wait() -> None:
@@ -103,7 +119,7 @@ class GrownFeatures:
             return layer
         rows = round(part.n * self._factor)
         grown = replace(layer, features=self._grown(part, part.rows, part.row_targets, rows))
-        self.bytes += bytes_of(grown) - bytes_of(layer)
+        self.bytes += kept_bytes(grown) - kept_bytes(layer)
         return grown
 
     def _grown(self, part: FeatureStatistics, rows: Tensor, targets: Tensor, n: int) -> FeatureStatistics:
@@ -122,7 +138,7 @@ class GrownFeatures:
         found = added.result()
         wait()
         self.seconds += (time.perf_counter() - start) * n / count
-        return part if found is None else _full_rank(found, n)
+        return part if found is None else replace(_full_rank(found, n), of_outputs=part.of_outputs)
 
 
 def _full_rank(part: FeatureStatistics, n: int) -> FeatureStatistics:

@@ -81,6 +81,15 @@ class SymmetricSum:
         return whole
 
 
+def kept_entries(d: int) -> int:
+    """How many of the d² entries a sum keeps.
+
+    >>> kept_entries(192) / 192**2
+    0.75
+    """
+    return sum((i.stop - i.start) * (d - i.start) for i in _strips(d))
+
+
 def for_products(rows: Tensor) -> Tensor:
     """``rows [..., m, d]`` in at least float32; in float64 where squares in float32 would overflow or underflow."""
     rows = rows.float() if rows.dtype in (torch.bfloat16, torch.float16) else rows

@@ -27,8 +27,8 @@ SUMS = (
     "kernel_probes",
     "centered_probes",
 )
-
-
+#: those that are symmetric
+SYMMETRIC = ("Sigma", "JtJ", "JtJ_centered", "input_covariance", "kernel_parts", "centered_parts")
 #: those kept in parts
 PARTED = ("kernel_parts", "centered_parts", "kernel_probes", "centered_probes")
 
