@@ -159,7 +159,8 @@ GROUPS: tuple[Group, ...] = (
         "nfa",
         "Neural feature ansatz",
         "How far the weight Gram WᵀW of a layer agrees with the average gradient outer product WᵀKW of the net above it: "
-        "ρ is their cosine, and 1 means proportional.",
+        "ρ is their cosine, and 1 means proportional. Compare it with its null (where measured), the value without feature "
+        "learning: at a readout with few outputs both are near 1.",
         (*_ANSATZ, "nfa_power", "double_ratio"),
         unit=frozenset(_ANSATZ),
     ),

@@ -19,7 +19,15 @@ METHODS: dict[str, dict[str, Any]] = {
     "whiten-sgd": {"name": "whiten-sgd", "lr": 0.1, "momentum": 0.9},
 }
 #: beyond what is measured while training anyway
-MEASURES = [*WHILE_TRAINING, "nc2_equinorm", "nc2_equiangular", "nc3", "surrogate_normalized", "vcs_gram_cosine"]
+MEASURES = [
+    *WHILE_TRAINING,
+    "nfa_null",
+    "nc2_equinorm",
+    "nc2_equiangular",
+    "nc3",
+    "surrogate_normalized",
+    "vcs_gram_cosine",
+]
 
 
 def demo_configs(
