@@ -127,6 +127,24 @@ def test_positions_as_many_as_samples_serve_all_of_them() -> None:
     assert stats["places"].Sigma is None
 
 
+def test_choices_of_a_sample_side_by_side() -> None:
+    """Three sequences of one sample become three rows, as in multiple choice; each has a gradient of its own."""
+
+    class Choices(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.head = nn.Embedding(9, 4), nn.Linear(4, 1)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.head(torch.tanh(self.words(ids.flatten(0, 1))).mean(1)).reshape(ids.shape[:2])  # type: ignore[no-any-return]
+
+    model, ids, y = Choices().double(), torch.arange(60).reshape(5, 3, 4) % 9, torch.arange(5) % 3
+    stats = gs.collect(model, (ids, y), F.cross_entropy, jacobians=True)
+    alone = gs.collect(model, [(ids[i : i + 1], y[i : i + 1]) for i in range(5)], F.cross_entropy, jacobians=True)
+    torch.testing.assert_close(stats["words"].JtJ, alone["words"].JtJ)
+    torch.testing.assert_close(stats["words"].Sigma, alone["words"].Sigma)
+
+
 def test_a_reentrant_checkpoint_leaves_the_other_columns() -> None:
     class Checkpointed(nn.Module):
         def __init__(self) -> None:

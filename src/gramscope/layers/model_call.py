@@ -93,9 +93,10 @@ def run_captured(model: nn.Module, tape: Tape, inputs: Any) -> Any:
 
 
 def may_compute_loss(model: nn.Module) -> bool:
-    """Whether the model takes labels (or positions of an answer), so that it may return a loss of its own."""
+    """Whether the model takes labels, positions of an answer or values to come, so that it may return a loss of its own."""
     names = forward_arguments(model)
-    return not names.isdisjoint((*LABEL_KEYS, "start_positions")) or any("label" in name for name in names)
+    others = ("start_positions", "future_values", "return_loss")
+    return not names.isdisjoint((*LABEL_KEYS, *others)) or any("label" in name for name in names)
 
 
 def own_loss(returned: Any) -> Tensor | None:

@@ -157,16 +157,17 @@ class Accumulator:
 
     def _add_layer_features(self, record: LayerRecord, step: Step, target: Tensor | None) -> None:
         layer = record.layer
-        axis = self._axes.of(layer.module)
+        probed = record.name in step.axes
+        axis = step.axes[record.name] if probed else self._axes.of(layer.module)
         labelled = target is not None and target.dim() == 2 and not target.is_floating_point()
         averaged = self._options.tokens in ("auto", "mean") and not labelled and not step.positions.lengths
         single = step.residual is not None and step.residual.dim() == 2 and len(record.applications) == 1
         residual = step.residual if single and _sites(record.applications[0], axis) == 1 else None
         with self._unpaired(record.name, record.name):
             for a in record.applications:
-                if isinstance(layer.kind, LinearKind) and self._axes.is_doubtful(layer.module, a.x):
+                if isinstance(layer.kind, LinearKind) and not probed and self._axes.is_doubtful(layer.module, a.x):
                     raise Unpaired(_doubt(a.x))
-            h = inputs_of(record, axis, step.n, averaged, step.positions.lengths, record.name in step.windowed)
+            h = inputs_of(record, axis, step.n, averaged, step.positions.lengths, probed)
             h = _cut_sites(layer.module, h, step.positions.lengths)
             valid = step.positions.of(h.shape[-2], len(record.applications))
             self._add_rows(record.name, record.name, h, step, target, self._options.tokens, residual, valid)

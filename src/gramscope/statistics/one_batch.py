@@ -41,7 +41,7 @@ from gramscope.layers.validity import influences_others
 from gramscope.notes import Note
 from gramscope.statistics.collect_options import Options
 from gramscope.statistics.freed_memory import return_now_and_then
-from gramscope.statistics.windows import windowed_layers
+from gramscope.statistics.probed_axes import probed_axes
 
 #: losses whose targets are numbers, also where they are stored as integers
 REGRESSION = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
@@ -76,7 +76,7 @@ class Step:
         autograd: gradients of the parameters themselves by layer, when asked for.
         coupled: whether samples of the batch influence each other's outputs.
         shared: layers of which one row of inputs serves several samples.
-        windowed: layers with several rows of inputs for each sample, in the order of the samples.
+        axes: of the samples in the inputs of layers that do not have one row for each.
     """
 
     inputs: Any
@@ -90,7 +90,7 @@ class Step:
     autograd: dict[str, Tensor] = field(default_factory=dict)
     coupled: bool = False
     shared: frozenset[str] = frozenset()
-    windowed: frozenset[str] = frozenset()
+    axes: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -109,7 +109,7 @@ class BatchRunner:
         self._reader = LabelReader(self.model, self.options.ignore_index, own_loss)
         self._independent: bool | None = None
         self._shared: frozenset[str] | None = None
-        self._windowed: frozenset[str] | None = None
+        self._axes: dict[str, int] | None = None
 
     def run(self, tape: Tape, inputs: Any, target: Any, index: int) -> Step:
         """Forward, backward where there is a loss, and the targets that features are compared with."""
@@ -128,7 +128,7 @@ class BatchRunner:
             step,
             coupled=self._influences_others(tape, step, random),
             shared=self._shared_layers(tape, step),
-            windowed=self._windowed_layers(tape, step),
+            axes=self._probed_axes(tape, step),
         )
         return_now_and_then()  # what the forward has freed
         losses = self._losses(step, returned, inputs, given, index)
@@ -192,12 +192,12 @@ class BatchRunner:
                 self._shared = layers_with_shared_rows(tape, step.output)
         return self._shared or frozenset()
 
-    def _windowed_layers(self, tape: Tape, step: Step) -> frozenset[str]:
-        """Layers that see a sample in several rows, asked until there is a batch of several samples."""
-        if self._windowed is not None or not self.options.features:
-            return self._windowed or frozenset()
-        found = windowed_layers(self.model, tape, step.inputs, step.n)
-        self._windowed = found if step.n > 1 else None
+    def _probed_axes(self, tape: Tape, step: Step) -> dict[str, int]:
+        """Where the samples are in the inputs of unusual layers, asked until there is a batch of several samples."""
+        if self._axes is not None or not self.options.features:
+            return self._axes or {}
+        found = probed_axes(self.model, tape, step.inputs, step.n)
+        self._axes = found if step.n > 1 else None
         return found
 
     def run_reference(self, reference: nn.Module, inputs: Any, output: Tensor) -> Tensor:

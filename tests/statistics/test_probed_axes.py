@@ -52,3 +52,27 @@ def test_other_orders_are_not_paired() -> None:
     assert table["inside"]["target_linearity"] is None
     assert table["inside"]["nfa"] is not None
     assert "36 rows for 9 samples" in table.notes["inside"].text
+
+
+@pytest.mark.parametrize("positions", [6, 4, 8])
+def test_positions_first_inside_the_model(positions: int) -> None:
+    """As XLNet and Longformer have them; with as many positions as samples the shape does not show it."""
+
+    class Transposed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inside, self.plain = nn.Linear(3, 3), nn.Linear(3, 3)
+            self.head = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            z = self.inside(x.transpose(0, 1)).transpose(0, 1) + self.plain(x)
+            return self.head(torch.tanh(z).mean(1))  # type: ignore[no-any-return]
+
+    table = gs.measure(
+        Transposed().double(),
+        (normal(6, positions, 3), torch.arange(6) % 3),
+        F.cross_entropy,
+        measures=["target_linearity", "nc1"],
+    )
+    assert table["inside"] == pytest.approx(table["plain"], rel=1e-9)
+    assert table["inside"]["nc1"] > 0
