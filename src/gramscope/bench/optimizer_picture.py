@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gramscope.bench.optimizer_peers import Competitor, competitors
-from gramscope.bench.optimizers import Trial
+from gramscope.bench.optimizers import Trial, validation_means
 from gramscope.errors import InputError
 
 #: how the lines look
@@ -23,7 +23,7 @@ _STYLES: dict[str, dict[str, Any]] = {
 
 
 def draw(trials: Sequence[Trial], path: Path, methods: Sequence[Competitor] | None = None) -> None:
-    """Draw validation scores of the first seed against the rate, as a multiple of the middle of each method's grid.
+    """Draw validation scores, means over seeds, against the rate as a multiple of the middle of each method's grid.
 
     Args:
         trials: runs of :func:`~gramscope.bench.optimizers.compare_optimizers`.
@@ -41,12 +41,16 @@ def draw(trials: Sequence[Trial], path: Path, methods: Sequence[Competitor] | No
     figure, axes = plt.subplots(len(tasks), len(budgets), figsize=size, squeeze=False, sharex=True)
     for row, task in zip(axes, tasks, strict=True):
         for axis, steps in zip(row, budgets, strict=True):
-            here = [t for t in trials if (t.net, t.data) == task and t.steps == steps and t.seed == 0]
+            here = [t for t in trials if (t.net, t.data) == task and t.steps == steps]
+            scores: list[float] = []
             for name in (name for name in middles if any(t.method == name for t in trials)):
-                points = sorted((t.rate / middles[name], t.validation) for t in here if t.method == name)
+                own = [t for t in here if t.method == name]
+                means = validation_means(own, {t.rate for t in own})
+                points = sorted((rate / middles[name], score) for rate, score in means.items())
                 if points:
                     axis.plot(*zip(*points, strict=True), marker=".", label=name, **_STYLES.get(name, {}))
-            scores = sorted(t.validation for t in here)
+                scores += means.values()
+            scores.sort()
             if scores:  # a diverged run must not hide the others
                 low = scores[len(scores) // 4]
                 axis.set_ylim(low - 0.6 * (scores[-1] - low) - 1e-6, scores[-1] + 0.1 * (scores[-1] - low) + 1e-6)

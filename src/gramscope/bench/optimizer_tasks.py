@@ -1,4 +1,4 @@
-"""What the optimizers are compared on: small nets of five kinds on shipped, downloaded and Python's own data."""
+"""What the optimizers are compared on: small nets of six kinds on shipped, downloaded and Python's own data."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from typing_extensions import override
 
+from gramscope.bench.optimizer_transformers import CharacterGPT, VisionTransformer
 from gramscope.data.named_sets import load
 from gramscope.errors import InputError
 from gramscope.models import build
-from gramscope.models.seeded_layers import embedding, linear
 
 Pair = tuple[Tensor, Tensor]
 
@@ -37,6 +36,7 @@ TASKS = {
         ("mlp", "mnist"),
         ("deep mlp", "digits"),
         ("cnn", "mnist"),
+        ("vit", "digits"),
     ),
 }
 
@@ -85,7 +85,7 @@ def make_task(net: str, data: str, data_dir: str | None = None, device: str = "c
     """The task of a net on data.
 
     Args:
-        net: a key of :data:`NETS`, or ``"gpt"`` for text.
+        net: a key of :data:`NETS`, ``"vit"``, or ``"gpt"`` for text.
         data: ``"text"``, or a data set of images by name. At most 10,000 images train, 2,000 validate and 2,000 test.
             Images of 32 pixels are averaged over 2×2 pixels, and all are standardised by channel.
         data_dir: folder with the official files.
@@ -95,8 +95,8 @@ def make_task(net: str, data: str, data_dir: str | None = None, device: str = "c
         raise InputError(f"net {net!r} on data {data!r}: the gpt is for text, and the other nets for images")
     if net == "gpt":
         return _text_task(device)
-    if net not in NETS:
-        raise InputError(f"net {net!r} is not known; there are: {', '.join([*NETS, 'gpt'])}")
+    if net not in (*NETS, "vit"):
+        raise InputError(f"net {net!r} is not known; there are: {', '.join([*NETS, 'vit', 'gpt'])}")
     found = load(data, data_dir, download=False)
     order = torch.randperm(len(found.x_train), generator=torch.Generator().manual_seed(0))
     held_out = min(2_000, len(order) // 5)
@@ -107,10 +107,12 @@ def make_task(net: str, data: str, data_dir: str | None = None, device: str = "c
     if x.shape[-1] == 32:
         parts = [(F.avg_pool2d(a, 2), b) for a, b in parts]
     train, validation, test = _standardised(parts, device)
-    name, options = NETS[net]
     shape = tuple(train[0].shape[1:])
     batch = 64 if "mlp" in net else 32
-    make = partial(build, name, shape, 10, **options)  # type: ignore[arg-type]
+    make: Callable[..., nn.Module] = partial(VisionTransformer, shape, 10)
+    if net in NETS:
+        name, options = NETS[net]
+        make = partial(build, name, shape, 10, **options)  # type: ignore[arg-type]
     return Task(net, data, lambda generator: make(generator=generator).to(device), train, validation, test, batch)
 
 
@@ -140,43 +142,5 @@ def _text_task(device: str) -> Task:
     cuts = (slice(600, None), slice(300), slice(300, 600))
     train, validation, test = ((x[cut], y[cut]) for cut in cuts)
     width = len(alphabet)
-    make = lambda generator: CharacterGPT(width, generator).to(device)  # noqa: E731
+    make = lambda generator: CharacterGPT(width, _CONTEXT, generator).to(device)  # noqa: E731
     return Task("gpt", "text", make, train, validation, test, batch=16, text=True)
-
-
-class CharacterGPT(nn.Module):
-    """A decoder of two blocks of width 32 that predicts the next character, ``[n, t] → [n, t, characters]``."""
-
-    def __init__(
-        self, characters: int, generator: torch.Generator, *, width: int = 32, heads: int = 2, depth: int = 2
-    ) -> None:
-        super().__init__()
-        self.embed = embedding(characters, width, generator)
-        self.position = embedding(_CONTEXT, width, generator)
-        self.blocks = nn.Sequential(*(_Block(width, heads, generator) for _ in range(depth)))
-        self.norm = nn.LayerNorm(width)
-        self.readout = linear(width, characters, generator)
-
-    @override
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.embed(x) + self.position.weight[: x.shape[1]]
-        return self.readout(self.norm(self.blocks(h)))  # type: ignore[no-any-return]
-
-
-class _Block(nn.Module):
-    """Causal attention, then two linear layers, each added to its input."""
-
-    def __init__(self, width: int, heads: int, generator: torch.Generator) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.query, self.key, self.value, self.out = (linear(width, width, generator) for _ in range(4))
-        self.fc1, self.fc2 = linear(width, 4 * width, generator), linear(4 * width, width, generator)
-
-    @override
-    def forward(self, h: Tensor) -> Tensor:
-        x = self.norm1(h)
-        q, k, v = (f(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f in (self.query, self.key, self.value))
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        h = h + self.out(mixed.transpose(1, 2).flatten(2))
-        return h + self.fc2(F.gelu(self.fc1(self.norm2(h))))  # type: ignore[no-any-return]

@@ -6,7 +6,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,13 @@ from gramscope.bench.optimizer_tasks import TASKS, Task, make_task
 from gramscope.bench.timing import synchronize
 from gramscope.errors import InputError, NumericalError
 
-#: steps and seeds, by scale
-BUDGETS = {"quick": (10, 30, 100), "full": (10, 30, 100, 300, 1_000, 3_000)}
-SEEDS = {"quick": 2, "full": 3}
+#: steps of a run and its seeds, by scale
+BUDGETS = {
+    "quick": {10: 2, 30: 2, 100: 2},
+    "full": {10: 12, 30: 12, 100: 3, 300: 3, 1_000: 3, 3_000: 3},
+}
+#: in runs of up to this many steps all seeds try all rates; in longer ones only the first seed does
+CHEAP = 300
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,8 @@ class Line:
     Attributes:
         rate: the default, or the one that validation chose.
         score, error: mean test score over seeds at that rate, and its standard error.
-        median, spread: of the validation scores over the grid of rates, with the first seed: median, largest minus least.
+        median, spread: of the validation scores over the grid of rates: median, largest minus least. The score at a rate is a
+            mean over the seeds that tried every rate.
         milliseconds: of a step.
     """
 
@@ -115,8 +120,8 @@ def compare_optimizers(
 ) -> list[Trial]:
     """Train every net by every method at every budget.
 
-    All rates of a method run with the first seed; the rate that counts (VCL's default, or the best on validation) runs with the
-    other seeds too.
+    All rates of a method run with all seeds; in runs of more than 300 steps with the first one, and the rate that counts (VCL's
+    default, or the best on validation) with the others too.
 
     Args:
         scale: ``"quick"`` on shipped data, or ``"full"``, which reads MNIST and CIFAR-10 from ``data_dir``.
@@ -146,11 +151,13 @@ def compare_optimizers(
     for net, data in tasks or TASKS[scale]:
         task = make_task(net, data, data_dir, device)
         for steps in budgets or BUDGETS[scale]:
+            count = seeds or BUDGETS[scale].get(steps, 3)
+            trying = count if steps <= CHEAP else 1
             for method in methods or competitors():
-                swept = [trial(task, method, rate, steps, 0) for rate in (*method.rates, *method.wide)]
-                best = max(swept[: len(method.rates)], key=lambda t: t.validation).rate
-                rate = best if method.default is None else method.default
-                for seed in range(1, seeds or SEEDS[scale]):
+                rates = (*method.rates, *method.wide)
+                swept = [trial(task, method, rate, steps, seed) for rate in rates for seed in range(trying)]
+                rate = rate_that_counts(method, validation_means(swept, method.rates))
+                for seed in range(trying, count):
                     trial(task, method, rate, steps, seed)
                 tell(f"{net} on {data}, {steps} steps: {method.name} done")
     return found
@@ -176,16 +183,30 @@ def lines(trials: Iterable[Trial], methods: Sequence[Competitor] | None = None) 
     return [line for line in found if line is not None]
 
 
+def validation_means(trials: Iterable[Trial], rates: Iterable[float]) -> dict[float, float]:
+    """The validation score at each rate that ran, a mean over the seeds that all of them have."""
+    found: dict[float, dict[int, float]] = {}
+    for trial in trials:
+        if trial.rate in rates:
+            found.setdefault(trial.rate, {})[trial.seed] = trial.validation
+    shared = set.intersection(*map(set, found.values())) if found else set()
+    return {rate: statistics.fmean(scores[seed] for seed in shared) for rate, scores in found.items() if shared}
+
+
+def rate_that_counts(method: Competitor, means: Mapping[float, float]) -> float:
+    """The method's default rate, or the one that is best on validation."""
+    return max(means, key=lambda rate: means[rate]) if method.default is None else method.default
+
+
 def _line(trials: Sequence[Trial], method: Competitor) -> Line | None:
     """The line of one method; None where the rate that counts has not run yet."""
-    swept = [t for t in trials if t.seed == 0 and t.rate in method.rates]
-    rate = method.default
-    if rate is None and swept:
-        rate = max(swept, key=lambda t: t.validation).rate
-    scores = [t.test for t in trials if t.rate == rate]
-    if rate is None or not scores or not swept:
+    means = validation_means(trials, method.rates)
+    if not means:
         return None
-    over_rates = [t.validation for t in swept]
+    rate = rate_that_counts(method, means)
+    scores = [t.test for t in trials if t.rate == rate]
+    if not scores:
+        return None
     first = trials[0]
     return Line(
         net=first.net,
@@ -196,7 +217,7 @@ def _line(trials: Sequence[Trial], method: Competitor) -> Line | None:
         seeds=len(scores),
         score=statistics.fmean(scores),
         error=statistics.stdev(scores) / math.sqrt(len(scores)) if len(scores) > 1 else math.nan,
-        median=statistics.median(over_rates),
-        spread=max(over_rates) - min(over_rates),
+        median=statistics.median(means.values()),
+        spread=max(means.values()) - min(means.values()),
         milliseconds=1e3 * statistics.median(t.seconds / t.steps for t in trials),
     )

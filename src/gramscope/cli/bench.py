@@ -32,7 +32,7 @@ def command(
         typer.Option(help="Of optimizers: NET:DATA, such as mlp:mnist, in place of the scale's. Repeatable."),
     ] = None,
     steps: Annotated[str | None, typer.Option(help="Of optimizers: budgets, such as 10,100.")] = None,
-    seeds: Annotated[int | None, typer.Option(help="Of optimizers: seeds at the rate that counts.", min=1)] = None,
+    seeds: Annotated[int | None, typer.Option(help="Of optimizers: seeds of each run.", min=1)] = None,
     records: Annotated[
         Path | None, typer.Option(help="Of optimizers: JSON lines of all runs; those it holds are not run again.")
     ] = None,
@@ -95,7 +95,8 @@ def _optimizers(
     picture: Path | None,
     json: bool,
 ) -> None:
-    """Compare optimizers, print one line for each task, budget and method, and draw."""
+    """Compare optimizers, print their scores and what rates do to them (as JSON one line for each method), and draw."""
+    from gramscope.bench.optimizer_table import rate_table, score_table
     from gramscope.bench.optimizers import compare_optimizers, lines
 
     tasks = [(net, data) for net, _, data in (text.partition(":") for text in task)] if task else None
@@ -115,7 +116,11 @@ def _optimizers(
         records=records,
         tell=(lambda text: None) if json else messages().print,
     )
-    show("", [line.to_dict() for line in lines(trials)], json)
+    found = lines(trials)
+    if json:
+        print_json([line.to_dict() for line in found])
+    else:
+        print(f"{score_table(found)}\n\nMedian over rates / spread (largest − least):\n\n{rate_table(found)}")
     if picture is not None:
         from gramscope.bench.optimizer_picture import draw
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import gramscope as gs
 from gramscope.errors import InputError, LayerError
@@ -44,6 +46,56 @@ def test_steps_are_those_of_the_formulas(sizes: tuple[int, ...]):
         W = (1 - 0.2 * (1 - share) * length) * W - length * math.sqrt(max(1, sizes[1] / sizes[0])) * O
         optimizer.step()
         torch.testing.assert_close(model[0].weight.detach(), W, atol=1e-10, rtol=0)
+
+
+class Words(nn.Module):
+    """Entries of an embedding plus positions, whose embedding is not called, and a head; in float64."""
+
+    def __init__(self, width: int = 4, entries: int = 7, **options: Any) -> None:
+        super().__init__()
+        self.words, self.positions = nn.Embedding(entries, width, **options), nn.Embedding(3, width)
+        self.body, self.head = nn.Linear(width, 5), nn.Linear(5, 2)
+        self.double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = (self.words(x) + self.positions.weight).mean(1)
+        return self.head(F.gelu(self.body(h)))
+
+
+@pytest.mark.parametrize(("width", "entries"), [(4, 15), (9, 7)])
+def test_steps_of_embeddings_are_those_of_the_formulas(width: int, entries: int):
+    torch.manual_seed(0)
+    model = Words(width, entries, padding_idx=0)
+    optimizer = gs.VCL(model)
+    W, mean = model.words.weight.detach().clone(), torch.zeros(entries, width, dtype=torch.float64)
+    for n in range(1, 12):
+        x, y = torch.randint(0, entries - 1, (20, 3)), torch.arange(20) % 2
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        D, beta = model.words.weight.grad.clone(), n / (n + 20)
+        mean = beta * mean + (1 - beta) * D
+        share = min(1, 25 / 9 / math.sqrt(n))
+        O = orthogonalised(beta * mean + (1 - beta) * D)
+        W = (1 - 0.2 * (1 - share) * 0.18 * share) * W - 0.18 * share * math.sqrt(width) / 2 * O
+        optimizer.step()
+        torch.testing.assert_close(model.words.weight.detach(), W, atol=1e-10, rtol=0)
+    assert optimizer.param_groups[0]["layers"] == ["words", "positions", "body"]
+    assert not model.words.weight[0].any()  # the padding
+
+
+@pytest.mark.parametrize("case", ["tied", "frozen", "sparse", "named layers", "Algorithm 1"])
+def test_embeddings_that_are_not_trained_by_averaged_steps(case: str):
+    model = Words(5, sparse=case == "sparse")
+    if case == "tied":
+        model.head = nn.Linear(5, 7, dtype=torch.float64)
+        model.head.weight = model.words.weight
+    model.words.weight.requires_grad_(case != "frozen")
+    options: dict[str, dict[str, Any]] = {"named layers": {"layers": "body"}, "Algorithm 1": {"solver": "recursive"}}
+    optimizer = gs.VCL(model, readout=lambda p: torch.optim.SGD(p, lr=0.1), **options.get(case, {}))
+    F.cross_entropy(model(torch.arange(6).view(2, 3)), torch.arange(2)).backward()
+    optimizer.step()
+    assert "words" not in optimizer.param_groups[0]["layers"]
+    assert "body" in optimizer.param_groups[0]["layers"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -8,6 +8,9 @@ Three lengths follow from the number n of steps taken. The mean of gradients rea
 early gradients come from weights that are soon far away. The step ρ is 0.18, and falls like 0.5/√n from the eighth step on.
 Weights decay by the share ρλ in a step; λ is 0 in the first steps and grows towards 0.2 as ρ falls, so that short runs are
 not slowed and long ones forget what early gradients wrote.
+
+An embedding is the matrix ``[width, entries]`` that multiplies one-hot vectors. These have length 1, where the inputs of other
+layers have about √d. So its steps are longer by ``√width/2``: an entry moves by up to ρ/2 (root mean square).
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError, LayerError, NumericalError
+from gramscope.layers.kinds import EmbeddingKind
 from gramscope.optim.vcl.direction import orthogonalised
 from gramscope.optim.weight_matrix import WeightMatrix
 
@@ -88,6 +92,10 @@ class AveragedTrainer:
     def __init__(self, weight: WeightMatrix) -> None:
         self.weight = weight
         self.dtype = torch.promote_types(weight.parameter.dtype, torch.float32)
+        k, d = weight.shape[-2:]
+        one_hot = bool(weight.layers) and isinstance(weight.layers[0].kind, EmbeddingKind)
+        #: the largest singular value of a step over its length ρ
+        self.scale = 0.5 * math.sqrt(k) if one_hot else math.sqrt(max(1.0, k / d))
         self.report: AveragedReport | None = None
 
     def check_state(self, state: Mapping[str, Any]) -> None:
@@ -146,12 +154,12 @@ def propose_averaged(
             leading = torch.lerp(grad, mean, beta)  # as Nesterov: the newest gradient counts once more
             groups.setdefault((grad.shape, grad.dtype, grad.device), []).append((unit, mean, n, leading))
     steps: dict[AveragedTrainer, AveragedStep] = {}
-    for (shape, _, _), members in groups.items():
+    for members in groups.values():
         leads = [leading for *_, leading in members]
         directions = orthogonalised(torch.stack(leads) if len(leads) > 1 else leads[0].unsqueeze(0))
         for (unit, mean, n, _), O in zip(members, directions, strict=True):
             length = factor * STEP * falling(n)
-            rho = length * math.sqrt(max(1.0, shape[-2] / shape[-1]))
+            rho = length * unit.scale
             before = unit.weight.read()
             change = O.mul_(rho).add_(before, alpha=length * decay(n))
             report = AveragedReport(rho, torch.linalg.matrix_norm(change))

@@ -41,7 +41,7 @@ from gramscope.optim.vcl.readout_layer import ReadoutFactory, head_parameters, m
 from gramscope.optim.vcl.rules import Anchor, Rules, Solver
 from gramscope.optim.vcl.spectral_map import SpectralMap
 from gramscope.optim.vcl.summary_table import summary_table
-from gramscope.optim.vcl.trainable import find_trainable
+from gramscope.optim.vcl.trainable import find_embeddings, find_trainable
 from gramscope.optim.vcl.warm_up import warm_up
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class VCL(Optimizer):
             is not the number of samples (class weights, ignored labels, a mean over tokens), give the divisor as a number or
             function, or sum the losses of the samples yourself. Averaged steps do not depend on the scale of gradients.
         layers: names, globs or module types of the layers to train by VCL. ``None``: every linear-like layer but the last
-            one executed, or the only one there is.
+            one executed, or the only one there is; with averaged steps embeddings too.
         readout: a function from the list of all other parameters to their optimizer. By default AdamW, whose rate of 0.02
             falls as averaged steps do; beside Algorithm 1 ``SGD(lr=0.1)``. Its parameter groups follow the first one in
             ``param_groups``.
@@ -156,7 +156,8 @@ class VCL(Optimizer):
         exchange = find_exchange(process_group, mesh, model)
         self._form: Form
         if averaged:
-            self._form = Averaged([AveragedTrainer(weight) for weight in found.matrices])
+            embeddings = find_embeddings(model) if layers is None else []
+            self._form = Averaged([AveragedTrainer(weight) for weight in (*embeddings, *found.matrices)])
         else:
             make = partial(
                 MatrixTrainer,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ from torch import nn
 
 from gramscope.distributed.gathered import check_not_flattened, is_sharded
 from gramscope.errors import LayerError
-from gramscope.layers.kinds import AttentionProjectionKind
+from gramscope.layers.kinds import AttentionProjectionKind, EmbeddingKind
 from gramscope.layers.linear_layer import Layer
 from gramscope.layers.modules import unwrap
 from gramscope.layers.select import LayerSelector, select_layers
@@ -66,6 +67,23 @@ def find_trainable(model: nn.Module, layers: LayerSelector, bias: bool) -> Train
             f"no layer of {type(root).__name__} can be trained by VCL: {listing or 'none is of a kind it trains'}"
         )
     return Trainable(chosen, matrices, refused)
+
+
+def find_embeddings(model: nn.Module) -> list[WeightMatrix]:
+    """The embeddings whose weight nothing else uses; not those with sparse gradients."""
+    root = unwrap(model)
+    users = Counter(id(p) for module in root.modules() for p in module.parameters(recurse=False))
+    return [
+        WeightMatrix(layer.name, layer.parameter, (layer,))
+        for layer in select_layers(root).layers
+        if isinstance(layer.kind, EmbeddingKind)
+        and layer.parameter is not None
+        and users[id(layer.parameter)] == 1
+        and layer.parameter.requires_grad
+        and layer.parameter.numel()
+        and not layer.module.sparse
+        and not is_sharded(layer.parameter)
+    ]
 
 
 def _matrix(members: list[Layer], bias: bool) -> WeightMatrix:
