@@ -114,15 +114,12 @@ def layers_with_shared_rows(tape: Tape, output: Tensor) -> frozenset[str]:
     half = output.shape[0] // 2
     if half == 0 or not watched or not output.requires_grad:
         return frozenset()
-    weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(0)).to(output)
+    weights = torch.randn(output.shape[1:], generator=torch.Generator().manual_seed(0)).to(output)
+    edges = [a.edge for a in watched if a.edge]
     reached: list[list[Tensor | None]] = []
-    for other in (slice(half), slice(half, None)):
-        direction = weights.clone()
-        direction[other] = 0
+    for part in (output[:half], output[half:]):
         with tape.paused():
-            gradients, _ = _pull_back(
-                output, [a.edge for a in watched if a.edge], direction.unsqueeze(0), batched=False
-            )
+            gradients, _ = _pull_back(part, edges, weights.expand_as(part).unsqueeze(0), batched=False)
         reached.append([None if gradient is None else gradient[0] != 0 for gradient in gradients])
     return frozenset(
         a.layer.name
