@@ -231,6 +231,28 @@ def test_sketched_alignments_with_a_reference_have_little_bias() -> None:
     assert "0.nfa_corrupted" not in exact.notes
 
 
+class ThreeRows(nn.Module):
+    """A network with a layer whose three rows of inputs serve all samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.readout = nn.Linear(2, 4).double(), nn.Linear(4, 3).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.readout(x + self.table(torch.ones(3, 2).double()).mean(0))
+        return output
+
+
+def test_features_that_cannot_be_paired_get_one_note() -> None:
+    names = ["target_linearity", "surrogate", "rankme"]
+    table = gs.measure(ThreeRows(), (normal(8, 4), torch.arange(8) % 3), measures=names)
+    reason = "no features: its inputs have 3 rows for 8 samples, so rows and targets cannot be paired"
+    assert {name: note.text for name, note in table.notes.items() if name.startswith("table")} == dict.fromkeys(
+        ["table", *(f"table.{name}" for name in names)], reason
+    )
+    assert [line for line in str(table).splitlines() if "paired" in line] == [f"note: table: {reason}"]
+
+
 def test_module_outputs_get_rows() -> None:
     model, x, y = BY_NAME["encoder"].make()
     table = gs.measure(model, (x, y), measures=["target_linearity", "weight_norm"], outputs="0", tokens=0, ridge=1.0)

@@ -31,13 +31,13 @@ from gramscope.measures.neural_collapse import (
 )
 from gramscope.measures.spectrum import feature_spectrum_from_moments, spectrum_of_few_rows
 from gramscope.statistics.feature_statistics import PROJECTION, FeatureStatistics, projected
-from gramscope.statistics.layer import LayerStatistics
+from gramscope.statistics.layer import LayerStatistics, NotCollected
 
 
 def features_of(layer: LayerStatistics) -> FeatureStatistics:
     """A layer's sums of features."""
     if layer.features is None:
-        raise Missing("no feature rows could be paired with targets here")
+        raise NotCollected("no feature rows could be paired with targets here")
     return layer.features
 
 

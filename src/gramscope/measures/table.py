@@ -114,7 +114,9 @@ class Table:
         reasons: dict[str, list[str]] = {}
         for name, note in self.notes.items():
             reasons.setdefault(note.text, []).append(name)
-        for reason, names in reasons.items():
+        for reason, found in reasons.items():
+            cells = {f"{layer}.{column}" for layer in found for column in self.columns}
+            names = [name for name in found if name not in cells]  # a layer's note covers its cells
             shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
             lines.append(f"note: {shown}: {reason}")
         return lines
