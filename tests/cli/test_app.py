@@ -150,7 +150,7 @@ def test_train_measure_runs_resume(gramscope: Command) -> None:
         ("bench measure --seconds -1", "seconds = -1: must be a finite number of at least 0"),
         ("bench measure --device foo", "device = 'foo': use auto, cpu, cuda"),
         ("reproduce nfa-fig1 --device foo", "device = 'foo': use auto, cpu, cuda"),
-        ("runs show nowhere", "holds no run"),
+        ("runs show nowhere", "nowhere holds no run (there is no such folder)"),
         ("nothing", "No such command"),
         ("measure x --set data.seed=3", "x is measured as its own configuration says: leave out --set"),
         ("measure x --loss mse --data-dir d", "leave out --data-dir, --loss"),

@@ -86,9 +86,8 @@ class RunDirectory:
         """Open an existing run or group."""
         run = cls(path)
         if not run.exists() and not run.members():
-            raise InputError(
-                f"{run.path} holds no run ({CONFIG} is missing); `gramscope runs list` shows what is there"
-            )
+            why = f"{CONFIG} is missing" if run.path.is_dir() else "there is no such folder"
+            raise InputError(f"{run.path} holds no run ({why}); `gramscope runs list` shows what is there")
         return run
 
     @classmethod
