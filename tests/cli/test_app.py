@@ -102,7 +102,10 @@ def test_train_measure_runs_resume(gramscope: Command) -> None:
 
     done = gramscope(*arguments)
     assert done.code == 2
-    assert done.err == "gramscope: runs/x already holds a run; resume it (--resume) or replace it (--force)\n"
+    assert (
+        done.err
+        == "gramscope: runs/x already holds a run; resume it (--resume) or replace it (--force, in Python force=True)\n"
+    )
 
     tables = tables_of(gramscope, "nfa,target_linearity")
     assert [table["run"] for table in tables] == ["seed-0", "seed-1"]

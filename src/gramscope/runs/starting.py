@@ -26,7 +26,9 @@ def check_free(run: RunDirectory, *, force: bool = False, members: Sequence[str]
         if not _is_ours(run):
             raise InputError(f"{run.path / CONFIG} was not written by gramscope; choose another directory for the run")
         if not force:
-            raise InputError(f"{run.path} already holds a run; resume it (--resume) or replace it (--force)")
+            raise InputError(
+                f"{run.path} already holds a run; resume it (--resume) or replace it (--force, in Python force=True)"
+            )
         _check_clearable(run)
     elif run.path.is_dir() and not _is_litter(run):
         raise InputError(f"{run.path} is not empty and holds no run of gramscope; choose another directory for the run")
