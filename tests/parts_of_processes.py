@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 
@@ -20,6 +21,11 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3)).double()
 
 
+def failing(batches: list[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    yield from batches[:2]
+    raise OSError("the disk is gone")
+
+
 def main(rank: int, store: str) -> None:
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=60)
@@ -33,6 +39,11 @@ def main(rank: int, store: str) -> None:
         mine = batches[:split] if rank == 0 else batches[split:]
         assert_same(replace(gs.collect(model, mine, F.cross_entropy), processes=1), whole)
         print(name)
+    try:
+        gs.collect(model, failing(batches) if rank == 1 else batches, F.cross_entropy)
+    except (OSError, RuntimeError) as error:
+        assert isinstance(error, OSError) == (rank == 1)  # noqa: PT017
+        print("raises:", str(error).removeprefix("process 1: "))
     if rank == 0:
         gs.measure(model, (x, y), F.cross_entropy, process_group=False)
         gs.agop(model, x, process_group=False)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from gramscope.data import DataSet
 from gramscope.errors import InputError, ResultWarning
-from gramscope.models import VAE
+from gramscope.models import MLP, VAE
 from gramscope.models.vae import vae_loss
 from gramscope.training.config import TrainConfig
 from gramscope.training.config_tables import DataTable, MeasureTable, ModelTable
@@ -68,8 +68,12 @@ def test_own_factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: 
 
 
 def test_devices_that_are_not_there() -> None:
-    for name in ("meta", "meta:x", *(() if torch.backends.mps.is_available() else ("xpu", "mps"))):
+    for name in ("meta", "meta:x", "privateuseone:9", *(() if torch.backends.mps.is_available() else ("xpu", "mps"))):
         assert_refused(f"device = '{name}'", resolve_device, name)
+
+
+def test_nets_of_very_many_layers_are_refused_at_once() -> None:
+    assert_refused("hidden has 100000 widths", lambda: MLP(3, 2, [1] * 100_000))
 
 
 # -- whole numbers ------------------------------------------------------------------------------------------------

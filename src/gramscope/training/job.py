@@ -66,7 +66,7 @@ def resolve_device(name: str) -> torch.device:
         raise InputError(f"device = {name!r}: use auto, cpu, cuda or cuda:1") from error
     try:
         torch.empty(1, device=device).zero_().item()  # "meta" holds no numbers
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError, AttributeError) as error:
         raise InputError(f"device = {name!r}: this torch finds no such device; use cpu or auto") from error
     return device
 
