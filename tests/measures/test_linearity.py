@@ -16,7 +16,7 @@ from torch import Tensor
 import gramscope as gs
 import reference
 from cases import randoms, refused
-from gramscope.errors import InputError, RescueWarning, ResultWarning
+from gramscope.errors import InputError, NumericalError, RescueWarning, ResultWarning
 from gramscope.linalg.moments import class_moments, moments
 from gramscope.measures.fit import fit_linear, held_out_target_linearity, probe_accuracy
 from gramscope.measures.linearity import gram_induced_error, surrogate_from_moments, target_linearity_from_moments
@@ -171,7 +171,14 @@ def test_bad_features_are_named(measure: object, H: Tensor, message: str) -> Non
 
 def test_bad_arguments_are_named() -> None:
     H, Y = data(10, 3, 2)
-    refused(gs.target_linearity, H, Y, ridge=-1.0, match="ridge must be")
+    for ridge in (-1.0, "a", None):
+        refused(gs.target_linearity, H, Y, ridge=ridge, match="ridge must be")
+    for rtol in (-1.0, 1.0, float("nan"), "a"):
+        refused(gs.target_linearity, H, Y, rtol=rtol, match="rtol=")
+    refused(gs.target_linearity, [[1.0], [1.0, 2.0]], Y, match="rows have different lengths")
+    refused(gs.target_linearity, np.ma.masked_greater(H.numpy(), 0.5), Y, match="masked")
+    with pytest.raises(NumericalError, match="length of a column"):
+        fit_linear(torch.sign(H) * 1.7e308, Y)
     refused(gs.surrogate, H, Y, W=torch.ones(2, 4), match=r"W of shape \(2, 4\) does not act on H with 3")
     fit = fit_linear(H, Y)
     refused(fit.predict, torch.ones(2, 4), match="the fit was made on 3")

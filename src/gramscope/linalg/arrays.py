@@ -22,7 +22,12 @@ def as_tensor(x: Array, name: str) -> Tensor:
     Numbers of 8 bits (float8) become float32.
     """
     if not isinstance(x, Tensor):
-        array: np.ndarray[Any, Any] = np.asarray(x)
+        if isinstance(x, np.ma.MaskedArray):
+            raise InputError(f"{name} is a masked array; pass its rows without masked entries, or {name}.filled(value)")
+        try:
+            array: np.ndarray[Any, Any] = np.asarray(x)
+        except ValueError as error:
+            raise InputError(f"{name} is no array of numbers: its rows have different lengths") from error
         if array.dtype.kind not in "biufc":
             raise InputError(f"{name} has dtype {array.dtype}; pass numbers")
         if array.dtype.kind == "f" and array.dtype.itemsize > 8:

@@ -21,11 +21,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gramscope.errors import InputError
+from gramscope.linalg.arrays import check_range
 from gramscope.linalg.psd import EPS, svd
 from gramscope.linalg.row_blocks import Rows, ScaledRows, check_pair, spans
 
@@ -138,10 +141,15 @@ class Reduced:
 
 def check_ridge(ridge: float) -> float:
     """The ridge as a float; negative, infinite or NaN ones are refused."""
-    value = float(ridge)
-    if not (value >= 0.0 and math.isfinite(value)):
-        raise InputError(f"ridge must be a finite number ≥ 0, got {ridge}")
+    value = _number(ridge)
+    if not 0.0 <= value < math.inf:
+        raise InputError(f"ridge must be a finite number ≥ 0, got {ridge!r}")
     return value
+
+
+def _number(value: Any) -> float:
+    """A number as a float, anything else as NaN."""
+    return float(value) if isinstance(value, Real | Tensor) else math.nan
 
 
 def turned(angles: Tensor, along: Tensor, residual: float, free: int) -> float:
@@ -185,11 +193,14 @@ def reduce_rows(
             equally good ones; directions as short as the rounding of the features as they came count as zero then.
     """
     check_pair(H, Y)
-    relative = max(H.n, H.width) * EPS if rtol is None else float(rtol)
+    relative = max(H.n, H.width) * EPS if rtol is None else _number(rtol)
+    if rtol is not None and not 0.0 <= relative < 1.0:
+        raise InputError(f"rtol={rtol!r}: give a number from 0 to below 1, or None")
     reduced = _reduce_tall if H.n >= H.width else _reduce_wide
     if not equilibrate:
         return reduced(H, Y, intercept, relative)
     scaled = ScaledRows(H)
+    check_range(scaled.scale, f"the length of a column of {H.name}")
     problem = reduced(scaled, Y, intercept, relative)
     noise = input_noise(H.n, H.width, H.eps) if rtol is None else 0.0
     mean_h = None if problem.mean_h is None else problem.mean_h * scaled.scale
