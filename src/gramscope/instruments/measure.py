@@ -30,7 +30,7 @@ from gramscope.measures.estimate import Estimate
 from gramscope.measures.table import Table
 from gramscope.notes import Note, joined
 from gramscope.statistics.collect import collect
-from gramscope.statistics.freed_memory import return_freed_memory, return_now_and_then
+from gramscope.statistics.freed_memory import return_now_and_then
 from gramscope.statistics.layer import LayerStatistics, NotCollected
 from gramscope.statistics.progress import progress_bar
 from gramscope.statistics.result import Statistics
@@ -105,7 +105,7 @@ def measure(
         for network in (model, *([] if reference is None else [reference])):
             whole.enter_context(gathered(unwrap(network), exchange))
         statistics = collect(model, loader, loss, reference=twin, **options)
-        return_freed_memory()  # activations and gradients, before evaluation takes its own
+        return_now_and_then()  # activations and gradients, before evaluation takes its own
         if loss is None and not statistics.network.terms:  # the model takes labels, but got none or returned no loss
             names = names_of(measures, given - OF_LOSS)
         options |= {"gradients": False, "residuals": False, "autograd": False, "jacobians": False}

@@ -20,7 +20,6 @@ from gramscope.statistics.feature_statistics import (
     add_rows,
     keeps_gram,
     keeps_rows,
-    statistics_of,
     with_gram,
 )
 from gramscope.statistics.features import IGNORED, Unpaired
@@ -126,14 +125,14 @@ class FeatureAccumulator:
     def finish(self) -> None:
         """Add what still waits; NaN or infinity among features or targets is an error."""
         self._flush()
+        rows = target = None
         if self._kept:
             rows, target = (torch.cat(parts) for parts in zip(*self._kept, strict=True))
-            _check_labels(target, self._ignored)
-            self._moments = replace(statistics_of(self._name, rows, target, False), rows=rows, row_targets=target)
+            self._merge(rows, target)
         self._kept = None
         if self._moments is None:
             return
-        self._moments = replace(self._moments, HtE=self._HtE, eps=self._eps)
+        self._moments = replace(self._moments, HtE=self._HtE, eps=self._eps, rows=rows, row_targets=target)
         if self._moments.labels and self._frequent:
             rows, target = (torch.cat(parts) for parts in zip(*self._frequent, strict=True))
             self._moments = replace(self._moments, frequent=rows, frequent_labels=target)
@@ -174,10 +173,13 @@ class FeatureAccumulator:
 
     def _add_block(self, rows: Tensor, target: Tensor) -> None:
         d = rows.shape[1]
-        _check_labels(target, self._ignored)
         if self._moments is None and (keeps_gram(d, self._memory) if self._gram == "auto" else self._gram):
             self._total = SymmetricSum(d, device=to_double(rows[:0]).device)
-        size = max(256, BLOCK // d)
+        self._merge(rows, target)
+
+    def _merge(self, rows: Tensor, target: Tensor) -> None:
+        _check_labels(target, self._ignored)
+        size = max(256, BLOCK // rows.shape[1])
         for start in range(0, rows.shape[0], size):
             block = slice(start, start + size)
             self._moments = add_rows(self._moments, self._total, self._name, rows[block], target[block])
