@@ -71,8 +71,10 @@ def assert_same_tables(a: Any, b: Any) -> None:
             left, right = a[layer][name], b[layer][name]
             assert (left is None) == (right is None), (layer, name, left, right)
             if left is not None:
-                # the power is where a smooth function is largest, which rounding leaves uncertain by its root
-                tolerance = 1e-7 if name == "nfa_power" else 1e-10
+                # the power is where a smooth function is largest, which rounding leaves uncertain by its root; conjugate
+                # gradients multiply rounding in directions that are weak in the data of the fit
+                iterative = name == "target_linearity_held_out" and name in a.errors.get(layer, {})
+                tolerance = 1e-6 if iterative else 1e-7 if name == "nfa_power" else 1e-10
                 assert abs(left - right) <= tolerance * max(1, abs(right)), (layer, name, left, right)
     for name, value in b.network.items():
         assert abs(a.network[name] - value) <= 1e-10 * max(1, abs(value)), name
@@ -184,21 +186,28 @@ def case_cka(folder: Path) -> None:
 
 
 def case_large_layers(folder: Path) -> None:
-    """Products with probes add up, and passes over the data serve all processes."""
+    """Products with probes add up, and further readings of the data serve all processes."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4200, 70), nn.Tanh(), nn.Linear(70, 70), nn.Tanh(), nn.Linear(70, 3)).double()
+    model, reference = (
+        nn.Sequential(nn.Linear(4200, 70), nn.Tanh(), nn.Linear(70, 70), nn.Tanh(), nn.Linear(70, 3)).double()
+        for _ in range(2)
+    )
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(40, 4200, generator=generator, dtype=torch.float64), torch.arange(40) % 3
-    names = ["nfa", "nfa_null", "vcs_cosine", "target_linearity", "weight_norm"]
+    estimated = [
+        "nfa", "nfa_null", "nfa_double", "double_ratio", "kernel_spread", "vcs_cosine", "vcs_null", "fact", "fle_residual",
+        "crh_inputs_gw", "target_linearity", "target_linearity_held_out",
+    ]  # fmt: skip
+    names = [*estimated, "weight_norm", "nc1", "nc2_equinorm"]
     for options in ({"memory": 2**12}, {"memory": 2**12, "ridge": 1.0}):
-        whole = gs.measure(model, (x, y), F.cross_entropy, measures=names, process_group=False, **options)
-        assert set(whole.errors["0"]) == {"nfa", "nfa_null", "vcs_cosine", "target_linearity"}
+        given: dict[str, Any] = {"measures": names, "reference": reference, **options}
+        whole = gs.measure(model, (x, y), F.cross_entropy, held_out=(x + 1, y), process_group=False, **given)
+        assert set(whole.errors["0"]) == set(estimated)
+        assert not [name for name in names if whole["0"][name] is None]
         for rows in (torch.arange(40).tensor_split(dist.get_world_size()), [torch.arange(40)] + [torch.arange(0)] * 3):
             own = rows[dist.get_rank()]
-            found = gs.measure(
-                model, [(x[own], y[own])] if len(own) else [], F.cross_entropy, measures=names, **options
-            )
-            assert_same_tables(found, whole)
+            part, unseen = ([(inputs[own], y[own])] if len(own) else [] for inputs in (x, x + 1))
+            assert_same_tables(gs.measure(model, part, F.cross_entropy, held_out=unseen, **given), whole)
 
 
 class Writer:
@@ -319,28 +328,3 @@ def case_attendance_leaves_no_keys(folder: Path) -> None:
         assert attendance.Attendance(exchange).absent() == []
     dist.barrier()
     assert _get_default_store().num_keys() == before
-
-
-def case_layer_beyond_the_budget(folder: Path) -> None:
-    """Estimates from probes and what further readings of the data tell are those of one process."""
-    torch.manual_seed(0)
-    model, reference = (
-        nn.Sequential(nn.Linear(4200, 70, bias=False), nn.Tanh(), nn.Linear(70, 3)).double() for _ in range(2)
-    )
-    x, (_, y) = torch.randn(N, 4200, dtype=torch.float64, generator=torch.Generator().manual_seed(0)), data()
-    names = [
-        "nfa", "nfa_null", "nfa_double", "double_ratio", "kernel_spread", "vcs_cosine", "vcs_null", "fact", "fle_residual",
-        "crh_inputs_gw", "effective_rank", "target_linearity", "target_linearity_held_out", "nc1", "nc2_equinorm",
-    ]  # fmt: skip
-    options = {"measures": names, "layers": ["0"], "memory": 2**12, "reference": reference, "progress": False}
-    whole = gs.measure(model, (x, y), F.cross_entropy, **options, held_out=(x + 1, y), process_group=False)
-    assert not [name for name in names if whole["0"][name] is None], whole.notes
-    for division in divisions():
-        rows = division[dist.get_rank()]
-        part, unseen = ([(inputs[i], y[i]) for i in rows.split(3)] if len(rows) else [] for inputs in (x, x + 1))
-        found = gs.measure(model, part, F.cross_entropy, **options, held_out=unseen)
-        for name in names:
-            value, expected = found["0"][name], whole["0"][name]
-            # conjugate gradients multiply rounding in directions in which the data of the fit are weak
-            tolerance = 1e-6 if name == "target_linearity_held_out" else 1e-8
-            assert value == pytest.approx(expected, rel=tolerance, abs=1e-12), (name, value, expected)

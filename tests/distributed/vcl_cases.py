@@ -113,8 +113,9 @@ def case_exact_solver_equals_one_process(folder: Path) -> None:
 def case_accumulation_with_and_without_no_sync(folder: Path) -> None:
     data = global_batches(6)
     groups = [data[:2], data[2:5], data[5:]]
-    alone, _, shared, _ = both(groups, clip=0.5, **EXACT)
-    assert error(weights(shared), weights(alone)) < 1e-10
+    for form in ({"solver": "recursive", "refresh": 1}, {}):
+        alone, _, shared, _ = both(groups, clip=0.5, **{**EXACT, **form})
+        assert error(weights(shared), weights(alone)) < 1e-10
     for bucket_view in (False, True):  # every backward pass averages
         model = network()
         ddp = DistributedDataParallel(model, gradient_as_bucket_view=bucket_view)

@@ -89,6 +89,21 @@ def test_a_killed_worker_a_stopped_driver_and_a_lost_node_change_no_bit(
     assert not ray.is_initialized()
 
 
+def test_runs_share_a_gpu(tmp_path: Path, config: Config, cluster: Any) -> None:
+    """Two runs at a time on a node that declares one GPU; each trains on its CPU."""
+    settings = config("adamw", seeds=[0, 1, 2], epochs=1, device="cpu")
+    local = train(replace(settings, execution="one-by-one"))
+    node = cluster.add_node(num_cpus=4, num_gpus=1)
+    try:
+        engine = Placement("ray", cluster.address, 0.5).workers(3)
+        assert engine.slots == 2 + 1  # and one that waits
+        engine.close()
+        found = train(settings, tmp_path / "run", placement=Placement("ray", cluster.address, 0.5))
+    finally:
+        cluster.remove_node(node)
+    assert torch.equal(weights(found), weights(local))
+
+
 def test_what_ray_cannot_do_is_refused(tmp_path: Path, config: Config, cluster: Any) -> None:
     settings = config(seeds=[0, 1], epochs=1)
     vectorised = replace(settings, execution="vectorised")

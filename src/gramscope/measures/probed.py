@@ -198,11 +198,17 @@ class ProbedShifts:
         return jackknife(GROUPS, of)._replace(remark=REMARK.format(self.probes))
 
 
-def probed_shifts(W: Tensor, D: Tensor, covariance: Tensor) -> ProbedShifts:
-    """The products of a step from ``covariance = ΣWΩ [..., k, r]`` and thin products of W and D ``[..., k, d]``."""
+def probed_shifts(W: Tensor, D: Tensor, covariance: Tensor, omega: Tensor | None = None) -> ProbedShifts:
+    """The products of a step.
+
+    Args:
+        W, D: weight and summed gradient ``[..., k, d]``.
+        covariance: ``ΣWΩ [..., k, r]``.
+        omega: Ω ``[d, r]``, by default the probes of a fixed seed.
+    """
     d, r = W.shape[-1], covariance.shape[-1]
     W = W.to(torch.promote_types(W.dtype, torch.float32))
-    omega = probes(d, r, W)
+    omega = probes(d, r, W) if omega is None else omega.to(W.dtype)
     D = D.to(W.dtype)
     gram, WO, w = weight_gram_times(W, omega)
     s = int(binary_exponent(covariance))
