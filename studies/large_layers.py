@@ -86,19 +86,18 @@ def draw(k: int, d: int, samples: int, draws: int) -> None:
     layer = gs.collect(model, (x, y), nn.CrossEntropyLoss(), layers=["0"], progress=False)["0"]
     W, D, Sigma, gamma = layer.weight.double(), layer.gradient, layer.covariance, 0.05 / layer.loss_terms
     exact = step_shifts(W, D, Sigma)
-    for what in ("cosine", "residual", "gram_cosine", "null"):
+    names = ("cosine", "residual", "gram_cosine", "null")
+    found = []
+    for seed in range(draws):
+        omega = torch.randint(2, (d, 64), generator=torch.Generator().manual_seed(seed)).mul(2).sub(1).double()
+        shifts = probed_shifts(W, D, Sigma @ (W @ omega), omega)
+        found.append([shifts.value(what, gamma)[:2] for what in names])
+    for what, (values, errors) in zip(names, torch.tensor(found, dtype=torch.float64).permute(1, 2, 0), strict=True):
         truth = float(getattr(exact, what)(gamma))
-        values, errors = [], []
-        for seed in range(draws):
-            omega = torch.randint(2, (d, 64), generator=torch.Generator().manual_seed(seed)).mul(2).sub(1).double()
-            found = probed_shifts(W, D, Sigma @ (W @ omega), omega).value(what, gamma)
-            values.append(found.value)
-            errors.append(found.error)
-        off = torch.tensor(values, dtype=torch.float64) - truth
-        scores = off / torch.tensor(errors, dtype=torch.float64)
+        off = values - truth
         print(
             f"vcs_{what:12} {truth:.6g}: mean deviation {off.mean():.2g}, spread {off.std():.2g}, mean standard error "
-            f"{sum(errors) / draws:.2g}; beyond three standard errors in {(scores.abs() > 3).double().mean():.1%}",
+            f"{errors.mean():.2g}; beyond three standard errors in {(off.abs() > 3 * errors).double().mean():.1%}",
             flush=True,
         )
 

@@ -10,7 +10,6 @@ import math
 import torch
 from torch import Tensor
 
-from gramscope.linalg.arrays import to_double
 from gramscope.linalg.moments import ClassMoments, Moments
 from gramscope.linalg.row_blocks import row_product
 from gramscope.measures.column import Column, Context, Entry, Missing
@@ -238,8 +237,8 @@ def _surrogate_change(context: Context, layer: LayerStatistics) -> Tensor | floa
     if part.HtE is None or part.of_outputs:
         raise Missing("the change of the surrogate is defined where a sample has one site")
     cross, gamma = _joint(layer, gram=False).HtY, context.gamma / layer.loss_terms
-    moved = layer.gradient.double() @ cross
-    return -2 * gamma * ((to_double(layer.weight) @ cross) * moved).sum() + gamma**2 * moved.square().sum()
+    moved = row_product(layer.gradient, cross)
+    return -2 * gamma * (row_product(layer.weight, cross) * moved).sum() + gamma**2 * moved.square().sum()
 
 
 def _surrogate_change_predicted(context: Context, layer: LayerStatistics) -> Tensor | float:
