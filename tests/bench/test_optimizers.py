@@ -67,15 +67,23 @@ def test_a_default_rate_counts_whatever_validation_says_and_wide_rates_are_outsi
 def test_the_tables_have_the_best_peer_and_mark_where_vcl_is_not_below_it():
     scores = [("VCL", 1.0, 90.0), ("Muon", 0.1, 80.0), ("Muon", 0.3, 84.0), ("SGD, momentum", 0.1, 70.0)]
     trials = [trial(method, rate, seed, value, value + seed) for method, rate, value in scores for seed in (0, 2)]
-    found = lines(trials)
-    assert score_table(found).splitlines()[2:] == ["| mlp, digits | 10 | **91.0 ± 1.0** | 85.0 ± 1.0 (Muon 0.3) | 2 |"]
-    assert rate_table(found).splitlines() == [
-        "| net, data | steps | VCL (γ) | Muon | SGD |",
-        "| --- | --- | --- | --- | --- |",
-        "| mlp, digits | 10 | 90.0 / 0.0 | 82.0 / 4.0 | 70.0 / 0.0 |",
+    grids = {"VCL": (1.0,), "Muon": (0.1, 0.3), "SGD, momentum": (0.1,), "AdamW": (1e-3, 1e-2)}
+    trials.append(trial("AdamW", 1e-3, 0, 60.0, 60.0))  # another rate is missing
+    found = lines(trials, [Competitor(name, rates, lambda net, rate: []) for name, rates in grids.items()])
+    assert score_table(found).splitlines()[2:] == [
+        "| mlp, digits | 10 | **91.0 ± 1.0** | 85.0 ± 1.0 (Muon, rate 0.3) | 2 |"
     ]
-    loss = [replace(line, data="text", score=-line.score / 30) for line in found if line.method != "Muon"]
-    assert score_table(loss).splitlines()[2:] == ["| mlp, text | 10 | 3.033 ± 1.000 | 2.367 ± 1.000 (SGD 0.1) | 2 |"]
+    assert rate_table(found).splitlines() == [
+        "| net, data | steps | VCL (γ) | Muon | AdamW | SGD |",
+        "| --- | --- | --- | --- | --- | --- |",
+        "| mlp, digits | 10 | 90.0 / 0.0 | 82.0 / 4.0 |  | 70.0 / 0.0 |",
+    ]
+    loss = [
+        replace(line, data="text", score=-line.score / 30) for line in found if line.method in ("VCL", "SGD, momentum")
+    ]
+    assert score_table(loss).splitlines()[2:] == [
+        "| mlp, text | 10 | 3.033 ± 1.000 | 2.367 ± 1.000 (SGD, rate 0.1) | 2 |"
+    ]
 
 
 def test_runs_are_kept_and_not_run_again(tmp_path: Path):

@@ -28,7 +28,7 @@ def score_table(lines: Iterable[Line]) -> str:
         if ours is not None and peers:
             best = max(peers, key=lambda line: line.score)
             own = _score(ours)
-            peer = f"{_score(best)} ({best.method.removesuffix(', momentum')} {best.rate:g})"
+            peer = f"{_score(best)} ({_COLUMNS.get(best.method, best.method)}, rate {best.rate:g})"
             rows.append((*task, f"**{own}**" if ours.score >= best.score else own, peer, str(ours.seeds)))
     return _markdown(("net, data", "steps", "VCL", "best peer", "seeds"), rows)
 
@@ -39,7 +39,8 @@ def rate_table(lines: Iterable[Line]) -> str:
     methods = [name for name in _COLUMNS if any(line.method == name for line in lines)]
     rows = []
     for task, here in _by_task(lines):
-        by = {line.method: f"{_number(line, line.median)} / {_number(line, line.spread)}" for line in here}
+        known = (line for line in here if not math.isnan(line.spread))
+        by = {line.method: f"{_number(line, line.median)} / {_number(line, line.spread)}" for line in known}
         rows.append((*task, *(by.get(name, "") for name in methods)))
     return _markdown(("net, data", "steps", *(_COLUMNS[name] for name in methods)), rows)
 

@@ -51,7 +51,7 @@ class Line:
         rate: the default, or the one that validation chose.
         score, error: mean test score over seeds at that rate, and its standard error.
         median, spread: of the validation scores over the grid of rates: median, largest minus least. The score at a rate is a
-            mean over the seeds that tried every rate.
+            mean over the seeds that tried every rate. NaN where rates are missing.
         milliseconds: of a step.
     """
 
@@ -208,6 +208,7 @@ def _line(trials: Sequence[Trial], method: Competitor) -> Line | None:
     if not scores:
         return None
     first = trials[0]
+    whole = len(means) == len(method.rates)
     return Line(
         net=first.net,
         data=first.data,
@@ -217,7 +218,7 @@ def _line(trials: Sequence[Trial], method: Competitor) -> Line | None:
         seeds=len(scores),
         score=statistics.fmean(scores),
         error=statistics.stdev(scores) / math.sqrt(len(scores)) if len(scores) > 1 else math.nan,
-        median=statistics.median(means.values()),
-        spread=max(means.values()) - min(means.values()),
+        median=statistics.median(means.values()) if whole else math.nan,
+        spread=max(means.values()) - min(means.values()) if whole else math.nan,
         milliseconds=1e3 * statistics.median(t.seconds / t.steps for t in trials),
     )
