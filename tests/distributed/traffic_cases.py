@@ -111,7 +111,7 @@ def case_whitened_step(folder: Path) -> None:
         train(ddp, optimizer, [[mine(*batch)] for batch in global_batches(1)])
     layers = shapes(3)
     assert sent["send_from"] == sum(k * d for k, d in layers)
-    assert sent["largest"] == 1 + len(layers)
+    assert sent["largest"] == 2 + len(layers)
     size, (k, d) = dist.get_world_size(), (6, 10)
     mesh = init_device_mesh("cpu", (size,))
     for axis in (0, 1):

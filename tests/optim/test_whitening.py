@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -175,11 +177,75 @@ def test_a_step_that_fails_names_the_parameter_and_changes_nothing(kind: type) -
     model[1].weight.grad = torch.full((4, 4), 3e38)
     optimizer.param_groups[0]["lr"] = 1e9
     with pytest.raises(
-        NumericalError, match=r"SGD left NaN or infinite values in 1\.weight; all chosen matrices have their old"
+        NumericalError, match=r"SGD left NaN or infinite values in 1\.weight; all parameters have their old"
     ):
         optimizer.step()
-    assert torch.equal(model[0].weight, kept[0])
-    assert torch.equal(model[1].weight, kept[2])
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), kept, strict=False))
+    model[1].weight.grad = torch.zeros(4, 4)
+    model[0].bias.grad[0] = float("inf")
+    with pytest.raises(NumericalError, match=r"the gradient of 0\.bias has NaN"):
+        optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), kept, strict=False))
+
+
+@pytest.mark.parametrize("kind", [gs.GramWhitened, gs.GramFixed])
+def test_a_closure_that_fails_changes_nothing_and_the_next_one_counts(kind: type) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    optimizer = kind(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)
+    kept = [p.detach().clone() for p in model.parameters()]
+
+    def closure(value: float) -> float:
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        model[1].weight.grad[0, 0] = value
+        return 0.0
+
+    with pytest.raises(NumericalError, match=r"the gradient of 1\.weight has NaN"):
+        optimizer.step(lambda: closure(math.nan))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), kept, strict=True))
+    assert not optimizer.state  # momentum has not seen it
+    optimizer.step(lambda: closure(1.0))  # gradients from before it do not count
+    assert not torch.equal(model[0].weight, kept[0])
+
+
+def test_an_optimizer_that_raises_half_way_leaves_no_parameter_changed() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    x = torch.randn(8, 4)
+    calls = []
+
+    def closure() -> torch.Tensor:
+        calls.append(1)
+        if len(calls) == 3:
+            raise OSError("the data are gone")
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    optimizer = gs.GramWhitened(torch.optim.LBFGS(model.parameters(), max_iter=5), model)
+    kept = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(OSError, match="the data are gone"):
+        optimizer.step(closure)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), kept, strict=True))
+
+
+@pytest.mark.parametrize("kind", [gs.GramWhitened, gs.GramFixed])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(1, 1), (64, 3), (3, 64)])
+def test_steps_near_the_largest_number_end_finite_or_are_refused(
+    kind: type, dtype: torch.dtype, shape: tuple[int, int]
+) -> None:
+    for first in (torch.zeros(shape), torch.ones(shape), torch.randn(shape)):
+        for size in (0.5, 1.0):
+            weight = nn.Parameter(first.to(dtype))
+            weight.grad = torch.full(shape, size * torch.finfo(dtype).max, dtype=dtype)
+            optimizer = kind(torch.optim.SGD([weight], lr=1.0))
+            try:
+                optimizer.step()
+            except NumericalError as error:
+                assert "parameter 0" in str(error) and "old values" in str(error)  # noqa: PT017, PT018
+                assert torch.equal(weight, first.to(dtype))
+            assert bool(weight.isfinite().all())
 
 
 @pytest.mark.parametrize("kind", [gs.GramWhitened, gs.GramFixed])

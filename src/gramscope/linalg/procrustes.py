@@ -25,6 +25,8 @@ from gramscope.linalg.rotation import (
 _RECORDED = (2, 3, 4, 6, 7, 8, 9, 10, 12, 14, 16, 20, 24, 32, MOST_ITERATIONS)
 #: one polish more is needed above each of these angles
 _ANGLES = (7e-3, 0.07, 0.2)
+#: rotations of first order are not tried on targets this many times larger than the source, whose squares may overflow
+_FARTHEST = 2.0**30
 #: Cholesky factors are trusted while their diagonals span less than this
 _SPAN = 1e-3
 
@@ -80,7 +82,7 @@ class NearestWithGram:
         """The nearest matrices of stacks ``[batch, k, d]`` of one shape, dtype and device.
 
         Raises:
-            NumericalError: the matrices have entries that are not finite.
+            NumericalError: the matrices have entries that are not finite, or the result has entries too large for its dtype.
         """
         if source.numel() == 0:
             return Nearest(source.clone(), [0.0] * len(source))
@@ -88,7 +90,13 @@ class NearestWithGram:
             return Nearest(_by_polar(target, source, self.method), [0.0] * len(source))
         X, figures = self._rotated(target.float(), source.float())
         excess = [one.excess() for one in figures]
-        unscaled = [i for i, one in enumerate(figures) if not one.scaled and bool(source[i].any())]
+        unscaled = [i for i, one in enumerate(figures) if not one.scaled]
+        zero = [i for i in unscaled if not bool(source[i].any())]
+        unscaled = [i for i in unscaled if i not in zero]
+        if zero:
+            _check_finite(target[zero])
+            X[zero] = 0.0
+            excess = [0.0 if i in zero else value for i, value in enumerate(excess)]
         if unscaled:
             X[unscaled], values = self._rescaled(target[unscaled].float(), source[unscaled].float())
             excess = [values.pop(0) if i in unscaled else value for i, value in enumerate(excess)]
@@ -97,7 +105,10 @@ class NearestWithGram:
         if large:
             X[large] = _by_polar(target[large], source[large], "auto").to(X.dtype)
             excess = [0.0 if i in large else value for i, value in enumerate(excess)]
-        return Nearest(X.to(source.dtype), excess)
+        X = X.to(source.dtype)
+        if source.dtype == torch.float16:
+            _check_representable(X)
+        return Nearest(X, excess)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_replays": {}}
@@ -138,10 +149,14 @@ class NearestWithGram:
         _check_finite(target, source)
         exponent = torch.frexp(source.abs().amax((-2, -1), keepdim=True)).exponent
         aim = torch.ldexp(target, -exponent)
-        if not bool(aim.isfinite().all()):  # a target of another order of magnitude: no rotation of first order
+        if not bool(
+            (aim.abs() < _FARTHEST).all()
+        ):  # a target of another order of magnitude: no rotation of first order
             return _by_polar(target, source, "auto"), [0.0] * len(source)
         X, excess = self(aim, torch.ldexp(source, -exponent))
-        return torch.ldexp(X, exponent), excess
+        X = torch.ldexp(X, exponent)
+        _check_representable(X)
+        return X, excess
 
 
 def nearest_with_gram(target: Tensor, source: Tensor, method: PolarMethod = "auto", tolerance: float = 0.02) -> Tensor:
@@ -195,7 +210,9 @@ def _by_polar(target: Tensor, source: Tensor, method: PolarMethod) -> Tensor:
     # the polar factor does not depend on the size of the target, and the result is linear in the source
     exponent = _exponents(W)
     T, W = torch.ldexp(T, -_exponents(T)), torch.ldexp(W, -exponent)
-    return torch.ldexp(_scaled_polar(T, W, source, method), exponent).to(source.dtype)
+    found = torch.ldexp(_scaled_polar(T, W, source, method), exponent).to(source.dtype)
+    _check_representable(found)
+    return found
 
 
 def _scaled_polar(T: Tensor, W: Tensor, source: Tensor, method: PolarMethod) -> Tensor:
@@ -226,3 +243,10 @@ def _exponents(A: Tensor) -> Tensor:
 def _check_finite(*matrices: Tensor) -> None:
     if not all(bool(A.isfinite().all()) for A in matrices):
         raise NumericalError(f"matrices of shape {tuple(matrices[0].shape)} have NaN or infinite entries")
+
+
+def _check_representable(found: Tensor) -> None:
+    if not bool(found.isfinite().all()):
+        raise NumericalError(
+            f"the nearest matrices of shape {tuple(found.shape)} with this Gram have entries too large for {found.dtype}"
+        )

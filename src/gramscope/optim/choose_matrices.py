@@ -24,10 +24,11 @@ Parameters: TypeAlias = Iterable[Tensor | tuple[str, Tensor] | str]
 
 @dataclass(frozen=True)
 class Choice:
-    """The chosen matrices, and every other parameter with the reason why it is not one of them."""
+    """The chosen matrices, every other parameter with the reason why it is not one of them, and the names of all."""
 
     matrices: tuple[WeightMatrix, ...]
     others: dict[str, str]
+    names: dict[Tensor, str]
 
     def table(self, verb: str) -> str:
         """A table: parameter, its shape as matrices, and ``verb``, or why not."""
@@ -88,7 +89,7 @@ def choose_matrices(
         name = names[key]
         if key not in taken and not any(other == name or other.startswith(name + "[") for other in others):
             others[name] = _reason(p, params, model)
-    return Choice(tuple(matrices), others)
+    return Choice(tuple(matrices), others, {p: names[key] for key, p in known.items()})
 
 
 def _readout_left_out(last: WeightMatrix, model: nn.Module, readout: bool | str) -> str:

@@ -76,6 +76,9 @@ class _GramUpdate(OptimizerWrapper):
         self._choice = choose_matrices(self.param_groups, self._model, self._params, self._readout)
         self._count = self._parameter_count()
 
+    def _parameters(self) -> list[Tensor]:
+        return [parameter for group in self.param_groups for parameter in group["params"]]
+
     def _parameter_count(self) -> int:
         return sum(len(group["params"]) for group in self.param_groups)
 
@@ -110,20 +113,25 @@ class _GramUpdate(OptimizerWrapper):
         A parameter the wrapped optimizer did not touch (no gradient) is left as it is.
 
         Raises:
-            NumericalError: a gradient or a proposal is not finite. Gradients are checked before anything changes. A proposal
-                can be checked only afterwards: then the chosen matrices get their old values back.
+            NumericalError: a gradient or a proposal is not finite. Gradients are checked before anything changes, those of a
+                closure when it returns. A proposal can be checked only afterwards: then all parameters get their old values
+                back, as after any other error; the wrapped optimizer's own state (momentum) has then taken in the gradient.
         """
         self._follow_groups()
-        self._check_gradients()
+        if closure is None:
+            self._check_gradients()
         before = {matrix.parameter: self._snapshot(matrix.parameter) for matrix in self._choice.matrices}
+        for parameter in self._parameters():
+            if parameter not in before and (closure is not None or parameter.grad is not None):
+                before[parameter] = self._snapshot(parameter)
         versions = {parameter: parameter._version for parameter in before}
-        loss = self.optimizer.step() if closure is None else self.optimizer.step(closure)
-        touched = [
-            matrix
-            for matrix in self._choice.matrices
-            if matrix.parameter.grad is not None or matrix.parameter._version != versions[matrix.parameter]
-        ]
         try:
+            loss = self.optimizer.step() if closure is None else self.optimizer.step(self._checked(closure))
+            touched = [
+                matrix
+                for matrix in self._choice.matrices
+                if matrix.parameter.grad is not None or matrix.parameter._version != versions[matrix.parameter]
+            ]
             corrections = self._all_corrections(touched, before)
         except BaseException:
             with torch.no_grad():
@@ -153,15 +161,26 @@ class _GramUpdate(OptimizerWrapper):
         with without_autocast(others[0].parameter.device):
             return found + sharded(others, before, self.roles, self.corrected, self.method)
 
+    def _checked(self, closure: Callable[[], float]) -> Callable[[], float]:
+        """The closure, and a check of the gradients it leaves, before the wrapped optimizer uses them."""
+
+        def call() -> float:
+            loss = closure()
+            self._check_gradients()
+            return loss
+
+        return call
+
     @torch.no_grad()
     def _check_gradients(self) -> None:
-        """Raise if a gradient of a chosen matrix is not finite; nothing has been changed yet."""
-        chosen = [m for m in self._choice.matrices if m.parameter.grad is not None]
-        given = {local(m.parameter.grad): m.name for m in chosen}
-        error = self._error_of_gradients(given)
-        groups = {e.group.group_name: e for m in chosen if is_sharded(m.parameter) and (e := shards(m.parameter)[0])}
+        """Raise if a gradient is not finite; nothing has been changed yet."""
+        found = [p for p in self._parameters() if p.grad is not None and not p.grad.is_sparse]
+        error = self._error_of_gradients({local(p.grad): self._choice.names[p] for p in found})
+        groups = {e.group.group_name: e for p in found if is_sharded(p) and (e := shards(p)[0])}
+        if self._exchange is not None:
+            groups[self._exchange.group.group_name] = self._exchange
         for exchange in groups.values():
-            exchange.raise_together(error, chosen[0].parameter.device)
+            exchange.raise_together(error, self._choice.matrices[0].parameter.device)
         if error is not None:
             raise error
 
@@ -230,13 +249,14 @@ class _GramUpdate(OptimizerWrapper):
         new = _stacked([matrix.view(matrix.parameter) for matrix in matrices])
         try:
             found = self.corrected(old, new)
-        except NumericalError:
+        except NumericalError as error:
+            name = type(self.optimizer).__name__
             broken = [matrix.name for matrix in matrices if not bool(matrix.parameter.isfinite().all())]
+            problem = f"the step of {name} left NaN or infinite values in {', '.join(broken)}"
             if not broken:
-                raise
+                problem = f"the step of {name} in {', '.join(matrix.name for matrix in matrices)}: {error}"
             raise NumericalError(
-                f"the step of {type(self.optimizer).__name__} left NaN or infinite values in {', '.join(broken)}; all chosen "
-                "matrices have their old values again. Lower the learning rate"
+                f"{problem}; all parameters have their old values again. Lower the learning rate"
             ) from None
         corrections, start = [], 0
         for matrix in matrices:

@@ -187,7 +187,7 @@ def _rotation(A: Tensor, method: PolarMethod, name: str) -> Tensor:
     """``polar(A) − I`` in float64."""
     if not bool(A.isfinite().all()):
         raise NumericalError(
-            f"the step of {name} left NaN or infinite values; all chosen matrices have their old values again. Lower the "
+            f"the step of {name} left NaN or infinite values; all parameters have their old values again. Lower the "
             "learning rate"
         )
     scaled = torch.ldexp(A, -torch.frexp(A.abs().amax()).exponent)
@@ -216,7 +216,7 @@ def _gathered(
             try:
                 result = solve(*(x.unsqueeze(0) if x.ndim == 2 else x for x in stacks))
             except NumericalError as raised:
-                error = NumericalError(f"{matrix.name}: {raised}; all chosen matrices have their old values again")
+                error = NumericalError(f"{matrix.name}: {raised}; all parameters have their old values again")
             except Exception as raised:
                 error = raised
         device = turn[0][1].parameter.device
