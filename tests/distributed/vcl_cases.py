@@ -228,6 +228,29 @@ def case_errors_are_raised_by_every_process(folder: Path) -> None:
     optimizer.close()
 
 
+def case_a_readout_gradient_that_is_not_finite_in_one_process(folder: Path) -> None:
+    """No process waits for the one that finds it, and none changes anything."""
+    (x, y), *_ = global_batches(1)
+    ddp = DistributedDataParallel(network())
+    optimizer = gs.VCL(ddp, gamma=0.1, solver="recursive")
+    for bad in range(dist.get_world_size()):
+        before = weights(ddp.module)
+        optimizer.zero_grad()
+        F.cross_entropy(ddp(mine(x)[0]), mine(y)[0]).backward()
+        if dist.get_rank() == bad:
+            ddp.module[-1].weight.grad[0, 0] = torch.nan
+        where = "" if dist.get_rank() == bad else f"process {bad}: "
+        with pytest.raises(NumericalError, match=rf"^{where}the gradient of 6\.weight has NaN"):
+            optimizer.step()
+        assert torch.equal(weights(ddp.module), before)
+        train(ddp, optimizer, [[mine(x, y)]])
+        assert_same_bits(weights(ddp.module))
+    optimizer.zero_grad()
+    with pytest.raises(LayerError, match="no gradient in any process"):
+        optimizer.step()
+    optimizer.close()
+
+
 def case_model_of_its_own_in_every_process(folder: Path) -> None:
     """With process_group=False nothing is sent, so that processes may even take different numbers of steps."""
     model = network()

@@ -93,3 +93,15 @@ def case_a_failed_step_changes_nothing_anywhere(folder: Path) -> None:
     now = torch.cat([p.detach().flatten() for p in chosen])
     old = torch.cat([p.detach().flatten() for p in network().parameters() if p.dim() > 1])
     assert torch.equal(now, old)
+
+
+def case_a_gradient_that_is_not_finite_in_one_process(folder: Path) -> None:
+    ddp = DistributedDataParallel(network())
+    optimizer = wrapped(gs.GramWhitened, ddp)
+    x, y = mine(*global_batches(1)[0])
+    F.cross_entropy(ddp(x), y).backward()
+    if dist.get_rank() == 0:
+        ddp.module.tall.weight.grad[0, 0] = torch.nan
+    with pytest.raises(NumericalError, match=r"the gradient of tall\.weight has NaN"):
+        optimizer.step()
+    assert all(torch.equal(p, q) for p, q in zip(ddp.module.parameters(), network().parameters(), strict=True))

@@ -287,3 +287,25 @@ def test_one_cycle(readout: Any) -> None:
     assert max(rate) == pytest.approx(max(gamma) / 20)
     group = optimizer.readout.param_groups[0]
     assert 0.85 <= (group["betas"][0] if "betas" in group else group["momentum"]) < 0.95
+
+
+@pytest.mark.parametrize("solver", ["averaged", "recursive", "exact"])
+def test_steps_too_large_for_the_weights_change_nothing(solver: str):
+    dtype = torch.float32 if solver == "averaged" else torch.float16
+    sgd = partial(torch.optim.SGD, lr=0.1)
+    model = mlp(7, 5, 3, dtype=dtype)
+    optimizer = gs.VCL(model, gamma=1e150 if solver == "averaged" else 1e30, alpha=0.5, solver=solver, readout=sgd)
+    before = [p.detach().clone() for p in model.parameters()]
+    F.cross_entropy(model(data(dtype=dtype)[0]), data()[1]).backward()
+    with pytest.raises(NumericalError, match="'0'.*weights and state are as before this step"):
+        optimizer.step()
+    assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
+    assert not any(optimizer.state.values())
+
+
+def test_a_gamma_without_a_square_and_float16_under_adamw_are_refused():
+    for solver in ("averaged", "recursive"):
+        with pytest.raises(InputError, match="gamma=1e[+]300"):
+            gs.VCL(mlp(7, 5, 3), gamma=1e300, solver=solver)
+    with pytest.raises(InputError, match="AdamW gives NaN with float16 weights"):
+        gs.VCL(mlp(7, 5, 3, dtype=torch.float16))

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map_only
 from typing_extensions import override
 
 from gramscope.distributed.exchange import Exchange
+from gramscope.errors import NumericalError
 from gramscope.layers.linear_layer import Layer
 from gramscope.optim.vcl.form import Form, StateOf
 from gramscope.optim.vcl.matrix_step import Proposal
@@ -59,14 +60,21 @@ class Algorithm1(Form):
         return [unit for unit in self._units if unit.weight is not self.head]
 
     @override
-    def propose(self, state_of: StateOf, group: Mapping[str, Any]) -> Iterable[tuple[MatrixTrainer, Proposal]]:
+    def propose(
+        self, state_of: StateOf, group: Mapping[str, Any], problem: NumericalError | None
+    ) -> Iterable[tuple[MatrixTrainer, Proposal]]:
         gamma, own = float(group["lr"]), self.units
         if self._exchange is None:
             units = self._stepping = [unit for unit in own if not unit.gatherer.idle] or own
-            return zip(units, propose_all(units, [state_of(unit) for unit in units], gamma), strict=True)
+            proposals = propose_all(units, [state_of(unit) for unit in units], gamma)
+            if problem is not None:
+                raise problem
+            return zip(units, proposals, strict=True)
         units = self._stepping = active_units(own, self._exchange)
         states, owner = [state_of(unit) for unit in units], self.owners()
-        return propose_own(units, [owner[unit.weight] for unit in units], states, gamma, self._exchange).items()
+        return propose_own(
+            units, [owner[unit.weight] for unit in units], states, gamma, self._exchange, problem
+        ).items()
 
     @override
     def finish(self, state: MutableMapping[Tensor, Any]) -> None:

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from gramscope.errors import InputError, LayerError, NumericalError
 from gramscope.layers.kinds import EmbeddingKind
+from gramscope.optim.vcl.checks import check_representable
 from gramscope.optim.vcl.direction import orthogonalised
 from gramscope.optim.weight_matrix import WeightMatrix
 
@@ -128,7 +129,7 @@ def propose_averaged(
 
     Raises:
         LayerError: no matrix has a gradient.
-        NumericalError: a gradient is not finite.
+        NumericalError: a gradient is not finite, or new weights would not be.
     """
     found = [
         (unit, state, grad) for unit, state in zip(units, states, strict=True) if (grad := _gradient(unit)) is not None
@@ -160,10 +161,16 @@ def propose_averaged(
         for (unit, mean, n, _), O in zip(members, directions, strict=True):
             length = factor * STEP * falling(n)
             rho = length * unit.scale
+            if rho > torch.finfo(unit.dtype).max / 4:
+                raise NumericalError(
+                    f"the step of VCL layer {unit.weight.name!r} has the length {rho:.1e}; weights and state are as before "
+                    "this step. Lower gamma"
+                )
             before = unit.weight.read()
             change = O.mul_(rho).add_(before, alpha=length * decay(n))
             report = AveragedReport(rho, torch.linalg.matrix_norm(change))
             weights = torch.sub(before, change, out=change)  # new memory would cost more than the difference
+            check_representable(unit.weight, weights)
             steps[unit] = AveragedStep(weights, {"mean": mean, "steps": n}, report)
     return steps
 

@@ -7,11 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gramscope.errors import InputError, NumericalError
 from gramscope.layers.modules import public_name, unwrap
 from gramscope.optim.vcl.rules import Anchor, Solver
+from gramscope.optim.weight_matrix import WeightMatrix
+
+#: larger values have no square in float64
+_MOST_GAMMA = 1e150
 
 
 def check_facts(stored: Mapping[str, Any], own: Mapping[str, Any]) -> None:
@@ -27,27 +31,39 @@ def check_facts(stored: Mapping[str, Any], own: Mapping[str, Any]) -> None:
             raise InputError(f"this state belongs to {fact}={stored.get(fact)!r}, not {own[fact]!r}")
 
 
-def check_finite_gradients(model: nn.Module, groups: Sequence[Mapping[str, Any]]) -> None:
-    """Raise a NumericalError that names the parameters whose gradients are not finite."""
+def error_of_gradients(model: nn.Module, groups: Sequence[Mapping[str, Any]]) -> NumericalError | None:
+    """An error that names the parameters whose gradients are not finite, if there are any."""
     found = [(p, p.grad) for group in groups for p in group["params"] if p.grad is not None]
     dense = [(p, grad) for p, grad in found if not grad.is_sparse]
     if not dense:
-        return
+        return None
     norms = torch._foreach_norm([grad for _, grad in dense])
     if bool(torch.stack([norm.to(norms[0].device) for norm in norms]).isfinite().all()):
-        return
+        return None
     names = {id(p): public_name(name) for name, p in unwrap(model).named_parameters()}
     bad = [names.get(id(p), "a parameter") for p, grad in dense if not bool(grad.isfinite().all())]
-    if bad:
+    if not bad:
+        return None
+    return NumericalError(
+        f"the gradient of {', '.join(bad)} has NaN or infinite values; weights and state are as before this step"
+    )
+
+
+def check_representable(weight: WeightMatrix, new: Tensor) -> None:
+    """Raise a NumericalError if new weights, finite in their own dtype, overflow in that of the parameter."""
+    dtype = weight.parameter.dtype
+    narrower = torch.finfo(dtype).max < torch.finfo(new.dtype).max / 2
+    if narrower and not bool(new.to(dtype).isfinite().all()):
         raise NumericalError(
-            f"the gradient of {', '.join(bad)} has NaN or infinite values; weights and state are as before this step"
+            f"the VCL step of layer {weight.name!r} has weights too large for {dtype}; weights and state are as before this "
+            "step. Lower gamma"
         )
 
 
 def check_gamma(gamma: float) -> None:
-    """Raise an InputError unless gamma is finite and ≥ 0."""
-    if not (isinstance(gamma, int | float) and 0 <= gamma < math.inf):
-        raise InputError(f"gamma={gamma!r}: the step of the virtual update must be a number of at least 0")
+    """Raise an InputError unless gamma is ≥ 0 and its square, which steps use, is finite."""
+    if not (isinstance(gamma, int | float) and 0 <= gamma <= _MOST_GAMMA):
+        raise InputError(f"gamma={gamma!r}: the step of the virtual update must be a number from 0 to {_MOST_GAMMA:g}")
 
 
 def check_reduction(reduction: object) -> None:

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from torch import Tensor
 from typing_extensions import override
 
+from gramscope.errors import NumericalError
 from gramscope.optim.vcl.averaged import AveragedStep, AveragedTrainer, propose_averaged
 from gramscope.optim.vcl.execution_order import Trained
 from gramscope.optim.vcl.matrix_step import Proposal
@@ -44,8 +45,17 @@ class Form(ABC):
         return [unit for unit in self.all_units if unit.weight is not self.head]
 
     @abstractmethod
-    def propose(self, state_of: StateOf, group: Mapping[str, Any]) -> Iterable[tuple[Unit, Proposal | AveragedStep]]:
-        """The steps that this process computes, not yet written. ``group`` is VCL's parameter group."""
+    def propose(
+        self, state_of: StateOf, group: Mapping[str, Any], problem: NumericalError | None
+    ) -> Iterable[tuple[Unit, Proposal | AveragedStep]]:
+        """The steps that this process computes, not yet written.
+
+        Args:
+            state_of: the state of each unit.
+            group: VCL's parameter group.
+            problem: why no step can be taken in this process. It is raised where the steps themselves raise nothing, by
+                all processes that would wait for this one.
+        """
 
     def finish(self, state: MutableMapping[Tensor, Any]) -> None:  # noqa: B027
         """Do what remains after the steps were written; ``state`` is that of the optimizer."""
@@ -77,10 +87,15 @@ class Averaged(Form):
         return self._units
 
     @override
-    def propose(self, state_of: StateOf, group: Mapping[str, Any]) -> Iterable[tuple[AveragedTrainer, AveragedStep]]:
+    def propose(
+        self, state_of: StateOf, group: Mapping[str, Any], problem: NumericalError | None
+    ) -> Iterable[tuple[AveragedTrainer, AveragedStep]]:
         units = [unit for unit in self._units if unit.weight is not self.head]
         factor = _factor(float(group["lr"]), float(group["gamma"]), float(group["alpha"]))
-        return propose_averaged(units, [state_of(unit) for unit in units], factor).items()
+        steps = propose_averaged(units, [state_of(unit) for unit in units], factor)
+        if problem is not None:
+            raise problem
+        return steps.items()
 
 
 def _factor(gamma: float, start: float, alpha: float) -> float:

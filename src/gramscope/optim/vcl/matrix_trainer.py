@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError, NumericalError, RescueWarning, ResultWarning
+from gramscope.optim.vcl.checks import check_representable
 from gramscope.optim.vcl.direction import Direction
 from gramscope.optim.vcl.gradients import Gatherer
 from gramscope.optim.vcl.matrix_step import Doubts, MatrixStep, Proposal
@@ -217,6 +218,8 @@ def propose_all(units: Sequence[MatrixTrainer], states: Sequence[Mapping[str, An
                 waiting.append(i)
             elif proposal is not None:
                 done[i] = proposal
+    for i, unit in enumerate(units):
+        check_representable(unit.weight, done[i].weights)
     return [done[i] for i in range(len(units))]
 
 

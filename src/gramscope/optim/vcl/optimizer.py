@@ -27,9 +27,9 @@ from gramscope.optim.vcl.checks import (
     check_arguments,
     check_averaged,
     check_facts,
-    check_finite_gradients,
     check_gamma,
     check_reduction,
+    error_of_gradients,
 )
 from gramscope.optim.vcl.direction import Direction
 from gramscope.optim.vcl.execution_order import ExecutionOrder, Trained
@@ -291,8 +291,8 @@ class VCL(Optimizer):
         self._settle()
         check_gamma(float(self.param_groups[0]["lr"]))
         with torch.no_grad(), without_autocast(self._form.all_units[0].weight.parameter.device):
-            proposals = self._form.propose(self._state_of, self.param_groups[0])
-        check_finite_gradients(self.model, self.param_groups[1:])
+            problem = error_of_gradients(self.model, self.param_groups[1:])
+            proposals = self._form.propose(self._state_of, self.param_groups[0], problem)
         if self.readout is not None:
             self.readout.step()
         for unit, proposal in proposals:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gramscope.distributed.exchange import Exchange
 from gramscope.distributed.owners import balanced
-from gramscope.errors import LayerError
+from gramscope.errors import LayerError, NumericalError
 from gramscope.optim.vcl.gradients import Gatherer, Reduced, relative_distance
 from gramscope.optim.vcl.matrix_step import Proposal
 from gramscope.optim.vcl.matrix_trainer import MatrixTrainer, propose_all
@@ -73,6 +73,11 @@ def active_units(units: Sequence[MatrixTrainer], exchange: Exchange) -> list[Mat
             most * exchange.size, int(rows) * exchange.size, then, unit.gatherer.sigma(), correction
         )
         found.append(unit)
+    if not found:
+        raise LayerError(
+            f"VCL layer {units[0].weight.name!r} has no gradient in any process, and no other has: run backward() of a loss "
+            "that depends on the layers before step()"
+        )
     return found
 
 
@@ -82,8 +87,9 @@ def propose_own(
     states: Sequence[Mapping[str, Any]],
     gamma: float,
     exchange: Exchange,
+    problem: NumericalError | None,
 ) -> dict[MatrixTrainer, Proposal]:
-    """The steps of the units that this process owns, computed but not written.
+    """The steps of the units that this process owns, computed but not written; ``problem`` is why it can take none.
 
     Raises:
         NumericalError: a step failed in some process; all raise this or its own error, and nothing has been changed.
@@ -95,7 +101,7 @@ def propose_own(
                 exchange.add_on(rank, part)
     own = [(unit, state) for unit, state, rank in zip(units, states, owner, strict=True) if rank == exchange.rank]
     proposals: list[Proposal] = []
-    error: Exception | None = None
+    error: Exception | None = problem
     try:
         proposals = propose_all([unit for unit, _ in own], [state for _, state in own], gamma)
     except Exception as raised:  # the others would wait for this process
