@@ -16,8 +16,8 @@ from gramscope.bench.optimizer_picture import draw
 from gramscope.bench.optimizer_table import rate_table, score_table
 from gramscope.bench.optimizer_tasks import NETS, make_task
 from gramscope.bench.optimizer_transformers import CharacterGPT
-from gramscope.bench.optimizers import Trial, compare_optimizers, lines, read_trials
-from gramscope.errors import InputError
+from gramscope.bench.optimizers import Trial, append_trial, compare_optimizers, lines, read_trials
+from gramscope.errors import InputError, StorageError
 from gramscope.optim.vcl import VCL
 
 
@@ -172,3 +172,18 @@ def test_bad_requests_are_named(tmp_path: Path):
     (tmp_path / "bad").write_text("{}\n")
     with pytest.raises(InputError, match="not a file of optimizer runs"):
         read_trials(tmp_path / "bad")
+
+
+def test_a_full_disk_leaves_the_records_readable(tmp_path: Path) -> None:
+    """A limit on the size of files gives short writes, as a full disk does."""
+    resource = pytest.importorskip("resource")
+    records, trial = tmp_path / "records.jsonl", Trial("mlp", "digits", 10, "vcl", 1.0, 0, 50.0, 50.0, 0.1)
+    append_trial(records, trial)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (records.stat().st_size + 7, before[1]))
+    try:
+        with pytest.raises(StorageError, match=r"cannot write .*records\.jsonl"):
+            append_trial(records, trial)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert read_trials(records) == [trial]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import matplotlib as mpl
 import pytest
 
-from gramscope.experiments.plots import PALETTE, band, curve, deviation, figure_style, mean, panels, spread
+from gramscope.errors import StorageError
+from gramscope.experiments.plots import PALETTE, band, curve, deviation, figure_style, mean, panels, save_figure, spread
+from gramscope.runs.directory import RunDirectory
 
 
 def test_curve_averages_equal_x_and_leaves_out_what_is_missing() -> None:
@@ -40,3 +43,19 @@ def test_style_does_not_leak() -> None:
     with figure_style():
         assert mpl.rcParams["font.size"] == 8
     assert mpl.rcParams["font.size"] == before
+
+
+def test_a_full_disk_leaves_the_figure_that_was_there(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    figure, _ = panels(1, 1)
+    (tmp_path / "figures").mkdir()
+    picture, _ = save_figure(figure, RunDirectory(tmp_path), "one")
+    content, before = picture.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with pytest.raises(StorageError, match=r"cannot write .*one\.png"):
+            save_figure(figure, RunDirectory(tmp_path), "one")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert picture.read_bytes() == content
+    assert sorted(path.name for path in picture.parent.iterdir()) == ["one.pdf", "one.png"]

@@ -118,6 +118,12 @@ def test_a_removed_run_is_no_crash(ask: Ask, run: RunDirectory) -> None:
     assert b"holds no run" in body
 
 
+def test_a_run_replaced_by_a_circular_link_is_no_crash(ask: Ask, run: RunDirectory) -> None:
+    run.path.rename(run.path.with_name("moved"))
+    run.path.symlink_to(run.path)
+    assert ask("/data.json?version=old")[0].status == 503
+
+
 def test_a_slow_report_is_asked_for_less_often(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter([0.0, 3.0])
     monkeypatch.setattr("gramscope.report.live.time.perf_counter", lambda: next(ticks))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from gramscope.bench.optimizer_peers import Competitor, competitors
 from gramscope.bench.optimizer_tasks import TASKS, Task, make_task
 from gramscope.bench.timing import synchronize
-from gramscope.errors import InputError, NumericalError
+from gramscope.errors import InputError, NumericalError, StorageError
 
 #: steps of a run and its seeds, by scale
 BUDGETS = {
@@ -143,8 +145,7 @@ def compare_optimizers(
         if key not in done:
             done[key] = run_trial(task, method, rate, steps, seed)
             if records is not None:
-                with records.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(asdict(done[key])) + "\n")
+                append_trial(records, done[key])
         found.append(done[key])
         return done[key]
 
@@ -161,6 +162,25 @@ def compare_optimizers(
                     trial(task, method, rate, steps, seed)
                 tell(f"{net} on {data}, {steps} steps: {method.name} done")
     return found
+
+
+def append_trial(records: Path, trial: Trial) -> None:
+    """Add a run to a file of JSON lines; where that fails (a full disk), the file stays as it was.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    try:
+        with records.open("ab", buffering=0) as file:
+            size = file.tell()
+            line = (json.dumps(asdict(trial)) + "\n").encode()
+            if file.write(line) != len(line):
+                file.truncate(size)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError as error:
+        raise StorageError(
+            f"cannot write {records}: {error.strerror}; the runs before are in it: run this again"
+        ) from error
 
 
 def read_trials(records: Path) -> list[Trial]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from gramscope.errors import MissingExtraError
 from gramscope.runs.directory import RunDirectory
+from gramscope.runs.files import write_file
 from gramscope.runs.records import Record
 
 if TYPE_CHECKING:
@@ -77,7 +79,9 @@ def save_figure(figure: Figure, directory: RunDirectory, name: str) -> tuple[Pat
     """Write a figure as PNG and PDF."""
     paths = tuple(directory.figure_path(f"{name}.{ending}") for ending in ("png", "pdf"))
     for path in paths:
-        figure.savefig(path, dpi=DPI)
+        content = BytesIO()
+        figure.savefig(content, dpi=DPI, format=path.suffix[1:])
+        write_file(path, content.getvalue())
     return paths
 
 

@@ -205,7 +205,11 @@ class _Handler(BaseHTTPRequestHandler):
                 self._send(status, data or b"", "application/json")
             else:
                 self._send(HTTPStatus.NOT_FOUND, b"there is only the report, at /")
-        except (GramscopeError, OSError) as error:  # the run is being replaced or was removed
+        except (
+            GramscopeError,
+            OSError,
+            RuntimeError,
+        ) as error:  # the run was replaced, removed, or is a circular link
             self._send(HTTPStatus.SERVICE_UNAVAILABLE, str(error).encode())
 
     do_HEAD = do_GET
