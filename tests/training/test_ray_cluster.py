@@ -60,7 +60,7 @@ class Events(Reporter):
 def test_a_killed_worker_a_stopped_driver_and_a_lost_node_change_no_bit(
     tmp_path: Path, config: Config, cluster: Any
 ) -> None:
-    settings = config("adamw", seeds=[0, 1, 2], epochs=8, checkpoint_every=0.5)
+    settings = config("adamw", seeds=[0, 1, 2], epochs=30, checkpoint_every=0.5)  # longer than news takes to arrive
     local = train(replace(settings, execution="one-by-one"))
     placement, out = Placement("ray", cluster.address), tmp_path / "run"
 
@@ -74,7 +74,7 @@ def test_a_killed_worker_a_stopped_driver_and_a_lost_node_change_no_bit(
             if "starts again" in text:  # the next record of any member then interrupts the driver
                 self._step, self._act = 0, lambda name: signal.raise_signal(signal.SIGINT)
 
-    first = StopsAfterTheLoss(200, kill_worker)
+    first = StopsAfterTheLoss(50, kill_worker)
     with pytest.raises(Interrupted, match="stopped and saved"):
         train(settings, out, placement=placement, reporter=first)
     assert [how for _, how in first.ended].count("lost") == 1
