@@ -40,8 +40,8 @@ from gramscope.layers.tape import Tape
 from gramscope.layers.validity import influences_others
 from gramscope.notes import Note
 from gramscope.statistics.collect_options import Options
+from gramscope.statistics.few_samples import probed_axes, shared_layers
 from gramscope.statistics.freed_memory import return_now_and_then
-from gramscope.statistics.probed_axes import probed_axes
 
 #: losses whose targets are numbers, also where they are stored as integers
 REGRESSION = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
@@ -186,10 +186,13 @@ class BatchRunner:
     def _shared_layers(self, tape: Tape, step: Step) -> frozenset[str]:
         """Layers of which one row serves several samples, asked once, at the first batch of several independent samples."""
         if self._shared is None and self._independent:
-            with suppress(
-                ReentrantError, InputError
-            ):  # no gradients of outputs, or outputs that are not those of samples
-                self._shared = layers_with_shared_rows(tape, step.output)
+            try:
+                self._shared = shared_layers(self.model, tape, step.inputs, self.output, step.n)
+            except Exception:  # the model does not accept two samples
+                with suppress(
+                    ReentrantError, InputError
+                ):  # no gradients of outputs, or outputs that are not of samples
+                    self._shared = layers_with_shared_rows(tape, step.output)
         return self._shared or frozenset()
 
     def _probed_axes(self, tape: Tape, step: Step) -> dict[str, int]:

@@ -1,8 +1,10 @@
-"""Where the samples are in the inputs of layers that do not have one row for each: found by running one sample alone."""
+"""What a run of the first samples alone shows: where a layer sees the samples, and whether its inputs serve several."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -10,11 +12,27 @@ import torch
 from torch import Tensor, nn
 
 from gramscope.layers.capture import capture
+from gramscope.layers.jacobians import layers_with_shared_rows
 from gramscope.layers.kinds import LinearKind
-from gramscope.layers.model_call import call_model
+from gramscope.layers.model_call import OutputSelector, run_captured, select_output
 from gramscope.layers.record import Application
 from gramscope.layers.tape import Tape
 from gramscope.layers.validity import of_samples
+
+
+def shared_layers(model: nn.Module, tape: Tape, inputs: Any, output: OutputSelector, n: int) -> frozenset[str]:
+    """Names of layers of which one row of inputs serves several samples (:func:`layers_with_shared_rows`), of two samples.
+
+    Args:
+        model: the model.
+        tape: a capture that has seen one forward of the model.
+        inputs: of that forward.
+        output: which output of the model.
+        n: samples.
+    """
+    names = [record.name for record in tape]
+    with torch.enable_grad(), _run_alone(model, tape, inputs, n, 2, names, gradients=True) as (two, returned):
+        return layers_with_shared_rows(two, select_output(returned, output))
 
 
 def probed_axes(model: nn.Module, tape: Tape, inputs: Any, n: int) -> dict[str, int]:
@@ -34,21 +52,29 @@ def probed_axes(model: nn.Module, tape: Tape, inputs: Any, n: int) -> dict[str, 
     asked = {name: a.x for name, (a,) in applied.items() if _is_asked(a, n, tape.batch_dim)}
     if n == 1 or not asked:
         return dict.fromkeys(asked, 0)
-    dim = tape.batch_dim
     try:
-        with (
-            tape.looking_away(),
-            torch.random.fork_rng(devices=[]),
-            torch.no_grad(),
-            warnings.catch_warnings(action="ignore"),
-            capture(model, list(asked), gradients=False, batch_dim=dim) as alone,
-        ):
-            call_model(model, of_samples(inputs, partial(Tensor.narrow, dim=dim, start=0, length=1), n, dim))
+        with torch.no_grad(), _run_alone(model, tape, inputs, n, 1, asked, gradients=False) as (alone, _):
+            first = {record.name: record.applications[0].x for record in alone}
     except Exception:
         return {}  # the model does not accept a single sample
-    first = {record.name: record.applications[0].x for record in alone}
     found = {name: _axis(x, first[name], n) for name, x in asked.items() if name in first}
     return {name: axis for name, axis in found.items() if axis is not None}
+
+
+@contextmanager
+def _run_alone(
+    model: nn.Module, tape: Tape, inputs: Any, n: int, count: int, layers: Iterable[str], gradients: bool
+) -> Iterator[tuple[Tape, Any]]:
+    """A capture of ``layers`` in a run of the first ``count`` of n samples, unseen by ``tape``, and what the model returned."""
+    dim = tape.batch_dim
+    few = of_samples(inputs, partial(Tensor.narrow, dim=dim, start=0, length=count), n, dim)
+    with (
+        tape.looking_away(),
+        torch.random.fork_rng(devices=[]),
+        warnings.catch_warnings(action="ignore"),
+        capture(model, list(layers), gradients=gradients, copy_weights=False, batch_dim=dim) as alone,
+    ):
+        yield alone, run_captured(model, alone, few)
 
 
 def _is_asked(a: Application, n: int, axis: int) -> bool:
