@@ -58,7 +58,7 @@ PROMISES = (
         ),
     ),
     Promise(
-        "A whitened step that overshoots works; one that fails changes nothing and names the parameter; a member that "
+        "A whitened step that overshoots works; one that fails changes no parameter and names the one at fault; a member that "
         "diverges stops no other.",
         (
             "tests/optim/test_whitening.py::test_steps_that_overshoot",
