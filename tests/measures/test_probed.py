@@ -103,18 +103,23 @@ def test_the_budget_holds() -> None:
     assert live.peak < 8 * 1536**2 * 4  # what four matrices of the smaller side would take
 
 
+def moved_problem(d: int, k: int, outputs: int) -> tuple[nn.Module, nn.Module, Tensor, Tensor]:
+    """A net whose weights have moved from a reference, the reference, and data."""
+    model, x, y = problem(d, k, outputs)
+    g = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for p in model.parameters():
+            p += 0.5 * p.std() * torch.randn(p.shape, generator=g) + 0.3 * p.std()
+    return model, problem(d, k, outputs)[0], x, y
+
+
 MOVED = ["weight_change", "nfa", "nfa_null", "nfa_centered", "nfa_double", "nfa_ptk"]
 
 
 @pytest.mark.parametrize(("d", "k", "outputs"), [(300, 300, 10), (600, 300, 10), (300, 600, 10), (300, 300, 400)])
 @pytest.mark.parametrize("center", [False, True])
 def test_centred_forms_agree_with_the_dense_result(d: int, k: int, outputs: int, center: bool) -> None:
-    model, x, y = problem(d, k, outputs)
-    reference = problem(d, k, outputs)[0]
-    g = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for p in model.parameters():
-            p += 0.5 * p.std() * torch.randn(p.shape, generator=g) + 0.3 * p.std()
+    model, reference, x, y = moved_problem(d, k, outputs)
     options: dict[str, Any] = {"measures": MOVED, "layers": ["0"], "reference": reference, "center": center}
     dense = gs.measure(model, (x, y), LOSS, **options, jacobians=True)
     options |= {"sketch": 8} if outputs > 256 else {}
@@ -154,12 +159,7 @@ FURTHER = [
 
 @pytest.mark.parametrize(("d", "k", "outputs"), [(300, 300, 10), (600, 300, 10), (300, 600, 10), (300, 300, 400)])
 def test_further_columns_agree_with_the_dense_result(d: int, k: int, outputs: int) -> None:
-    model, x, y = problem(d, k, outputs)
-    reference = problem(d, k, outputs)[0]
-    g = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for p in model.parameters():
-            p += 0.5 * p.std() * torch.randn(p.shape, generator=g) + 0.3 * p.std()
+    model, reference, x, y = moved_problem(d, k, outputs)
     options: dict[str, Any] = {"measures": FURTHER, "layers": ["0"], "reference": reference, "weight_decay": 0.01}
     dense = gs.measure(model, (x, y), LOSS, **options, jacobians=True)
     options |= {"sketch": 8} if outputs > 256 else {}

@@ -47,6 +47,14 @@ def growth(call: Callable[[], object], times: int) -> tuple[int, int]:
         tracemalloc.stop()
 
 
+def stays_flat(once: Callable[[], object], times: int, what: str, record_property: Any) -> None:
+    """Repeat something, hand its growth over to the page of reliability, and check it."""
+    objects, pages = growth(once, times)
+    record_property("side effect", f"{what}|{times}|{objects} bytes of Python objects, {pages} bytes of the process")
+    assert objects < OBJECTS
+    assert pages < RESIDENT
+
+
 @pytest.fixture
 def model() -> nn.Module:
     return network()
@@ -57,12 +65,7 @@ def test_captures(model: nn.Module, record_property: Any) -> None:
         with gs.capture(model) as tape:
             tape.backward(F.cross_entropy(model(X), Y))
 
-    objects, pages = growth(once, CAPTURES)
-    record_property(
-        "side effect", f"captures|{CAPTURES}|{objects} bytes of Python objects, {pages} bytes of the process"
-    )
-    assert objects < OBJECTS
-    assert pages < RESIDENT
+    stays_flat(once, CAPTURES, "captures", record_property)
 
 
 def test_steps_of_a_monitor(model: nn.Module, record_property: Any) -> None:
@@ -72,12 +75,7 @@ def test_steps_of_a_monitor(model: nn.Module, record_property: Any) -> None:
         monitor.step()
         monitor.records.clear()  # records are kept on purpose
 
-    objects, pages = growth(once, STEPS)
-    record_property(
-        "side effect", f"steps of a monitor|{STEPS}|{objects} bytes of Python objects, {pages} bytes of the process"
-    )
-    assert objects < OBJECTS
-    assert pages < RESIDENT
+    stays_flat(once, STEPS, "steps of a monitor", record_property)
 
 
 def test_steps_of_virtual_covariance_learning(model: nn.Module, record_property: Any) -> None:
@@ -88,9 +86,4 @@ def test_steps_of_virtual_covariance_learning(model: nn.Module, record_property:
         F.cross_entropy(model(X), Y).backward()
         optimizer.step()
 
-    objects, pages = growth(once, CAPTURES)
-    record_property(
-        "side effect", f"steps of VCL|{CAPTURES}|{objects} bytes of Python objects, {pages} bytes of the process"
-    )
-    assert objects < OBJECTS
-    assert pages < RESIDENT
+    stays_flat(once, CAPTURES, "steps of VCL", record_property)

@@ -29,8 +29,8 @@ def reduce_moments(m: Moments, intercept: bool = False) -> Reduced:
     if not intercept:  # the constant is a direction like the others: H = 1 h̄ᵀ + (H − 1 h̄ᵀ), and the two are orthogonal
         factor = torch.cat([math.sqrt(m.n) * centred.mean[None], factor])
         rhs = torch.cat([math.sqrt(m.n) * m.mean_y[None], rhs])
-    if centred.lost is not None:
-        centred.lost.warn(float(outside.sum()) / max(float(m.C_yy.trace()), TINY))
+    if centred.limits.lost is not None:
+        centred.limits.lost.warn(float(outside.sum()) / max(float(m.C_yy.trace()), TINY))
     U, s, Vt = svd(factor)
     targets = U.mT @ rhs
     outside = outside + (rhs - U @ targets).square().sum(0)
@@ -65,26 +65,27 @@ def least_squares_from_moments(m: Moments, intercept: bool = False, eps: float =
     if basis is None:
         centred = _centred_directions(m, eps, intercept)
         c = math.sqrt(m.n) * (centred.vectors.mT @ (centred.mean[centred.varies] / centred.size)) / centred.root
-        basis = _Basis(centred.targets, c, centred.constant, centred.slope, centred.angles, centred.near, centred.lost)
+        basis = _Basis(centred.targets, c, centred.limits)
+    limits = basis.limits
     total, along = float(m.C_yy.trace()), basis.targets.square().sum(1)
     residual, rank = (m.C_yy.diagonal() - basis.targets.square().sum(0)).clamp(min=0.0), along.numel()
-    uncertain = basis.near
-    if intercept or basis.constant:
+    uncertain = limits.near
+    if intercept or limits.constant:
         rank += 1
-        uncertain += 0.0 if intercept else m.n * float(m.mean_y.square().sum()) * basis.slope**2
+        uncertain += 0.0 if intercept else m.n * float(m.mean_y.square().sum()) * limits.slope**2
     else:
         missed = math.sqrt(m.n) * m.mean_y - basis.mean @ basis.targets
         longer = 1 + basis.mean.square().sum()
         residual = residual + missed.square() / longer
         # what changes when the parts of the mean along the directions change by their angles
-        change, size = basis.angles.clamp(max=1.0) * basis.mean.abs(), missed.norm()
+        change, size = limits.angles.clamp(max=1.0) * basis.mean.abs(), missed.norm()
         uncertain += 2 * float((change * (along.sqrt() + size * basis.mean.abs() / longer)).sum() * size / longer)
-    uncertain += turned(basis.angles, along, float(residual.sum()), m.n - rank)
+    uncertain += turned(limits.angles, along, float(residual.sum()), m.n - rank)
     # the mean was subtracted from targets, and small squares have few digits; an error of the total counts for all the residual
     digits = 2 * EPS * math.sqrt(m.n * total) * float(m.mean_y.norm()) + m.n * TINY
     uncertain += digits * max(1.0, float(residual.sum()) / max(total, TINY))
-    if basis.lost is not None:
-        basis.lost.warn(float(residual.sum()) / max(total, TINY))
+    if limits.lost is not None:
+        limits.lost.warn(float(residual.sum()) / max(total, TINY))
     return LeastSquares(residual, rank, uncertain)
 
 
@@ -106,22 +107,36 @@ class _Lost(NamedTuple):
         )
 
 
+class _Limits(NamedTuple):
+    """What rounding leaves of a regression on r directions.
+
+    Args:
+        constant: whether h̄ has a part along none of the directions, so that a constant can be fitted.
+        slope: how much the constant that is fitted may vary, relative to itself.
+        angles: by which rounding may turn the directions, ``[r]``.
+        near: the part of ``‖Y‖²`` along directions near the tolerance.
+        lost: the directions below it that matter, if any.
+    """
+
+    constant: bool
+    slope: float
+    angles: Tensor
+    near: float
+    lost: _Lost | None
+
+
 class _Basis(NamedTuple):
     """The regression in an orthonormal basis Q of the centred features.
 
     Args:
         targets: ``QᵀY [r, c]``.
         mean: the ``c [r]`` with ``√n h̄ = (H − 1h̄ᵀ)ᵀQ c``.
-        constant, slope, angles, near, lost: as in :class:`_Directions`.
+        limits: of its precision.
     """
 
     targets: Tensor
     mean: Tensor
-    constant: bool
-    slope: float
-    angles: Tensor
-    near: float
-    lost: _Lost | None
+    limits: _Limits
 
 
 #: largest d for which an eigendecomposition costs little
@@ -156,7 +171,8 @@ def _cholesky_basis(m: Moments, eps: float) -> _Basis | None:
     rhs = torch.cat([m.C_hy[varies] / size[:, None], math.sqrt(m.n) * (m.mean_h[varies] / size)[:, None]], 1)
     found = torch.linalg.solve_triangular(factor, rhs, upper=False)
     angles = torch.full_like(size, noise / smallest / math.sqrt(size.numel()))  # at most this in the shortest direction
-    return _Basis(found[:, :-1], found[:, -1], bool(m.mean_h[~varies].any()), 0.0, angles, 0.0, None)
+    limits = _Limits(bool(m.mean_h[~varies].any()), slope=0.0, angles=angles, near=0.0, lost=None)
+    return _Basis(found[:, :-1], found[:, -1], limits)
 
 
 def _equilibrated(m: Moments) -> tuple[Tensor, Tensor, Tensor]:
@@ -177,11 +193,7 @@ class _Directions(NamedTuple):
         vectors: ``[v, r]``.
         targets: ``QᵀY [r, c]``.
         mean: ``h̄ [d]``, without its parts along lost directions that are as short as these.
-        constant: whether h̄ has a part along none of the vectors, so that a constant can be fitted.
-        slope: how much the constant that is fitted may vary, relative to itself.
-        angles: by which rounding may turn the directions, ``[r]``.
-        near: the part of ``‖Y‖²`` along directions near the tolerance.
-        lost: the directions below it that matter, if any.
+        limits: of its precision.
     """
 
     varies: Tensor
@@ -190,11 +202,7 @@ class _Directions(NamedTuple):
     vectors: Tensor
     targets: Tensor
     mean: Tensor
-    constant: bool
-    slope: float
-    angles: Tensor
-    near: float
-    lost: _Lost | None
+    limits: _Limits
 
 
 def _centred_directions(m: Moments, eps: float = EPS, intercept: bool = True) -> _Directions:
@@ -232,9 +240,11 @@ def _centred_directions(m: Moments, eps: float = EPS, intercept: bool = True) ->
     longest = EPS * (ratio[:, None] * vectors[:, kept]).norm(dim=0)  # centring moves features by this
     near = float((rounding.clamp(min=tolerance)[kept] / values[kept]) @ targets.square().sum(1))
     shortest = math.sqrt(float(rounding.clamp(min=tolerance)[lost].max())) if bool(lost.any()) else 0.0
-    return _Directions(
-        varies, size, root, vectors[:, kept], targets, mean, constant, slope,
+    limits = _Limits(
+        constant,
+        slope,
         angles=4 * tolerance / values[kept] + 2 * longest / root,
         near=near if near > UNCERTAIN * float(m.C_yy.trace()) else 0.0,
         lost=_Lost(int(lost.sum()), values.numel(), shortest) if bool(lost.any()) else None,
-    )  # fmt: skip
+    )
+    return _Directions(varies, size, root, vectors[:, kept], targets, mean, limits)

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gramscope.errors import InputError
 from gramscope.layers.capture import capture
-from gramscope.layers.jacobians import layers_with_shared_rows
+from gramscope.layers.jacobians import ReentrantError, layers_with_shared_rows
 from gramscope.layers.kinds import LinearKind
 from gramscope.layers.model_call import OutputSelector, run_captured, select_output
 from gramscope.layers.record import Application
@@ -20,19 +21,30 @@ from gramscope.layers.tape import Tape
 from gramscope.layers.validity import of_samples
 
 
-def shared_layers(model: nn.Module, tape: Tape, inputs: Any, output: OutputSelector, n: int) -> frozenset[str]:
-    """Names of layers of which one row of inputs serves several samples (:func:`layers_with_shared_rows`), of two samples.
+def shared_layers(
+    model: nn.Module, tape: Tape, inputs: Any, output: Tensor, selector: OutputSelector, n: int
+) -> frozenset[str]:
+    """Names of layers of which one row of inputs serves several samples (:func:`layers_with_shared_rows`).
+
+    Two samples show it. A model that does not accept two is asked for all, at the cost of two backward passes.
 
     Args:
         model: the model.
         tape: a capture that has seen one forward of the model.
         inputs: of that forward.
-        output: which output of the model.
+        output: of that forward, chosen by ``selector``.
+        selector: which output of the model.
         n: samples.
     """
     names = [record.name for record in tape]
-    with torch.enable_grad(), _run_alone(model, tape, inputs, n, 2, names, gradients=True) as (two, returned):
-        return layers_with_shared_rows(two, select_output(returned, output))
+    try:
+        with torch.enable_grad(), _run_alone(model, tape, inputs, n, 2, names, gradients=True) as (two, returned):
+            return layers_with_shared_rows(two, select_output(returned, selector))
+    except Exception:
+        try:
+            return layers_with_shared_rows(tape, output)
+        except (ReentrantError, InputError):  # outputs without gradients, or that are not those of samples
+            return frozenset()
 
 
 def probed_axes(model: nn.Module, tape: Tape, inputs: Any, n: int) -> dict[str, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,7 +13,6 @@ from torch import Tensor, nn
 from gramscope.errors import InputError, NumericalError
 from gramscope.layers.batches import label_key
 from gramscope.layers.hooks import first_tensor
-from gramscope.layers.jacobians import ReentrantError, layers_with_shared_rows
 from gramscope.layers.labels import LabelReader, ReadBatch
 from gramscope.layers.losses import (
     WHOLE_BATCH,
@@ -186,13 +184,7 @@ class BatchRunner:
     def _shared_layers(self, tape: Tape, step: Step) -> frozenset[str]:
         """Layers of which one row serves several samples, asked once, at the first batch of several independent samples."""
         if self._shared is None and self._independent:
-            try:
-                self._shared = shared_layers(self.model, tape, step.inputs, self.output, step.n)
-            except Exception:  # the model does not accept two samples
-                with suppress(
-                    ReentrantError, InputError
-                ):  # no gradients of outputs, or outputs that are not of samples
-                    self._shared = layers_with_shared_rows(tape, step.output)
+            self._shared = shared_layers(self.model, tape, step.inputs, step.output, self.output, step.n)
         return self._shared or frozenset()
 
     def _probed_axes(self, tape: Tape, step: Step) -> dict[str, int]:
