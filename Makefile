@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-dev
 # One thread a worker: the tests are many small matrices, and the workers share the cores.
 TEST_WORKERS ?= auto
-LOWEST_TESTS ?= tests/cli tests/runs tests/data tests/report tests/integrations tests/training
+LOWEST_TESTS ?= tests/lab/cli tests/lab/runs tests/lab/data tests/lab/report tests/integrations tests/lab/training
 
 .PHONY: demo test lint types tests docs format wheel wheel-demo lowest reliability clean
 

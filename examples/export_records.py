@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import gramscope as gs
-from gramscope.integrations.export import to_arrow, to_xarray, write_records
+from gramscope_lab.runs.export import to_arrow, to_xarray, write_records
 
 torch.manual_seed(0)
 x, y = torch.randn(200, 6), torch.arange(200) % 2

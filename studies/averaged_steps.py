@@ -13,9 +13,9 @@ import statistics
 
 import torch
 
-from gramscope.bench.optimizer_peers import Competitor
-from gramscope.bench.optimizer_tasks import TASKS, make_task
-from gramscope.bench.optimizers import run_trial
+from benchmarks.optimizer_peers import Competitor
+from benchmarks.optimizer_tasks import TASKS, make_task
+from benchmarks.optimizers import run_trial
 from gramscope.optim.vcl import VCL, averaged
 
 

@@ -17,7 +17,7 @@ from torch import nn
 
 import gramscope as gs
 from gramscope.instruments.live_bytes import LiveBytes
-from gramscope.models import build
+from gramscope_lab.nets import build
 
 Case = tuple[nn.Module, Any, nn.Module | None]
 

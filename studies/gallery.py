@@ -12,9 +12,9 @@ from typing import Any
 
 from PIL import Image
 
-from gramscope.experiments.catalogue import catalogue, find
-from gramscope.experiments.settings import settings_table
-from gramscope.runs.directory import RunDirectory
+from gramscope_lab.experiments.catalogue import catalogue, find
+from gramscope_lab.experiments.settings import settings_table
+from gramscope_lab.runs.directory import RunDirectory
 
 DOCS = Path(__file__).parents[1] / "docs"
 HOLDS = {True: "yes", False: "no", None: "open"}

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 import gramscope as gs
-from gramscope.bench.timing import peak_extra_bytes
+from benchmarks.timing import peak_extra_bytes
 from gramscope.measures.probed import probed_shifts
 from gramscope.measures.step_shifts import step_shifts
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import gramscope as gs
-from gramscope.data import load
+from gramscope_lab.data import load
 
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
 STYLE = {"figure.constrained_layout.use": True, "axes.spines.top": False, "axes.spines.right": False, "font.size": 9}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import gramscope as gs
-from gramscope.data.named_sets import load
+from gramscope_lab.data.named_sets import load
 
 SCALINGS = {
     "raw": (0.0, 1.0),

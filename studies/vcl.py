@@ -34,7 +34,7 @@ from torch.optim import SGD, AdamW, Muon, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 import gramscope as gs
-from gramscope.data.named_sets import load
+from gramscope_lab.data.named_sets import load
 
 #: γ and learning rates of the paper
 GAMMAS = (5.0, 1.0, 0.5, 0.1, 0.05)

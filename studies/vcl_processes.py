@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gramscope as gs
-from gramscope.data import load
 from gramscope.distributed.leaving import leave_together
+from gramscope_lab.data import load
 
 
 def main() -> None:

@@ -41,9 +41,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gramscope.linalg.procrustes import Nearest
-from gramscope.models.cnn import CNN
-from gramscope.models.mlp import MLP
 from gramscope.optim.whitening import GramFixed, GramWhitened
+from gramscope_lab.nets.cnn import CNN
+from gramscope_lab.nets.mlp import MLP
 
 METHODS = ("sgd", "whitened", "whitened-hidden", "fixed", "published")
 

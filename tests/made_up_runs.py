@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from gramscope.runs.directory import RunDirectory
-from gramscope.runs.layer_snapshots import save_diagonals, save_spectra
+from gramscope_lab.runs.directory import RunDirectory
+from gramscope_lab.runs.layer_snapshots import save_diagonals, save_spectra
 
 MEASURES = (
     "target_linearity", "surrogate", "surrogate_normalized", "nfa", "effective_rank", "vcs_cosine", "weight_norm",

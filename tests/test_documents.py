@@ -50,7 +50,7 @@ def test_readme_runs_in_a_process_of_its_own_with_warnings_as_errors() -> None:
 def test_commands_of_the_readme_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from typer.testing import CliRunner
 
-    from gramscope.cli.app import app
+    from gramscope_lab.cli.app import app
 
     monkeypatch.chdir(tmp_path)
     (block,) = blocks(ROOT / "README.md", "console")
@@ -58,7 +58,7 @@ def test_commands_of_the_readme_run_in_order(tmp_path: Path, monkeypatch: pytest
     elsewhere = [
         ["demo"],
         ["bench", "measure"],
-    ]  # the wheel runs the first (make wheel-demo); tests/bench has parts of the second
+    ]  # the wheel runs the first (make wheel-demo); tests/benchmarks has parts of the second
     assert all(line in lines for line in elsewhere)
     for line in lines:
         if line not in elsewhere:
@@ -112,7 +112,7 @@ def test_commands_exist_with_these_options(command: list[str], help_texts: dict[
     if key not in help_texts:
         from typer.testing import CliRunner
 
-        from gramscope.cli.app import app
+        from gramscope_lab.cli.app import app
 
         result = CliRunner().invoke(app, [*name, "--help"], env={"COLUMNS": "250", "NO_COLOR": "1", "TERM": "dumb"})
         assert result.exit_code == 0, result.output

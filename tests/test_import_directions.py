@@ -10,42 +10,59 @@ from pathlib import Path
 
 import gramscope
 
-ROOT = Path(gramscope.__file__).parent
-ARCHITECTURE = (Path(__file__).parents[1] / "ARCHITECTURE.md").read_text(encoding="utf-8")
+PROJECT = Path(__file__).parents[1]
+LIBRARY, LAB, BENCHMARKS = PROJECT / "src" / "gramscope", PROJECT / "src" / "gramscope_lab", PROJECT / "benchmarks"
+ARCHITECTURE = (PROJECT / "ARCHITECTURE.md").read_text(encoding="utf-8")
 #: folder -> folders it imports from, from top to bottom
 TABLE = {
     folder: set(re.findall(r"\w+", uses))
     for folder, uses in re.findall(r"^\| `(\w+)` \|.*\|(.*)\|$", ARCHITECTURE, re.M)
 }
+#: folder -> where it is
+PLACES = {path.parent.name: path.parent for root in (LIBRARY, LAB) for path in root.glob("*/__init__.py")}
+PLACES["benchmarks"] = BENCHMARKS
+#: files beside the folders that every folder may use
+SHARED = {"errors", "names", "notes"}
 
 
 def imported(path: Path) -> set[str]:
-    """Top folders of gramscope that a file imports, also inside functions and for type checking."""
+    """Dotted names of ours that a file imports, also inside functions and for type checking."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         names: list[str] = []
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            names = [node.module or ""]
-            if node.module == "gramscope":
-                names = [f"gramscope.{alias.name}" for alias in node.names]
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        found |= {name.split(".")[1] for name in names if name.startswith("gramscope.")}
+        found |= {name for name in names if name.partition(".")[0] in ("gramscope", "gramscope_lab", "benchmarks")}
     return found
 
 
+def folder_of(name: str) -> str | None:
+    """The folder of the table that a dotted name lies in; ``None`` for files beside the folders."""
+    package, *rest = name.split(".")
+    return "benchmarks" if package == "benchmarks" else rest[0] if rest and rest[0] in TABLE else None
+
+
 def test_folders_import_what_the_table_says() -> None:
-    assert {path.parent.name for path in ROOT.glob("*/__init__.py")} == set(TABLE)
+    assert set(PLACES) == set(TABLE)
     wrong = []
     for folder, allowed in TABLE.items():
         used = {
-            path: imported(path) - {folder, "errors", "names", "notes"}
-            for path in sorted((ROOT / folder).rglob("*.py"))
+            path: {folder_of(name) for name in imported(path)} - {folder, None}
+            for path in sorted(PLACES[folder].rglob("*.py"))
         }
-        wrong += [f"{path.relative_to(ROOT)} imports {sorted(u - allowed)}" for path, u in used.items() if u - allowed]
+        wrong += [f"{path.name} in {folder} imports {sorted(u - allowed)}" for path, u in used.items() if u - allowed]
         unused = allowed.difference(*used.values())
         wrong += [f"ARCHITECTURE.md: {folder} does not import {sorted(unused)}"] if unused else []
+    assert not wrong, wrong
+
+
+def test_the_library_never_imports_the_laboratory() -> None:
+    wrong = [
+        p for p in LIBRARY.rglob("*.py") if any(n.startswith(("gramscope_lab", "benchmarks")) for n in imported(p))
+    ]
     assert not wrong, wrong
 
 

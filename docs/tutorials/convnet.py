@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import gramscope as gs
-from gramscope.data import load
+from gramscope_lab.data import load
 
 data = load("faces", seed=0)  # drawn faces; the label says whether they wear glasses
 x = nn.functional.avg_pool2d(data.x_train[:800], 2)

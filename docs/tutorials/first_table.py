@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import gramscope as gs
-from gramscope.data import load
+from gramscope_lab.data import load
 
 data = load("digits").flat()
 x, y, x_test, y_test = data.x_train, data.y_train, data.x_test, data.y_test

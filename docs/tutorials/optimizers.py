@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import gramscope as gs
-from gramscope.data import load
+from gramscope_lab.data import load
 
 data = load("digits").flat()
 split = 1100  # training images; the rest of the training set chooses the rates

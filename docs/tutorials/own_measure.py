@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import gramscope as gs
-from gramscope.data import load
+from gramscope_lab.data import load
 
 data = load("digits").flat()
 x, y = data.x_train, data.y_train

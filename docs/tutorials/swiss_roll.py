@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import gramscope as gs
-from gramscope.data import load
+from gramscope_lab.data import load
 
 data = load("swiss-roll", seed=0)
 x, y = data.x_train, data.y_train  # points in the plane; the target is the position along the roll

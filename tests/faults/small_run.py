@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from gramscope.data import DataSet, from_tensors
-from gramscope.runs import files
-from gramscope.runs.checkpoints import read_checkpoint
-from gramscope.runs.directory import RunDirectory
-from gramscope.runs.records import read_records
-from gramscope.training.config import TrainConfig
-from gramscope.training.reporter import Reporter
-from gramscope.training.train import train
+from gramscope_lab.data import DataSet, from_tensors
+from gramscope_lab.runs import files
+from gramscope_lab.runs.checkpoints import read_checkpoint
+from gramscope_lab.runs.directory import RunDirectory
+from gramscope_lab.runs.records import read_records
+from gramscope_lab.training.config import TrainConfig
+from gramscope_lab.training.reporter import Reporter
+from gramscope_lab.training.train import train
 
 
 class Reported(Reporter):

@@ -20,16 +20,16 @@ import pytest
 import torch
 
 from faults.small_run import Reported, check_kept, check_resumed, configuration, litter, outcome, small_data
-from gramscope.data import DataSet
 from gramscope.errors import GramscopeError, InputError, ResultWarning
-from gramscope.report.run_files import read_run_files
-from gramscope.runs import files
-from gramscope.runs.checkpoints import Checkpoint
-from gramscope.runs.directory import RunDirectory
-from gramscope.training import start
-from gramscope.training.config import TrainConfig
-from gramscope.training.loop import Loop
-from gramscope.training.train import train
+from gramscope_lab.data import DataSet
+from gramscope_lab.report.run_files import read_run_files
+from gramscope_lab.runs import files
+from gramscope_lab.runs.checkpoints import Checkpoint
+from gramscope_lab.runs.directory import RunDirectory
+from gramscope_lab.training import start
+from gramscope_lab.training.config import TrainConfig
+from gramscope_lab.training.loop import Loop
+from gramscope_lab.training.train import train
 
 ERRORS = {"full disk": errno.ENOSPC, "broken disk": errno.EIO, "no permission": errno.EACCES}
 #: operations that change the disk

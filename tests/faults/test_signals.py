@@ -20,10 +20,10 @@ import pytest
 import torch
 
 from faults.small_run import check_kept, check_resumed, configuration, outcome, small_data
-from gramscope.training import start
-from gramscope.training.config import TrainConfig
-from gramscope.training.reporter import Reporter
-from gramscope.training.train import train
+from gramscope_lab.training import start
+from gramscope_lab.training.config import TrainConfig
+from gramscope_lab.training.reporter import Reporter
+from gramscope_lab.training.train import train
 
 SEED, TIMES = 2026, 60
 SIGNALS = ("SIGINT", "SIGTERM", "SIGKILL")

@@ -22,23 +22,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from gramscope.cli.flags import parse_assignments, read_config
-from gramscope.cli.runs import summary
-from gramscope.data import load
-from gramscope.data.batchfile import read_batch
-from gramscope.data.idx import read_idx
-from gramscope.data.matfile import read_mat
 from gramscope.errors import GramscopeError, GramscopeWarning
-from gramscope.integrations.export import write_records
-from gramscope.report.live import LiveServer, make_server
-from gramscope.report.loaded_runs import read_runs
-from gramscope.report.page import render_page
-from gramscope.report.write import report_content
-from gramscope.runs.checkpoints import Checkpoint, read_checkpoint
-from gramscope.runs.directory import RunDirectory
-from gramscope.runs.records import truncate_records
-from gramscope.training.config import TrainConfig
-from gramscope.training.layer_measures import load_weights
+from gramscope_lab.cli.flags import parse_assignments, read_config
+from gramscope_lab.cli.runs import summary
+from gramscope_lab.data import load
+from gramscope_lab.data.batchfile import read_batch
+from gramscope_lab.data.idx import read_idx
+from gramscope_lab.data.matfile import read_mat
+from gramscope_lab.report.live import LiveServer, make_server
+from gramscope_lab.report.loaded_runs import read_runs
+from gramscope_lab.report.page import render_page
+from gramscope_lab.report.write import report_content
+from gramscope_lab.runs.checkpoints import Checkpoint, read_checkpoint
+from gramscope_lab.runs.directory import RunDirectory
+from gramscope_lab.runs.export import write_records
+from gramscope_lab.runs.records import truncate_records
+from gramscope_lab.training.config import TrainConfig
+from gramscope_lab.training.layer_measures import load_weights
 from official_files import cifar_pickle, idx_bytes, random_images
 
 #: memory and processor time that one small input may take

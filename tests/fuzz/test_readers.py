@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fuzz.targets import CONFIG, TARGETS, corpus, only_documented, read_page, run_readers, run_with_files
-from gramscope.cli import runs
-from gramscope.cli.flags import read_config
-from gramscope.training.config import TrainConfig
+from gramscope_lab.cli import runs
+from gramscope_lab.cli.flags import read_config
+from gramscope_lab.training.config import TrainConfig
 
 runs_command = typer.main.get_command(runs.app)
 MORE = int(os.environ.get("GRAMSCOPE_FUZZ", "1"))

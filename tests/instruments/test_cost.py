@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import gramscope as gs
 from gramscope.instruments.live_bytes import LiveBytes
 from gramscope.instruments.resized import kept_bytes, square_bytes
-from gramscope.models import build
+from gramscope_lab.nets import build
 from refusals import assert_refused
 
 LOSS = nn.CrossEntropyLoss()

@@ -34,8 +34,8 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
         ("accelerate", "accelerate", "gramscope.integrations.accelerate:log_measures(None, None, None, step=0)"),
         ("wandb", "wandb", "gramscope.integrations.wandb:WandbLog()"),
         ("mlflow", "mlflow", "gramscope.integrations.mlflow:MlflowLog()"),
-        ("xarray", "xarray", "gramscope.integrations.export:to_xarray([])"),
-        ("pyarrow", "parquet", "gramscope.integrations.export:to_arrow([])"),
+        ("xarray", "xarray", "gramscope_lab.runs.export:to_xarray([])"),
+        ("pyarrow", "parquet", "gramscope_lab.runs.export:to_arrow([])"),
     ],
 )
 def test_every_integration_names_its_extra(module: str, extra: str, use: str, monkeypatch: pytest.MonkeyPatch) -> None:

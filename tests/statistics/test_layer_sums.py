@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gramscope as gs
+from benchmarks.timing import peak_extra_bytes
 from cases import BY_NAME, normal
-from gramscope.bench.timing import peak_extra_bytes
 from gramscope.instruments.agop import dual_tangent_kernel
 from gramscope.notes import joined
 

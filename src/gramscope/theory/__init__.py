@@ -11,7 +11,5 @@
 ``gaussian``            exact moments of the same words for Gaussian weights
 ``quadratic``           the one-hidden-layer quadratic net: observed, free and exact traces
 ``published_formulas``  the formulas of [NFA] Appendix E beside the general rule
-``sweeps``              tables of prediction beside observation
-``sampled_checks``      the published formulas and the infinite-width limit against sampled nets
 ======================  ===============================================================================================
 """

@@ -1,0 +1,166 @@
+"""``gramscope measure``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gramscope.errors import InputError
+from gramscope_lab.cli.console import cell, console_width, messages, print_json, print_table, spread
+from gramscope_lab.cli.flags import parse_assignments
+from gramscope_lab.training.config_tables import DataTable, MeasureTable, ModelTable
+
+if TYPE_CHECKING:
+    from gramscope_lab.training.layer_measures import Measured
+
+
+_OWN = "Your own net"
+#: places that a note names
+PLACES = 6
+
+
+def command(
+    run: Annotated[Path | None, typer.Argument(help="A run, a group of runs, or one checkpoint folder.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every kept checkpoint, in order, not only the newest.")] = False,
+    model: Annotated[
+        str | None, typer.Option(help="package.module:factory, or mlp, cnn …", rich_help_panel=_OWN)
+    ] = None,
+    weights: Annotated[Path | None, typer.Option(help="Weights: .safetensors or .pt.", rich_help_panel=_OWN)] = None,
+    data: Annotated[str | None, typer.Option(help="Data set or .npz file.", rich_help_panel=_OWN)] = None,
+    data_dir: Annotated[
+        str | None,
+        typer.Option(help="Folder of downloaded sets (default: GRAMSCOPE_DATA, or the cache).", rich_help_panel=_OWN),
+    ] = None,
+    loss: Annotated[
+        str | None, typer.Option(help="auto (the default), cross-entropy, mse or half-squared.", rich_help_panel=_OWN)
+    ] = None,
+    set_: Annotated[
+        list[str],
+        typer.Option("--set", help="Options: model.width=64, data.seed=3.", rich_help_panel=_OWN, show_default=False),
+    ] = [],  # noqa: B006 - typer copies it
+    part: Annotated[str, typer.Option(help="Samples of which part: train, validation or test.")] = "train",
+    samples: Annotated[int, typer.Option(help="Samples to measure on.")] = 1000,
+    layers: Annotated[str, typer.Option(help="Glob of the layers, such as 'hidden*'.", show_default=False)] = "",
+    measures: Annotated[
+        str | None,
+        typer.Option(help="Measures with commas between, or all (default: the usual ones).", show_default=False),
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
+    per_seed: Annotated[
+        bool, typer.Option("--per-seed", help="One table a seed instead of mean ± standard deviation over seeds.")
+    ] = False,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Let the run's configuration name a function of your own as the net.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, one table a run.")] = False,
+) -> None:
+    """Measure every layer of trained nets: ours from a run directory, or your own.
+
+    [bold]Examples[/bold]
+
+      gramscope measure runs/x
+
+      gramscope measure runs/x --all --measures target_linearity,nfa --json
+
+      gramscope measure runs/x/seed-0/checkpoints/step-000000069
+
+      gramscope measure --model mypackage.nets:build --weights w.safetensors --data mydata.npz
+    """
+    names = tuple(name.strip() for name in measures.split(",")) if measures else ()
+    table = MeasureTable(samples=samples, layers=layers, names=names)
+    if run is not None:
+        if model or weights or data:
+            raise InputError("measure either a run directory, or your own net with --model and --data, not both")
+        own = {"--data-dir": data_dir, "--loss": loss, "--set": set_}
+        given = [flag for flag, value in own.items() if value]
+        if given:
+            raise InputError(f"{run} is measured as its own configuration says: leave out {', '.join(given)}")
+        from gramscope_lab.training.layer_measures import measure_runs
+
+        found = list(measure_runs(run, table, part=part, every=every, device=device, trust=trust))
+    elif model is not None and data is not None:
+        if every:
+            raise InputError("--all chooses checkpoints of a run; your own net has the weights of --weights")
+        from gramscope_lab.training.layer_measures import measure_own
+
+        net, source = _own_tables(model, data, data_dir, set_)
+        found = [measure_own(net, weights, source, table, loss=loss or "auto", part=part, device=device)]
+    else:
+        raise InputError("name a run directory, or your own net with --model and --data (and --weights)")
+    if json:
+        print_json([item.to_dict() for item in found])
+        return
+    for title, rows in _tables(found, per_seed, every):
+        print_measures(title, rows)
+    places: dict[str, dict[str, None]] = {}  # one line for each reason
+    for item in found:
+        for where, note in item.table.notes.items():
+            places.setdefault(str(note), {})[where] = None
+    for reason, named in places.items():
+        first, more = list(named)[:PLACES], len(named) - PLACES
+        messages().print(f"note: {', '.join(first)}{f' and {more} more' if more > 0 else ''}: {reason}")
+
+
+def _own_tables(model: str, data: str, data_dir: str | None, settings: list[str]) -> tuple[ModelTable, DataTable]:
+    options = parse_assignments(settings)
+    for key, value in options.items():
+        if key not in ("model", "data") or not isinstance(value, dict):
+            raise InputError(f"--set {key}: set model.KEY or data.KEY, such as model.width=64")
+    net = ModelTable.from_table({"name": model, **options.get("model", {})})
+    return net, DataTable.from_table({"name": data, "dir": data_dir or "", **options.get("data", {})})
+
+
+_Rows = Mapping[str, Mapping[str, Any]]
+
+
+def _tables(found: Sequence[Measured], per_seed: bool, every: bool) -> Iterator[tuple[str, _Rows]]:
+    """Title and rows of each table to print: of one run, or of all seeds of one setting together."""
+    groups: dict[Any, list[Measured]] = {}
+    for item in found:
+        setting = item.name if per_seed else re.sub(r"[,/]?\bseed-\d+$", "", item.name)
+        groups.setdefault((setting, item.step if every else None), []).append(item)
+    for (setting, _), items in groups.items():
+        name = items[0].name if len(items) == 1 else f"{setting} {len(items)} seeds, mean ± σ".strip()
+        steps = sorted({item.step for item in items if item.step is not None})
+        epochs = sorted({item.epoch for item in items if item.epoch is not None})
+        when = f", step {_range(steps)} (epoch {_range(epochs)})" if steps else ""
+        yield name + when, items[0].table.rows if len(items) == 1 else _over_seeds([item.table.rows for item in items])
+
+
+def _range(values: Sequence[float]) -> str:
+    return f"{values[0]:g}" if len(values) == 1 else f"{values[0]:g} to {values[-1]:g}"
+
+
+def _over_seeds(tables: Sequence[_Rows]) -> _Rows:
+    """Mean ± standard deviation of each entry over the tables that have it."""
+    entries: dict[str, dict[str, list[float]]] = {}
+    for rows in tables:
+        for layer, row in rows.items():
+            for name, value in row.items():
+                entries.setdefault(layer, {}).setdefault(name, []).extend([] if value is None else [value])
+    return {
+        layer: {name: spread(values) if values else None for name, values in row.items()}
+        for layer, row in entries.items()
+    }
+
+
+def print_measures(title: str, rows: _Rows) -> None:
+    """A table of layers by measures, transposed where measures outnumber layers, in parts that fit the window."""
+    columns = list(dict.fromkeys(name for row in rows.values() for name in row))
+    shown = [name for name in columns if any(row.get(name) is not None for row in rows.values())]
+    if len(shown) > max(len(rows), 6):
+        table = [{"measure": m} | {layer: row.get(m) for layer, row in rows.items()} for m in shown]
+    else:
+        table = [{"layer": layer} | {m: row.get(m) for m in shown} for layer, row in rows.items()]
+    first, *others = table[0] if table else ["layer"]
+    widths = {name: max(len(name), *(len(cell(row[name])) for row in table)) + 3 for name in (first, *others)}
+    while others:
+        used = accumulate((widths[name] for name in others), initial=widths[first])
+        count = max(1, sum(width < console_width() for width in used) - 1)
+        print_table(title, table, [first, *others[:count]], verbatim=True)
+        title, others = "", others[count:]

@@ -1,0 +1,146 @@
+"""``gramscope runs``: list runs, show their results and export their records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gramscope.errors import GramscopeError, InputError
+from gramscope_lab.cli.console import print_json, print_table, results, without_empty
+from gramscope_lab.runs.directory import RunDirectory
+from gramscope_lab.runs.layout import natural
+
+app = typer.Typer(no_args_is_help=True, help="List runs, show their results and export their records.")
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command("list")
+def list_runs(
+    folder: Annotated[Path, typer.Argument(help="Where to look.")] = Path("runs"),
+    json: _Json = False,
+) -> None:
+    """List the runs below a folder, with their state and last result.
+
+    Example: gramscope runs list
+    """
+    rows = [_summary_or_error(run) for run in _below(folder)]
+    if json:
+        print_json(rows)
+    elif rows:
+        print_table("", without_empty(rows, "error"))
+    else:
+        results().print(f"no runs below {folder}; make one with: gramscope train --data digits")
+
+
+@app.command()
+def show(
+    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    json: _Json = False,
+) -> None:
+    """Show a run: configuration, how to repeat it, environment, and its evaluations.
+
+    Example: gramscope runs show runs/x
+    """
+    from gramscope_lab.cli.flags import format_command, to_arguments
+    from gramscope_lab.training.config import TrainConfig
+
+    directory = RunDirectory.open(run)
+    evaluations = directory.records("evaluation")
+    if json:
+        facts = {"summary": summary(directory), "config": directory.config, "environment": directory.environment}
+        print_json({**facts, "evaluations": evaluations})
+        return
+    console = results()
+    print_table(str(run), [summary(directory)])
+    if "method" in directory.config:
+        console.print("Repeat it:", format_command(to_arguments(TrainConfig.from_stored(directory.config))))
+    facts = directory.environment
+    if facts:
+        console.print(f"Made with torch {facts.get('torch')} on {facts.get('device')}, {facts.get('started')}")
+    hidden = {"kind", "method", "lr", "gamma", "step"}
+    last: dict[Any, dict[str, Any]] = {str(record.get("run")): record for record in evaluations}
+    rows = evaluations if len(last) == 1 else list(last.values())
+    if rows:
+        print_table(
+            "Evaluations" if len(last) == 1 else "Last evaluations", rows, [k for k in rows[0] if k not in hidden]
+        )
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="A run directory, or a group of runs.")],
+    form: Annotated[str, typer.Option("--format", help="parquet, csv or jsonl.")] = "parquet",
+    out: Annotated[Path | None, typer.Option(help="File to write (default: NAME.FORMAT in this folder).")] = None,
+    kind: Annotated[str, typer.Option(help="Only records of this kind: evaluation, measurement …")] = "",
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+) -> None:
+    """Write the records of a run to one file: a row for each evaluation and for each measured layer.
+
+    Example: gramscope runs export runs/x --format csv --kind evaluation
+    """
+    from gramscope_lab.runs.export import FORMATS, write_records
+
+    if form not in FORMATS:
+        raise InputError(f"--format {form!r} is not known; there are: {', '.join(FORMATS)}")
+    directory = RunDirectory.open(run)
+    records = directory.records(kind or None)
+    if not records:
+        known = sorted({str(record.get("kind")) for record in directory.records()})
+        raise InputError(f"{run} has no records{f' of kind {kind!r}; there are: ' + ', '.join(known) if kind else ''}")
+    path = out if out is not None else Path(f"{directory.name}.{form}")
+    if path.exists() and not force:
+        raise InputError(f"{path} exists; choose another file with --out or replace it with --force")
+    write_records(records, path, form)
+    results().print(f"{len(records)} records: {path}")
+
+
+def summary(run: RunDirectory) -> dict[str, Any]:
+    """One line about a run or group."""
+    finals: dict[Any, dict[str, Any]] = {str(record.get("run")): record for record in run.records("evaluation")}
+    scores, epochs = ([r[key] for r in finals.values() if _is_number(r.get(key))] for key in ("test_accuracy", "epoch"))
+    return {
+        **_identity(run, run.status()),
+        "epoch": min(epochs, default=None),
+        "test_accuracy": sum(scores) / len(scores) if scores else None,
+    }
+
+
+def _identity(run: RunDirectory, state: str) -> dict[str, Any]:
+    """Facts about a run that need no records."""
+    config = run.config
+    tables = {key: config.get(key) for key in ("data", "model", "method")}
+    names = {key: table.get("name") if isinstance(table, dict) else None for key, table in tables.items()}
+    return {"run": str(run.path), "state": state, **names, "runs": sum(1 for _ in run.runs())}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= 1e300
+
+
+def _summary_or_error(run: RunDirectory) -> dict[str, Any]:
+    """One line about a run, with the error if it cannot be read."""
+    try:
+        return {**summary(run), "error": None}
+    except (GramscopeError, OSError) as error:
+        reason = str(error)
+    try:
+        known = _identity(run, "unreadable")
+    except (GramscopeError, OSError):
+        known = {"run": str(run.path), "state": "unreadable"}
+    return {**known, "error": reason}
+
+
+def _below(folder: Path) -> list[RunDirectory]:
+    if not folder.is_dir():
+        if folder == Path("runs"):
+            return []
+        raise InputError(f"{folder} is not a folder")
+    here = RunDirectory(folder)
+    if here.exists():
+        return [here]
+    found = (
+        inner for inner in here.folders() if inner.exists() or inner.members()
+    )  # a group may have no configuration
+    return sorted(found, key=lambda run: natural(run.path.name))

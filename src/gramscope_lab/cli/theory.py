@@ -1,0 +1,182 @@
+"""``gramscope theory``: predictions of early feature learning beside what sampled nets do."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gramscope.errors import InputError
+from gramscope_lab.cli.console import print_json, print_table, show
+from gramscope_lab.cli.flags import numbers
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+app = typer.Typer(
+    name="theory",
+    help="Predict how feature learning starts, and compare with sampled nets.",
+    no_args_is_help=True,
+)
+
+Seed = Annotated[int, typer.Option(help="Seed of data and nets.", min=0)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the records as JSON.")]
+
+
+@app.command()
+def cnfa(
+    data: Annotated[
+        str,
+        typer.Option(
+            help="isotropic, decay, alignment-reversing, or an .npz/.safetensors file with x (n × d) and y (n)."
+        ),
+    ] = "isotropic",
+    widths: Annotated[str, typer.Option(help="Hidden widths, comma separated.")] = "32,128,512",
+    activation: Annotated[str, typer.Option(help="quadratic, relu, erf or linear.")] = "quadratic",
+    depth: Annotated[int, typer.Option(help="Number of hidden layers.", min=1)] = 1,
+    target: Annotated[str, typer.Option(help="low-rank (chain monomial, rank 5) or high-rank.")] = "low-rank",
+    alpha: Annotated[float, typer.Option(help="Decay of the spectrum 1/(1+k^alpha), for --data decay.")] = 1.0,
+    balance: Annotated[float, typer.Option(help="Balance in (0, 1], for --data alignment-reversing.")] = 0.9,
+    inverse: Annotated[str, typer.Option(help="pseudo or literal, for --data alignment-reversing.")] = "pseudo",
+    scale: Annotated[float, typer.Option(help="Unit of its first part, for --data alignment-reversing.")] = 1.0,
+    n: Annotated[int, typer.Option(help="Samples.", min=1)] = 128,
+    d: Annotated[int, typer.Option(help="Input dimension.", min=1)] = 128,
+    nets: Annotated[int, typer.Option(help="Sampled nets per width.", min=1)] = 20,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Where the centred NFA of the first layer starts: prediction, observation and error side by side.
+
+    [bold]Examples[/bold]
+
+      gramscope theory cnfa --data decay --alpha 0.5 --widths 128,1024
+
+      gramscope theory cnfa --data mine.npz --activation relu --depth 2 --json
+    """
+    import torch
+
+    from gramscope_lab.data.synthetic import alignment_reversing
+    from gramscope_lab.experiments.theory_sweeps import compare_cnfa, polynomial_task
+
+    generator = torch.Generator().manual_seed(seed)
+    if Path(data).suffix in (".npz", ".safetensors"):
+        x, y = _load(Path(data))
+    elif data == "alignment-reversing":
+        x, y = alignment_reversing(n, d, balance, generator, inverse=inverse, scale=scale)  # type: ignore[arg-type]
+    elif data in ("isotropic", "decay"):
+        x, y = polynomial_task(n, d, alpha if data == "decay" else None, target, generator)
+    else:
+        raise InputError(f"--data {data}: give isotropic, decay, alignment-reversing, or an .npz or .safetensors file")
+    rows = compare_cnfa(
+        x, y, numbers("--widths", widths, int, 1), activation=activation, depth=depth, nets=nets, generator=generator
+    )
+    records = [asdict(row) | {"difference": row.difference} for row in rows]
+    title = f"ρ(ẆᵀẆ, ẆᵀKẆ), {data}, {activation}, {depth} hidden, n={x.shape[0]}, d={x.shape[1]}"
+    show(title, records, as_json)
+
+
+@app.command(name="nfa-fig3")
+def nfa_fig3(
+    size: Annotated[int, typer.Option(help="n = k = d.", min=1)] = 1024,
+    balances: Annotated[str, typer.Option(help="Balances, comma separated; the built-in sweep unless given.")] = "",
+    data_seeds: Annotated[int, typer.Option(help="Data sets per balance.", min=1)] = 4,
+    nets: Annotated[int, typer.Option(help="Nets whose moments of R are averaged.", min=1)] = 30,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Alignment-reversing data: predicted against observed over the balance sweep, both inversion rules and scales."""
+    from gramscope_lab.experiments.theory_sweeps import BALANCES, reversal_sweep
+
+    chosen = numbers("--balances", balances, float) if balances else BALANCES
+    rows = list(reversal_sweep(size, balances=chosen, data_seeds=data_seeds, nets=nets, seed=seed))
+    records = [asdict(row) | {"difference": row.difference} for row in rows]
+    if as_json:
+        print_json(records)
+        return
+    cells = sorted({(row.scale, row.inverse, row.balance) for row in rows}, reverse=True)
+    table = []
+    for scale, inverse, balance in cells:
+        group = [row for row in rows if (row.scale, row.inverse, row.balance) == (scale, inverse, balance)]
+        table.append(
+            {
+                "scale": f"{scale:.3g}",
+                "inverse": inverse,
+                "balance": f"{balance:g}",
+                "observed": fmean(row.observed for row in group),
+                "predicted": fmean(row.free_sampled_moments for row in group),
+                "exact moments": fmean(row.free_exact_moments for row in group),
+                "own moments": fmean(row.free_own_moments for row in group),
+                "largest |difference|": max(abs(row.difference) for row in group),
+            }
+        )
+    print_table(f"nfa-fig3, n=k=d={size}, means over {data_seeds} data seeds", table)
+    typer.echo(f"largest absolute difference: {max(abs(row.difference) for row in rows):.4f}")
+
+
+@app.command()
+def formulas(
+    size: Annotated[int, typer.Option(help="n = k = d.", min=1)] = 512,
+    nets: Annotated[int, typer.Option(help="Nets per data set.", min=1)] = 24,
+    alpha: Annotated[float, typer.Option(help="Decay of the correlated data's spectrum 1/(1+k^alpha).")] = 0.5,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """The printed free-probability formulas against the general rule and against Monte Carlo, net by net."""
+    from gramscope_lab.experiments.theory_checks import check_formulas
+
+    records = [asdict(row) | {"z": row.z} for row in check_formulas(size, nets, seed, alpha)]
+    if as_json:
+        print_json(records)
+        return
+    columns = ["data", "equation", "agrees_with_rule", "observed_ratio", "error", "z"]
+    print_table(f"trace of a net / formula, n=k=d={size}, {nets} nets", records, columns)
+    for equation, note in dict.fromkeys((record["equation"], record["note"]) for record in records if record["note"]):
+        typer.echo(f"{equation}: {note}")
+
+
+@app.command(name="widths")
+def widths_command(
+    activations: Annotated[str, typer.Option(help="Activations, comma separated.")] = "relu,erf,quadratic,linear",
+    depths: Annotated[str, typer.Option(help="Hidden layers, comma separated.")] = "1,2,3",
+    widths: Annotated[str, typer.Option(help="Hidden widths, comma separated.")] = "64,128,256,512",
+    nets: Annotated[int, typer.Option(help="Nets per point.", min=1)] = 200,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Distance of sampled tangent kernels from the infinite-width recursion, and a fit of depth^p / width^q."""
+    from gramscope_lab.experiments.theory_checks import check_widths, fit_powers
+
+    rows = check_widths(
+        activations.split(","),
+        depths=numbers("--depths", depths, int, 1),
+        widths=numbers("--widths", widths, int, 1),
+        nets=nets,
+        seed=seed,
+    )
+    fits = [asdict(fit) for fit in fit_powers(rows)]
+    distances = [asdict(row) for row in rows]
+    if as_json:
+        print_json({"distances": distances, "fits": fits})
+        return
+    print_table("E‖𝒦 − 𝒦∞‖² / ‖𝒦∞‖²", distances)
+    print_table("distance ≈ e^constant · depth^depth_power / width^width_power", fits)
+
+
+def _load(path: Path) -> tuple[Tensor, Tensor]:
+    import numpy as np
+    import torch
+    from safetensors.torch import load_file
+
+    if not path.is_file():
+        raise InputError(f"--data {path}: no such file")
+    if path.suffix == ".npz":
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {key: torch.from_numpy(archive[key]) for key in archive.files}
+    else:
+        arrays = load_file(path)
+    if not {"x", "y"} <= set(arrays):
+        raise InputError(f"--data {path} holds {sorted(arrays)}; x [n, d] and y [n] are needed")
+    return arrays["x"].double(), arrays["y"].double().squeeze()

@@ -1,0 +1,345 @@
+"""A data set as four tensors: what every loader returns and everything else takes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Sized
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset
+
+from gramscope.errors import InputError, ResultWarning
+from gramscope_lab.data.seeds import generator
+from gramscope_lab.data.synthetic import randomise_labels
+
+#: label of tokens that have none
+IGNORED = -100
+
+Task: TypeAlias = Literal["classification", "regression"]
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+@dataclass(frozen=True, eq=False)
+class DataSet:
+    """Training and test tensors with what a model needs to know about them.
+
+    Args:
+        name: name in the catalogue, or of the file.
+        x_train, x_test: inputs, ``[n, d]`` vectors, ``[n, c, h, w]`` images or ``[n, t]`` integer tokens.
+        y_train, y_test: ``[n]`` int64 labels, ``[n, t]`` labels of tokens (−100 for those without), or ``[n, outputs]``
+            float targets.
+        classes: number of classes; ``None`` means regression.
+        description, citation: one line each, for people.
+        x_val, y_val: the validation part, after :meth:`split_validation`.
+    """
+
+    name: str
+    x_train: Tensor
+    y_train: Tensor
+    x_test: Tensor
+    y_test: Tensor
+    classes: int | None = None
+    description: str = ""
+    citation: str = ""
+    x_val: Tensor | None = None
+    y_val: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        parts = {"train": (self.x_train, self.y_train), "test": (self.x_test, self.y_test)}
+        if self.x_val is not None and self.y_val is not None:
+            parts["val"] = (self.x_val, self.y_val)
+        for part, (x, y) in parts.items():
+            if x.dim() < 2 or len(x) != len(y):
+                raise InputError(
+                    f"{self.name}: x_{part} {tuple(x.shape)} and y_{part} {tuple(y.shape)} do not pair up; "
+                    "inputs are [n, ...] and targets have the same n"
+                )
+            if not x.numel():
+                raise InputError(f"{self.name}: x_{part} {tuple(x.shape)} is empty; give it at least one sample")
+            if x.shape[1:] != self.x_train.shape[1:] or y.shape[1:] != self.y_train.shape[1:]:
+                raise InputError(
+                    f"{self.name}: one sample of {part} has shapes {tuple(x.shape[1:])}, {tuple(y.shape[1:])}, "
+                    f"one of train {tuple(self.x_train.shape[1:])}, {tuple(self.y_train.shape[1:])}"
+                )
+            self._check_finite(f"x_{part}", x)
+            self._check_targets(f"y_{part}", y)
+
+    def _check_finite(self, name: str, values: Tensor) -> None:
+        if values.is_floating_point():
+            low, high = torch.aminmax(values)  # both carry NaN on, and no mask of the data's size is made
+            if not bool(torch.isfinite(high - low)):
+                raise InputError(f"{self.name}: {name} contains NaN or infinity; clean the data first")
+
+    def _check_targets(self, name: str, y: Tensor) -> None:
+        if self.classes is None:
+            if y.dim() != 2 or not y.is_floating_point():
+                raise InputError(
+                    f"{self.name}: {name} is {y.dtype} {tuple(y.shape)}; regression targets are floats [n, outputs]"
+                )
+            self._check_finite(name, y)
+            return
+        of_tokens = y.dim() == 2 and y.shape[1] == self.x_train.shape[1]
+        if not (y.dim() == 1 or of_tokens) or y.dtype != torch.int64:
+            raise InputError(
+                f"{self.name}: {name} is {y.dtype} {tuple(y.shape)}; labels are int64 [n], those of tokens [n, t] for "
+                "inputs [n, t, …]"
+            )
+        y = _known(y)
+        if not y.numel():
+            raise InputError(f"{self.name}: {name} labels no token; −100 marks those to leave out")
+        if not 0 <= int(y.min()) <= int(y.max()) < self.classes:
+            raise InputError(
+                f"{self.name}: {name} holds labels from {int(y.min())} to {int(y.max())}; "
+                f"{self.classes} classes are numbered 0 to {self.classes - 1}"
+            )
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input, without the sample axis."""
+        return tuple(self.x_train.shape[1:])
+
+    @property
+    def outputs(self) -> int:
+        """Number of outputs a model needs: classes, or the width of the target."""
+        return self.y_train.shape[1] if self.classes is None else self.classes
+
+    @property
+    def labels_tokens(self) -> bool:
+        """Whether every token has a label of its own."""
+        return self.classes is not None and self.y_train.dim() == 2
+
+    @property
+    def task(self) -> Task:
+        """``"classification"`` when there are classes, ``"regression"`` otherwise."""
+        return "regression" if self.classes is None else "classification"
+
+    def __repr__(self) -> str:
+        validation = "" if self.x_val is None else f", {len(self.x_val):,} validation"
+        return (
+            f"DataSet({self.name!r}: {len(self.x_train):,} train{validation}, {len(self.x_test):,} test, "
+            f"inputs {self.input_shape}, {self.task} with {self.outputs} output{'s' if self.outputs > 1 else ''})"
+        )
+
+    def _map(self, x: Callable[[Tensor], Tensor] = _same, y: Callable[[Tensor], Tensor] = _same) -> DataSet:
+        """The same set with a function applied to every input tensor and another to every target tensor."""
+        return replace(
+            self,
+            x_train=x(self.x_train),
+            x_test=x(self.x_test),
+            x_val=None if self.x_val is None else x(self.x_val),
+            y_train=y(self.y_train),
+            y_test=y(self.y_test),
+            y_val=None if self.y_val is None else y(self.y_val),
+        )
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> DataSet:
+        """Move every tensor to a device and floating-point ones to a dtype; labels and tokens stay int64."""
+
+        def move(tensor: Tensor) -> Tensor:
+            return tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None)
+
+        return self._map(move, move)
+
+    def flat(self) -> DataSet:
+        """Every input as one vector: ``[n, d]``."""
+        return self._map(x=lambda x: x.flatten(1))
+
+    def as_numbers(self) -> DataSet:
+        """Inputs of whole numbers as floats, for nets that do not take tokens."""
+        return self._map(x=lambda x: x if x.is_floating_point() else x.to(torch.get_default_dtype()))
+
+    def subset(self, n: int, seed: int = 0, *, test: int | None = None) -> DataSet:
+        """``n`` training samples (and ``test`` test samples), drawn without replacement, in random order."""
+        x_train, y_train = _draw(self, "training", self.x_train, self.y_train, n, seed)
+        changes = {"x_train": x_train, "y_train": y_train}
+        if test is not None:
+            changes["x_test"], changes["y_test"] = _draw(self, "test", self.x_test, self.y_test, test, seed)
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+    def split_validation(self, fraction: float, seed: int = 0) -> DataSet:
+        """Move a random fraction of the training samples to ``x_val``, ``y_val``; the test part is untouched."""
+        if self.x_val is not None:
+            raise InputError(f"{self.name} has a validation part already; split the original set once")
+        total = len(self.x_train)
+        held = round(fraction * total)
+        if not 0 < held < total:
+            raise InputError(
+                f"fraction={fraction} of {total} training samples leaves {held} for validation and {total - held} for "
+                "training; choose a fraction that leaves both some"
+            )
+        order = permutation(total, seed).to(self.x_train.device)
+        return replace(
+            self,
+            x_val=self.x_train[order[:held]],
+            y_val=self.y_train[order[:held]],
+            x_train=self.x_train[order[held:]],
+            y_train=self.y_train[order[held:]],
+        )
+
+    def with_label_noise(self, fraction: float, seed: int = 0, *, test: bool = False) -> DataSet:
+        """Give a fraction of the training samples labels drawn at random; with ``test`` the test samples too.
+
+        Validation samples keep their labels: split them off first.
+        """
+        if self.classes is None:
+            raise InputError(f"{self.name} is a regression set: label noise needs classes")
+        source = generator(seed, "label noise", "train")
+        noisy = replace(self, y_train=randomise_labels(self.y_train, fraction, self.classes, source))
+        if test:
+            source = generator(seed, "label noise", "test")
+            noisy = replace(noisy, y_test=randomise_labels(self.y_test, fraction, self.classes, source))
+        return noisy
+
+
+def permutation(n: int, seed: int) -> Tensor:
+    """A permutation of ``n`` that depends on the seed alone."""
+    return torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+
+
+def _draw(data: DataSet, part: str, x: Tensor, y: Tensor, n: int, seed: int) -> tuple[Tensor, Tensor]:
+    if not 0 < n <= len(x):
+        raise InputError(f"{data.name} has {len(x)} {part} samples; {n} cannot be drawn from them")
+    chosen = permutation(len(x), seed)[:n].to(x.device)
+    return x[chosen], y[chosen]
+
+
+def targets(y: Tensor) -> Tensor:
+    """Targets in canonical form: floats become ``[n, outputs]``; integers are labels, ``[n]`` or ``[n, 1]``, or of tokens."""
+    if y.is_floating_point():
+        return y.unsqueeze(1) if y.dim() == 1 else y.flatten(1)
+    return (y[:, 0] if y.dim() == 2 and y.shape[1] == 1 else y).to(torch.int64)
+
+
+def from_tensors(
+    name: str,
+    x_train: Tensor,
+    y_train: Tensor,
+    x_test: Tensor,
+    y_test: Tensor,
+    *,
+    classes: int | None = None,
+    description: str = "",
+    citation: str = "",
+) -> DataSet:
+    """A data set from tensors: integer targets make it classification, float targets regression.
+
+    uint8 inputs are pixels and become floats in [0, 1]; other integers stay whole numbers (int64), which a net may take as
+    tokens. Without ``classes`` there are as many as the largest label says.
+    """
+    check_same_kind(name, str(x_train.dtype), str(x_test.dtype))
+    x_train, x_test = _inputs(x_train), _inputs(x_test)
+    train, test = targets(y_train), targets(y_test)
+    if train.is_floating_point() != test.is_floating_point():
+        raise InputError(f"{name}: y_train is {y_train.dtype} but y_test {y_test.dtype}; use labels or floats for both")
+    if not train.is_floating_point():
+        classes = _count_classes(name, torch.cat([_known(train), _known(test)])) if classes is None else classes
+    else:
+        _announce_whole_numbers(name, train)
+        if x_train.is_floating_point():
+            train, test = train.to(x_train.dtype), test.to(x_train.dtype)
+    return DataSet(name, x_train, train, x_test, test, classes, description, citation)
+
+
+def _known(labels: Tensor) -> Tensor:
+    """The labels ``[n]``; of tokens, without those that are left out."""
+    return labels if labels.dim() == 1 else labels[labels != IGNORED]
+
+
+def check_same_kind(name: str, train: str, test: str) -> None:
+    """Refuse inputs that would be scaled in one part only; ``train`` and ``test`` are names of types."""
+    if _kind(train) != _kind(test):
+        raise InputError(f"{name}: x_train is {train} but x_test {test}; bytes are scaled as pixels, so give one type")
+
+
+def _kind(dtype: str) -> str:
+    return "bytes" if dtype.endswith("uint8") else "floats" if "float" in dtype else "whole numbers"
+
+
+def _count_classes(name: str, labels: Tensor) -> int:
+    """Largest label + 1. Numbers that are no labels are announced, or refused where they would make absurd nets."""
+    found = torch.unique(labels)
+    classes = int(found[-1]) + 1 if len(found) else 0
+    if len(found) and int(found[0]) >= 0 and len(found) < classes:
+        text = f"{name}: {len(found)} different labels go up to {classes - 1}, which makes {classes} classes"
+        remedy = "number them from 0 without gaps (numpy.unique(y, return_inverse=True)), or give classes"
+        if classes > max(1000, len(labels)):
+            raise InputError(f"{text}; {remedy}")
+        warnings.warn(f"{text}; if that is not meant, {remedy}", ResultWarning, stacklevel=3)
+    return classes
+
+
+def _announce_whole_numbers(name: str, y: Tensor) -> None:
+    """Labels written as floats look like a regression target."""
+    if y.shape[1] != 1 or not bool(((y >= 0) & (y == y.round())).all()):
+        return
+    different = len(torch.unique(y))
+    if 1 < different <= min(1000, len(y) // 2):
+        warnings.warn(
+            f"{name}: y_train is {y.dtype} with {different} different whole numbers; floats are a regression target, "
+            "labels of classes must be integers",
+            ResultWarning,
+            stacklevel=3,
+        )
+
+
+def from_dataset(
+    train: Dataset[Any], test: Dataset[Any], *, name: str = "dataset", classes: int | None = None
+) -> DataSet:
+    """Read any pair of torch data sets whose items are ``(input, target)`` into tensors, once.
+
+    Args:
+        train, test: map-style or iterable; items are pairs of tensors, arrays or numbers.
+        name: what to call it.
+        classes: number of classes, where the labels at hand do not show all of them.
+    """
+    x_train, y_train = _stack(train, "train")
+    x_test, y_test = _stack(test, "test")
+    return from_tensors(name, x_train, y_train, x_test, y_test, classes=classes)
+
+
+def _stack(dataset: Dataset[Any], part: str) -> tuple[Tensor, Tensor]:
+    if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
+        x, y = dataset.tensors
+        return x, y
+    # a Dataset with __getitem__ but no __iter__ would be iterated past its end, so go by its length
+    items: Iterable[Any] = (
+        (dataset[i] for i in range(len(dataset))) if isinstance(dataset, Sized) else dataset  # type: ignore[assignment]
+    )
+    xs: list[Tensor] = []
+    ys: list[Tensor] = []
+    for item in items:
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            raise InputError(f"{part}: items must be pairs (input, target), not {type(item).__name__}")
+        xs.append(_tensor(item[0], f"{part}: inputs"))
+        ys.append(_tensor(item[1], f"{part}: targets"))
+    if not xs:
+        raise InputError(f"{part}: the data set is empty")
+    shapes = {tuple(x.shape) for x in xs}
+    if len(shapes) > 1:
+        raise InputError(f"{part}: inputs have different shapes {sorted(shapes)[:3]}; crop, pad or resize them first")
+    return torch.stack(xs), torch.stack(ys)
+
+
+def _inputs(x: Tensor) -> Tensor:
+    x = x.unsqueeze(1) if x.dim() == 1 else x
+    if x.dtype == torch.uint8:
+        return x.to(torch.float32) / 255
+    return x if x.is_floating_point() else x.to(torch.int64)
+
+
+def _tensor(value: Any, what: str) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, bool | int | float | np.ndarray | np.generic):
+        return torch.as_tensor(value)
+    raise InputError(
+        f"{what} are of type {type(value).__name__}; give tensors, arrays or numbers "
+        "(for PIL images set the data set's transform to torchvision's ToTensor())"
+    )

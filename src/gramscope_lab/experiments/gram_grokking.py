@@ -1,0 +1,230 @@
+"""gram-fig13 and gram-fig14: target linearity by layer while a net memorises, and later generalises, modular addition."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import median
+
+from gramscope_lab.experiments.accuracy_curves import epoch_text
+from gramscope_lab.experiments.experiment import Claim, Experiment, Options, Results
+from gramscope_lab.experiments.gram_layers import draw_layers, layers_config, over_training
+from gramscope_lab.experiments.parts import Training
+from gramscope_lab.experiments.plots import PALETTE, Figure, band, curve, legend_below, panels
+from gramscope_lab.runs.records import Record
+
+DEPTH = 3
+#: training accuracy that counts as memorised, and test accuracy that counts as grokked
+MEMORISED, GROKKED = 0.99, 0.8
+
+
+@dataclass(frozen=True)
+class Settings:
+    """[Gram] B.8. "Adam" there is AdamW with betas (0.9, 0.98) in the authors' code."""
+
+    seeds: tuple[int, ...] = (0,)
+    weight_decays: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
+    p: int = 61
+    train_fraction: float = 0.7
+    width: int = 256
+    lr: float = 0.001
+    beta2: float = 0.98
+    batch_size: int = 32
+    epochs: float = 500.0
+    every: float = 5.0
+    dtype: str = "float64"
+
+
+def parts(settings: Settings, options: Options) -> list[Training]:
+    """One training with all decays and seeds."""
+    config = layers_config(
+        settings,
+        options,
+        settings.p**2,
+        dtype=settings.dtype,
+        data={"name": "modular-arithmetic", "p": settings.p, "train_fraction": settings.train_fraction},
+        model={"name": "mlp", "hidden": (settings.width,) * DEPTH, "activation": "relu"},
+        method={"name": "adamw", "lr": settings.lr, "beta2": settings.beta2},
+        sweep={"weight_decay": settings.weight_decays},
+    )
+    return [Training("adamw", config)]
+
+
+# -- reading the records ------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class _Run:
+    """Means over seeds of one weight decay."""
+
+    decay: float
+    evaluated: list[Record]
+    measured: list[Record]
+
+    def accuracy(self, part: str) -> tuple[list[float], list[float]]:
+        epochs, means, _ = curve(self.evaluated, "epoch", f"{part}_accuracy")
+        return epochs, means
+
+    def first(self, part: str, level: float) -> float:
+        """First epoch at which an accuracy reaches a level; infinite if it never does."""
+        return next((e for e, value in zip(*self.accuracy(part), strict=True) if value >= level), math.inf)
+
+    @property
+    def memorised(self) -> float:
+        return self.first("train", MEMORISED)
+
+    @property
+    def grokked(self) -> float:
+        return self.first("test", GROKKED)
+
+    def linearity(self, layer: int, epoch: float) -> float:
+        epochs, values = over_training(self.measured, "target_linearity", layer, DEPTH)
+        return values[epochs.index(epoch)]
+
+    def gap(self) -> tuple[list[float], list[float]]:
+        """TL of the last hidden layer minus that of the one before, over training."""
+        epochs, last = over_training(self.measured, "target_linearity", DEPTH, DEPTH)
+        before = over_training(self.measured, "target_linearity", DEPTH - 1, DEPTH)[1]
+        return epochs, [a - b for a, b in zip(last, before, strict=True)]
+
+
+def _runs(results: Results[Settings]) -> list[_Run]:
+    return [
+        _Run(decay, *(results.records(kind, weight_decay=decay) for kind in ("evaluation", "measurement")))
+        for decay in results.settings.weight_decays
+    ]
+
+
+# -- claims -------------------------------------------------------------------------------------------------------
+def groks(results: Results[Settings]) -> Iterator[Claim]:
+    """[Gram] Fig. 13: with weight decay the net generalises long after it has memorised."""
+    for run in _runs(results):
+        test = run.accuracy("test")[1][-1]
+        text = f"memorised (train {MEMORISED:.0%}): {epoch_text(run.memorised)}, grokked (test {GROKKED:.0%}): "
+        measured = f"{text}{epoch_text(run.grokked)}, test at the end {test:.0%}"
+        if run.decay == 0:
+            claim, published, holds = "memorises and does not generalise", "overfits", math.isinf(run.grokked)
+        else:
+            claim, published = "generalises later than it memorises", "groks"
+            holds = run.memorised < run.grokked < math.inf
+        yield Claim(f"decay {run.decay:g}: {claim}", published, measured, holds, _why(run))
+
+
+def _why(run: _Run) -> str:
+    """Why a run with weight decay shows no grokking."""
+    if run.decay == 0 or run.memorised < run.grokked < math.inf:
+        return ""
+    if math.isinf(run.memorised):
+        return "the training set is not memorised in these epochs"
+    if math.isinf(run.grokked):
+        return "not generalised in these epochs"
+    epochs, train = run.accuracy("train")
+    halves = (epoch_text(run.first(part, 0.5)) for part in ("train", "test"))
+    return (
+        f"test accuracy reaches {GROKKED:.0%} before all is memorised (training {train[epochs.index(run.grokked)]:.0%} then); "
+        f"they pass one half in {' and '.join(halves)}"
+    )
+
+
+def rises_after_memorisation(results: Results[Settings]) -> Iterator[Claim]:
+    """[Gram] B.8: with decay TL goes on rising after memorisation until grokking; layer 2 jumps with it."""
+    for run in _runs(results):
+        if run.decay == 0:
+            continue
+        shown = run.memorised < run.grokked < math.inf
+        for layer in (DEPTH, DEPTH - 1):
+            name = "the last layer" if layer == DEPTH else f"layer {layer}"
+            claim = f"decay {run.decay:g}: TL of {name} rises between memorisation and grokking"
+            published = "continues to increase" if layer == DEPTH else "increases sharply"
+            if not shown:
+                absent = "no grokking" if math.isinf(run.grokked) else "no delay"
+                yield Claim(claim, published, absent, None, _why(run))
+                continue
+            a, b = run.linearity(layer, run.memorised), run.linearity(layer, run.grokked)
+            yield Claim(claim, published, f"{a:.2f} → {b:.2f}", b > a)
+
+
+def _smoothed(values: list[float]) -> list[float]:
+    """Medians of five values around each: single measurements jump."""
+    return [median(values[max(0, i - 2) : i + 3]) for i in range(len(values))]
+
+
+def gap_narrows(results: Results[Settings]) -> Iterator[Claim]:
+    """[Gram] Fig. 14: the gap between the last two layers narrows at grokking and widens again for large decay.
+
+    Running medians over five measurements are compared.
+    """
+    for run in _runs(results):
+        if run.decay == 0:
+            continue
+        claim = f"decay {run.decay:g}: TL gap of the last two layers is narrower at grokking than its largest before"
+        if not run.grokked < math.inf:
+            yield Claim(claim, "narrows", "no grokking", None, _why(run))
+            continue
+        epochs, gaps = run.gap()
+        gaps = _smoothed(gaps)
+        at = epochs.index(run.grokked)
+        before = max(gaps[: at + 1])
+        yield Claim(claim, "narrows", f"{before:.3f} → {gaps[at]:.3f}", gaps[at] < 0.9 * before)
+        if run.decay == max(results.settings.weight_decays):
+            least = min(gaps[at:])
+            yield Claim(
+                f"decay {run.decay:g}: after grokking the gap widens again",
+                "re-widens for large decay",
+                f"{least:.3f} → {gaps[-1]:.3f}",
+                gaps[-1] > 1.1 * least,
+            )
+
+
+# -- figures ------------------------------------------------------------------------------------------------------
+def _mark(place: object, run: _Run) -> None:
+    """Grey lines where the net has memorised and where it has grokked."""
+    for epoch, style in ((run.memorised, ":"), (run.grokked, "-")):
+        if epoch < math.inf:
+            place.axvline(epoch, color="grey", linestyle=style, linewidth=0.8)  # type: ignore[attr-defined]
+
+
+def curves_figure(results: Results[Settings]) -> Figure:
+    """A column per weight decay: accuracies above, target linearity of the hidden layers below."""
+    runs = _runs(results)
+    page, axes = panels(2, len(runs), width=2.1, height=1.8, sharex=True, sharey="row")
+    for column, run in zip(axes.T, runs, strict=True):
+        for index, part in enumerate(("train", "test")):
+            key = f"{part}_accuracy"
+            band(column[0], run.evaluated, "epoch", key, index=index, color=PALETTE[6 - 2 * index], label=part)
+        draw_layers(column[1], run.measured, "target_linearity", DEPTH)
+        for place in column:
+            _mark(place, run)
+        column[0].set_title(f"weight decay {run.decay:g}")
+        column[1].set_xlabel("epoch")
+    axes[0, 0].set_ylabel("accuracy")
+    axes[1, 0].set_ylabel("target linearity")
+    axes[0, 0].legend(loc="center right")
+    legend_below(page, axes[1, 0], "dotted: memorised, solid grey: grokked")
+    return page
+
+
+def gap_figure(results: Results[Settings]) -> Figure:
+    """A column per weight decay: generalisation error above, gap of the last two layers' TL below."""
+    runs = _runs(results)
+    page, axes = panels(2, len(runs), width=2.1, height=1.8, sharex=True, sharey="row")
+    for column, run in zip(axes.T, runs, strict=True):
+        epochs, train = run.accuracy("train")
+        test = run.accuracy("test")[1]
+        column[0].plot(epochs, [a - b for a, b in zip(train, test, strict=True)], color=PALETTE[1])
+        column[1].plot(*run.gap(), color=PALETTE[0])
+        for place in column:
+            _mark(place, run)
+        column[0].set_title(f"weight decay {run.decay:g}")
+        column[1].set_xlabel("epoch")
+    axes[0, 0].set_ylabel("train − test accuracy")
+    axes[1, 0].set_ylabel(f"TL: layer {DEPTH} − layer {DEPTH - 1}")
+    page.supxlabel("dotted: memorised, solid grey: grokked", fontsize=7)
+    return page
+
+
+_QUICK = Settings(
+    weight_decays=(0.0, 0.75, 1.0), p=47, train_fraction=0.8, width=128, lr=0.002, batch_size=128, epochs=240.0,
+    every=6.0, dtype="float32",
+)  # fmt: skip
+FIG13 = Experiment(_QUICK, Settings(), parts, (groks, rises_after_memorisation), curves_figure)
+FIG14 = Experiment(_QUICK, Settings(), parts, (groks, gap_narrows), gap_figure)

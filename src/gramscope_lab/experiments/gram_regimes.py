@@ -1,0 +1,190 @@
+"""gram-fig8: rich and lazy regimes. The error is split at y_ols, the best linear readout of the current features.
+
+``features`` is its distance from the target, ``chase`` the distance of the net's output from it.
+
+"Depth 3" is read as three weight matrices with W_ij ~ N(0, 1/fan-in), the output divided by √width: with that the final
+errors have the published order and size; the NTK parametrisation of all layers, or a third hidden layer, gives others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gramscope.layers.model_call import evaluating
+from gramscope.measures.surrogate_theory import moving_target
+from gramscope_lab.experiments.experiment import Claim, Experiment, Options, Results, training_config
+from gramscope_lab.experiments.parts import Training
+from gramscope_lab.experiments.plots import Figure, band, deviation, legend_below, mean, panels, spread
+from gramscope_lab.training.config import TrainConfig
+from gramscope_lab.training.job import Job
+
+#: recorded norm -> how it is written
+NORMS = {
+    "error": r"$\|y - \hat y\|$",
+    "features": r"$\|y - y_{\mathrm{ols}}\|$",
+    "chase": r"$\|\hat y - y_{\mathrm{ols}}\|$",
+}
+#: width -> final training error of the paper
+PUBLISHED = {32: 1.74, 128: 1.83, 512: 1.89, 1024: 1.94}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """[Gram] B.4. The target is heavy-tailed, so errors depend on the draw: every seed draws its own data and weights."""
+
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    widths: tuple[int, ...] = (32, 128, 512, 1024)
+    n: int = 1000
+    d: int = 10
+    lr: float = 0.01
+    epochs: int = 2000
+    every: int = 20
+    ridge: float = 0.01
+
+
+def parts(settings: Settings, options: Options) -> list[Training]:
+    """One training for each width and seed."""
+    return [
+        Training(
+            f"width-{width}-seed-{seed}", _config(settings, options, width, seed), measure=_Split(width, settings.ridge)
+        )
+        for width in settings.widths
+        for seed in settings.seeds
+    ]
+
+
+def _config(settings: Settings, options: Options, width: int, seed: int) -> TrainConfig:
+    model = {"name": "mlp", "hidden": (width, width), "activation": "relu", "bias": False, "init": "normal"}
+    return training_config(
+        settings,
+        options,
+        seeds=[seed],
+        batch_size=0,
+        evaluate_every=settings.epochs,
+        data={"name": "merged-staircase", "seed": seed, "n_train": settings.n, "d": settings.d},
+        model={**model, "output_scale": width**-0.5},
+        method={"name": "sgd", "lr": settings.lr},
+        measure={"every": settings.every},
+    )
+
+
+@dataclass(frozen=True)
+class _Split:
+    """The three norms of [Gram] B.4 on the training set."""
+
+    width: int
+    ridge: float
+
+    def __call__(self, model: nn.Module, job: Job, step: int) -> Iterator[dict[str, Any]]:
+        x, y = job.data.x_train, job.data.y_train
+        with torch.no_grad(), evaluating(model):
+            split = moving_target(inputs_of(model, "readout", x), y, model(x), ridge=self.ridge)
+        norms = {name: getattr(split, name) for name in NORMS}
+        yield {"width": self.width, **norms, "target": float(y.norm()), "mse": split.error**2 / len(x)}
+
+
+def inputs_of(model: nn.Module, layer: str, x: Tensor) -> Tensor:
+    """What a named child of a sequential net receives."""
+    for name, module in model.named_children():
+        if name == layer:
+            return x
+        x = module(x)
+    raise ValueError(f"{type(model).__name__} has no child {layer!r}")
+
+
+# -- claims -------------------------------------------------------------------------------------------------------
+def _values(results: Results[Settings], width: int, key: str, epoch: float) -> list[float]:
+    """One value per seed."""
+    return [r[key] for r in results.records("measurement", width=width, epoch=epoch)]
+
+
+def _final(results: Results[Settings], width: int, key: str) -> list[float]:
+    return _values(results, width, key, float(results.settings.epochs))
+
+
+def _drop(results: Results[Settings], width: int, key: str) -> float:
+    """Decrease of a norm over training, relative to the target's norm."""
+    first, target = (mean(_values(results, width, k, 0.0)) for k in (key, "target"))
+    return (first - mean(_final(results, width, key))) / target
+
+
+def narrow_falls(results: Results[Settings]) -> Iterator[Claim]:
+    """[Gram] B.4: in the rich regime both terms decrease."""
+    width = results.settings.widths[0]
+    wide = results.settings.widths[-1]
+    for key, text in (("features", "‖y − y_ols‖"), ("chase", "‖ŷ − y_ols‖")):
+        gone = _drop(results, width, key)
+        yield Claim(
+            f"width {width}: {text} falls by more than 0.1 ‖y‖",
+            "decreases substantially",
+            f"by {gone:.2f} ‖y‖ (width {wide}: {_drop(results, wide, key):.2f} ‖y‖)",
+            gone > 0.1,
+        )
+
+
+def wide_stays(results: Results[Settings]) -> Claim:
+    """[Gram] B.4: the wider the net, the less y_ols moves."""
+    widths = results.settings.widths
+    moved = [_drop(results, width, "features") for width in widths]
+    return Claim(
+        f"‖y − y_ols‖ changes less the wider the net, at width {widths[-1]} less than half as much as at {widths[0]}",
+        "flattens; stays at width 1024",
+        ", ".join(f"{width}: {value:.2f} ‖y‖" for width, value in zip(widths, moved, strict=True)),
+        all(a > b for a, b in pairwise(moved)) and moved[-1] < 0.5 * moved[0],
+    )
+
+
+def errors(results: Results[Settings]) -> Iterator[Claim]:
+    """[Gram] Fig. 8: the final training errors, in order and size."""
+    settings = results.settings
+    found = {width: _final(results, width, "mse") for width in settings.widths}
+    means = [mean(values) for values in found.values()]
+    squares = [value**2 / settings.n for value in _values(results, settings.widths[0], "target", 0.0)]
+    yield Claim(
+        "the mean final training error grows with the width",
+        "1.74, 1.83, 1.89, 1.94",
+        ", ".join(f"{value:.2f}" for value in means),
+        all(a < b for a, b in pairwise(means)),
+    )
+    published = settings.n == 1000 and settings.epochs == 2000
+    for width, values in found.items():
+        if width not in PUBLISHED:
+            continue
+        near = abs(mean(values) - PUBLISHED[width]) <= 2 * deviation(values)
+        reason = f"mean squares of the targets, by draw: {', '.join(f'{square:.1f}' for square in squares)}"
+        yield Claim(
+            f"final training error at width {width}: the published one is within two deviations of our draws",
+            f"{PUBLISHED[width]}",
+            spread(values),
+            near if published else None,
+            reason if published else "fewer samples or epochs than published",
+        )
+
+
+def figure(results: Results[Settings]) -> Figure:
+    """One panel per width, the three norms over training."""
+    page, axes = panels(1, len(results.settings.widths), width=2.2, height=2.0, sharey=True)
+    for place, width in zip(axes[0], results.settings.widths, strict=True):
+        for index, (key, label) in enumerate(NORMS.items()):
+            band(place, results.records("measurement", width=width), "epoch", key, index=index, label=label)
+        place.set_title(f"width {width}")
+        place.set_xlabel("epoch")
+        place.set_ylim(bottom=0)
+    axes[0, 0].set_ylabel("norm on the training set")
+    legend_below(page, axes[0, 0])
+    return page
+
+
+FIG8 = Experiment(
+    Settings(seeds=(0, 1), widths=(32, 64, 128, 256), n=400, lr=0.02, epochs=1000),
+    Settings(),
+    parts,
+    (narrow_falls, wide_stays, errors),
+    figure,
+)

@@ -1,0 +1,221 @@
+"""Run the missing parts of an experiment, draw its figure and judge its claims."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gramscope.errors import InputError
+from gramscope_lab.data.named_sets import catalogue as data_catalogue
+from gramscope_lab.data.named_sets import find_entry, load
+from gramscope_lab.experiments.catalogue import Entry, find
+from gramscope_lab.experiments.experiment import Claim, Experiment, Options, Results
+from gramscope_lab.experiments.parts import Part
+from gramscope_lab.experiments.plots import figure_style, require_matplotlib, save_figure
+from gramscope_lab.experiments.settings import settings_table, with_values
+from gramscope_lab.runs.directory import RunDirectory
+from gramscope_lab.runs.environment import describe_environment
+from gramscope_lab.training.interrupt import Interrupted
+from gramscope_lab.training.job import resolve_device
+from gramscope_lab.training.placement import Placement
+from gramscope_lab.training.reporter import Reporter
+
+#: the member that holds the claims
+CLAIMS = "claims"
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """The outcome of :func:`reproduce`."""
+
+    entry: Entry
+    options: Options
+    path: Path
+    figures: tuple[Path, ...]
+    claims: tuple[Claim, ...]
+    seconds: float
+    selection: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            **self.entry.to_dict(),
+            "scale": self.options.scale,
+            "selection": self.selection,
+            "path": self.path,
+            "figures": list(self.figures),
+            "seconds": self.seconds,
+            "claims": [{k: v for k, v in claim.to_record().items() if k != "kind"} for claim in self.claims],
+        }
+
+
+def reproduce(
+    name: str,
+    options: Options | None = None,
+    *,
+    values: Mapping[str, Any] | None = None,
+    out: Path | str | None = None,
+    force: bool = False,
+    plot_only: bool = False,
+    reporter: Reporter | None = None,
+    placement: Placement | None = None,
+) -> Reproduction:
+    """Reproduce a published result.
+
+    Args:
+        name: of the catalogue.
+        options: scale, where hyper-parameters are chosen, data directory, device.
+        values: settings that differ from the scale's own, such as ``{"seeds": (0, 1)}``.
+        out: run directory, ``runs/NAME-SCALE`` unless given. Complete parts there are kept and the others are run.
+        force: delete what is there and start again.
+        plot_only: run nothing; draw and judge from the records that are there, with the settings they were made with
+            (scale, selection and values, where given, must be those).
+        reporter: receives notes and progress.
+        placement: where the runs of a training train, this machine by default.
+
+    Raises:
+        Interrupted: the user asked to stop; the same call continues.
+    """
+    require_matplotlib()
+    asked, options = options, options or Options()
+    started = time.perf_counter()
+    entry = find(name)
+    experiment = entry.load()
+    path = Path(out) if out is not None else default_directory(entry.name, options)
+    if plot_only:
+        if force:
+            raise InputError("--plot-only draws what is in the run directory; leave out --force")
+        root = RunDirectory.open(path)
+        settings, options = _stored(entry, experiment, root, asked, values or {})
+    else:
+        settings = with_values(entry.name, getattr(experiment, options.scale), values or {})
+        if experiment.classes:
+            _check_classes(entry.name, settings.data, options)
+        parts = list(experiment.parts(settings, options))
+        root = _root(entry, settings, options, path, force=force)
+        with root.lock:
+            _run_parts(parts, root, reporter or Reporter(), placement)
+    results: Results[Any] = Results(entry.name, settings, options, root)
+    with figure_style():
+        figures = save_figure(experiment.figure(results), root, entry.name)
+    claims = tuple(experiment.judge(results))
+    _store_claims(root, claims)
+    seconds = time.perf_counter() - started
+    return Reproduction(entry, options, path, figures, claims, seconds, _selection(experiment, options))
+
+
+def default_directory(name: str, options: Options) -> Path:
+    """The default run directory of an experiment."""
+    chosen = "-select-test" if options.select == "test" else ""
+    return Path("runs") / f"{name}-{options.scale}{chosen}"
+
+
+def _run_parts(parts: list[Part], root: RunDirectory, reporter: Reporter, placement: Placement | None) -> None:
+    missing = [part for part in parts if not part.complete(root)]
+    if len(missing) < len(parts):
+        reporter.note(f"{root.path}: {len(parts) - len(missing)} of {len(parts)} parts are complete and are kept")
+    started = time.perf_counter()
+    for number, part in enumerate(missing):
+        left = ""
+        if number:
+            each = (time.perf_counter() - started) / number
+            left = f", about {_duration(each * (len(missing) - number))} left"
+        if len(missing) > 1:
+            reporter.note(f"part {number + 1} of {len(missing)}: {part.name}{left}")
+        try:
+            part.run(root, reporter, placement)
+        except (KeyboardInterrupt, Interrupted):
+            raise Interrupted(
+                f"stopped in part {part.name} of {root.path}; complete parts are kept and the same command continues"
+            ) from None
+
+
+def _check_classes(name: str, data: tuple[str, ...], options: Options) -> None:
+    """Refuse data sets without classes before anything is run."""
+    for chosen in data:
+        if chosen.endswith(".npz"):
+            some = load(chosen, options.data_dir or None).task == "classification"
+        else:
+            some = find_entry(chosen).classes is not None
+        if not some:
+            known = ", ".join(entry.name for entry in data_catalogue() if entry.classes)
+            raise InputError(
+                f"data set {chosen} has no classes and {name} needs them: {known}, or an .npz file with labels"
+            )
+
+
+def _root(entry: Entry, settings: Any, options: Options, path: Path, *, force: bool) -> RunDirectory:
+    config = _config(entry, settings, options)
+    device = resolve_device(options.device)
+    root = RunDirectory(path)
+    if root.exists() and not force:
+        stored = root.config
+        if stored == config:
+            return root
+        if stored.get("experiment") != entry.name or root.members():  # otherwise it failed before anything was run
+            raise InputError(
+                f"{path} holds {_difference(stored, config)}; start again with --force, or choose another --out"
+            )
+        force = True
+    root = RunDirectory.create(path, config, force=force)
+    root.write_environment(describe_environment(str(device)))
+    return root
+
+
+def _config(entry: Entry, settings: Any, options: Options) -> dict[str, Any]:
+    """The configuration stored in the run directory."""
+    return {
+        "experiment": entry.name,
+        "scale": options.scale,
+        "select": options.select,
+        "settings": settings_table(settings),
+    }
+
+
+def _difference(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    if stored.get("experiment") != wanted["experiment"]:
+        return f"{stored.get('experiment') or 'a run'}, not {wanted['experiment']}"
+    before = {**stored, **stored.get("settings", {})}
+    now = {**wanted, **wanted["settings"]}
+    keys = [key for key in {**before, **now} if key != "settings" and before.get(key) != now.get(key)]
+    return f"{wanted['experiment']} with " + ", ".join(f"{k} = {before.get(k)}, not {now.get(k)}" for k in keys)
+
+
+def _stored(
+    entry: Entry, experiment: Experiment[Any], root: RunDirectory, asked: Options | None, values: Mapping[str, Any]
+) -> tuple[Any, Options]:
+    """Settings and options of a complete run directory; raise if the user asks for others."""
+    config = root.config
+    if config.get("experiment") != entry.name:
+        raise InputError(f"{root.path} holds {config.get('experiment') or 'another run'}, not {entry.name}")
+    made = replace(asked or Options(), scale=config["scale"], select=config["select"])
+    settings = with_values(entry.name, getattr(experiment, made.scale), config["settings"])
+    wanted = _config(entry, with_values(entry.name, settings, values), asked or made)
+    if wanted != config:
+        raise InputError(f"{root.path} holds {_difference(config, wanted)}; --plot-only cannot change that")
+    missing = [part.name for part in experiment.parts(settings, made) if not part.complete(root)]
+    if missing:
+        raise InputError(f"{root.path} is not complete ({', '.join(missing)}); run it again without --plot-only")
+    return settings, made
+
+
+def _store_claims(root: RunDirectory, claims: tuple[Claim, ...]) -> None:
+    directory = RunDirectory.create(root.path / CLAIMS, {"part": CLAIMS}, force=True)
+    directory.append(*(claim.to_record() for claim in claims), {"kind": "end", "finished": True})
+    directory.close()
+
+
+def _selection(experiment: Experiment[Any], options: Options) -> str:
+    if not experiment.chooses:
+        return "nothing to choose"
+    where = "a validation split" if options.select == "validation" else "test data, as published"
+    return f"hyper-parameters chosen on {where}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,161 @@
+"""vcl-fig1 (and gram-fig7): diagonals of WᵀW, AGOP and the accumulated virtual covariance shift of a net trained by SGD."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gramscope.errors import InputError
+from gramscope.measures.alignment import cosine
+from gramscope_lab.experiments.accuracy_curves import part_name, percent
+from gramscope_lab.experiments.experiment import Claim, Experiment, Options, Results, training_config
+from gramscope_lab.experiments.parts import Training
+from gramscope_lab.experiments.plots import Figure, curve, matrix, mean, panels, picture, spread
+from gramscope_lab.runs.directory import RunDirectory
+from gramscope_lab.runs.layer_snapshots import DIAGONALS, load_diagonals, snapshot_steps
+from gramscope_lab.training.config import TrainConfig
+
+#: diagonal -> how it is written
+QUANTITIES = {"nfm": r"$W^\top W$", "vcs": r"$\sum$ virtual covariance shift", "agop": "AGOP"}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """[VCL] §3.1: one hidden layer of 256 GELU units, SGD at 0.05. Batch size and epochs are not given."""
+
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    data: tuple[str, ...] = ("cifar10",)
+    hidden: int = 256
+    lr: float = 0.05
+    batch_size: int = 64
+    epochs: float = 20.0
+    every: float = 5.0
+    samples: int = 5000
+
+
+def parts(settings: Settings, options: Options) -> list[Training]:
+    """One training per data set, all seeds in it; the diagonals are kept on the way."""
+    return [Training(part_name("sgd", data), _config(settings, options, data)) for data in settings.data]
+
+
+def _config(settings: Settings, options: Options, data: str) -> TrainConfig:
+    measure = {"every": settings.every, "samples": settings.samples, "names": ("weight_change",), "matrices": True}
+    return training_config(
+        settings,
+        options,
+        data={"name": data, "dir": options.data_dir},
+        model={"name": "mlp", "hidden": settings.hidden, "bias": (False, True)},
+        method={"name": "sgd", "lr": settings.lr},
+        measure={**measure, "layers": "hidden1"},
+    )
+
+
+# -- reading the diagonals ----------------------------------------------------------------------------------------
+def _runs(results: Results[Settings], data: str) -> list[RunDirectory]:
+    """The run of every seed."""
+    return list(results.directory.member(part_name("sgd", data)).runs())
+
+
+def _diagonals(run: RunDirectory, snapshot: int = -1) -> dict[str, Tensor]:
+    """The first layer's diagonals at a snapshot, by default the end of training."""
+    steps = snapshot_steps(run, DIAGONALS)
+    if not steps:
+        raise InputError(
+            f"{run.path} kept no diagonals: its inputs are no images; choose images with --data, such as mnist"
+        )
+    return load_diagonals(run, steps[snapshot])["hidden1"]
+
+
+def _pearson(a: Tensor, b: Tensor) -> float:
+    """Correlation of two diagonals."""
+    return float(cosine(a.double().flatten(), b.double().flatten(), center=True))
+
+
+def _correlations(results: Results[Settings], data: str, quantity: str) -> list[float]:
+    found = [_diagonals(run) for run in _runs(results, data)]
+    return [_pearson(diagonals["nfm"], diagonals[quantity]) for diagonals in found]
+
+
+def _through_training(results: Results[Settings], data: str, quantity: str) -> str:
+    """How a correlation changes after the start, and what the paper leaves open about it."""
+    runs = _runs(results, data)
+    found = [_diagonals(run, number) for run in runs for number in range(1, len(snapshot_steps(run, DIAGONALS)))]
+    values = [_pearson(diagonals["nfm"], diagonals[quantity]) for diagonals in found]
+    return (
+        f"{min(values):.2f} to {max(values):.2f} at all snapshots after the start; how the gradients of several outputs are "
+        "combined is not given: their outer products are summed"
+    )
+
+
+# -- claims -------------------------------------------------------------------------------------------------------
+def _published(data: str) -> str:
+    return "" if data == "cifar10" else "published of CIFAR-10"
+
+
+def correlations(results: Results[Settings]) -> Iterator[Claim]:
+    """[VCL] Fig. 1: ρ of the diagonals with that of WᵀW."""
+    for data in results.settings.data:
+        virtual, agop = (_correlations(results, data, quantity) for quantity in ("vcs", "agop"))
+        yield Claim(
+            f"{data}: ρ of the virtual covariance shift's diagonal with WᵀW's (at least 0.95)",
+            "0.98",
+            spread(virtual, 3),
+            mean(virtual) >= 0.95,
+            _published(data),
+        )
+        yield Claim(
+            f"{data}: ρ of the AGOP's diagonal with WᵀW's (within 0.1)",
+            "0.71",
+            spread(agop, 3),
+            abs(mean(agop) - 0.71) <= 0.1 if data == "cifar10" else None,
+            _published(data) or _through_training(results, data, "agop"),
+        )
+        yield Claim(
+            f"{data}: the virtual covariance shift is closer to WᵀW than the AGOP is, for every seed",
+            "0.98 against 0.71",
+            f"{mean(virtual):.3f} against {mean(agop):.3f}",
+            all(a > b for a, b in zip(virtual, agop, strict=True)),
+            _published(data),
+        )
+
+
+def accuracy(results: Results[Settings]) -> Iterator[Claim]:
+    """[VCL] §3.1: 46 % on the evaluation set."""
+    for data in results.settings.data:
+        epochs, means, _ = curve(results.records("evaluation", part=part_name("sgd", data)), "epoch", "test_accuracy")
+        last = [
+            r["test_accuracy"] for r in results.records("evaluation", part=part_name("sgd", data), epoch=epochs[-1])
+        ]
+        late = means[len(means) // 2 :]
+        yield Claim(
+            f"{data}: test accuracy (within 4 points)",
+            "46 %",
+            f"{percent(mean(last))} at the end; {percent(min(late))} to {percent(max(late))} in the second half",
+            abs(mean(last) - 0.46) <= 0.04 if data == "cifar10" else None,
+            _published(data) or "epochs are not given; single epochs jump by points",
+        )
+
+
+def figure(results: Results[Settings]) -> Figure:
+    """The three diagonals of the first seed as images; for colour images the three channels as colours."""
+    page, axes = panels(len(results.settings.data), 3, width=2.2, height=2.3)
+    for row, data in zip(axes, results.settings.data, strict=True):
+        found = _diagonals(_runs(results, data)[0])
+        for place, (quantity, title) in zip(row, QUANTITIES.items(), strict=True):
+            values = found[quantity].double()
+            note = "" if quantity == "nfm" else f"\n" rf"$\rho$ = {_pearson(found['nfm'], values):.3f}"
+            matrix(place, picture(values), title + note)
+        row[0].set_ylabel(data)
+    return page
+
+
+FIG1 = Experiment(
+    Settings(seeds=(0, 1, 2), data=("digits",), epochs=60.0, every=60.0, samples=1500),
+    Settings(),
+    parts,
+    (correlations, accuracy),
+    figure,
+    classes=True,
+)

@@ -1,0 +1,71 @@
+"""Spectra and diagonals of layers at a step of training, kept as artefacts of a run for the report.
+
+    spectra-000000123    {layer: singular values of W, descending [r]}
+    diagonals-000000123  {layer/quantity: diagonal of a matrix at the layer's input, in the shape of the input image}
+
+A diagonal is ``[height, width]`` or ``[channels, height, width]``. Quantities the report knows: ``nfm`` (WᵀW), ``agop``
+(WᵀKW) and ``vcs`` (the accumulated virtual covariance shift Σ v); others are shown under their own name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, TypeAlias
+
+from gramscope.errors import InputError
+from gramscope_lab.runs.directory import RunDirectory
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SPECTRA = "spectra"
+DIAGONALS = "diagonals"
+
+Spectra: TypeAlias = "dict[str, Tensor]"
+Diagonals: TypeAlias = "dict[str, dict[str, Tensor]]"
+
+
+def save_spectra(run: RunDirectory, step: int, spectra: Mapping[str, Tensor]) -> None:
+    """Store the singular values of layers at ``step``; what was stored for that step is replaced."""
+    for layer, values in spectra.items():
+        if values.dim() != 1:
+            raise InputError(f"spectrum of layer {layer!r} has shape {tuple(values.shape)}; give its values as [r]")
+    run.save_artefact(_name(SPECTRA, step), spectra)
+
+
+def save_diagonals(run: RunDirectory, step: int, diagonals: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Store diagonals ``{layer: {quantity: image}}`` at ``step``; what was stored for that step is replaced."""
+    tensors = {}
+    for layer, quantities in diagonals.items():
+        for quantity, image in quantities.items():
+            if image.dim() not in (2, 3):
+                raise InputError(
+                    f"diagonal {quantity!r} of layer {layer!r} has shape {tuple(image.shape)}; "
+                    "reshape it to the input image, [height, width] or [channels, height, width]"
+                )
+            tensors[f"{layer}/{quantity}"] = image
+    run.save_artefact(_name(DIAGONALS, step), tensors)
+
+
+def snapshot_steps(run: RunDirectory, kind: str) -> list[int]:
+    """Steps with stored ``spectra`` or ``diagonals``, ascending."""
+    names = (name.removeprefix(f"{kind}-") for name in run.artefacts() if name.startswith(f"{kind}-"))
+    return sorted(int(step) for step in names if step.isdecimal())
+
+
+def load_spectra(run: RunDirectory, step: int) -> Spectra:
+    """What :func:`save_spectra` stored."""
+    return run.load_artefact(_name(SPECTRA, step))
+
+
+def load_diagonals(run: RunDirectory, step: int) -> Diagonals:
+    """What :func:`save_diagonals` stored."""
+    found: Diagonals = {}
+    for key, image in run.load_artefact(_name(DIAGONALS, step)).items():
+        layer, _, quantity = key.rpartition("/")
+        found.setdefault(layer, {})[quantity] = image
+    return found
+
+
+def _name(kind: str, step: int) -> str:
+    return f"{kind}-{step:09d}"

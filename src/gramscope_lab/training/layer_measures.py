@@ -1,0 +1,200 @@
+"""Measure the layers of nets: while they train, from run directories, or of the user's own net."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gramscope.errors import InputError
+from gramscope.instruments.measure import measure
+from gramscope.instruments.monitor import DEFAULT as MONITORED
+from gramscope.instruments.monitor import Monitor
+from gramscope.measures.table import Table
+from gramscope_lab.data.dataset import DataSet
+from gramscope_lab.runs.checkpoints import read_tensors
+from gramscope_lab.runs.directory import RunDirectory
+from gramscope_lab.training.compatibility import check_fit, fit_inputs, loss_and_data
+from gramscope_lab.training.config import TrainConfig
+from gramscope_lab.training.config_tables import DataTable, MeasureTable, ModelTable
+from gramscope_lab.training.job import Job, load_data, prepare, probe, resolve_device
+from gramscope_lab.training.model_factory import build_model, load_state
+from gramscope_lab.training.sample_losses import SampleLoss, joined_loss, measured_output
+
+Batches = list[tuple[Tensor, Tensor]]
+
+#: measured while training unless the configuration names others
+WHILE_TRAINING = (*MONITORED, "nfa", "weight_change")
+
+
+def measure_net(
+    model: nn.Module, batches: Batches, loss: SampleLoss, table: MeasureTable, reference: nn.Module | None = None
+) -> Table:
+    """:func:`gramscope.measure` with the settings of a configuration."""
+    return measure(
+        model,
+        batches,
+        joined_loss(model, loss),
+        measures=_chosen(table),
+        layers=table.layers or None,
+        reference=reference,
+        output=measured_output(model),
+    )
+
+
+def _chosen(table: MeasureTable) -> tuple[str, ...] | str | None:
+    """The measures a configuration names; ``None`` for the usual ones."""
+    return "all" if table.names == ("all",) else table.names or None
+
+
+class LayerMeasures:
+    """Measures every layer of the members of a run while they train: one :class:`~gramscope.Monitor` a member."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self._initial = {job.name: copy.deepcopy(job.model) for job in jobs}
+        self._monitors: dict[str, Monitor] = {}
+
+    def __call__(self, model: nn.Module, job: Job, step: int) -> Iterator[Mapping[str, Any]]:
+        """One record a layer."""
+        monitor = self._monitors.get(job.name)
+        if monitor is None:  # its creation makes the first record
+            table = job.config.measure
+            monitor = self._monitors[job.name] = Monitor(
+                model,
+                probe(job.data.x_train, job.data.y_train, table.samples, table.batch_size),
+                joined_loss(model, job.loss),
+                measures=_chosen(table) or WHILE_TRAINING,
+                layers=table.layers or None,
+                samples=table.samples,
+                reference=self._initial[job.name],
+                output=measured_output(model),
+            )
+        else:
+            monitor.step_count = step
+            monitor.record()
+        for layer, row in monitor.records[-1]["layers"].items():
+            yield {"layer": layer, **row}
+
+
+# -- nets on disk -------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Measured:
+    """The table of one net: a checkpoint of a run, or the user's own."""
+
+    name: str
+    step: int | None
+    epoch: float | None
+    table: Table
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {"run": self.name, "step": self.step, "epoch": self.epoch, **self.table.to_dict()}
+
+
+def measure_runs(
+    path: Path | str,
+    table: MeasureTable,
+    *,
+    part: str = "train",
+    every: bool = False,
+    device: str = "auto",
+    trust: bool = False,
+) -> Iterator[Measured]:
+    """Measure what is in a run directory: each member's newest checkpoint, or with ``every`` all of them in order.
+
+    Args:
+        path: a run, a group of runs, or one checkpoint folder.
+        table: how to measure.
+        part: on which samples: ``train``, ``validation`` or ``test``.
+        every: all checkpoints instead of the newest.
+        device: where to compute.
+        trust: let the stored configuration name a function ``package.module:function`` as the net.
+    """
+    root, only = RunDirectory.locate(path)
+    for run in root.runs():
+        if run.status() == "recorded":
+            raise InputError(
+                f"{run.path} was written by your own training loop, so its net and data are not known here: call gs.measure in "
+                f"Python; `gramscope report {run.path}` shows what was recorded"
+            )
+        config = TrainConfig.from_stored({**run.config, "device": device})
+        if not trust:
+            config.check_trusted(run.path)
+        if not run.checkpoint_steps():
+            raise InputError(f"{run.path} has no checkpoint yet")
+        steps: list[int | None] = [*run.checkpoint_steps()] if every and only is None else [only]
+        job = prepare(config)
+        initial = copy.deepcopy(job.model)
+        batches = probe(*choose_part(job.data, part), table.samples, table.batch_size)
+        for step in steps:
+            checkpoint = run.load_checkpoint(step)  # without a step the newest
+            load_state(job.model, checkpoint.model, run.path)
+            found = measure_net(job.model, batches, job.loss, table, initial)
+            name = run.path.relative_to(root.path).as_posix() if run.path != root.path else run.name
+            yield Measured(name, checkpoint.step, checkpoint.step / job.plan.steps_per_epoch, found)
+
+
+def measure_own(
+    model: ModelTable,
+    weights: Path | None,
+    data: DataTable,
+    table: MeasureTable,
+    *,
+    loss: str = "auto",
+    part: str = "train",
+    device: str = "auto",
+) -> Measured:
+    """Measure the user's net: a factory (or one of our nets by name) with weights from a file."""
+    place = resolve_device(device)
+    loaded = load_data(data).to(place)
+    net = build_model(model, 0, loaded.input_shape, loaded.outputs)
+    if weights is not None:
+        load_weights(net, weights)
+    net.to(place)
+    loaded = fit_inputs(net, loaded, data)
+    chosen: SampleLoss
+    if loaded.labels_tokens:
+        if loss not in ("auto", "cross-entropy"):
+            raise InputError(f"loss = {loss!r}: labels of tokens go with cross-entropy")
+        chosen = nn.CrossEntropyLoss()
+    else:
+        chosen, loaded = loss_and_data(loss, net, loaded)
+        check_fit(net, loaded, chosen, configured=True)
+    batches = probe(*choose_part(loaded, part), table.samples, table.batch_size)
+    found = measure_net(net, batches, chosen, table)
+    return Measured(model.name, None, None, found)
+
+
+def choose_part(data: DataSet, part: str) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of one part of a data set."""
+    parts = {"train": (data.x_train, data.y_train), "test": (data.x_test, data.y_test)}
+    if data.x_val is not None and data.y_val is not None:
+        parts["validation"] = (data.x_val, data.y_val)
+    if part not in parts:
+        raise InputError(f"part = {part!r}: choose one of {', '.join(parts)}")
+    return parts[part]
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Load a state dict from ``.safetensors``, or from ``.pt``/``.pth`` read as weights only (no code is run)."""
+    if not path.is_file():
+        raise InputError(f"{path} is not a file; give weights as .safetensors or .pt")
+    state = read_tensors(path) if path.suffix == ".safetensors" else _read_torch_file(path)
+    load_state(model, state, path)
+
+
+def _read_torch_file(path: Path) -> Any:
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # of a damaged file torch raises almost anything
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise InputError(f"{path} cannot be read as weights only, and nothing else is read: {reason}") from error
+    for key in ("state_dict", "model_state_dict", "model"):
+        if isinstance(state, dict) and isinstance(state.get(key), dict):
+            return state[key]
+    return state

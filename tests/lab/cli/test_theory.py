@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import json
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from gramscope.errors import InputError
+from gramscope_lab.cli.theory import app
+from refusals import assert_refused
+
+
+def run(command: str) -> str:
+    result = CliRunner().invoke(app, command.split(), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_cnfa_prints_prediction_observation_and_error() -> None:
+    text = run("cnfa --n 12 --d 6 --widths 8,16 --nets 3")
+    for word in ("predicted", "observed", "difference", "infinite width", "free"):
+        assert word in text
+
+
+def test_cnfa_reads_files_and_writes_json(tmp_path: Path) -> None:
+    source = np.random.default_rng(0)
+    np.savez(tmp_path / "mine.npz", x=source.normal(size=(9, 4)), y=source.normal(size=(9, 1)))
+    rows = json.loads(run(f"cnfa --data {tmp_path / 'mine.npz'} --activation erf --widths 8 --nets 3 --json"))
+    assert [row["prediction"] for row in rows] == ["infinite width", "mean kernels"]
+    assert rows[0]["difference"] == pytest.approx(rows[0]["predicted"] - rows[0]["observed"])
+
+
+def test_other_commands_answer() -> None:
+    data = json.loads(run("nfa-fig3 --size 16 --data-seeds 1 --nets 2 --balances 0.5 --json"))
+    assert {(row["inverse"], row["scale"]) for row in data} == set(product(("pseudo", "literal"), (1.0, 1 / 32)))
+    assert "largest absolute difference" in run("nfa-fig3 --size 16 --data-seeds 1 --nets 2")
+    assert "tr(R³)" in run("formulas --size 16 --nets 3")
+    assert "width power" in run("widths --widths 4,8 --depths 1,2 --nets 3 --activations relu")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("cnfa --n 8 --d 6 --data nowhere", "isotropic"),
+        ("cnfa --n 8 --d 6 --data missing.npz", "no such file"),
+        ("cnfa --n 8 --d 6 --widths a", "whole numbers"),
+        ("cnfa --n 8 --d 6 --data alignment-reversing --balance 2", "balance=2"),
+        ("cnfa --n 8 --d 6 --activation gelu", "gelu"),
+        ("cnfa --alpha nan --data decay", "alpha"),
+        ("nfa-fig3 --size 1", "leaves no sample with label 1"),
+        ("nfa-fig3 --balances a", "--balances a"),
+        ("widths --activations tan", "tan"),
+    ],
+)
+def test_wrong_use_says_what_to_do(arguments: str, message: str) -> None:
+    assert_refused(message, run, arguments)
+
+
+def test_numbers_out_of_range_are_refused() -> None:
+    counts = {"cnfa": "nets n d depth widths seed", "nfa-fig3": "size data-seeds nets", "formulas": "size nets"}
+    counts["widths"] = "nets depths widths"
+    for command, options in counts.items():
+        for option in options.split():
+            result = CliRunner().invoke(app, [command, f"--{option}", "-1" if option == "seed" else "0"])
+            assert result.exit_code == 2 or isinstance(result.exception, InputError), (
+                command,
+                option,
+                result.exception,
+            )

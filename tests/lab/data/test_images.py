@@ -1,0 +1,216 @@
+"""Every image set read from small files in its official formats, and from the real ones where they are."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gramscope.errors import InputError
+from gramscope_lab.data import load
+from gramscope_lab.data.locate import data_root
+from gramscope_lab.data.sources import CIFAR10, MNIST
+from gramscope_lab.data.verify import verify
+from official_files import (
+    Array,
+    cifar_pickle,
+    cifar_records,
+    random_images,
+    write_cifar10,
+    write_idx_set,
+    write_svhn,
+)
+
+
+def idx_arrays(seed: int = 0) -> dict[str, Array]:
+    (x, y), (x_test, y_test) = random_images(12, (28, 28), 10, seed), random_images(5, (28, 28), 10, seed + 1)
+    return {"x_train": x, "y_train": y, "x_test": x_test, "y_test": y_test}
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "zipped", "dotted"),
+    [
+        ("mnist", "mnist", True, False),
+        ("MNIST", "mnist", False, True),
+        ("mnist", "MNIST/raw", False, False),
+        ("fashion-mnist", "fashion-mnist", True, False),
+        ("fashion_mnist", "FashionMNIST/raw", False, False),
+    ],
+)
+def test_idx_sets(tmp_path: Path, name: str, folder: str, zipped: bool, dotted: bool) -> None:
+    arrays = idx_arrays()
+    write_idx_set(tmp_path / folder, arrays, zipped=zipped, dotted=dotted)
+    for directory in (tmp_path, tmp_path / folder):  # the folder itself may be named too
+        data = load(name, directory, download=False)
+        np.testing.assert_array_equal(data.x_train.numpy()[:, 0], arrays["x_train"] / np.float32(255))
+        np.testing.assert_array_equal(data.y_test.numpy(), arrays["y_test"])
+    assert data.classes == 10
+    assert data.citation
+
+
+def test_mnist_files_are_not_taken_for_fashion_mnist(tmp_path: Path) -> None:
+    write_idx_set(tmp_path / "mnist", idx_arrays())
+    for directory in (tmp_path, tmp_path / "mnist"):
+        with pytest.raises(InputError, match="fashion-mnist is not in the data directory"):
+            load("fashion-mnist", directory, download=False)
+
+
+def test_incomplete_and_inconsistent_sets_are_explained(tmp_path: Path) -> None:
+    arrays = idx_arrays()
+    write_idx_set(tmp_path / "mnist", arrays)
+    (tmp_path / "mnist" / "t10k-labels-idx1-ubyte.gz").unlink()
+    with pytest.raises(InputError, match=r"only a part of it, without t10k-labels.*gramscope data fetch mnist"):
+        load("mnist", tmp_path, download=False)
+    write_idx_set(tmp_path / "mnist", arrays | {"y_train": arrays["y_train"][:-1]})
+    with pytest.raises(InputError, match=r"12 images.*11 labels"):
+        load("mnist", tmp_path, download=False)
+    write_idx_set(tmp_path / "mnist", arrays | {"y_train": arrays["y_train"] + 90})
+    with pytest.raises(InputError, match="labels from 90"):
+        load("mnist", tmp_path, download=False)
+
+
+def test_cifar10_binary_and_python(tmp_path: Path) -> None:
+    images, labels = random_images(18, (3, 32, 32), 10)
+    write_cifar10(tmp_path / "bin" / "cifar-10-batches-bin", images, labels)
+    folder = tmp_path / "py" / "cifar-10-batches-py"
+    folder.mkdir(parents=True)
+    for i, name in enumerate([*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]):
+        part = slice(3 * i, 3 * i + 3)
+        (folder / name).write_bytes(cifar_pickle(images[part].reshape(3, -1), labels=labels[part]))
+    for directory in (tmp_path / "bin", tmp_path / "bin" / "cifar-10-batches-bin", tmp_path / "py"):
+        data = load("cifar10", directory, download=False)
+        assert data.x_train.shape == (15, 3, 32, 32)
+        np.testing.assert_array_equal(torch.cat([data.x_train, data.x_test]).numpy(), images / np.float32(255))
+        np.testing.assert_array_equal(torch.cat([data.y_train, data.y_test]).numpy(), labels)
+
+
+@pytest.mark.parametrize("labels", ["fine", "coarse"])
+def test_cifar100_binary_and_python(tmp_path: Path, labels: str) -> None:
+    images, fine = random_images(8, (3, 32, 32), 100)
+    coarse = fine // 5
+    (tmp_path / "a" / "cifar-100-binary").mkdir(parents=True)
+    (tmp_path / "b" / "cifar-100-python").mkdir(parents=True)
+    for name, part in (("train", slice(0, 6)), ("test", slice(6, 8))):
+        content = cifar_records(images[part], coarse[part], fine[part])
+        (tmp_path / "a" / "cifar-100-binary" / f"{name}.bin").write_bytes(content)
+        content = cifar_pickle(images[part].reshape(-1, 3072), coarse_labels=coarse[part], fine_labels=fine[part])
+        (tmp_path / "b" / "cifar-100-python" / name).write_bytes(content)
+    for directory in (tmp_path / "a", tmp_path / "b"):
+        data = load("cifar100", directory, labels=labels, download=False)
+        assert data.classes == {"fine": 100, "coarse": 20}[labels]
+        np.testing.assert_array_equal(data.y_train.numpy(), {"fine": fine, "coarse": coarse}[labels][:6])
+        np.testing.assert_array_equal(data.x_test.numpy(), images[6:] / np.float32(255))
+    with pytest.raises(InputError, match="fine, coarse"):
+        load("cifar100", tmp_path / "a", labels="super", download=False)
+
+
+def test_wrong_cifar_files_are_explained(tmp_path: Path) -> None:
+    images, labels = random_images(6, (3, 32, 32), 10)
+    folder = tmp_path / "cifar-10-batches-bin"
+    write_cifar10(folder, images, labels)
+    whole = (folder / "data_batch_3.bin").read_bytes()
+    for content in (whole[:-1], b""):
+        (folder / "data_batch_3.bin").write_bytes(content)
+        with pytest.raises(InputError, match=r"data_batch_3.*records of 3073 bytes"):
+            load("cifar10", tmp_path, download=False)
+    shutil.rmtree(folder)
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    for name in [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]:
+        (folder / name).write_bytes(cifar_pickle(images.reshape(6, -1), fine_labels=labels))
+    with pytest.raises(InputError, match="holds fine_labels, data"):
+        load("cifar10", tmp_path, download=False)
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_svhn(tmp_path: Path, compressed: bool) -> None:
+    images, labels = random_images(15, (3, 32, 32), 10)
+    write_svhn(tmp_path / "svhn", images[:10], labels[:10], "train_32x32.mat", compressed=compressed)
+    write_svhn(tmp_path / "svhn", images[10:], labels[10:], "test_32x32.mat", compressed=compressed)
+    data = load("svhn", tmp_path, download=False)
+    np.testing.assert_array_equal(data.x_train.numpy(), images[:10] / np.float32(255))
+    np.testing.assert_array_equal(torch.cat([data.y_train, data.y_test]).numpy(), labels)
+
+
+def test_wrong_svhn_files_are_explained(tmp_path: Path) -> None:
+    from scipy.io import savemat
+
+    images, labels = random_images(4, (3, 32, 32), 10)
+    write_svhn(tmp_path, images, labels, "test_32x32.mat")
+    savemat(tmp_path / "train_32x32.mat", {"X": images})
+    with pytest.raises(InputError, match="holds X; the cropped SVHN files hold X and y"):
+        load("svhn", tmp_path, download=False)
+    savemat(tmp_path / "train_32x32.mat", {"X": images, "y": labels})
+    with pytest.raises(InputError, match=r"X is uint8 \(4, 3, 32, 32\)"):
+        load("svhn", tmp_path, download=False)
+
+
+def test_digits_are_scikit_learns_copy() -> None:
+    from sklearn.datasets import load_digits
+
+    theirs = load_digits()
+    test = np.arange(1797) % 5 == 4
+    data = load("digits")
+    np.testing.assert_array_equal(data.x_train.numpy()[:, 0], theirs.images[~test].astype(np.float32) / 16)
+    np.testing.assert_array_equal(data.x_test.numpy()[:, 0], theirs.images[test].astype(np.float32) / 16)
+    np.testing.assert_array_equal(data.y_train.numpy(), theirs.target[~test])
+    np.testing.assert_array_equal(data.y_test.numpy(), theirs.target[test])
+
+
+def test_where_the_data_directory_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRAMSCOPE_DATA", str(tmp_path / "a"))
+    assert data_root() == tmp_path / "a"
+    assert data_root(tmp_path / "b") == tmp_path / "b"
+    monkeypatch.delenv("GRAMSCOPE_DATA")
+    assert data_root().name == "gramscope"
+    write_idx_set(tmp_path / "a" / "mnist", idx_arrays())
+    monkeypatch.setenv("GRAMSCOPE_DATA", str(tmp_path / "a"))
+    assert len(load("mnist", download=False).x_train) == 12
+
+
+def test_verify_tells_good_from_bad(tmp_path: Path) -> None:
+    import hashlib
+
+    arrays = idx_arrays()
+    write_idx_set(tmp_path / "mnist", arrays)
+    assert {check.state for check in verify(MNIST, tmp_path)} == {"bad"}
+    write_idx_set(tmp_path / "plain" / "mnist", arrays, zipped=False)
+    digests = {
+        path.name: "md5:" + hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
+        for path in (tmp_path / "plain" / "mnist").iterdir()
+    }
+    ours = replace(MNIST, checksums=digests)
+    for root in (tmp_path, tmp_path / "plain"):  # zipped by another gzip than the authors', and unzipped
+        assert [check.state for check in verify(ours, root)] == ["good"] * 4
+    assert {check.state for check in verify(replace(MNIST, checksums={}), tmp_path / "plain")} == {"unchecked"}
+    zipped = tmp_path / "mnist" / "train-images-idx3-ubyte.gz"
+    zipped.write_bytes(zipped.read_bytes()[:-5])
+    checks = verify(ours, tmp_path)
+    assert [check.state for check in checks] == ["bad", "good", "good", "good"]
+    assert "cannot be unzipped" in checks[0].note
+    with pytest.raises(InputError, match="cifar10 is not in"):
+        verify(CIFAR10, tmp_path)
+
+
+def test_real_mnist(data_dir: Path) -> None:
+    if not (data_dir / "mnist").is_dir():
+        pytest.skip(f"no mnist in {data_dir}")
+    data = load("mnist", data_dir, download=False)
+    assert (tuple(data.x_train.shape), tuple(data.x_test.shape)) == ((60000, 1, 28, 28), (10000, 1, 28, 28))
+    assert float(data.x_train.mean()) == pytest.approx(0.1307, abs=1e-4)  # the well-known mean and deviation
+    assert float(data.x_train.std()) == pytest.approx(0.3081, abs=1e-4)
+    assert data.y_train[:5].tolist() == [5, 0, 4, 1, 9]
+    assert [check.state for check in verify(MNIST, data_dir)] == ["good"] * 4
+
+
+def test_real_cifar10(data_dir: Path) -> None:
+    if not (data_dir / "cifar-10-batches-bin").is_dir():
+        pytest.skip(f"no cifar-10-batches-bin in {data_dir}")
+    data = load("cifar10", data_dir, download=False)
+    assert torch.bincount(data.y_train).tolist() == [5000] * 10
+    assert data.x_train.mean((0, 2, 3)).tolist() == pytest.approx([0.4914, 0.4822, 0.4465], abs=1e-4)
+    assert data.y_train[:5].tolist() == [6, 9, 9, 4, 1]

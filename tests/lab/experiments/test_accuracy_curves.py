@@ -1,0 +1,60 @@
+"""Choosing settings from records, and what is read off accuracy curves."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gramscope_lab.experiments.accuracy_curves import Curve, choose, compare_finals, data_table, part_name, settings_of
+from gramscope_lab.experiments.experiment import Options, Results
+from gramscope_lab.runs.directory import RunDirectory
+from refusals import assert_refused
+
+
+def curve(*seeds: list[float]) -> Curve:
+    records = [{"epoch": float(e), "test_accuracy": v} for values in seeds for e, v in enumerate(values)]
+    return Curve("lr 0.1", records)
+
+
+def test_curve_reads_means_over_seeds() -> None:
+    found = curve([0.1, 0.6, 0.5], [0.1, 0.8, 0.7])
+    assert found.final == pytest.approx(0.6)
+    assert found.best == (pytest.approx(0.7), 1.0)
+    assert found.reaches(0.65) == 1.0
+    assert math.isinf(found.reaches(0.9))
+    assert found.at(2.0) == pytest.approx(0.6)
+    assert found.spread_over_training() == pytest.approx(0.2 / math.sqrt(2))
+    difference, text = compare_finals(found, curve([0.0, 0.0, 0.4], [0.0, 0.0, 0.4]))
+    assert difference == pytest.approx(20.0)
+    assert text == "60.0 % and 40.0 % (+20.0 ± 10.0)"
+
+
+def written(path: Path, runs: dict[str, list[dict[str, Any]]]) -> RunDirectory:
+    root = RunDirectory.create(path, {"experiment": "x"})
+    RunDirectory.create(path / "sgd-digits", {"part": "sgd"})
+    for name, values in runs.items():
+        run = RunDirectory.create(path / "sgd-digits" / name, {})
+        run.append(*({"kind": "evaluation", "epoch": float(e), **v} for e, v in enumerate(values)))
+        run.close()
+    return root
+
+
+def test_the_setting_is_chosen_on_the_asked_part(tmp_path: Path) -> None:
+    good, bad = {"test_accuracy": 0.9, "validation_accuracy": 0.5}, {"test_accuracy": 0.5, "validation_accuracy": 0.9}
+    runs = {f"lr-{lr},seed-{seed}": [values] for lr, values in (("0.1", good), ("1e-05", bad)) for seed in (0, 1)}
+    root = written(tmp_path / "x", runs)
+    for select, setting in (("test", "lr 0.1"), ("validation", "lr 1e-05")):
+        found = choose(Results("x", None, Options(select=select), root), "sgd-digits")  # type: ignore[arg-type]
+        assert found.setting == setting
+        assert len(found.records) == 2
+    assert_refused("no evaluations of vcl-digits", settings_of, Results("x", None, Options(), root), "vcl-digits")
+
+
+def test_a_validation_part_is_cut_only_where_something_is_chosen_on_it() -> None:
+    assert data_table("digits", Options(), chooses=True)["validation"] > 0
+    assert data_table("digits", Options(select="test"), chooses=True)["validation"] == 0
+    assert data_table("digits", Options(), chooses=False)["validation"] == 0
+    assert part_name("sgd", "some/folder/mine.npz") == "sgd-mine"

@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from gramscope_lab.runs.directory import RunDirectory
+from gramscope_lab.runs.environment import describe_environment, differences
+
+
+def test_environment_says_what_matters(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "x", {})
+    assert run.environment == {}
+    facts = describe_environment()
+    run.write_environment(facts)
+    stored = run.environment
+    assert stored["torch"] == torch.__version__
+    assert differences(stored, facts) == {}
+    assert differences({**stored, "threads": 99}, facts) == {"threads": (99, torch.get_num_threads())}

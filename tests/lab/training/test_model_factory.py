@@ -1,0 +1,81 @@
+"""A configuration in a file runs no code unless the user says so."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+from gramscope.errors import InputError
+from gramscope_lab.cli.flags import read_config
+from gramscope_lab.runs.checkpoints import Checkpoint
+from gramscope_lab.runs.directory import RunDirectory
+from gramscope_lab.training.config import TrainConfig
+from gramscope_lab.training.config_tables import MeasureTable
+from gramscope_lab.training.layer_measures import measure_runs
+from gramscope_lab.training.model_factory import load_factory
+from gramscope_lab.training.train import resume_run, train
+
+TABLE = MeasureTable(samples=5, names=("weight_norm",))
+MODULE = """
+import pathlib
+from torch import nn
+pathlib.Path("imported").touch()
+def build(width=2): return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
+def number() -> int: pathlib.Path("called").touch()
+class Thing: pass
+"""
+
+
+@pytest.fixture
+def foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with a module ``own_net``, which leaves a mark when it is imported."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_net.py").write_text(MODULE)
+    monkeypatch.delitem(sys.modules, "own_net", raising=False)
+    return tmp_path
+
+
+def configuration(name: str = "own_net:build") -> dict[str, object]:
+    return {
+        "epochs": 0, "device": "cpu", "data": {"name": "digits", "samples": 20, "test_samples": 5},
+        "model": {"name": name}, "method": {"name": "sgd"},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("place", ["model", "sweep"])
+def test_nothing_named_in_a_file_is_imported(foreign: Path, place: str) -> None:
+    tree = configuration() if place == "model" else {**configuration("mlp"), "sweep": {"model.name": ["own_net:build"]}}
+    (foreign / "a.toml").write_text(tomli_w.dumps(tree))
+    run = RunDirectory.create(foreign / "run", tree)
+    run.save_checkpoint(Checkpoint(0, {}, {}, {}))
+    refused: list[Callable[[], object]] = [
+        lambda: TrainConfig.from_toml(foreign / "a.toml"),
+        lambda: read_config(foreign / "a.toml", {}),
+        lambda: resume_run(run.path),
+        lambda: list(measure_runs(run.path, TABLE, device="cpu")),
+    ]
+    for action in refused:
+        with pytest.raises(InputError, match=r"names the function 'own_net:build'.*--trust.*--model own_net:build"):
+            action()
+    assert not (foreign / "imported").exists()
+
+
+def test_a_function_named_on_the_command_line_or_trusted_is_used(foreign: Path) -> None:
+    (foreign / "a.toml").write_text(tomli_w.dumps(configuration()))
+    named = read_config(foreign / "a.toml", {"model": "own_net:build"})
+    trusted = read_config(foreign / "a.toml", {}, trust=True)
+    assert named == trusted == TrainConfig.from_toml(foreign / "a.toml", trust=True)
+    assert train(named, foreign / "run").members["seed-0"].last("test_loss") is not None
+    resume_run(foreign / "run", trust=True)
+    assert len(list(measure_runs(foreign / "run", TABLE, device="cpu", trust=True))) == 1
+
+
+@pytest.mark.parametrize("name", ["os:system", "own_net:number", "own_net:Thing", "builtins:exec"])
+def test_what_returns_no_module_is_not_called(foreign: Path, name: str) -> None:
+    with pytest.raises(InputError, match="does not return a torch module"):
+        load_factory(name)
+    assert not (foreign / "called").exists()

@@ -1,0 +1,166 @@
+"""Many runs at once give what they give one by one."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gramscope_lab.data import DataSet
+from gramscope_lab.runs.directory import RunDirectory
+from gramscope_lab.training.config import TrainConfig
+from gramscope_lab.training.job import Job, prepare
+from gramscope_lab.training.stacking import StackedEngine
+from gramscope_lab.training.train import train
+from gramscope_lab.training.trained import Trained
+from lab.training.helpers import DEVICES, Config, Notes, needs_cuda, train_until, weights, without_time
+from refusals import assert_refused
+
+METHODS: dict[str, dict[str, Any]] = {
+    "sgd": {"name": "sgd"},
+    "momentum": {"name": "sgd", "momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
+    "adam": {"name": "adam", "weight_decay": 0.01},
+    "adamw": {"name": "adamw", "weight_decay": 0.1},
+    "muon": {"name": "muon", "weight_decay": 0.05, "readout": "muon"},
+    "muon-rms": {"name": "muon", "adjust": "match_rms_adamw", "nesterov": False},
+    "whiten-sgd": {"name": "whiten-sgd", "momentum": 0.9},
+    "whiten-adamw": {"name": "whiten-adamw", "whiten_readout": False},
+    "whiten-muon": {"name": "whiten-muon"},
+    "gram-fixed-sgd": {"name": "gram-fixed-sgd", "layers": "hidden*"},
+}
+
+
+def compare(one: Trained, other: Trained, tolerance: float = 2e-4) -> None:
+    assert list(one.members) == list(other.members)
+    for name, member in one.members.items():
+        for (key, p), q in zip(member.model.named_parameters(), other.members[name].model.parameters(), strict=True):
+            difference = float((p - q).detach().abs().max())
+            assert difference <= tolerance * max(1.0, float(q.detach().abs().max())), (name, key, difference)
+        for a, b in zip(member.records, other.members[name].records, strict=True):
+            assert a.keys() == b.keys()
+            assert a["step"] == b["step"]
+            if a["kind"] == "evaluation":
+                assert a["test_loss"] == pytest.approx(b["test_loss"], rel=1e-3)
+                if a["step"]:
+                    assert a["batch_loss"] == pytest.approx(b["batch_loss"], rel=1e-3)
+
+
+def stacked_and_alone(settings: TrainConfig, data: DataSet | None = None) -> tuple[Trained, Trained]:
+    made = [train(replace(settings, execution=way), data=data) for way in ("vectorised", "one-by-one")]
+    assert [trained.execution for trained in made] == ["vectorised", "one-by-one"]
+    return made[0], made[1]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", METHODS)
+def test_stack_equals_one_by_one(config: Config, blobs: DataSet, name: str, device: str) -> None:
+    """On a GPU a step is replayed as a CUDA graph; one that cannot be captured warns, and warnings are errors here."""
+    schedule = {"name": "linear", "warm_up": 1}
+    settings = config(METHODS[name], seeds=[0, 4], sweep={"lr": [0.05, 0.01]}, schedule=schedule, device=device)
+    tolerance = 5e-3 if "muon" in name or device == "cuda" else 2e-4  # bfloat16 iterations
+    compare(*stacked_and_alone(settings, blobs), tolerance)
+
+
+@pytest.mark.parametrize("method", ["adamw", "whiten-sgd"])
+def test_stack_of_convolutions_with_validation_and_full_batch(config: Config, method: str) -> None:
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.rand(48, 3, 8, 8, generator=g), torch.randint(4, (48,), generator=g)
+    data = DataSet("images", x[:36], y[:36], x[36:], y[36:], classes=4).split_validation(0.25)
+    settings = config(
+        method, model={"name": "cnn", "channels": [4, 4, 4]}, seeds=[1, 2], batch_size=0, epochs=4, reduction="sum"
+    )
+    stacked, alone = stacked_and_alone(settings, data)
+    compare(stacked, alone)
+    assert "validation_accuracy" in stacked.records[0]
+
+
+def test_stack_over_data_and_initial_scale(config: Config) -> None:
+    """Members may differ in data of one shape and in initial weights."""
+    settings = config(
+        data={"name": "gaussian", "n_train": 40, "n_test": 10, "d": 6},
+        sweep={"data.seed": [0, 1], "model.init_scale": [0.5, 2.0]},
+    )
+    stacked, alone = stacked_and_alone(settings)
+    compare(stacked, alone)
+    found = {
+        (r["data_seed"], r["model_init_scale"]): r["test_loss"] for r in stacked.records if r["kind"] == "evaluation"
+    }
+    assert set(found) == {(0, 0.5), (0, 2.0), (1, 0.5), (1, 2.0)}
+    assert len(set(found.values())) == 4
+
+
+def test_members_with_the_same_data_share_them(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four members on two data sets hold two sets; on one, that one, uncopied."""
+    held: list[torch.Tensor] = []
+    make = StackedEngine.__init__
+
+    def watched(engine: StackedEngine, jobs: list[Job]) -> None:
+        make(engine, jobs)
+        held.append(engine._x)
+        assert held[-1].dim() == 3 or held[-1] is jobs[0].data.x_train
+
+    monkeypatch.setattr(StackedEngine, "__init__", watched)
+    data = {"name": "gaussian", "n_train": 40, "n_test": 10, "d": 6}
+    for sweep, shape in (({"data.seed": [0, 1], "lr": [0.1, 0.2]}, (2, 40, 6)), ({"lr": [0.1, 0.2]}, (40, 6))):
+        train(config(data=data, sweep=sweep, execution="vectorised"))
+        assert held[-1].shape == shape
+
+
+@needs_cuda
+def test_recording_a_graph_changes_no_state(config: Config, blobs: DataSet) -> None:
+    """The warm-up steps before a recording are undone: one step is one step, for both batch sizes."""
+    settings = config("adamw", seeds=[0, 1], device="cuda")
+    jobs = [prepare(member, name, data=blobs) for name, member in settings.members().items()]
+    recorded, plain = StackedEngine(jobs), StackedEngine(jobs)
+    plain._recorded = plain._step
+    for step in range(recorded.plan.steps_per_epoch + 1):
+        recorded.advance(step)
+        plain.advance(step)
+        for one, other in zip(recorded._state_tensors(), plain._state_tensors(), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("method", ["momentum", "adamw", "muon", "whiten-sgd"])
+def test_stacked_run_resumes_bit_identically(
+    tmp_path: Path, config: Config, blobs: DataSet, method: str, device: str
+) -> None:
+    every = {"execution": "vectorised", "checkpoint_every": 0.4, "device": device}
+    settings = config(METHODS[method], seeds=[0, 1, 2], **every)
+    whole = train(settings, data=blobs)
+    train_until(8, settings, tmp_path / "run", data=blobs)
+    group = RunDirectory.open(tmp_path / "run")
+    assert group.status() == "stopped"
+    # a kill while checkpoints were being written: one member lacks the newest
+    shutil.rmtree(tmp_path / "run" / "seed-1" / "checkpoints" / "step-000000008")
+    resumed = train(settings, tmp_path / "run", data=blobs, resume=True)
+    assert torch.equal(weights(resumed), weights(whole))
+    assert without_time(resumed.records) == without_time(whole.records)
+    assert without_time(group.records()) == without_time(whole.records)
+
+
+@pytest.mark.parametrize("method", ["sgd", "whiten-sgd"])
+def test_a_stack_that_diverges_in_one_member_goes_on(
+    tmp_path: Path, config: Config, blobs: DataSet, method: str
+) -> None:
+    settings = config(method, sweep={"lr": [0.05, 1e30]}, execution="vectorised")
+    trained = train(settings, tmp_path / "run", data=blobs)
+    good, bad = trained.members.values()
+    assert good.last("test_loss") > 0
+    assert not bad.last("test_loss") < float("inf")
+    assert RunDirectory.open(tmp_path / "run").records("evaluation")[-1]["test_loss"] is None
+
+
+def test_processes_give_the_same_and_carry_errors(tmp_path: Path, config: Config) -> None:
+    settings = config(data={"name": "gaussian", "n_train": 40}, seeds=[0, 1], execution="processes", epochs=2)
+    reporter = Notes()
+    apart = train(settings, tmp_path / "run", reporter=reporter)
+    assert reporter.notes == ["2 runs in processes, as asked"]
+    alone = train(replace(settings, execution="one-by-one"))
+    compare(apart, alone)
+    assert RunDirectory.open(tmp_path / "run").status() == "finished"
+    assert_refused("cannot be sent", train, settings, data=DataSet("x", *[torch.ones(9, 2)] * 4))
