@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class GramscopeError(Exception):
     """Base of every error raised on purpose by gramscope."""
@@ -41,3 +44,15 @@ class RescueWarning(GramscopeWarning):
 
 class ResultWarning(GramscopeWarning):
     """A result is correct but may mislead (for example target linearity with n ≤ rank)."""
+
+
+def no_such(what: str, name: str, known: Iterable[str]) -> str:
+    """The text of an error for an unknown name, with the nearest known ones.
+
+    >>> no_such("measure", "nfaa", ["nfa", "nc1"])
+    "no measure 'nfaa'; did you mean 'nfa'? There are: nfa, nc1"
+    """
+    names = sorted(known) if isinstance(known, set | frozenset) else list(known)
+    near = get_close_matches(name, names, n=2)
+    hint = f" did you mean {' or '.join(map(repr, near))}? There are:" if near else " there are:"
+    return f"no {what} {name!r};{hint} {', '.join(names)}"
