@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks import benchmarks, scale
+from benchmarks.__main__ import main
 from benchmarks.scale import Case, Growth, cases, fitted_exponent, processes
 from benchmarks.timing import Row
-from gramscope_lab.cli import app
 
 
 @pytest.mark.parametrize("power", [0.0, 1.0, 2.5])
@@ -54,12 +54,9 @@ def test_bench_all_runs_them_all(monkeypatch: pytest.MonkeyPatch, capsys: pytest
         yield Growth("c", "n", (1, 2), (1.0, 2.0), 1.0, 1.0) if name == "scale" else Row(name, "m", 1.0, "b", 1.0)
         printed.append(capsys.readouterr().out)  # before the benchmark goes on
 
-    monkeypatch.setattr("gramscope_lab.cli.bench.run_benchmark", run)
+    monkeypatch.setattr("benchmarks.__main__.run_benchmark", run)
     for arguments in (["--json"], []):
-        monkeypatch.setattr("sys.argv", ["gramscope", "bench", "all", *arguments])
-        with pytest.raises(SystemExit) as end:
-            app.main()
-        assert not end.value.code
+        assert main(["all", *arguments]) == 0
         if arguments:
             out = json.loads(capsys.readouterr().out)
             assert list(out) == list(benchmarks.BENCHMARKS)
@@ -67,5 +64,19 @@ def test_bench_all_runs_them_all(monkeypatch: pytest.MonkeyPatch, capsys: pytest
             printed.clear()
     assert len(printed) == len(benchmarks.BENCHMARKS)
     for name, text in zip(benchmarks.BENCHMARKS, printed, strict=True):
-        assert text.startswith(f"{name}\n")
+        assert text.startswith(f"{name} on cpu")
         assert ("1 2 ms at n = 1 2" if name == "scale" else "1.000 ms") in text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("all --seconds -1", "seconds = -1: must be a finite number of at least 0"),
+        ("measure --device foo", "device = 'foo'"),
+        ("measure --steps 10", "measure takes only --device, --seconds and --json"),
+        ("optimizers --steps 0", "a run needs at least one step"),
+    ],
+)
+def test_wrong_use_is_one_clear_line(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words.split()) == 2
+    assert message in capsys.readouterr().err

@@ -74,7 +74,6 @@ def test_help_and_completion_need_no_torch(tmp_path: Path) -> None:
         "measure --help",
         "runs list",
         "reproduce --list",
-        "bench",
         "data --help",
     ):
         done = run([sys.executable, "-c", code, *arguments.split()])
@@ -147,11 +146,6 @@ def test_train_measure_runs_resume(gramscope: Command) -> None:
         ("train --lr", "requires an argument"),
         ("measure", "name a run directory, or your own net"),
         ("measure --model nomodule:f --data digits", "'nomodule:f': No module named 'nomodule'"),
-        ("bench nothing", "benchmark 'nothing' is not known; there are: measure, vcl"),
-        ("bench all --seconds -1", "seconds = -1: must be a finite number of at least 0"),
-        ("bench optimizers --scale huge", "scale='huge': choose one of quick, full"),
-        ("bench measure --seconds -1", "seconds = -1: must be a finite number of at least 0"),
-        ("bench measure --device foo", "device = 'foo': use auto, cpu, cuda"),
         ("reproduce nfa-fig1 --device foo", "device = 'foo': use auto, cpu, cuda"),
         ("runs show nowhere", "nowhere holds no run (there is no such folder)"),
         ("nothing", "No such command"),
