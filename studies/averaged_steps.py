@@ -3,7 +3,7 @@
     python studies/averaged_steps.py --data-dir DIR --steps 3000 --decay 0 0.1 0.2 0.3
     python studies/averaged_steps.py --data-dir DIR --steps 10 30 --first-step 0.12 0.15 0.18 0.25 --seeds 3
 
-The nets and data are those of ``python -m benchmarks optimizers --scale full``; rates fall linearly to 0. Test data are not read.
+Nets and data are those of ``python -m benchmarks optimizers --scale full``; rates fall linearly to 0. Test data are not read.
 """
 
 from __future__ import annotations
