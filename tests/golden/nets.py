@@ -157,14 +157,6 @@ BERT = {**ATTENTION, "vocab_size": WORDS, "intermediate_size": 12, "max_position
 T5 = {
     "vocab_size": WORDS, "d_model": 8, "d_kv": 4, "d_ff": 12, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0,
 }  # fmt: skip
-    "vocab_size": WORDS,
-    "d_model": 8,
-    "d_kv": 4,
-    "d_ff": 12,
-    "num_layers": 1,
-    "num_heads": 2,
-    "decoder_start_token_id": 0,
-}
 MAMBA = {"vocab_size": WORDS, "hidden_size": 8, "state_size": 4, "num_hidden_layers": 1, "time_step_rank": 2}
 VIT = {**ATTENTION, "intermediate_size": 12, "image_size": 6, "patch_size": 3, "num_labels": 3}
 
