@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import MissingExtraError
+from gramscope_lab.palette import PALETTE as PALETTE
 from gramscope_lab.runs.directory import RunDirectory
 from gramscope_lab.runs.files import write_file
 from gramscope_lab.runs.records import Record
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 else:
     Figure = Any  # experiments name it in annotations; matplotlib itself is imported only to draw
 
-#: Okabe & Ito's palette, the yellow last
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#F0E442")
 #: line styles, so that lines differ in black and white too
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)))
 STYLE: dict[str, Any] = {

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-#: the colours legible on white and on black, so without yellow and black
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C")
+from gramscope_lab.palette import PALETTE
+from gramscope_lab.palette import colour as colour
+
 DASHES = ("solid", "dash", "dot")
 MARKERS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "star")
 
@@ -15,11 +16,6 @@ MATPLOTLIB_MARKERS = {
 
 SEQUENTIAL = "cividis"
 DIVERGING = "RdBu_r"
-
-
-def colour(index: int) -> str:
-    """Colour of setting ``index``."""
-    return PALETTE[index % len(PALETTE)]
 
 
 def dash(index: int) -> str:
