@@ -1,11 +1,24 @@
 from __future__ import annotations
 
+from itertools import combinations
+from math import comb
+
 import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gramscope.theory.freeness import Family, MatrixFamily, PowerFamily, free_cumulant, free_moment
+from gramscope.theory.freeness import (
+    Family,
+    MatrixFamily,
+    Partition,
+    PowerFamily,
+    free_cumulant,
+    free_moment,
+    kreweras_complement,
+    noncrossing_partitions,
+)
+from gramscope.theory.gaussian import set_partitions
 from reference import free_moment_by_definition
 from refusals import assert_refused
 
@@ -62,3 +75,34 @@ def test_bad_words_are_named() -> None:
     assert_refused("both families", free_moment, "AR", a, matrices("A", 1))
     assert_refused("3 spectral moments", free_moment, "ARRR", a, r)
     assert_refused("one letter", MatrixFamily, {"AB": torch.eye(2)})
+
+
+# -- partitions ------------------------------------------------------------------------------------------------------
+def crosses(partition: Partition) -> bool:
+    for first, second in combinations(partition, 2):
+        for a, c in combinations(first, 2):
+            inside = sum(a < b < c for b in second)
+            if 0 < inside < len(second):
+                return True
+    return False
+
+
+@pytest.mark.parametrize("n", range(1, 7))
+def test_noncrossing_are_the_set_partitions_that_do_not_cross(n: int) -> None:
+    expected = {tuple(sorted(p)) for p in set_partitions(n) if not crosses(p)}
+    assert set(noncrossing_partitions(n)) == expected
+    assert len(noncrossing_partitions(n)) == comb(2 * n, n) // (n + 1)
+
+
+@pytest.mark.parametrize("n", range(1, 6))
+def test_complement_is_the_largest_that_does_not_cross(n: int) -> None:
+    for partition in noncrossing_partitions(n):
+        interleaved = tuple(tuple(2 * i for i in block) for block in partition)
+        fitting = [
+            candidate
+            for candidate in noncrossing_partitions(n)
+            if not crosses(interleaved + tuple(tuple(2 * i + 1 for i in block) for block in candidate))
+        ]
+        largest = min(fitting, key=len)
+        assert kreweras_complement(partition) == largest
+        assert len(partition) + len(largest) == n + 1

@@ -15,16 +15,20 @@ stand for a whole stack of random matrices at once (one moment per net).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from itertools import pairwise
 from math import comb, prod
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from gramscope.errors import InputError
-from gramscope.theory.partitions import Partition, kreweras_complement, noncrossing_partitions
+
+#: a tuple of blocks, a block being a tuple of increasing positions 0 … n − 1
+Partition: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 class Family(ABC):
@@ -156,3 +160,55 @@ def _alternating_runs(word: str, letters: frozenset[str]) -> list[str]:
 def _canonical(word: str) -> str:
     """One name for all words with the same trace: rotations, and reversals since the letters are symmetric."""
     return min((w[i:] + w[:i] for w in (word, word[::-1]) for i in range(len(word))), default="")
+
+
+# -- non-crossing partitions -----------------------------------------------------------------------------------------
+@lru_cache(maxsize=32)
+def noncrossing_partitions(n: int) -> tuple[Partition, ...]:
+    """All non-crossing partitions of ``n`` points on a circle; there are Catalan(n) of them.
+
+    >>> [len(noncrossing_partitions(n)) for n in range(7)]
+    [1, 1, 2, 5, 14, 42, 132]
+    """
+    return tuple(sorted(tuple(sorted(blocks)) for blocks in _noncrossing(tuple(range(n)))))
+
+
+def _noncrossing(points: tuple[int, ...]) -> Iterator[list[tuple[int, ...]]]:
+    """Choose the block of the first point; the gaps it leaves are partitioned independently."""
+    if not points:
+        yield []
+        return
+    first, rest = points[0], points[1:]
+    for mask in range(2 ** len(rest)):
+        chosen = [i for i in range(len(rest)) if mask >> i & 1]
+        block = (first, *(rest[i] for i in chosen))
+        bounds = [-1, *chosen, len(rest)]
+        gaps = [rest[low + 1 : high] for low, high in pairwise(bounds)]
+        partial: list[list[tuple[int, ...]]] = [[block]]
+        for gap in gaps:
+            partial = [left + right for left in partial for right in _noncrossing(gap)]
+        yield from partial
+
+
+@lru_cache(maxsize=4096)
+def kreweras_complement(partition: Partition) -> Partition:
+    """The largest partition of the points ``0', …, (n−1)'`` (``i'`` right after ``i``) that crosses no block.
+
+    As permutations ``K(π) = π⁻¹ ∘ (0 1 … n−1)`` with the blocks as increasing cycles. It exchanges the finest and the
+    coarsest partition, and ``|π| + |K(π)| = n + 1``.
+
+    >>> kreweras_complement(((0, 1), (2,)))
+    ((0,), (1, 2))
+    """
+    n = sum(map(len, partition))
+    before = {point: block[i - 1] for block in partition for i, point in enumerate(block)}
+    step = {i: before[(i + 1) % n] for i in range(n)}
+    blocks: list[tuple[int, ...]] = []
+    left = set(range(n))
+    while left:
+        cycle = [min(left)]
+        while step[cycle[-1]] != cycle[0]:
+            cycle.append(step[cycle[-1]])
+        left -= set(cycle)
+        blocks.append(tuple(sorted(cycle)))
+    return tuple(sorted(blocks))

@@ -9,6 +9,7 @@ limit d, k → ∞, and its Proposition 10 (with the s₁ ≠ s₂ terms it drop
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from functools import lru_cache
 from math import perm, prod
 from typing import TypeAlias
@@ -18,8 +19,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from gramscope.errors import InputError
-from gramscope.theory.freeness import Family
-from gramscope.theory.partitions import pairings, set_partitions
+from gramscope.theory.freeness import Family, Partition
 
 #: letters of data words in the trace product, and sizes of the groups of k-indices
 Term: TypeAlias = tuple[tuple[str, ...], tuple[int, ...]]
@@ -139,3 +139,34 @@ def _grouped_moment(groups: tuple[int, ...], width: int, variance: float) -> flo
 
 def _double_factorial(n: int) -> int:
     return prod(range(n, 0, -2))
+
+
+# -- partitions and pairings ----------------------------------------------------------------------------------------
+def set_partitions(n: int) -> Iterator[Partition]:
+    """All partitions of ``n`` points, crossing ones included; Bell(n) of them.
+
+    >>> [sum(1 for _ in set_partitions(n)) for n in range(6)]
+    [1, 1, 2, 5, 15, 52]
+    """
+    if n == 0:
+        yield ()
+        return
+    for smaller in set_partitions(n - 1):
+        for i, block in enumerate(smaller):
+            yield (*smaller[:i], (*block, n - 1), *smaller[i + 1 :])
+        yield (*smaller, (n - 1,))
+
+
+def pairings(points: tuple[int, ...]) -> Iterator[tuple[tuple[int, int], ...]]:
+    """All ways of pairing up an even number of points: (2m−1)!! of them for 2m points.
+
+    >>> [sum(1 for _ in pairings(tuple(range(2 * m)))) for m in range(5)]
+    [1, 1, 3, 15, 105]
+    """
+    if not points:
+        yield ()
+        return
+    first, rest = points[0], points[1:]
+    for i, partner in enumerate(rest):
+        for others in pairings(rest[:i] + rest[i + 1 :]):
+            yield ((first, partner), *others)

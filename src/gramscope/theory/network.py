@@ -7,7 +7,7 @@ A thin adaptor: the layers' Jacobians and gradients come from :mod:`gramscope.la
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,6 @@ from gramscope.layers.losses import Loss, sample_losses
 from gramscope.layers.model_call import call_model, evaluating, select_output
 from gramscope.layers.select import LayerSelector, select_layers
 from gramscope.theory.early_time import Speeds, speeds_from_gradient
-from gramscope.theory.montecarlo import KernelMoments, kernel_moments
 
 
 @dataclass(frozen=True)
@@ -94,8 +93,8 @@ def early_alignment(
 def network_tangents(model: nn.Module, x: Any, layer: str) -> tuple[Tensor, Tensor]:
     """``J [N, k]`` of one layer and its inputs ``[batch·sites, d]``; N runs over samples, sites, then outputs.
 
-    Grouped convolutions have a leading axis on both. Feed a stream of J from freshly initialised models to
-    :func:`gramscope.theory.montecarlo.kernel_moments`.
+    Grouped convolutions have a leading axis on both. :func:`gramscope.theory.montecarlo.kernel_moments` averages a stream
+    of J over initialisations of any architecture.
     """
     with evaluating(model), torch.enable_grad(), capture(model, layer) as tape:
         check_samples_are_independent(model)
@@ -105,17 +104,7 @@ def network_tangents(model: nn.Module, x: Any, layer: str) -> tuple[Tensor, Tens
             raise InputError(f"layer={layer!r} stands for {len(names)} layers ({', '.join(names)}); name one")
         j = torch.cat([chunk[names[0]] for chunk in jacobian_chunks(tape, output)])
         inputs = tape[names[0]].h.flatten(-3, -2)
-    return j.movedim(0, -2).flatten(-4, -2), inputs
-
-
-def initialisation_moments(
-    make_model: Callable[[torch.Generator], nn.Module], x: Any, layer: str, nets: int, generator: torch.Generator
-) -> KernelMoments:
-    """``E[𝒦]`` and ``E[𝒦²]`` of one layer over ``nets`` initialisations of any architecture, with error bars.
-
-    ``make_model(generator)`` builds a model whose weights are drawn from the generator alone.
-    """
-    return kernel_moments(network_tangents(make_model(generator), x, layer)[0] for _ in range(nets))
+    return _rows(j), inputs
 
 
 @dataclass(frozen=True)
@@ -191,8 +180,8 @@ def _descend(model: nn.Module, x: Any, y: Any, loss: Loss, step: float, reductio
 
 
 def _rows(j: Tensor) -> Tensor:
-    """``[m, …, batch, sites, k]`` as ``[…, m·batch·sites, k]``."""
-    return j.movedim(0, -4).flatten(-4, -2)
+    """``[m, …, batch, sites, k]`` as ``[…, batch·sites·m, k]``."""
+    return j.movedim(0, -2).flatten(-4, -2)
 
 
 def _relative(value: Tensor, reference: Tensor) -> float:

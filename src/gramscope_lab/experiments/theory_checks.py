@@ -9,18 +9,19 @@ import torch
 
 from gramscope.errors import InputError
 from gramscope.theory.freeness import MatrixFamily
-from gramscope.theory.montecarlo import estimate
-from gramscope.theory.published_formulas import FORMULAS, centred_moments, rule_value
+from gramscope.theory.montecarlo import RandomMLP, estimate
 from gramscope.theory.quadratic import (
     AGOP,
     CROSS,
+    FORMULAS,
     GRAM,
+    centred_moments,
     data_matrices,
     observed_traces,
+    rule_value,
     spectral_moments,
     weight_matrix,
 )
-from gramscope.theory.random_mlp import RandomMLP
 from gramscope.theory.tangent_kernels import tangent_kernel_at_infinite_width
 from gramscope_lab.experiments.theory_sweeps import polynomial_task
 

@@ -19,7 +19,7 @@ from gramscope.linalg.psd import random_orthogonal
 from gramscope.theory.early_time import Traces, labelled_inputs, speeds_from_kernel, speeds_from_tangents
 from gramscope.theory.freeness import MatrixFamily
 from gramscope.theory.gaussian import gaussian_spectral_moments
-from gramscope.theory.montecarlo import estimate, kernel_moments
+from gramscope.theory.montecarlo import RandomMLP, estimate, kernel_moments
 from gramscope.theory.quadratic import (
     data_matrices,
     free_traces,
@@ -28,7 +28,6 @@ from gramscope.theory.quadratic import (
     spectral_moments,
     weight_matrix,
 )
-from gramscope.theory.random_mlp import RandomMLP
 from gramscope.theory.tangent_kernels import one_hidden_layer_kernel_moments, tangent_kernel_at_infinite_width
 from gramscope_lab.data.synthetic import (
     InverseRule,
