@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.distributed_c10d import _get_default_store
 from torch.nn.parallel import DistributedDataParallel
 
 import gramscope as gs
 from comparing import assert_same
-from gramscope.distributed import attendance
-from gramscope.distributed.exchange import Exchange
+from gramscope.distributed import exchange
 from gramscope.errors import InputError, NumericalError, ResultWarning
 from routed_experts import OPTIONS, routed
 
@@ -255,20 +252,24 @@ def case_monitor_with_a_log_in_one_process(folder: Path) -> None:
 
 
 def case_one_process_alone(folder: Path) -> None:
-    """A process that measures by itself does not wait for ever, and neither do the others for it."""
     model, (x, y) = DistributedDataParallel(network()), data()
     if dist.get_rank() == 0:
-        table = gs.measure(model, (x, y), F.cross_entropy, process_group=False)
-        patience, attendance.PATIENCE = attendance.PATIENCE, 0.3
-        with pytest.warns(ResultWarning, match="process 0 alone"):
-            doubtful = gs.measure(model, (x, y), F.cross_entropy)
-        attendance.PATIENCE = patience
-        assert_same_tables(doubtful, table)
-        assert "did not measure with it" in str(doubtful.notes["(processes)"])
+        gs.measure(model, (x, y), F.cross_entropy, process_group=False)
     F.cross_entropy(model(x), y).backward()
-    # the next call of all is again one of all, also when they begin at different times
-    time.sleep(0.2 * dist.get_rank())
     assert gs.collect(model, (x, y), F.cross_entropy).n == N * dist.get_world_size()
+
+
+def case_a_process_that_waits_says_for_which(folder: Path) -> None:
+    processes, rank, last = exchange.Exchange(dist.group.WORLD), dist.get_rank(), dist.get_world_size() - 1
+    if rank == last:
+        dist.barrier()  # after the warnings of the others
+        processes.wait_for_all()
+        return
+    patience, exchange.PATIENCE = exchange.PATIENCE, 0.0
+    with pytest.warns(ResultWarning, match=rf"process {rank} has waited 0 s for processes .*{last}\]"):
+        processes.wait_for_all()
+    exchange.PATIENCE = patience
+    dist.barrier()
 
 
 def case_an_error_in_one_process_ends_all(folder: Path) -> None:
@@ -316,15 +317,3 @@ def case_group_and_mesh(folder: Path) -> None:
     assert gs.measure(model, data(), F.cross_entropy, mesh=mesh["b"]).network["samples"] == 2 * N
     with pytest.raises(InputError, match="mesh="):
         gs.collect(model, data(), F.cross_entropy, mesh=mesh)
-
-
-def case_attendance_leaves_no_keys(folder: Path) -> None:
-    exchange = Exchange(dist.group.WORLD)
-    assert attendance.Attendance(exchange).absent() == []
-    dist.barrier()
-    before = _get_default_store().num_keys()
-    dist.barrier()
-    for _ in range(5):
-        assert attendance.Attendance(exchange).absent() == []
-    dist.barrier()
-    assert _get_default_store().num_keys() == before

@@ -20,7 +20,7 @@ from vcl_cases import assert_same_bits, error
 
 import gramscope as gs
 from comparing import assert_same
-from gramscope.errors import InputError, LayerError
+from gramscope.errors import LayerError
 
 
 def world() -> Any:
@@ -71,17 +71,6 @@ def case_measures_of_a_tensor_parallel_model(folder: Path) -> None:
     model = parallelize_module(two_layers(), world(), {"0": ColwiseParallel(), "2": RowwiseParallel()})
     table = gs.measure(two_layers(), data(), F.cross_entropy, process_group=False)
     assert_same_tables(gs.measure(model, data(), F.cross_entropy, process_group=False), table)
-
-
-def case_one_process_cannot_measure_a_sharded_model(folder: Path) -> None:
-    from gramscope.distributed import attendance
-
-    model = sharded(network())
-    if dist.get_rank() == 0:
-        patience, attendance.PATIENCE = attendance.PATIENCE, 0.3
-        with pytest.raises(InputError, match="all processes must measure it together"):
-            gs.measure(model, data(), F.cross_entropy)
-        attendance.PATIENCE = patience
 
 
 SHAPES = {"wide": (6, 10), "square": (7, 7), "tall": (11, 5), "few rows": (1, 9)}

@@ -28,7 +28,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     wanted = sys.argv[2:]
     for name in wanted or sorted(path.stem for path in Path(__file__).parent.glob("*_cases.py")):
-        for label, case in vars(importlib.import_module(name)).items():
+        for label, case in list(vars(importlib.import_module(name)).items()):
             if not label.startswith("case_"):
                 continue
             start = time.perf_counter()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -10,7 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gramscope.errors import GramscopeError
+from gramscope.errors import GramscopeError, ResultWarning
+
+#: seconds after which a process that waits says for which others
+PATIENCE = 30.0
 
 Value = TypeVar("Value")
 
@@ -22,6 +27,39 @@ class Exchange:
         self.group = group
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
+
+    def wait_for_all(self) -> None:
+        """Wait until every process of the group is here; after :data:`PATIENCE` seconds a warning names those that are not.
+
+        Each process counts its own calls in the group's store, so that the counts of all must reach this process's count. It
+        goes on after the warning: the next operation of the group waits for the others, at most for the group's timeout.
+        """
+        from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+
+        store = PrefixStore(f"gramscope/{self.group.group_name}", _get_default_store())
+        mine = store.add(str(self.rank), 1)
+        end, pause = time.monotonic() + PATIENCE, 0.001
+        while absent := [rank for rank in range(self.size) if store.add(str(rank), 0) < mine]:
+            if time.monotonic() > end:
+                warnings.warn(
+                    f"process {self.rank} has waited {PATIENCE:g} s for processes {absent} of {self.size}: every process of "
+                    "the group must make this call; process_group=False measures in one process alone",
+                    ResultWarning,
+                    stacklevel=2,
+                )
+                return
+            time.sleep(pause)
+            pause = min(2 * pause, 0.1)
+
+    def read_together(self, read: Callable[[], Value], device: torch.device) -> Value:
+        """``read()`` in every process; an error in one of them is raised in all (:meth:`raise_together`)."""
+        try:
+            value, error = read(), None
+        except Exception as raised:
+            value, error = None, raised
+        self.wait_for_all()
+        self.raise_together(error, device)
+        return value  # type: ignore[return-value]
 
     def add(self, tensor: Tensor) -> None:
         """Replace a tensor by its sum over all processes."""

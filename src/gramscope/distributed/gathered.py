@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gramscope.distributed.attendance import Attendance
 from gramscope.distributed.exchange import Exchange
-from gramscope.errors import InputError, LayerError
+from gramscope.errors import LayerError
 
 #: where modules keep their hooks
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -43,9 +42,6 @@ def gathered(model: nn.Module, exchange: Exchange | None = None) -> Iterator[Non
     Args:
         model: the model.
         exchange: the processes that are expected to enter.
-
-    Raises:
-        InputError: the others did not come; nothing waits for ever.
     """
     check_not_flattened(model)
     modules = list(model.modules())
@@ -53,12 +49,7 @@ def gathered(model: nn.Module, exchange: Exchange | None = None) -> Iterator[Non
         yield
         return
     if exchange is not None:
-        absent = Attendance(exchange).absent()
-        if absent:
-            raise InputError(
-                f"the model is sharded, so all processes must measure it together; these did not: {absent}. Call this in all "
-                "processes, also where only one uses the result"
-            )
+        exchange.wait_for_all()
     replaced: list[tuple[dict[str, Any], str, Tensor]] = []
     hidden: list[tuple[nn.Module, str, OrderedDict[int, Callable[..., Any]]]] = []
     whole: dict[int, Tensor] = {}

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from gramscope.distributed.attendance import Attendance, of_own_data
 from gramscope.distributed.exchange import Exchange
 from gramscope.distributed.gathered import gathered
 from gramscope.distributed.groups import Group, find_exchange
-from gramscope.errors import InputError, MissingExtraError, ResultWarning
+from gramscope.errors import InputError, MissingExtraError
 from gramscope.layers.batches import NoBatchError, Unpack, batches, to_device
 from gramscope.layers.capture import capture
 from gramscope.layers.labels import LabelReader
@@ -136,37 +134,23 @@ def cka(
 
     def read() -> _Sums:
         total = _Sums()
-        with ExitStack() as stack:
+        with (
+            suppress(*([] if exchange is None else [NoBatchError])),
+            ExitStack() as stack,
+        ):  # other processes may have batches
             sides = [_Side(m, stack, layers, tokens, batch_dim, eval_mode) for m in models]
             for inputs, target in batches(loader, unpack, model_dtype(unwrap(model))):
-                found = [side.rows(inputs, target, sides) for side in sides]
-                total.add(found[0], found[-1])
+                rows = [side.rows(inputs, target, sides) for side in sides]
+                total.add(rows[0], rows[-1])
         return total
 
     with ExitStack() as whole:
         for network in models:
             whole.enter_context(gathered(unwrap(network), exchange))
-        return (read() if exchange is None else _read_together(read, exchange, model_device(model))).result()
-
-
-def _read_together(read: Callable[[], _Sums], exchange: Exchange, device: torch.device) -> _Sums:
-    """The sums of the batches of all processes; of this one's own, with a warning, where the others do not take part."""
-    attendance = Attendance(exchange)
-    own, error = _Sums(), None
-    try:
-        own = read()
-    except NoBatchError as raised:
-        own.empty = raised
-    except Exception as raised:
-        error = raised
-    absent = attendance.absent()
-    if absent:
-        if error is not None or own.empty is not None:
-            raise error or own.empty  # type: ignore[misc]
-        warnings.warn(f"CKA {of_own_data(absent, exchange)}", ResultWarning, stacklevel=3)
-        return own
-    exchange.raise_together(error, device)
-    return own.over_processes(exchange, device)
+        if exchange is None:
+            return read().result()
+        device = model_device(model)
+        return exchange.read_together(read, device).over_processes(exchange, device).result()
 
 
 class _Sums:
@@ -176,8 +160,6 @@ class _Sums:
         self._names: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
         self._sums: tuple[Tensor, Tensor, Tensor] | None = None
         self._samples = 0
-        #: why there was no batch
-        self.empty: NoBatchError | None = None
 
     def add(self, left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
         """Add a batch: rows ``[n, d]`` by layer."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -10,10 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from gramscope.distributed.attendance import Attendance, of_own_data
 from gramscope.distributed.exchange import Exchange
 from gramscope.distributed.groups import Group, find_exchange
-from gramscope.errors import InputError, ResultWarning
+from gramscope.errors import InputError
 from gramscope.layers.batches import NoBatchError, Unpack, batches, is_array, to_device
 from gramscope.layers.capture import capture
 from gramscope.layers.labels import LabelReader
@@ -64,15 +62,8 @@ def neural_collapse(
 
 
 def _rows_of_all(H: Array, labels: Array, exchange: Exchange) -> tuple[Array, Array]:
-    """The rows of all processes, in their order; this one's own, with a warning, where the others do not take part."""
-    absent = Attendance(exchange).absent()
-    if absent:
-        warnings.warn(
-            f"neural collapse {of_own_data(absent, exchange)}",
-            ResultWarning,
-            stacklevel=3,
-        )
-        return H, labels
+    """The rows of all processes, in their order."""
+    exchange.wait_for_all()
     given: tuple[Tensor, Tensor] | InputError
     try:
         given = as_tensor(H, "H").cpu(), as_tensor(labels, "labels").cpu()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
@@ -12,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from gramscope.distributed.attendance import Attendance, of_own_data
 from gramscope.distributed.exchange import Exchange
 from gramscope.distributed.gathered import check_not_flattened, gathered
 from gramscope.distributed.groups import Group, find_exchange
-from gramscope.errors import InputError, ResultWarning
+from gramscope.errors import InputError
 from gramscope.layers.batches import NoBatchError, Unpack, batches, to_device
 from gramscope.layers.capture import capture
 from gramscope.layers.jacobians import MEMORY, check_samples_are_independent
@@ -32,7 +30,6 @@ from gramscope.layers.modules import unwrap
 from gramscope.layers.select import LayerSelector, select_modules
 from gramscope.layers.tape import Tape
 from gramscope.layers.validity import check_reference
-from gramscope.notes import Note
 from gramscope.statistics.accumulate import Accumulator
 from gramscope.statistics.collect_options import Options
 from gramscope.statistics.features import IGNORED, Tokens
@@ -141,9 +138,8 @@ def collect(
         visit: called with the name of a layer and the feature rows of a batch, in place of keeping their moments.
         progress: show a bar with the time left, on terminals; ``False`` for none.
         process_group: the processes whose data are one sample: by default those of a ``DistributedDataParallel`` model, else
-            the default group of ``torch.distributed`` where there is one; ``False`` for this process alone. A process whose
-            others do not call this function too waits for them for a minute and then returns the statistics of its own data,
-            with a warning and a note.
+            the default group of ``torch.distributed`` where there is one; ``False`` for this process alone. Every process of
+            the group must make this call; one that waits 30 seconds warns for which others.
         mesh: a device mesh of one dimension, in place of ``process_group``.
 
     >>> import torch, gramscope as gs
@@ -196,30 +192,12 @@ def collect(
 
 
 def _read_together(read: Callable[..., Statistics], exchange: Exchange, device: torch.device) -> Statistics:
-    """The statistics of the data of all processes; of this one's own where the others do not take part."""
-    attendance = Attendance(exchange)
-    own, error = None, None
-    try:
-        own = read(may_be_empty=True)
-    except Exception as raised:
-        error = raised
-    absent = attendance.absent()
-    if not absent:
-        exchange.raise_together(error, device)
-    if own is None:
-        assert error is not None
-        raise error
-    whole = own if absent else over_processes(own, exchange, device)
+    """The statistics of the data of all processes."""
+    own = exchange.read_together(partial(read, may_be_empty=True), device)
+    whole = over_processes(own, exchange, device)
     if whole.n == 0:
-        raise NoBatchError("the loader yielded no batch" if absent else "the loaders of all processes yielded no batch")
-    return _noted(whole, absent, exchange) if absent else whole
-
-
-def _noted(own: Statistics, absent: Sequence[int], exchange: Exchange) -> Statistics:
-    """Statistics of this process's data, with a warning and a note that they are."""
-    text = of_own_data(absent, exchange)
-    warnings.warn(f"statistics {text}", ResultWarning, stacklevel=4)
-    return replace(own, notes={**own.notes, "(processes)": (Note("doubtful", text),)})
+        raise NoBatchError("the loaders of all processes yielded no batch")
+    return whole
 
 
 def _read(
