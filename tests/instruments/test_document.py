@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from gramscope.measures.columns import MEASURES
+from gramscope.measures.columns import COLUMNS
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "measure.md").read_text(encoding="utf-8")
 WORDS = {"loss": "loss", "jacobians": "Jacobians", "features": "features", "gram": "Gram", "labels": "labels",
@@ -27,10 +27,10 @@ def test_python_blocks_run_in_order() -> None:
 
 def test_the_table_has_every_measure() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) ?\|", DOCUMENT, flags=re.MULTILINE)
-    assert [name for name, _, _ in rows] == list(MEASURES)
+    assert [name for name, _, _ in rows] == list(COLUMNS)
     for name, formula, needs in rows:
-        known = MEASURES[name].formula.removesuffix(" ([Gram] Theorem 3)")
+        known = COLUMNS[name].formula.removesuffix(" ([Gram] Theorem 3)")
         start = re.split(r", (?:exact|centred features|W̄ = )", known)[0]
         assert formula.startswith(start), name
         named = set(re.split(r"[,;] ", needs)) - {"", "reads the data twice"}
-        assert named == {WORDS[need] for need in MEASURES[name].needs if need in WORDS}, name
+        assert named == {WORDS[need] for need in COLUMNS[name].needs if need in WORDS}, name

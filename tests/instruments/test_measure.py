@@ -14,7 +14,7 @@ import gramscope as gs
 from cases import BY_NAME, normal, randoms, refused, sample_losses, split, twin_of
 from gramscope.errors import InputError
 from gramscope.layers.jacobians import jacobian_chunks
-from gramscope.measures.columns import DEFAULT, MEASURES
+from gramscope.measures.columns import COLUMNS, DEFAULT
 from gramscope.measures.fit import fit_linear, held_out_target_linearity
 from gramscope.measures.table import Table
 
@@ -113,7 +113,7 @@ def test_every_column_equals_the_dense_formula(name: str) -> None:
     assert checked >= 15 * len(tape)
 
 
-@pytest.mark.parametrize("name", MEASURES)
+@pytest.mark.parametrize("name", COLUMNS)
 def test_a_measure_alone_has_all_it_needs(name: str) -> None:
     model, _, _ = BY_NAME["mlp"].make()
     x, y = normal(60, 5), torch.arange(60) % 3
@@ -159,7 +159,7 @@ def test_default_measures_without_loss_or_targets() -> None:
     x = x.repeat(5, 1) + torch.arange(30).reshape(30, 1) / 10
     y = y.repeat(5)
     full = gs.measure(model, (x, y), nn.CrossEntropyLoss())
-    assert set(full.columns) == {n for n in DEFAULT if not MEASURES[n].needs & {"reference", "held_out"}}
+    assert set(full.columns) == {n for n in DEFAULT if not COLUMNS[n].needs & {"reference", "held_out"}}
     assert "gradient_norm" not in gs.measure(model, (x, y)).columns
     alone = gs.measure(model, x)
     assert alone["0"]["target_linearity"] is None

@@ -12,7 +12,10 @@ from torch import Tensor, nn
 import gramscope as gs
 from cases import BY_NAME, normal, sample_losses, split, twin_of
 from gramscope.layers.jacobians import jacobian_chunks
-from gramscope.measures.further_columns import FURTHER, FURTHER_OF_FEATURES
+from gramscope.measures.further_columns import LATER_COLUMNS
+
+FURTHER = [column.name for column in LATER_COLUMNS]
+FURTHER_OF_FEATURES = {column.name for column in LATER_COLUMNS if column.of_features}
 
 
 def block(A: Tensor) -> Tensor:
@@ -28,9 +31,7 @@ def test_columns_equal_dense_formulas(name: str) -> None:
     model, x, _ = BY_NAME[name].make()
     x, y = normal(60, *x.shape[1:], seed=5), torch.arange(60) % 3
     reference = twin_of(model)
-    table = gs.measure(
-        model, split(x, y, 25), sample_losses, measures=list(FURTHER), reference=reference, weight_decay=0.2
-    )
+    table = gs.measure(model, split(x, y, 25), sample_losses, measures=FURTHER, reference=reference, weight_decay=0.2)
     with gs.capture(model) as tape:
         output = model(x)
         (J,) = jacobian_chunks(tape, output, memory=2**40)
@@ -98,7 +99,7 @@ def test_collapse_of_regression_targets() -> None:
 
 def test_outputs_of_modules_have_the_columns_of_features() -> None:
     model, x, y = BY_NAME["encoder"].make()
-    table = gs.measure(model, (x, y), sample_losses, measures=list(FURTHER), outputs="0", reference=twin_of(model))
+    table = gs.measure(model, (x, y), sample_losses, measures=FURTHER, outputs="0", reference=twin_of(model))
     row = table["0"]
     assert {name for name, value in row.items() if value is not None} == FURTHER_OF_FEATURES - {"nrc1"}
 
@@ -117,7 +118,7 @@ def test_wide_layers_with_few_rows() -> None:
     """Above d = 512 rows are kept while they are fewer than d, in place of HᵀH."""
     model = nn.Linear(600, 2).double()
     x, y = normal(20, 600) + 0.2, normal(20, 2, seed=1)
-    names = [name for name, (_, needs, _) in FURTHER.items() if "features" in needs]
+    names = [column.name for column in LATER_COLUMNS if "features" in column.needs]
     few, dense = (gs.measure(model, (x, y), nn.MSELoss(), measures=names, gram=gram) for gram in ("auto", True))
     for name in names:
         assert few["(model)"][name] is not None, name

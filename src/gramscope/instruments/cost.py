@@ -21,7 +21,7 @@ from gramscope.layers.losses import Loss
 from gramscope.layers.model_call import model_dtype
 from gramscope.layers.modules import unwrap
 from gramscope.layers.select import LayerSelector
-from gramscope.measures.column import Context
+from gramscope.measures.column import Context, LayerView
 from gramscope.statistics.collect import batch_count, collect
 from gramscope.statistics.layer import LayerStatistics
 from gramscope.statistics.result import Statistics
@@ -225,13 +225,14 @@ def _evaluated(names: list[str], context: Context, layer: LayerStatistics, shrin
     layer = corner(layer, shrink)
     layers = {**context.statistics.layers, layer.name: layer}
     statistics = replace(context.statistics, layers=layers)
-    context = replace(context, statistics=statistics, memory=int(context.memory / shrink**2), cache={})
+    context = replace(context, statistics=statistics, memory=int(context.memory / shrink**2))
+    view = LayerView(layer, context)
     costs = {}
     with LiveBytes() as live:
         for name in names:
             live.peak = live.now
             start = time.perf_counter()
-            evaluate(name, context, layer, {})
+            evaluate(name, view, {})
             wait()
             costs[name] = Cost(time.perf_counter() - start, live.peak)
     return costs

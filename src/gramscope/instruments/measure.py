@@ -24,9 +24,9 @@ from gramscope.layers.model_call import may_compute_loss
 from gramscope.layers.modules import unwrap
 from gramscope.layers.select import LayerSelector, select_layers
 from gramscope.layers.validity import check_reference
-from gramscope.measures.column import Context, Missing
-from gramscope.measures.columns import AT_INPUTS, DEFAULT, MEASURES, OF_FEATURES
-from gramscope.measures.estimate import Estimate
+from gramscope.linalg.measured import Measured
+from gramscope.measures.column import Context, LayerView, Missing
+from gramscope.measures.columns import COLUMNS, DEFAULT
 from gramscope.measures.table import Table
 from gramscope.notes import Note, joined
 from gramscope.statistics.collect import collect
@@ -67,7 +67,7 @@ def measure(
         loader: a DataLoader, an iterable of batches, a data set, or tensors or NumPy arrays ``(x, y)``.
         loss: criterion or function of ``(output, target)``; without one, the model's own ``.loss`` is taken where it
             returns one, and else measures of gradients are left out.
-        measures: names from ``gramscope.measures.columns.MEASURES``; ``None`` for the usual ones that the given data
+        measures: names from ``gramscope.measures.columns.COLUMNS``; ``None`` for the usual ones that the given data
             allow, ``"all"`` for all of those. ``"nc4"`` reads the data a second time.
         layers: names, globs or types of linear-like layers; ``None`` for all.
         reference: the network at initialisation, for centred alignments and the change of weights.
@@ -174,7 +174,8 @@ def what_to_collect(names: Iterable[str]) -> dict[str, Any]:
     needs = _needs(names)
     options: dict[str, Any] = {name: name in needs for name in ("residuals", "autograd", "features", "covariance")}
     options |= {"snapshot": False, "probed": True, "gradients": "loss" in needs, "gram": "gram" in needs and "auto"}
-    at_inputs = [sums for sums in ("covariance", "jacobians") if sums not in _needs(names - AT_INPUTS)]
+    outputs = _needs({name for name in names if not COLUMNS[name].at_inputs})
+    at_inputs = [sums for sums in ("covariance", "jacobians") if sums not in outputs]
     return options | {"jacobians": "jacobians" in needs and "auto", "at_inputs": at_inputs}
 
 
@@ -186,8 +187,9 @@ def table_of(statistics: Statistics, names: Iterable[str], context: Context, pro
 
     def fill(row: str, layer: LayerStatistics, defined: Iterable[str]) -> None:
         rows[row] = dict.fromkeys(names)
+        view = LayerView(layer, context)
         for name in defined:
-            found = evaluate(name, context, layer, notes)
+            found = evaluate(name, view, notes)
             if found is not None:
                 rows[row][name] = found.value
                 if found.error is not None:
@@ -203,27 +205,27 @@ def table_of(statistics: Statistics, names: Iterable[str], context: Context, pro
         # A module's output has features but no weight.
         featured = LayerStatistics(module, torch.empty(0, 0, dtype=torch.float64), part.n, features=part)
         row = f"{module} (output)" if module in rows else module
-        fill(row, featured, [name for name in names if name in OF_FEATURES])
+        fill(row, featured, [name for name in names if COLUMNS[name].of_features])
     network = statistics.network
     summary: dict[str, float | None] = {"samples": network.n}
     if network.terms > network.n:
         summary["positions"] = network.terms
-    if network.loss_sum or any("loss" in MEASURES[n].needs for n in names):
+    if network.loss_sum or any("loss" in COLUMNS[n].needs for n in names):
         summary["loss"] = network.loss
     if network.accuracy is not None:
         summary["accuracy"] = network.accuracy
     return Table(rows, summary, notes, errors)
 
 
-def evaluate(name: str, context: Context, layer: LayerStatistics, notes: dict[str, Note]) -> Estimate | None:
+def evaluate(name: str, view: LayerView, notes: dict[str, Note]) -> Measured | None:
     """One cell of the table; where it has none, a note says why."""
-    key, prefix = f"{layer.name}.{name}", f"layer {layer.name!r}: "
+    key, prefix = f"{view.layer.name}.{name}", f"layer {view.layer.name!r}: "
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", GramscopeWarning)
         try:
-            found = MEASURES[name].compute(context, layer)
+            found = COLUMNS[name](view)
         except (Missing, InputError, NumericalError) as reason:
-            why = context.statistics.notes.get(layer.name) if isinstance(reason, NotCollected) else None
+            why = view.context.statistics.notes.get(view.layer.name) if isinstance(reason, NotCollected) else None
             notes[key] = joined(why) if why else Note("undefined", str(reason).removeprefix(prefix))
             return None
     remarks = [Note("remark", found.remark)] if found.remark else []
@@ -242,18 +244,18 @@ def evaluate(name: str, context: Context, layer: LayerStatistics, notes: dict[st
 
 def _needs(names: Iterable[str]) -> set[str]:
     """What must be collected for measures."""
-    return set().union(*(MEASURES[name].needs for name in names))
+    return set().union(*(COLUMNS[name].needs for name in names))
 
 
 def names_of(measures: str | Iterable[str] | None, given: set[str]) -> list[str]:
     """The measures to compute: those named, or the usual (all) ones that ``given`` allows."""
     if measures is None or measures == "all":
-        return [name for name in (DEFAULT if measures is None else MEASURES) if MEASURES[name].needs <= given]
+        return [name for name in (DEFAULT if measures is None else COLUMNS) if COLUMNS[name].needs <= given]
     names = [measures] if isinstance(measures, str) else list(measures)
     for name in names:
-        if name not in MEASURES:
-            raise InputError(f"no measure {name!r}; there are: {', '.join(MEASURES)}")
-        missing = sorted(MEASURES[name].needs - given)
+        if name not in COLUMNS:
+            raise InputError(f"no measure {name!r}; there are: {', '.join(COLUMNS)}")
+        missing = sorted(COLUMNS[name].needs - given)
         if missing:
             raise InputError(f"measure {name!r} needs {', '.join(f'{m}=' for m in missing)}")
     if not names:

@@ -31,7 +31,7 @@ from gramscope.layers.losses import Loss
 from gramscope.layers.model_call import model_device, model_dtype
 from gramscope.layers.modules import unwrap
 from gramscope.layers.select import LayerSelector
-from gramscope.measures.columns import MEASURES
+from gramscope.measures.columns import COLUMNS
 from gramscope.measures.table import Table
 from gramscope.notes import Note
 
@@ -115,8 +115,8 @@ class Monitor:
         self._log = check_log(log)
         if measures is None:
             measures = DEFAULT
-        names = list(MEASURES) if measures == "all" else [measures] if isinstance(measures, str) else list(measures)
-        needs = set().union(*(MEASURES[name].needs for name in names if name in MEASURES))
+        names = list(COLUMNS) if measures == "all" else [measures] if isinstance(measures, str) else list(measures)
+        needs = set().union(*(COLUMNS[name].needs for name in names if name in COLUMNS))
         needs_reference = "reference" in needs
         self._jacobians = "jacobians" in needs
         self._initial = None  # our own copy of the initial network

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from torch import Tensor
 
+from gramscope.linalg.arrays import to_double
+from gramscope.linalg.measured import Measured
 from gramscope.linalg.moments import ClassMoments
-from gramscope.measures.estimate import Estimate
 from gramscope.measures.large_spectrum import LargeSpectrum, large_weight_spectrum
 from gramscope.measures.linearity import IterativeResult
 from gramscope.statistics.layer import LayerStatistics
 from gramscope.statistics.result import Statistics
 
-Part = TypeVar("Part")
+T = TypeVar("T")
 
 
 #: why measures of all eigenvalues of K have no answer for a large layer
@@ -26,7 +28,7 @@ NO_KERNEL = (
 
 
 class Missing(Exception):
-    """The measure has no answer for this layer; the message says why."""
+    """The column has no answer for this layer; the message says why."""
 
 
 class Readings(Protocol):
@@ -44,7 +46,7 @@ class Readings(Protocol):
 
 @dataclass(frozen=True)
 class Context:
-    """What measures may need beside the layer's own statistics."""
+    """What the columns of a table share: the statistics of all layers, and the arguments of :func:`gramscope.measure`."""
 
     statistics: Statistics
     gamma: float = 0.05
@@ -58,52 +60,114 @@ class Context:
     weight_decay: float | None = None
     #: what further readings of the data tell of layers with neither rows nor HᵀH
     readings: Readings | None = None
-    #: bytes that matrices of a measure may take
+    #: bytes that matrices of a column may take
     memory: int = 256 * 2**20
 
-    #: intermediate results of the layer that is being measured
-    cache: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
-
-    def once(self, layer: LayerStatistics, what: str, make: Callable[[], Part]) -> Part:
-        """``make()``, computed once for all measures of this layer."""
-        if self.cache.get("layer") is not layer:
-            self.cache.clear()
-            self.cache["layer"] = layer
-        if what not in self.cache:
-            self.cache[what] = make()
-        found: Part = self.cache[what]
-        return found
-
     @cached_property
-    def last(self) -> str:
-        """The layer executed last."""
-        return list(self.statistics.layers)[-1]
-
-    def large_spectrum(self, layer: LayerStatistics, what: str, make: Callable[[], Tensor]) -> LargeSpectrum | None:
-        """The estimated spectrum of a layer's matrix, where its decomposition does not fit the budget.
-
-        Args:
-            layer: the layer.
-            what: name of the matrix, under which its spectrum is kept for other measures.
-            make: gives the matrix, of the weight's shape.
-        """
-        side = min(layer.weight.shape[-2:])
-        if layer.weight.dim() > 2 or 24 * side**2 <= self.memory:  # three matrices in float64
-            return None
-        return self.once(layer, f"spectrum of {what}", lambda: large_weight_spectrum(make(), min(16, side)))
+    def order(self) -> tuple[str, ...]:
+        """The layers, in order of execution."""
+        return tuple(self.statistics.layers)
 
 
 @dataclass(frozen=True)
-class Measure:
-    """A named column: what it needs (``loss``, ``features``, ``gram``, ``jacobians``, ``reference``, …) and its formula."""
+class LayerView:
+    """One layer as its columns see it.
 
-    compute: Callable[[Context, LayerStatistics], Estimate]
-    needs: frozenset[str]
+    Args:
+        layer: its statistics.
+        context: what all layers share.
+    """
+
+    layer: LayerStatistics
+    context: Context
+    _cache: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def once(self, key: str, make: Callable[[], T]) -> T:
+        """``make()``, computed once for all columns of this layer."""
+        if key not in self._cache:
+            self._cache[key] = make()
+        value: T = self._cache[key]
+        return value
+
+    @property
+    def weight(self) -> Tensor:
+        """``W [..., k, d]`` in float64."""
+        return self.once("weight", lambda: to_double(self.layer.weight))
+
+    @property
+    def reference_weight(self) -> Tensor:
+        """``W₀``, the weight of the reference network, in its own dtype."""
+        if self.layer.name not in self.context.reference_weights:
+            raise Missing("no reference network was given")
+        return self.context.reference_weights[self.layer.name].to(self.layer.weight.device)
+
+    @property
+    def is_readout(self) -> bool:
+        """Whether this layer is the one executed last."""
+        return self.layer.name == self.context.order[-1]
+
+    @property
+    def depth_above(self) -> int:
+        """How many layers there are from this one to the output."""
+        return len(self.context.order) - self.context.order.index(self.layer.name)
+
+    def large_spectrum(self, symbol: str, make: Callable[[], Tensor]) -> LargeSpectrum | None:
+        """The estimated spectrum of a matrix, where its decomposition does not fit the budget.
+
+        Args:
+            symbol: of the matrix, under which its spectrum is kept for other columns.
+            make: gives the matrix, of the weight's shape.
+        """
+        side = min(self.layer.weight.shape[-2:])
+        if self.layer.weight.dim() > 2 or 24 * side**2 <= self.context.memory:  # three matrices in float64
+            return None
+        return self.once(f"spectrum of {symbol}", lambda: large_weight_spectrum(make(), min(16, side)))
+
+
+#: what the function of a column may return
+Value: TypeAlias = Measured | Tensor | float
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table: everything that tables, reports and documentation say of it.
+
+    Args:
+        name: as users write it in ``measures=``.
+        group: the family it belongs to, one of ``GROUPS``.
+        summary: what it tells, in one plain line.
+        formula: how it is computed.
+        compute: its value at a layer; raises :class:`Missing` where it has none.
+        needs: what must have been collected: ``loss``, ``covariance``, ``features``, ``gram``, ``jacobians``, ``reference``, …
+        null: the column to read it against, whose value it has without any learning.
+        of_features: whether it reads features alone, so that outputs of any module have it too.
+        at_inputs: whether ``WᵀΣW`` and ``WᵀKW`` are enough for it in place of Σ and K.
+    """
+
+    name: str
+    group: str
+    summary: str
     formula: str
+    compute: Callable[[LayerView], Value] = field(repr=False)
+    needs: AbstractSet[str] = frozenset()
+    null: str | None = None
+    of_features: bool = False
+    at_inputs: bool = False
+
+    def __call__(self, view: LayerView) -> Measured:
+        """The column's value at a layer."""
+        value = self.compute(view)
+        return value if isinstance(value, Measured) else Measured(float(value))
 
 
-#: a function of context and layer
-Column: TypeAlias = Callable[[Context, LayerStatistics], Tensor | float | Estimate]
-
-#: the function of a column, what must have been collected, and its formula
-Entry: TypeAlias = tuple[Column, str, str]
+#: families of columns
+GROUPS = {
+    "weights": "Size of the weights and how far they have moved",
+    "gradient": "Size of the gradient, and the Feature Learning Equation",
+    "virtual": "The virtual covariance shift of a gradient step",
+    "alignment": "The neural feature ansatz: weight Grams against average gradient outer products",
+    "linearity": "How linear the targets are in the features, and surrogates of it",
+    "collapse": "Neural collapse",
+    "spectra": "How many directions weights, features and gradients use",
+    "later": "Hypotheses and ratios of later papers",
+}

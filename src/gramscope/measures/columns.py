@@ -1,24 +1,25 @@
 """Every measure of a layer that follows from collected statistics, by name: the columns of :func:`gramscope.measure`.
 
-A measure states what must have been collected and computes one number from a :class:`Context` and a layer's statistics.
-To add one, write a function and enter it in ``MEASURES``.
+A column says what must have been collected and computes one number from a :class:`~gramscope.measures.column.LayerView`.
+To add one, write its function and add a :class:`~gramscope.measures.column.Column` to a list.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from gramscope.linalg.arrays import to_double
+from gramscope.linalg.measured import Measured, jackknife
 from gramscope.linalg.row_blocks import row_norm
 from gramscope.linalg.stochastic import is_large
 from gramscope.measures.alignment import corrupted, double_centered_ratio, nfa
-from gramscope.measures.column import NO_KERNEL, Column, Context, Measure, Missing
-from gramscope.measures.estimate import Estimate, jackknife
-from gramscope.measures.feature_columns import FEATURES_AND_TARGETS
-from gramscope.measures.further_columns import FURTHER, FURTHER_OF_FEATURES
+from gramscope.measures.column import NO_KERNEL, Column, LayerView, Missing, Value
+from gramscope.measures.feature_columns import FEATURE_COLUMNS
+from gramscope.measures.further_columns import LATER_COLUMNS
 from gramscope.measures.gram import fle_residual
 from gramscope.measures.kernel_alignment import KernelAlignment, kernel_alignment
 from gramscope.measures.probed import ProbedAlignment, ProbedShifts, probed_alignment, probed_shifts
@@ -30,28 +31,24 @@ from gramscope.statistics.layer import LayerStatistics
 # --- weights ----------------------------------------------------------------------------------------------------------
 
 
-def _weight(layer: LayerStatistics) -> Tensor:
-    return to_double(layer.weight)
-
-
-def _ranks(what: str) -> Column:
-    def compute(context: Context, layer: LayerStatistics) -> float | Estimate:
-        spectrum = context.large_spectrum(layer, "W", lambda: layer.weight)
-        found: float | Estimate = getattr(weight_spectrum(layer.weight) if spectrum is None else spectrum, what)
+def _ranks(what: str) -> Callable[[LayerView], Value]:
+    def compute(view: LayerView) -> Value:
+        spectrum = view.large_spectrum("W", lambda: view.layer.weight)
+        found: float | Measured = getattr(weight_spectrum(view.layer.weight) if spectrum is None else spectrum, what)
         return found
 
     return compute
 
 
-def _weight_change(context: Context, layer: LayerStatistics) -> Tensor | float:
-    W0 = _reference_weight(context, layer)
-    return row_norm(layer.weight, W0) / row_norm(W0)
+def _weight_change(view: LayerView) -> Tensor | float:
+    W0 = view.reference_weight
+    return row_norm(view.layer.weight, W0) / row_norm(W0)
 
 
 # --- gradients and virtual covariance ---------------------------------------------------------------------------------
 
 
-def _shifts(context: Context, layer: LayerStatistics) -> tuple[StepShifts | ProbedShifts, float]:
+def _shifts(view: LayerView) -> tuple[StepShifts | ProbedShifts, float]:
     """The products behind a step's shifts, and γ on the summed loss.
 
     ``gamma`` is the rate of a step on the mean loss; on the summed loss the same step has rate ``gamma / n``, n the terms of
@@ -59,18 +56,18 @@ def _shifts(context: Context, layer: LayerStatistics) -> tuple[StepShifts | Prob
     """
 
     def products() -> StepShifts | ProbedShifts:
-        if layer.covariance_probes is not None:
-            return probed_shifts(layer.weight, layer.gradient, layer.covariance_probes)
-        at_inputs = None if layer.input_covariance is None else layer.input_covariance.double()
-        Sigma = layer.covariance.double() if at_inputs is None else None
-        return step_shifts(_weight(layer), layer.gradient.double(), Sigma, at_inputs)
+        if view.layer.covariance_probes is not None:
+            return probed_shifts(view.layer.weight, view.layer.gradient, view.layer.covariance_probes)
+        at_inputs = None if view.layer.input_covariance is None else view.layer.input_covariance.double()
+        Sigma = view.layer.covariance.double() if at_inputs is None else None
+        return step_shifts(view.weight, view.layer.gradient.double(), Sigma, at_inputs)
 
-    return context.once(layer, "shifts", products), context.gamma / layer.loss_terms
+    return view.once("shifts", products), view.context.gamma / view.layer.loss_terms
 
 
-def _vcs(what: str) -> Column:
-    def compute(context: Context, layer: LayerStatistics) -> Tensor | float | Estimate:
-        shifts, gamma = _shifts(context, layer)
+def _vcs(what: str) -> Callable[[LayerView], Value]:
+    def compute(view: LayerView) -> Value:
+        shifts, gamma = _shifts(view)
         if isinstance(shifts, ProbedShifts):
             return shifts.value(what, gamma)
         value: Tensor = getattr(shifts, what)(gamma)
@@ -79,15 +76,15 @@ def _vcs(what: str) -> Column:
     return compute
 
 
-def _fle(context: Context, layer: LayerStatistics) -> Tensor | float | Estimate:
-    if layer.autograd is None or layer.shared:
+def _fle(view: LayerView) -> Value:
+    if view.layer.autograd is None or view.layer.shared:
         raise Missing(
             "its weight is not a trainable parameter of this layer alone: it is computed, frozen or shared with another module"
         )
-    if is_large(layer.weight.shape, context.memory):
-        return probed_fle_residual(layer.weight, layer.autograd, layer.gradient, context.memory)
-    W = _weight(layer)
-    return fle_residual(W, layer.autograd.double(), W.mT @ layer.gradient.double())
+    if is_large(view.layer.weight.shape, view.context.memory):
+        return probed_fle_residual(view.layer.weight, view.layer.autograd, view.layer.gradient, view.context.memory)
+    W = view.weight
+    return fle_residual(W, view.layer.autograd.double(), W.mT @ view.layer.gradient.double())
 
 
 # --- alignment --------------------------------------------------------------------------------------------------------
@@ -97,35 +94,35 @@ def _fle(context: Context, layer: LayerStatistics) -> Tensor | float | Estimate:
 TRIVIAL = 0.9
 
 
-def _alignment(context: Context, layer: LayerStatistics) -> KernelAlignment:
-    return context.once(layer, "alignment", lambda: kernel_alignment(_weight(layer), layer.kernel, layer.at_inputs))
+def _alignment(view: LayerView) -> KernelAlignment:
+    return view.once("alignment", lambda: kernel_alignment(view.weight, view.layer.kernel, view.layer.at_inputs))
 
 
 def _probed_alignment(
-    context: Context, layer: LayerStatistics, kind: Literal["ansatz", "centered", "double", "ptk"] = "ansatz"
+    view: LayerView, kind: Literal["ansatz", "centered", "double", "ptk"] = "ansatz"
 ) -> ProbedAlignment | None:
     """The alignment of W, W − W₀ or W₀ with K or K̄ from probes, where only those are kept."""
-    products = layer.kernel_probes if kind in ("ansatz", "centered") else layer.centered_probes
+    products = view.layer.kernel_probes if kind in ("ansatz", "centered") else view.layer.centered_probes
     if products is None:
         return None
-    sides = 1 if layer.centered_probes is None else 2
-    chosen = products.chunk(sides, -1)[kind in ("centered", "ptk")] / layer.n
+    sides = 1 if view.layer.centered_probes is None else 2
+    chosen = products.chunk(sides, -1)[kind in ("centered", "ptk")] / view.layer.n
 
     def make() -> ProbedAlignment:
-        W = layer.weight
+        W = view.layer.weight
         if kind != "ansatz":
-            W0 = _reference_weight(context, layer)
+            W0 = view.reference_weight
             W = W0 if kind == "ptk" else W - W0
         return probed_alignment(W, chosen)
 
-    return context.once(layer, f"probed {kind}", make)
+    return view.once(f"probed {kind}", make)
 
 
-def _nfa(context: Context, layer: LayerStatistics) -> Estimate:
-    return _beside_null(_probed_alignment(context, layer) or _alignment(context, layer), context.center)
+def _nfa(view: LayerView) -> Measured:
+    return _beside_null(_probed_alignment(view) or _alignment(view), view.context.center)
 
 
-def _beside_null(alignment: KernelAlignment | ProbedAlignment, center: bool) -> Estimate:
+def _beside_null(alignment: KernelAlignment | ProbedAlignment, center: bool) -> Measured:
     """The alignment, with a remark where random eigenvectors of the kernel would give almost as much."""
     value, null = alignment.value(center), float(alignment.null(center))
     remarks = [value.remark] if value.remark else []
@@ -136,127 +133,191 @@ def _beside_null(alignment: KernelAlignment | ProbedAlignment, center: bool) -> 
     return value._replace(remark="; ".join(remarks))
 
 
-def _nfa_moved(kind: Literal["centered", "double", "ptk"]) -> Column:
-    def compute(context: Context, layer: LayerStatistics) -> Estimate:
-        W0 = _reference_weight(context, layer)
-        if kind != "ptk" and torch.equal(layer.weight, W0):
+def _nfa_moved(kind: Literal["centered", "double", "ptk"]) -> Callable[[LayerView], Value]:
+    def compute(view: LayerView) -> Value:
+        W0 = view.reference_weight
+        if kind != "ptk" and torch.equal(view.layer.weight, W0):
             raise Missing("the weight has not moved from the reference")
-        if kind != "centered" and layer.centered_probes is not None and not layer.centered_probes.any():
+        if kind != "centered" and view.layer.centered_probes is not None and not view.layer.centered_probes.any():
             raise Missing("the Jacobians have not moved from the reference")
-        probed = _probed_alignment(context, layer, kind)
+        probed = _probed_alignment(view, kind)
         if probed is not None:
-            return _beside_null(probed, context.center)
-        kernel = layer.kernel if kind == "centered" else layer.kernel_centered
+            return _beside_null(probed, view.context.center)
+        kernel = view.layer.kernel if kind == "centered" else view.layer.kernel_centered
         if kind != "centered" and not kernel.any():
             raise Missing("the Jacobians have not moved from the reference")
-        side = to_double(W0) if kind == "ptk" else _weight(layer) - W0
-        return _beside_null(kernel_alignment(side, kernel, at_inputs=False), context.center)
+        side = to_double(W0) if kind == "ptk" else view.weight - W0
+        return _beside_null(kernel_alignment(side, kernel, at_inputs=False), view.context.center)
 
     return compute
 
 
-def _double_ratio(context: Context, layer: LayerStatistics) -> Tensor | float | Estimate:
-    W0 = _reference_weight(context, layer)
-    if torch.equal(layer.weight, W0):
+def _double_ratio(view: LayerView) -> Value:
+    W0 = view.reference_weight
+    if torch.equal(view.layer.weight, W0):
         raise Missing("the weight has not moved from the reference")
-    moved, whole = (_probed_alignment(context, layer, kind) for kind in ("double", "centered"))
+    moved, whole = (_probed_alignment(view, kind) for kind in ("double", "centered"))
     if moved is not None and whole is not None:
         return moved.inner_over(whole)
-    return double_centered_ratio(_weight(layer), layer.K.double(), to_double(W0), layer.K_centered.double())
+    return double_centered_ratio(view.weight, view.layer.K.double(), to_double(W0), view.layer.K_centered.double())
 
 
-def _nfa_corrupted(context: Context, layer: LayerStatistics) -> Estimate:
-    if layer.kernel_probes is not None:
+def _nfa_corrupted(view: LayerView) -> Measured:
+    if view.layer.kernel_probes is not None:
         raise Missing(f"{NO_KERNEL}; nfa_null has its expectation")
-    generator = torch.Generator().manual_seed(context.corruption_seed)
-    Q = corrupted(layer.K.double().cpu(), generator)
-    return _of_spectrum(layer, nfa(_weight(layer).cpu(), Q, center=context.center))
+    generator = torch.Generator().manual_seed(view.context.corruption_seed)
+    Q = corrupted(view.layer.K.double().cpu(), generator)
+    return _of_spectrum(view.layer, nfa(view.weight.cpu(), Q, center=view.context.center))
 
 
-def _of_spectrum(layer: LayerStatistics, value: Tensor | float) -> Estimate:
+def _of_spectrum(layer: LayerStatistics, value: Tensor | float) -> Measured:
     """A function of K's eigenvalues, with a remark where K is a sketch."""
     sketched = layer.kernel_parts is not None and layer.kernel_parts.shape[0] > 1
     remark = "from a sketch of K, whose eigenvalues are spread wider than those of K; jacobians=True takes every output"
-    return Estimate(float(value), remark=remark if sketched else "")
+    return Measured(float(value), remark=remark if sketched else "")
 
 
-def _nfa_null(context: Context, layer: LayerStatistics) -> float | Estimate:
-    return (_probed_alignment(context, layer) or _alignment(context, layer)).null(context.center)
+def _nfa_null(view: LayerView) -> float | Measured:
+    return (_probed_alignment(view) or _alignment(view)).null(view.context.center)
 
 
-def _agop_trace(context: Context, layer: LayerStatistics) -> Estimate:
-    probed = _probed_alignment(context, layer)
+def _agop_trace(view: LayerView) -> Measured:
+    probed = _probed_alignment(view)
     if probed is not None:
         return probed.trace()
-    parts = layer.kernel.double()
-    if layer.at_inputs:
+    parts = view.layer.kernel.double()
+    if view.layer.at_inputs:
         traces = parts.diagonal(dim1=-2, dim2=-1).flatten(1).sum(1)
     else:
-        W = _weight(layer)
+        W = view.weight
         traces = ((parts @ W) * W).flatten(1).sum(1)
     return jackknife(traces.numel(), lambda kept: float(traces[kept].mean()) * traces.numel())
 
 
-def _kernel_spread(context: Context, layer: LayerStatistics) -> Estimate:
-    probed = _probed_alignment(context, layer)
-    if probed is not None and layer.weight.shape[-2] > layer.weight.shape[-1]:
+def _kernel_spread(view: LayerView) -> Measured:
+    probed = _probed_alignment(view)
+    if probed is not None and view.layer.weight.shape[-2] > view.layer.weight.shape[-1]:
         raise Missing(f"{NO_KERNEL}; probes of more outputs than inputs tell of the part of K in the column space of W")
     if probed is not None:
         return probed.spread()
-    values = torch.linalg.eigvalsh(layer.K.double()).flatten()
-    return _of_spectrum(layer, values.std(correction=0) / values.mean())
+    values = torch.linalg.eigvalsh(view.layer.K.double()).flatten()
+    return _of_spectrum(view.layer, values.std(correction=0) / values.mean())
 
 
-def _reference_weight(context: Context, layer: LayerStatistics) -> Tensor:
-    if layer.name not in context.reference_weights:
-        raise Missing("no reference network was given")
-    return context.reference_weights[layer.name].to(layer.weight.device)
-
-
-def _measure(compute: Column, needs: str, formula: str) -> Measure:
-    def estimate(context: Context, layer: LayerStatistics) -> Estimate:
-        value = compute(context, layer)
-        return value if isinstance(value, Estimate) else Estimate(float(value))
-
-    return Measure(estimate, frozenset(needs.split()), formula)
-
-
-MEASURES: dict[str, Measure] = {
-    "weight_norm": _measure(lambda _, layer: row_norm(layer.weight), "", "‖W‖_F"),
-    "effective_rank": _measure(_ranks("effective_rank"), "", "exp(−Σ p log p), p = s/Σs over the singular values of W"),
-    "stable_rank": _measure(_ranks("stable_rank"), "", "‖W‖_F² / ‖W‖₂²"),
-    "gradient_norm": _measure(lambda _, layer: row_norm(layer.gradient) / layer.loss_terms, "loss", "‖D‖_F / n"),
-    "fle_residual": _measure(_fle, "loss autograd", "‖Wᵀ∇_W L − Σ g hᵀ‖ / ‖Σ g hᵀ‖ with the parameter's own gradient"),
-    "vcs_cosine": _measure(_vcs("cosine"), "loss covariance", "ρ(v, Gram shift of a GD step)"),
-    "vcs_residual": _measure(_vcs("residual"), "loss covariance", "‖γ²(DᵀD − WᵀΣW)‖ / ‖Gram shift‖"),
-    "vcs_gram_cosine": _measure(_vcs("gram_cosine"), "loss covariance", "ρ(v, WᵀW)"),
-    "vcs_null": _measure(_vcs("null"), "loss covariance", "tr v tr s / (d ‖v‖ ‖s‖): vcs_cosine of unrelated eigenvectors"),
-    "nfa": _measure(_nfa, "jacobians", "ρ(WᵀW, WᵀKW)"),
-    "nfa_null": _measure(
-        _nfa_null, "jacobians", "nfa when K keeps its eigenvalues and has random eigenvectors, in expectation",
+OWN_COLUMNS = [
+    Column("weight_norm", "weights", "how large the weights are", "‖W‖_F", lambda view: row_norm(view.layer.weight)),
+    Column(
+        "effective_rank", "spectra",
+        "how many directions the weight uses, by the entropy of its singular values",
+        "exp(−Σ p log p), p = s/Σs over the singular values of W",
+        _ranks("effective_rank"),
     ),
-    "nfa_corrupted": _measure(_nfa_corrupted, "jacobians", "ρ(WᵀW, WᵀQW), Q with K's spectrum and random eigenvectors"),
-    "agop_trace": _measure(_agop_trace, "jacobians", "tr(WᵀKW)"),
-    "kernel_spread": _measure(_kernel_spread, "jacobians", "standard deviation of K's eigenvalues over their mean"),
-    "weight_change": _measure(_weight_change, "reference", "‖W − W₀‖ / ‖W₀‖"),
-    "nfa_centered": _measure(_nfa_moved("centered"), "jacobians reference", "ρ(W̄ᵀW̄, W̄ᵀKW̄), W̄ = W − W₀"),
-    "nfa_double": _measure(_nfa_moved("double"), "jacobians reference_jacobians reference", "ρ(W̄ᵀW̄, W̄ᵀK̄W̄)"),
-    "nfa_ptk": _measure(_nfa_moved("ptk"), "jacobians reference_jacobians reference", "ρ(W₀ᵀW₀, W₀ᵀK̄W₀)"),
-    "double_ratio": _measure(_double_ratio, "jacobians reference_jacobians reference", "tr(W̄ᵀW̄ W̄ᵀK̄W̄) / tr(W̄ᵀW̄ W̄ᵀKW̄)"),
-    **{name: _measure(*entry) for name, entry in FEATURES_AND_TARGETS.items()},
-    **{name: _measure(*entry) for name, entry in FURTHER.items()},
-}  # fmt: skip
+    Column(
+        "stable_rank", "spectra",
+        "how many directions the weight uses, by its largest singular value",
+        "‖W‖_F² / ‖W‖₂²",
+        _ranks("stable_rank"),
+    ),
+    Column(
+        "gradient_norm", "gradient",
+        "how large the gradient of the mean loss is",
+        "‖D‖_F / n",
+        lambda view: row_norm(view.layer.gradient) / view.layer.loss_terms, {"loss"},
+    ),
+    Column(
+        "fle_residual", "gradient",
+        "whether the Feature Learning Equation holds: 0 up to rounding",
+        "‖Wᵀ∇_W L − Σ g hᵀ‖ / ‖Σ g hᵀ‖ with the parameter's own gradient",
+        _fle, {"loss", "autograd"},
+    ),
+    Column(
+        "vcs_cosine", "virtual",
+        "cosine of the virtual covariance shift and the change of the weight Gram in a gradient step",
+        "ρ(v, Gram shift of a GD step)",
+        _vcs("cosine"), {"loss", "covariance"}, null="vcs_null", at_inputs=True,
+    ),
+    Column(
+        "vcs_residual", "virtual",
+        "how much of the weight Gram's change the virtual covariance shift misses",
+        "‖γ²(DᵀD − WᵀΣW)‖ / ‖Gram shift‖",
+        _vcs("residual"), {"loss", "covariance"}, at_inputs=True,
+    ),
+    Column(
+        "vcs_gram_cosine", "virtual",
+        "whether the virtual covariance shift scales the weight Gram or turns it",
+        "ρ(v, WᵀW)",
+        _vcs("gram_cosine"), {"loss", "covariance"}, at_inputs=True,
+    ),
+    Column(
+        "vcs_null", "virtual",
+        "the vcs_cosine of two shifts with the same eigenvalues and unrelated eigenvectors",
+        "tr v tr s / (d ‖v‖ ‖s‖): vcs_cosine of unrelated eigenvectors",
+        _vcs("null"), {"loss", "covariance"}, at_inputs=True,
+    ),
+    Column(
+        "nfa", "alignment",
+        "cosine of the weight Gram and the average gradient outer product at the layer's inputs",
+        "ρ(WᵀW, WᵀKW)",
+        _nfa, {"jacobians"}, null="nfa_null", at_inputs=True,
+    ),
+    Column(
+        "nfa_null", "alignment",
+        "the nfa to expect without feature learning",
+        "nfa when K keeps its eigenvalues and has random eigenvectors, in expectation",
+        _nfa_null, {"jacobians"}, at_inputs=True,
+    ),
+    Column(
+        "nfa_corrupted", "alignment",
+        "the nfa with one draw of random eigenvectors of K",
+        "ρ(WᵀW, WᵀQW), Q with K's spectrum and random eigenvectors",
+        _nfa_corrupted, {"jacobians"},
+    ),
+    Column(
+        "agop_trace", "alignment",
+        "how strongly the output depends on the layer's inputs",
+        "tr(WᵀKW)",
+        _agop_trace, {"jacobians"}, at_inputs=True,
+    ),
+    Column(
+        "kernel_spread", "alignment",
+        "how unequal the eigenvalues of K are; where it is 0 the ansatz holds for any weight",
+        "standard deviation of K's eigenvalues over their mean",
+        _kernel_spread, {"jacobians"},
+    ),
+    Column(
+        "weight_change", "weights",
+        "how far the weight has moved from the reference",
+        "‖W − W₀‖ / ‖W₀‖",
+        _weight_change, {"reference"},
+    ),
+    Column(
+        "nfa_centered", "alignment",
+        "the ansatz for the change of the weight",
+        "ρ(W̄ᵀW̄, W̄ᵀKW̄), W̄ = W − W₀",
+        _nfa_moved("centered"), {"jacobians", "reference"},
+    ),
+    Column(
+        "nfa_double", "alignment",
+        "the ansatz for the changes of weight and Jacobians",
+        "ρ(W̄ᵀW̄, W̄ᵀK̄W̄)",
+        _nfa_moved("double"), {"jacobians", "reference_jacobians", "reference"},
+    ),
+    Column(
+        "nfa_ptk", "alignment",
+        "the ansatz for the initial weight and the change of the Jacobians",
+        "ρ(W₀ᵀW₀, W₀ᵀK̄W₀)",
+        _nfa_moved("ptk"), {"jacobians", "reference_jacobians", "reference"},
+    ),
+    Column(
+        "double_ratio", "alignment",
+        "the share of the centred alignment that needs weight and Jacobians to have moved together",
+        "tr(W̄ᵀW̄ W̄ᵀK̄W̄) / tr(W̄ᵀW̄ W̄ᵀKW̄)",
+        _double_ratio, {"jacobians", "reference_jacobians", "reference"},
+    ),
+]  # fmt: skip
 
-#: measures that can do with WᵀΣW and WᵀKW in place of Σ and K
-AT_INPUTS = frozenset({
-    "vcs_cosine", "vcs_residual", "vcs_gram_cosine", "vcs_null", "nfa", "nfa_null", "agop_trace",
-})  # fmt: skip
-
-#: measures of features alone, which the output of any module has
-OF_FEATURES = frozenset({
-    "target_linearity", "surrogate", "surrogate_normalized", "feature_rank", "nc1", "nc2_equinorm", "nc2_equiangular",
-    *FURTHER_OF_FEATURES,
-})  # fmt: skip
+#: every column by name, in the order in which tables show them
+COLUMNS: dict[str, Column] = {column.name: column for column in (*OWN_COLUMNS, *FEATURE_COLUMNS, *LATER_COLUMNS)}
 
 #: cheap, and defined for any supervised network; used when no measures are named
 DEFAULT = (

@@ -1,19 +1,20 @@
 """Columns of features and targets: target linearity, surrogates and their change in a step, neural collapse.
 
-:mod:`gramscope.measures.columns` adds them to its table.
+:mod:`gramscope.measures.columns` adds ``FEATURE_COLUMNS`` to its table.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from gramscope.linalg.measured import Measured, ratio
 from gramscope.linalg.moments import ClassMoments, Moments
 from gramscope.linalg.row_blocks import row_product
-from gramscope.measures.column import Column, Context, Entry, Missing
-from gramscope.measures.estimate import Estimate, ratio
+from gramscope.measures.column import Column, LayerView, Missing, Value
 from gramscope.measures.fit import coded_alike, held_out_from_moments, held_out_of_fit
 from gramscope.measures.linearity import (
     IterativeResult,
@@ -65,32 +66,32 @@ def _projection(part: FeatureStatistics) -> str:
     )
 
 
-def _target_linearity(context: Context, layer: LayerStatistics) -> Estimate:
-    joint, part = _joint(layer, gram=False), features_of(layer)
+def _target_linearity(view: LayerView) -> Measured:
+    joint, part = _joint(view.layer, gram=False), features_of(view.layer)
     fit = None
     if part.rows is not None and part.row_targets is not None:
         Y = projected(part.row_targets) - joint.mean_y if part.labels else part.row_targets
-        found = explained_from_rows(part.rows, Y, context.ridge, context.intercept)
+        found = explained_from_rows(part.rows, Y, view.context.ridge, view.context.intercept)
     elif joint.C_hh is not None:
-        found = explained_from_moments(joint, context.ridge, context.intercept, part.eps)
+        found = explained_from_moments(joint, view.context.ridge, view.context.intercept, part.eps)
     else:
-        fit = _fit_by_readings(context, layer)
-        found = explained_by_iteration(joint, fit, context.ridge)
+        fit = _fit_by_readings(view)
+        found = explained_by_iteration(joint, fit, view.context.ridge)
     if part.labels:
         estimate = ratio(found.totals - found.residuals, found.totals)._replace(remark=_projection(part))
     else:
-        estimate = Estimate(float(found.total()))
+        estimate = Measured(float(found.total()))
     return estimate if fit is None else _stopped(estimate, fit, float(found.totals.sum()))
 
 
-def _fit_by_readings(context: Context, layer: LayerStatistics) -> IterativeResult:
-    fit = None if context.readings is None else context.readings.fits().get(layer.name)
+def _fit_by_readings(view: LayerView) -> IterativeResult:
+    fit = None if view.context.readings is None else view.context.readings.fits().get(view.layer.name)
     if fit is None:
-        raise _no_gram(features_of(layer).joint)
+        raise _no_gram(features_of(view.layer).joint)
     return fit
 
 
-def _stopped(estimate: Estimate, fit: IterativeResult, total: float) -> Estimate:
+def _stopped(estimate: Measured, fit: IterativeResult, total: float) -> Measured:
     """With what more passes would add, as an error."""
     more = fit.remaining / total
     remark = (
@@ -98,62 +99,63 @@ def _stopped(estimate: Estimate, fit: IterativeResult, total: float) -> Estimate
         f"bound, to which more passes would add about {more:.1g}"
     )
     remark = f"{estimate.remark}; {remark}" if estimate.remark else remark
-    return Estimate(estimate.value, math.hypot(estimate.error or 0.0, more), remark)
+    return Measured(estimate.value, math.hypot(estimate.error or 0.0, more), remark)
 
 
-def _held_out(context: Context, layer: LayerStatistics) -> Tensor | float | Estimate:
-    if context.held_out is None:
+def _held_out(view: LayerView) -> Tensor | float | Measured:
+    if view.context.held_out is None:
         raise Missing("no held-out data were given; pass held_out=<loader>")
-    if layer.name not in context.held_out.layers:
+    if view.layer.name not in view.context.held_out.layers:
         raise Missing("the held-out data do not reach it")
-    joint, part, other = _joint(layer, gram=False), features_of(layer), features_of(context.held_out[layer.name])
+    held_out = view.context.held_out[view.layer.name]
+    joint, part, other = _joint(view.layer, gram=False), features_of(view.layer), features_of(held_out)
     if part.rows is None and joint.C_hh is None:
-        return _held_out_by_readings(context, layer, other)
-    _joint(context.held_out[layer.name], gram=True)
-    return held_out_from_moments(*coded_alike(part, other), context.ridge, context.intercept)
+        return _held_out_by_readings(view, other)
+    _joint(held_out, gram=True)
+    return held_out_from_moments(*coded_alike(part, other), view.context.ridge, view.context.intercept)
 
 
-def _held_out_by_readings(context: Context, layer: LayerStatistics, other: FeatureStatistics) -> Estimate:
+def _held_out_by_readings(view: LayerView, other: FeatureStatistics) -> Measured:
     """Of a fit by conjugate gradients; its error is how far the last steps moved it, and further ones by a rough bound."""
-    fit = _fit_by_readings(context, layer)
-    assert context.readings is not None
-    train, test = coded_alike(features_of(layer), other, gram=False)
-    pairs = zip(fit.coefficients, context.readings.held_out_spreads()[layer.name], strict=True)
-    value, earlier = (held_out_of_fit(beta, train, test, context.intercept, spread) for beta, spread in pairs)
+    fit = _fit_by_readings(view)
+    assert view.context.readings is not None
+    train, test = coded_alike(features_of(view.layer), other, gram=False)
+    pairs = zip(fit.coefficients, view.context.readings.held_out_spreads()[view.layer.name], strict=True)
+    value, earlier = (held_out_of_fit(beta, train, test, view.context.intercept, spread) for beta, spread in pairs)
     moved = fit.remaining / train.n * test.n / float(test.C_yy.trace())  # of the predictions, as in the data of the fit
     remark = (
         f"of a fit by {fit.passes} passes of conjugate gradients over the data, because neither rows nor HᵀH fit memory=; more "
         "passes would move it by about the error, or more where the held-out data have other weak directions"
     )
     bound = moved + 2 * math.sqrt(moved * max(1 - value, 0.0))
-    return Estimate(value, bound + abs(value - earlier), remark)
+    return Measured(value, bound + abs(value - earlier), remark)
 
 
-def _surrogate_linearized(context: Context, layer: LayerStatistics) -> Estimate:
-    W, cross = layer.weight, _joint(layer, gram=False).HtY
-    if features_of(layer).of_outputs:  # they are W h already
-        return _sum_over_targets(cross, features_of(layer))
+def _surrogate_linearized(view: LayerView) -> Measured:
+    W, cross = view.layer.weight, _joint(view.layer, gram=False).HtY
+    if features_of(view.layer).of_outputs:  # they are W h already
+        return _sum_over_targets(cross, features_of(view.layer))
     if W.dim() == 3:
         cross = cross.reshape(W.shape[0], W.shape[-1], -1)
-    return _sum_over_targets(row_product(W, cross), features_of(layer))
+    return _sum_over_targets(row_product(W, cross), features_of(view.layer))
 
 
-def _surrogate(context: Context, layer: LayerStatistics) -> Estimate:
-    return _sum_over_targets(_joint(layer, gram=False).HtY, features_of(layer))
+def _surrogate(view: LayerView) -> Measured:
+    return _sum_over_targets(_joint(view.layer, gram=False).HtY, features_of(view.layer))
 
 
-def _sum_over_targets(cross: Tensor, part: FeatureStatistics) -> Estimate:
+def _sum_over_targets(cross: Tensor, part: FeatureStatistics) -> Measured:
     """``‖cross‖_F²``, with the standard error where its columns are random projections of labels."""
     squares = cross.square().sum(-2)
     squares = squares.reshape(-1, squares.shape[-1]).sum(0)
     total = float(squares.sum())
     if not part.labels:
-        return Estimate(total)
-    return Estimate(total, float(squares.std() * squares.numel() ** 0.5), _projection(part))
+        return Measured(total)
+    return Measured(total, float(squares.std() * squares.numel() ** 0.5), _projection(part))
 
 
-def _surrogate_normalized(context: Context, layer: LayerStatistics) -> Tensor | float:
-    joint, part = _joint(layer, gram=True), features_of(layer)
+def _surrogate_normalized(view: LayerView) -> Tensor | float:
+    joint, part = _joint(view.layer, gram=True), features_of(view.layer)
     if part.labels:
         raise Missing("it needs all labels, and they are too many; targets= gives targets of your own")
     if part.rows is not None and part.row_targets is not None:
@@ -161,8 +163,8 @@ def _surrogate_normalized(context: Context, layer: LayerStatistics) -> Tensor | 
     return surrogate_from_moments(joint, normalized=True, center=True)
 
 
-def _feature_rank(context: Context, layer: LayerStatistics) -> Tensor | float:
-    joint, rows = features_of(layer).joint, features_of(layer).rows
+def _feature_rank(view: LayerView) -> Tensor | float:
+    joint, rows = features_of(view.layer).joint, features_of(view.layer).rows
     if rows is not None and joint.n > 1:
         return spectrum_of_few_rows(rows).effective_rank
     if joint.C_hh is None:
@@ -172,9 +174,9 @@ def _feature_rank(context: Context, layer: LayerStatistics) -> Tensor | float:
     return feature_spectrum_from_moments(joint).effective_rank
 
 
-def _collapse(what: str) -> Column:
-    def compute(context: Context, layer: LayerStatistics) -> Tensor | float | Estimate:
-        part = features_of(layer)
+def _collapse(what: str) -> Callable[[LayerView], Value]:
+    def compute(view: LayerView) -> Value:
+        part = features_of(view.layer)
         classes = part.classes
         if part.labels:
             return _frequent_collapse(what, part)
@@ -184,18 +186,18 @@ def _collapse(what: str) -> Column:
             raise Missing(
                 f"each of the {classes.n} rows has a class of its own; numbers to regress on are floating-point"
             )
-        readout = layer.weight if what == "nc3" else None
-        if what in ("nc3", "nc4") and (layer.name != context.last or layer.weight.shape[-2] < classes.counts.shape[0]):
+        readout = view.layer.weight if what == "nc3" else None
+        if what in ("nc3", "nc4") and (not view.is_readout or view.layer.weight.shape[-2] < classes.counts.shape[0]):
             raise Missing("it is defined only at the readout, the layer executed last")
         if what == "nc4":
-            if context.nearest_mean is None:
+            if view.context.nearest_mean is None:
                 raise Missing("NC4 needs the samples a second time")
-            return context.nearest_mean(layer)
+            return view.context.nearest_mean(view.layer)
         if part.rows is not None and part.row_targets is not None:
             found = neural_collapse_from_rows(part.rows, part.row_targets, readout, normalized_surrogate=False)
         else:
             if classes.within is None and what == "nc1":
-                classes = _classes_by_reading(context, layer)
+                classes = _classes_by_reading(view)
             if classes.within is None:
                 found = collapse_of_means(classes, readout)
             else:
@@ -205,14 +207,14 @@ def _collapse(what: str) -> Column:
     return compute
 
 
-def _classes_by_reading(context: Context, layer: LayerStatistics) -> ClassMoments:
-    found = None if context.readings is None else context.readings.class_moments().get(layer.name)
+def _classes_by_reading(view: LayerView) -> ClassMoments:
+    found = None if view.context.readings is None else view.context.readings.class_moments().get(view.layer.name)
     if found is None:
         raise Missing("the scatter within classes was not collected; ask with gram=True")
     return found
 
 
-def _frequent_collapse(what: str, part: FeatureStatistics) -> Estimate:
+def _frequent_collapse(what: str, part: FeatureStatistics) -> Measured:
     """Neural collapse of the rows of the most frequent labels, where labels are too many for a mean each."""
     if what in ("nc3", "nc4"):
         raise Missing(f"it compares a readout with the means of all {part.labels:,} labels, which are too many")
@@ -226,47 +228,108 @@ def _frequent_collapse(what: str, part: FeatureStatistics) -> Estimate:
     rows = part.frequent[kept.to(part.frequent.device)]
     found = neural_collapse_from_rows(rows, part.frequent_labels[kept], normalized_surrogate=False)
     remark = f"of the {labels.numel()} most frequent of {part.labels:,} labels, {int(kept.sum()):,} rows of them"
-    return Estimate(float(getattr(found, what)), remark=f"{remark}; targets= gives labels of your own")
+    return Measured(float(getattr(found, what)), remark=f"{remark}; targets= gives labels of your own")
 
 
 # --- dynamics of the surrogate ([Gram] Theorem 3) ------------------------------------------------------------------------
 
 
-def _surrogate_change(context: Context, layer: LayerStatistics) -> Tensor | float:
-    part = features_of(layer)
+def _surrogate_change(view: LayerView) -> Tensor | float:
+    part = features_of(view.layer)
     if part.HtE is None or part.of_outputs:
         raise Missing("the change of the surrogate is defined where a sample has one site")
-    cross, gamma = _joint(layer, gram=False).HtY, context.gamma / layer.loss_terms
-    moved = row_product(layer.gradient, cross)
-    return -2 * gamma * (row_product(layer.weight, cross) * moved).sum() + gamma**2 * moved.square().sum()
+    cross, gamma = _joint(view.layer, gram=False).HtY, view.context.gamma / view.layer.loss_terms
+    moved = row_product(view.layer.gradient, cross)
+    return -2 * gamma * (row_product(view.layer.weight, cross) * moved).sum() + gamma**2 * moved.square().sum()
 
 
-def _surrogate_change_predicted(context: Context, layer: LayerStatistics) -> Tensor | float:
-    part, output = features_of(layer), context.statistics.network.output
+def _surrogate_change_predicted(view: LayerView) -> Tensor | float:
+    part, output = features_of(view.layer), view.context.statistics.network.output
     if part.HtE is None or part.of_outputs or output is None:
         raise Missing("the prediction is defined where a sample has one site and the network one output row")
-    cross = _joint(layer, gram=False).HtY
+    cross = _joint(view.layer, gram=False).HtY
     final = output.joint.with_centred_targets() if output.labelled else output.joint
     predicted = final.HtY.mT * (cross.mT @ part.HtE)  # (Yᵀf) ∘ (Yᵀ H HᵀE)
-    return 2 * context.gamma / layer.loss_terms * predicted.sum()
+    return 2 * view.context.gamma / view.layer.loss_terms * predicted.sum()
 
 
-FEATURES_AND_TARGETS: dict[str, Entry] = {
-    "target_linearity": (_target_linearity, "features targets gram", "1 − ‖Y − Hβ‖² / ‖Y − ȳ‖²"),
-    "target_linearity_held_out": (_held_out, "features targets gram held_out", "the same on data not fitted"),
-    "surrogate": (_surrogate, "features targets", "‖HᵀY‖_F²"),
-    "surrogate_linearized": (_surrogate_linearized, "features targets", "‖W HᵀY‖_F²"),
-    "surrogate_normalized": (
-        _surrogate_normalized, "features targets gram", "⟨G, YYᵀ⟩ / (‖G‖ ‖YYᵀ‖), centred features"
+FEATURE_COLUMNS = [
+    Column(
+        "target_linearity", "linearity",
+        "how well a linear map of the layer's inputs gives the targets",
+        "1 − ‖Y − Hβ‖² / ‖Y − ȳ‖²",
+        _target_linearity, {"features", "targets", "gram"}, of_features=True,
     ),
-    "feature_rank": (_feature_rank, "features gram", "effective rank of the centred features"),
-    "nc1": (_collapse("nc1"), "features labels gram", "tr(Σ_W Σ_B⁺) / C"),
-    "nc2_equinorm": (_collapse("nc2_equinorm"), "features labels gram", "std ‖μ_c − μ‖ / mean"),
-    "nc2_equiangular": (_collapse("nc2_equiangular"), "features labels gram", "std of cosines between class means"),
-    "nc3": (_collapse("nc3"), "features labels gram", "‖W/‖W‖ − M/‖M‖‖² of readout and class means"),
-    "nc4": (_collapse("nc4"), "features labels gram", "share of samples where readout and nearest class mean agree"),
-    "surrogate_change": (_surrogate_change, "loss features targets residuals", "S⁺ − S of a GD step, exact"),
-    "surrogate_change_predicted": (
-        _surrogate_change_predicted, "loss features targets residuals", "2γ ⟨Yᵀf, YᵀH HᵀE⟩ ([Gram] Theorem 3)"
+    Column(
+        "target_linearity_held_out", "linearity",
+        "how well that linear map gives the targets of further data",
+        "the same on data not fitted",
+        _held_out, {"features", "targets", "gram", "held_out"},
     ),
-}  # fmt: skip
+    Column(
+        "surrogate", "linearity",
+        "how strongly the layer's inputs point along the targets",
+        "‖HᵀY‖_F²",
+        _surrogate, {"features", "targets"}, of_features=True,
+    ),
+    Column(
+        "surrogate_linearized", "linearity",
+        "how strongly the layer's outputs, before the activation, point along the targets",
+        "‖W HᵀY‖_F²",
+        _surrogate_linearized, {"features", "targets"},
+    ),
+    Column(
+        "surrogate_normalized", "linearity",
+        "cosine of the Gram matrices of the centred inputs and of the targets",
+        "⟨G, YYᵀ⟩ / (‖G‖ ‖YYᵀ‖), centred features",
+        _surrogate_normalized, {"features", "targets", "gram"}, of_features=True,
+    ),
+    Column(
+        "feature_rank", "spectra",
+        "how many directions the centred inputs use",
+        "effective rank of the centred features",
+        _feature_rank, {"features", "gram"}, of_features=True,
+    ),
+    Column(
+        "nc1", "collapse",
+        "scatter of the inputs within classes against that between class means",
+        "tr(Σ_W Σ_B⁺) / C",
+        _collapse("nc1"), {"features", "labels", "gram"}, of_features=True,
+    ),
+    Column(
+        "nc2_equinorm", "collapse",
+        "how unequal the lengths of the centred class means are",
+        "std ‖μ_c − μ‖ / mean",
+        _collapse("nc2_equinorm"), {"features", "labels", "gram"}, of_features=True,
+    ),
+    Column(
+        "nc2_equiangular", "collapse",
+        "how unequal the angles between the centred class means are",
+        "std of cosines between class means",
+        _collapse("nc2_equiangular"), {"features", "labels", "gram"}, of_features=True,
+    ),
+    Column(
+        "nc3", "collapse",
+        "distance of the readout's rows from the class means, both normalised",
+        "‖W/‖W‖ − M/‖M‖‖² of readout and class means",
+        _collapse("nc3"), {"features", "labels", "gram"},
+    ),
+    Column(
+        "nc4", "collapse",
+        "how often the readout and the nearest class mean choose the same class",
+        "share of samples where readout and nearest class mean agree",
+        _collapse("nc4"), {"features", "labels", "gram"},
+    ),
+    Column(
+        "surrogate_change", "linearity",
+        "by how much a gradient step on this layer changes its surrogate",
+        "S⁺ − S of a GD step, exact",
+        _surrogate_change, {"loss", "features", "targets", "residuals"},
+    ),
+    Column(
+        "surrogate_change_predicted", "linearity",
+        "the same change as the homogeneity of the net predicts it",
+        "2γ ⟨Yᵀf, YᵀH HᵀE⟩ ([Gram] Theorem 3)",
+        _surrogate_change_predicted, {"loss", "features", "targets", "residuals"},
+    ),
+]  # fmt: skip

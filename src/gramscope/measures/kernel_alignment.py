@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from gramscope.linalg.arrays import unit_scale
+from gramscope.linalg.measured import Measured, jackknife
 from gramscope.linalg.psd import eigh
-from gramscope.measures.estimate import Estimate, jackknife
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class KernelAlignment:
     traces: Tensor
     kernels: Tensor
 
-    def value(self, center: bool = False) -> Estimate:
+    def value(self, center: bool = False) -> Measured:
         """``ρ(WᵀW, WᵀKW)``; with several random parts its standard error too."""
         return jackknife(self.inner.numel(), lambda kept: self._value(kept, center))
 
@@ -71,7 +71,7 @@ class KernelAlignment:
             t1 / m * self.size, self.size, square, self.total, t1 / m * self.total, self.entries * center
         )
 
-    def spread(self) -> Estimate:
+    def spread(self) -> Measured:
         """The standard deviation of K's eigenvalues over their mean; with several random parts its standard error too."""
 
         def value(kept: Tensor) -> float:

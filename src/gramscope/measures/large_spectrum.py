@@ -12,9 +12,9 @@ from torch import Tensor
 
 from gramscope.errors import InputError
 from gramscope.linalg.arrays import Array, as_weight, binary_exponent
+from gramscope.linalg.measured import Measured, jackknife
 from gramscope.linalg.psd import frobenius
 from gramscope.linalg.stochastic import SingularQuadrature, singular_quadrature
-from gramscope.measures.estimate import Estimate, jackknife
 
 #: a function of singular values, one by one
 Function: TypeAlias = Callable[[Tensor], Tensor]
@@ -40,10 +40,10 @@ class LargeSpectrum:
 
     values: Tensor
     errors: Tensor
-    effective_rank: Estimate
-    stable_rank: Estimate
-    participation_ratio: Estimate
-    nuclear_rank: Estimate
+    effective_rank: Measured
+    stable_rank: Measured
+    participation_ratio: Measured
+    nuclear_rank: Measured
 
 
 def large_weight_spectrum(W: Array, top: int = 16) -> LargeSpectrum:
@@ -75,7 +75,7 @@ def large_weight_spectrum(W: Array, top: int = 16) -> LargeSpectrum:
     found = singular_quadrature(weight, (U[:, sure], values[sure].to(U.dtype), V[:, sure]))
     largest = max(float(values[0]), float(found.nodes.max()) if found.nodes.numel() else 0.0)
     remark = f"{REMARK}; ‖W‖₂ is that of a Krylov space"
-    stable = Estimate((float(frobenius(weight)) / largest) ** 2 if largest else math.nan, remark=remark)
+    stable = Measured((float(frobenius(weight)) / largest) ** 2 if largest else math.nan, remark=remark)
     return LargeSpectrum(
         values,
         errors,
@@ -86,7 +86,7 @@ def large_weight_spectrum(W: Array, top: int = 16) -> LargeSpectrum:
     )
 
 
-def effective_rank(found: SingularQuadrature) -> Estimate:
+def effective_rank(found: SingularQuadrature) -> Measured:
     """``exp(−Σ p log p)``, ``p = s/Σs``, with its standard error over the probes."""
     sums, logs = found.sums(lambda s: s), found.sums(lambda s: torch.special.xlogy(s, s))
 
@@ -97,7 +97,7 @@ def effective_rank(found: SingularQuadrature) -> Estimate:
     return jackknife(sums.numel(), value)._replace(remark=REMARK)
 
 
-def _quotient(found: SingularQuadrature, top: Function, bottom: Function) -> Estimate:
+def _quotient(found: SingularQuadrature, top: Function, bottom: Function) -> Measured:
     """``(Σ top(s))² / Σ bottom(s)``, with its standard error over the probes."""
     above, below = found.sums(top), found.sums(bottom)
 

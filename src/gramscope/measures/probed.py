@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from gramscope.linalg.arrays import binary_exponent, to_double
+from gramscope.linalg.measured import Measured, jackknife
 from gramscope.linalg.row_blocks import row_norm, row_product, spans
 from gramscope.linalg.stochastic import FEWEST, GROUPS, onto_columns, probes
-from gramscope.measures.estimate import Estimate, jackknife
 from gramscope.measures.kernel_alignment import KernelAlignment
 from gramscope.measures.probed_products import REMARK, double, products_of, sums_by_group, weight_gram_times
 from gramscope.measures.step_shifts import StepShifts
@@ -50,23 +50,23 @@ class ProbedAlignment:
     exponent: int
     probes: int
 
-    def value(self, center: bool = False) -> Estimate:
+    def value(self, center: bool = False) -> Measured:
         """``ρ(XᵀX, XᵀKX)``, with the variances of the probes and of the parts of K together."""
         of_probes = jackknife(GROUPS, lambda kept: self._of(kept).value(center).value)
         of_parts = self._of(torch.arange(GROUPS)).value(center).error
         return self._estimate(of_probes.value, of_probes.error, of_parts)
 
-    def null(self, center: bool = False) -> Estimate:
+    def null(self, center: bool = False) -> Measured:
         """The same for random eigenvectors of K."""
         found = jackknife(GROUPS, lambda kept: self._of(kept).null(center))
         return self._estimate(found.value, found.error)
 
-    def spread(self) -> Estimate:
+    def spread(self) -> Measured:
         """The standard deviation of K's eigenvalues over their mean, where k ≤ d."""
         of_probes = jackknife(GROUPS, lambda kept: self._of(kept).spread().value)
         return self._estimate(of_probes.value, of_probes.error, self._of(torch.arange(GROUPS)).spread().error)
 
-    def inner_over(self, other: ProbedAlignment) -> Estimate:
+    def inner_over(self, other: ProbedAlignment) -> Measured:
         """``⟨XᵀX, XᵀKX⟩`` over that of another K with the same X."""
 
         def value(parts: Tensor, groups: Tensor) -> float:
@@ -78,7 +78,7 @@ class ProbedAlignment:
         of_parts = jackknife(len(parts), lambda kept: value(kept, groups))
         return self._estimate(of_probes.value, of_probes.error, of_parts.error)
 
-    def trace(self) -> Estimate:
+    def trace(self) -> Measured:
         """``tr XᵀKX``."""
         parts = self.agop.shape[0]
         of_probes = jackknife(GROUPS, lambda kept: float(self.agop[:, kept].mean() * parts))
@@ -90,8 +90,8 @@ class ProbedAlignment:
         sums = (self.size, self.inner, self.squares, self.traces, self.kernels)
         return self.alignment(*(x[..., kept].mean(-1) for x in sums))
 
-    def _estimate(self, value: float, *errors: float | None) -> Estimate:
-        return Estimate(value, math.hypot(*(error or 0.0 for error in errors)), REMARK.format(self.probes))
+    def _estimate(self, value: float, *errors: float | None) -> Measured:
+        return Measured(value, math.hypot(*(error or 0.0 for error in errors)), REMARK.format(self.probes))
 
 
 def probed_alignment(X: Tensor, products: Tensor) -> ProbedAlignment:
@@ -188,7 +188,7 @@ class ProbedShifts:
     d: int
     probes: int
 
-    def value(self, what: str, gamma: float) -> Estimate:
+    def value(self, what: str, gamma: float) -> Measured:
         """A measure of a step of rate γ: ``cosine``, ``residual``, ``gram_cosine`` or ``null``."""
 
         def of(kept: Tensor) -> float:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from gramscope.linalg.arrays import binary_exponent, to_double
+from gramscope.linalg.measured import Measured, jackknife
 from gramscope.linalg.row_blocks import row_product
 from gramscope.linalg.stochastic import GROUPS, by_group, probe_count, probes
-from gramscope.measures.estimate import Estimate, jackknife
 
 REMARK = "an estimate from {} random probes, because the matrix itself would not fit memory="
 
@@ -38,16 +38,16 @@ class ProbedPair:
     exponents: tuple[int, int]
     probes: int
 
-    def cosine(self) -> Estimate:
+    def cosine(self) -> Measured:
         """``ρ(A, B)``; NaN where one of them is zero."""
         return self._estimate(lambda p: p[0, 1] / (p[0, 0].sqrt() * p[1, 1].sqrt()))
 
-    def norm_ratio(self) -> Estimate:
+    def norm_ratio(self) -> Measured:
         """``‖A‖ / ‖B‖``."""
         first, second = self.exponents
         return self._estimate(lambda p: torch.ldexp((p[0, 0] / p[1, 1]).sqrt(), torch.tensor(first - second)))
 
-    def _estimate(self, function: Callable[[Tensor], Tensor]) -> Estimate:
+    def _estimate(self, function: Callable[[Tensor], Tensor]) -> Measured:
         found = jackknife(GROUPS, lambda kept: float(function(self.products[..., kept].mean(-1))))
         return found._replace(remark=REMARK.format(self.probes))
 
@@ -81,7 +81,7 @@ def weight_gram_times(W: Tensor, omega: Tensor) -> tuple[Tensor, Tensor, int]:
     return double(W.mT @ thin, -e), thin, e
 
 
-def probed_fact(W: Tensor, D: Tensor, memory: int, weight_decay: float | None = None) -> Estimate:
+def probed_fact(W: Tensor, D: Tensor, memory: int, weight_decay: float | None = None) -> Measured:
     """:func:`~gramscope.measures.fact.fact_alignment`, or with a decay :func:`~gramscope.measures.fact.fact_residual`.
 
     Args:
@@ -98,13 +98,13 @@ def probed_fact(W: Tensor, D: Tensor, memory: int, weight_decay: float | None = 
     return probed_pair(gram + double(mixed, -2 * e) / weight_decay, gram).norm_ratio()
 
 
-def probed_fle_residual(W: Tensor, autograd: Tensor, D: Tensor, memory: int) -> Estimate:
+def probed_fle_residual(W: Tensor, autograd: Tensor, D: Tensor, memory: int) -> Measured:
     """``‖Wᵀ(autograd − D)‖ / ‖WᵀD‖``: :func:`~gramscope.measures.gram.fle_residual` of two gradients ``[..., k, d]``."""
     W, omega = _with_probes(W, memory)
     of_both = [row_product(x, omega.double()) for x in (autograd, D)]
     difference = of_both[0] - of_both[1]
     if not bool(difference.any()):
-        return Estimate(0.0, 0.0, REMARK.format(omega.shape[-1]))
+        return Measured(0.0, 0.0, REMARK.format(omega.shape[-1]))
     return probed_pair(*(W.mT @ x.to(W.dtype) for x in (difference, of_both[1]))).norm_ratio()
 
 
