@@ -32,7 +32,7 @@ def kernels(model: nn.Module, x: Tensor, **options: object) -> dict[str, Tensor]
     return result
 
 
-@pytest.mark.parametrize("case", [c for c in SEEN if c.name != "checkpoint-reentrant"], ids=lambda c: c.name)
+@pytest.mark.parametrize("case", SEEN, ids=lambda c: c.name)
 def test_jacobians_equal_the_dense_ones(case: Case) -> None:
     model, x, _ = case.make()
     with gs.capture(model) as tape:
@@ -84,12 +84,6 @@ def test_bad_requests() -> None:
     norm = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
     refused(check_samples_are_independent, norm, match="BatchNorm1d '1' is in train mode", error=LayerError)
     check_samples_are_independent(norm.eval())
-
-
-def test_reentrant_checkpoints_say_what_to_do() -> None:
-    model, x, _ = BY_NAME["checkpoint-reentrant"].make()
-    with gs.capture(model) as tape, pytest.raises(LayerError, match="use_reentrant=False"):
-        next(jacobian_chunks(tape, model(x)))
 
 
 class LiveBytes(TorchDispatchMode):

@@ -10,10 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 import gramscope as gs
-from cases import BY_NAME, Around, captured, close, close_to_autograd, normal, sample_losses
+from cases import BY_NAME, Around, Checkpointed, captured, close, close_to_autograd, normal, sample_losses
 from gramscope.errors import LayerError, ResultWarning
 
 
@@ -196,18 +195,12 @@ def test_batch_normalisation_in_train_mode() -> None:
         model(x).sum().backward()
 
 
-def test_gradients_inside_a_reentrant_checkpoint_after_an_embedding() -> None:
-    """No captured layer is before the checkpoint, so that asking autograd for the head alone would not run it."""
-
-    def run(m: nn.Module, index: Tensor) -> Tensor:
-        return m.head(checkpoint(m.block, m.embed(index), use_reentrant=True))
-
-    block = nn.Sequential(nn.Linear(4, 6), nn.Tanh())
-    model = Around(run, embed=nn.Embedding(7, 4), block=block, head=nn.Linear(6, 3))
-    index, y = torch.arange(5), torch.arange(5) % 3
-    for layers in (None, ["block.0", "head"]):
-        tape = captured(model, index, y, layers)
-        F.cross_entropy(model.head(block(model.embed(index))), y, reduction="sum").backward()
-        for record in tape:
-            close(record.D, record.layer.matrix(record.layer.parameter.grad))
-        model.zero_grad()
+def test_reentrant_checkpoints_say_what_to_do() -> None:
+    model, x, y = Checkpointed(reentrant=True).double(), normal(6, 4), torch.arange(6) % 3
+    for call in (
+        lambda: captured(model, x, y),
+        lambda: gs.measure(model, (x, y), F.cross_entropy),
+        lambda: gs.agop(model, x),
+    ):
+        with pytest.raises(LayerError, match="use_reentrant=False"):
+            call()

@@ -95,9 +95,7 @@ def test_a_loss_that_measures_the_same_network() -> None:
     torch.testing.assert_close(statistics["0"].D, gs.collect(net, (X, Y), CE)["0"].D)
 
 
-@pytest.mark.parametrize(
-    "build", [network, lambda: BY_NAME["checkpoint-reentrant"].make()[0]], ids=["plain", "checkpoint"]
-)
+@pytest.mark.parametrize("build", [network, lambda: BY_NAME["checkpoint"].make()[0]], ids=["plain", "checkpoint"])
 @pytest.mark.parametrize("where", ["before", "between"])
 def test_virtual_covariance_learning_is_not_disturbed(build: Callable[[], nn.Module], where: str) -> None:
     """The same steps with and without measurements in between, also before the first one."""

@@ -17,10 +17,8 @@ from comparing import assert_same
 from gramscope.errors import InputError, LayerError, NumericalError
 from gramscope.notes import joined
 
-USABLE = [case for case in CASES if case.name != "checkpoint-reentrant"]
 
-
-@pytest.mark.parametrize("case", USABLE, ids=lambda c: c.name)
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_results_do_not_depend_on_the_batch_size(case: Case) -> None:
     model, x, y = case.make()
     options = {"reference": twin_of(model), "residuals": True, "gram": True}
@@ -29,7 +27,7 @@ def test_results_do_not_depend_on_the_batch_size(case: Case) -> None:
         assert_same(whole, gs.collect(model, split(x, y, size), sample_losses, **options))
 
 
-@pytest.mark.parametrize("case", USABLE, ids=lambda c: c.name)
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_sums_equal_dense_autograd(case: Case) -> None:
     model, x, y = case.make()
     stats = gs.collect(model, split(x, y, 4), sample_losses, jacobians=True)

@@ -143,20 +143,3 @@ def test_choices_of_a_sample_side_by_side() -> None:
     alone = gs.collect(model, [(ids[i : i + 1], y[i : i + 1]) for i in range(5)], F.cross_entropy, jacobians=True)
     torch.testing.assert_close(stats["words"].JtJ, alone["words"].JtJ)
     torch.testing.assert_close(stats["words"].Sigma, alone["words"].Sigma)
-
-
-def test_a_reentrant_checkpoint_leaves_the_other_columns() -> None:
-    class Checkpointed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.words, self.inside, self.out = nn.Embedding(9, 4), nn.Linear(4, 5), nn.Linear(5, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            h = torch.utils.checkpoint.checkpoint(self.inside, self.words(x), use_reentrant=True)
-            return self.out(torch.tanh(h).mean(1))
-
-    x, y = torch.arange(28).reshape(7, 4) % 9, torch.arange(7) % 3
-    table = gs.measure(Checkpointed(), (x, y), nn.CrossEntropyLoss(), measures=["gradient_norm", "nfa"])
-    assert table["inside"]["gradient_norm"] > 0
-    assert table["inside"]["nfa"] is None
-    assert "use_reentrant=False gives them" in table.notes["(output)"].text

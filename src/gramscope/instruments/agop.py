@@ -20,11 +20,10 @@ from gramscope.distributed.groups import Group
 from gramscope.errors import InputError, LayerError, ResultWarning
 from gramscope.layers.batches import Unpack, batches, is_array, is_floating, reading, split_batch, to_device
 from gramscope.layers.capture import capture
-from gramscope.layers.jacobians import MEMORY, check_samples_are_independent, jacobian_chunks, layers_with_shared_rows
+from gramscope.layers.jacobians import MEMORY, check_samples_are_independent, jacobian_chunks
 from gramscope.layers.labels import LabelReader
 from gramscope.layers.model_call import (
     OutputSelector,
-    call_model,
     evaluating,
     model_device,
     model_dtype,
@@ -33,12 +32,12 @@ from gramscope.layers.model_call import (
 )
 from gramscope.layers.modules import unwrap
 from gramscope.layers.select import LayerSelector
-from gramscope.layers.tape import Tape
-from gramscope.layers.validity import COUPLED, influences_others
+from gramscope.layers.validity import COUPLED
 from gramscope.linalg.psd import psd_power, symmetric_product
 from gramscope.notes import Note, joined
 from gramscope.statistics.collect import collect
 from gramscope.statistics.layer import LayerStatistics
+from gramscope.statistics.structure import find_structure
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -173,7 +172,6 @@ def dual_tangent_kernel(
     parts: dict[str, list[Tensor]] = {}
     device, root = model_device(model), unwrap(model)
     reader, sequences = LabelReader(model, own_loss=False), True
-    shared: frozenset[str] = frozenset()
     with (
         evaluating(root),
         torch.inference_mode(False),
@@ -187,13 +185,14 @@ def dual_tangent_kernel(
                 read = reader.read(*to_device(batch, device))
             f = select_output(run_captured(model, tape, read.inputs), output)
             if index == 0:
-                check_samples_are_apart(model, tape, read.inputs, f, output)
-                shared = layers_with_shared_rows(tape, f)
+                structure = find_structure(model, tape, read.inputs, f, output)
+                if structure.coupled:
+                    raise LayerError(COUPLED)
             positions = read.positions
             sequences = sequences and bool(positions.lengths)
             rows: dict[str, list[Tensor]] = {}
             for chunk in jacobian_chunks(tape, positions.tokens_first(f), memory=memory):
-                for name, J in ((name, J) for name, J in chunk.items() if name not in shared):
+                for name, J in ((name, J) for name, J in chunk.items() if name not in structure.serves_many):
                     # [m, groups…, batch, sites, k] -> [batch, sites, m, groups…, k] -> [batch, m, everything]
                     J = positions.tokens_first(J.movedim((-3, -2), (0, 1)))
                     rows.setdefault(name, []).append(J.movedim(2, 1).flatten(2).double())
@@ -210,19 +209,6 @@ def dual_tangent_kernel(
         flat = J.flatten(0, 1) if blocks else J.flatten(1)
         result[name] = flat @ flat.mT
     return result
-
-
-def check_samples_are_apart(
-    model: nn.Module, tape: Tape, inputs: Any, output: Tensor, selector: OutputSelector
-) -> None:
-    """Raise if samples of a batch, whose output is given, influence each other."""
-
-    def run(x: Any) -> Tensor:
-        return select_output(call_model(model, x), selector)
-
-    with tape.looking_away():
-        if influences_others(run, inputs, output, tape.calls[-1].samples, tape.batch_dim):
-            raise LayerError(COUPLED)
 
 
 def _kernels(

@@ -26,10 +26,6 @@ MEMORY = 256 * 2**20
 CPU_MEMORY = 4 * 2**20
 
 
-class ReentrantError(LayerError):
-    """A re-entrant activation checkpoint, through which there are no Jacobians."""
-
-
 def jacobian_chunks(
     tape: Tape,
     output: Tensor,
@@ -186,7 +182,7 @@ def _pull_back(
     except RuntimeError as error:
         if "checkpoint" not in str(error).lower():
             raise
-        raise ReentrantError(
+        raise LayerError(
             "no Jacobians through a re-entrant activation checkpoint; use_reentrant=False gives them"
         ) from error
     stacked: list[Tensor | None] = []

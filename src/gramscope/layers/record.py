@@ -56,8 +56,6 @@ class LayerRecord:
         self._factor_of_call = factor
         self._call_was_reached = reached
         self.applications: list[Application] = []
-        #: a checkpoint computed the layer again from inputs that were not seen before, so a gradient was lost
-        self.lost = False
         self._weight: Tensor | None = None
 
     @property
@@ -124,7 +122,6 @@ class LayerRecord:
     def forget(self) -> None:
         """Drop everything seen."""
         self.applications.clear()
-        self.lost = False
         self._weight = None
 
     def _inputs(self, a: Application) -> Tensor:
@@ -142,7 +139,7 @@ class LayerRecord:
     def _received(self, a: Application) -> Tensor:
         if a.dz is not None:
             return a.dz
-        if self.reached and self._call_was_reached(a.call) and not self.lost:
+        if self.reached and self._call_was_reached(a.call):
             return a.zero()
         raise LayerError(
             f"no gradient reached layer {self.name!r}: run backward inside the capture, with a loss that depends on it"

@@ -128,11 +128,13 @@ class Tape(Watcher):
         if not losses.requires_grad:
             raise LayerError("the loss does not depend on any captured layer (it has no gradient graph)")
         waiting = [a for a in self.applications() if a.edge is not None]
-        blind = len(waiting) < len(self.applications())  # under no_grad, or inside a re-entrant checkpoint
-        if blind and _has_checkpoint(losses):
-            self._backward_through_checkpoints(losses, retain_graph)
-            return
         edges = [a.edge for a in waiting if a.edge is not None]
+        blind = sorted({a.layer.name for a in self.applications() if a.edge is None})
+        if blind and _has_checkpoint(losses):
+            raise LayerError(
+                f"{', '.join(blind[:3])}: a re-entrant activation checkpoint hides these layers' gradients; "
+                "checkpoint(..., use_reentrant=False) shows them and gives the same numbers"
+            )
         if not edges:
             refused = "; ".join(f"{name}: {self.unsupported[name]}" for name in sorted(self._refused))
             reason = "all of them ran without a gradient graph" if blind else refused or "none was applied"
@@ -168,18 +170,6 @@ class Tape(Watcher):
         """Whether a gradient has come back to forward number ``call``."""
         return any(a.dz is not None for a in self.applications() if a.call == call)
 
-    def _backward_through_checkpoints(self, loss: Tensor, retain_graph: bool) -> None:
-        """Re-entrant checkpoints only work with ``backward()``; keep every ``.grad`` as it was around it."""
-        parameters = list(self.model.parameters())
-        kept = [p.grad for p in parameters]
-        try:
-            for p in parameters:
-                p.grad = None
-            loss.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
-        finally:
-            for p, gradient in zip(parameters, kept, strict=True):
-                p.grad = gradient
-
     def called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The model is called: a new batch begins."""
         if not self.ran and self._gradients and torch.is_grad_enabled():
@@ -198,8 +188,8 @@ class Tape(Watcher):
         if not self.watching:
             return None
         record = self.records[layer.name]
-        if in_backward():  # activation checkpointing runs the forward again
-            return self._recomputed(record, x, z)
+        if in_backward():  # an activation checkpoint runs the forward again, with the same operations
+            return own_node(z) if self._gradients and torch.is_grad_enabled() and z.requires_grad else None
         if layer.name in self._refused:
             return None
         problem = self._problem(layer, x, z, first=not record.applications)
@@ -249,19 +239,6 @@ class Tape(Watcher):
                 application.dz = gradient.detach() if known is None else known + gradient.detach()
 
         z.register_hook(receive)  # type: ignore[no-untyped-call]
-
-    def _recomputed(self, record: LayerRecord, x: Tensor, z: Tensor) -> Tensor | None:
-        """A re-entrant checkpoint recorded its first pass without a graph; its gradient arrives in this one."""
-        if not (self._gradients and torch.is_grad_enabled() and z.requires_grad):
-            return None
-        replaced = own_node(z)
-        blind = [a for a in record.applications if a.edge is None and a.dz is None]
-        same = [a for a in blind if a.x.shape == x.shape and torch.equal(a.x, x.detach())]
-        if same:
-            self._watch(same[0], z if replaced is None else replaced)
-        elif blind:
-            record.lost = True
-        return replaced
 
 
 def _has_checkpoint(loss: Tensor) -> bool:

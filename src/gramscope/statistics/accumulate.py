@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from gramscope.errors import InputError, LayerError
-from gramscope.layers.jacobians import ReentrantError
 from gramscope.layers.kinds import EmbeddingKind, LinearKind
 from gramscope.layers.losses import class_axis
 from gramscope.layers.positions import flattened
@@ -94,18 +93,13 @@ class Accumulator:
                 count = tape.output_counts[name]
                 text = f"it ran {count} times in a forward; its output is the one of the last time"
                 self._notes[name] = Note("remark", text)
-        if step.coupled:
+        if step.structure.coupled:
             self._note_coupled()
         output = step.positions.tokens_first(step.output) if self._options.jacobians else step.output
         if self._wants_jacobians(output):
             if twin is not None:
                 twin = (twin[0], step.positions.tokens_first(twin[1]))
-            try:
-                self._sums.add_jacobians(tape, output, twin, step.positions)
-            except ReentrantError as reason:
-                if self._options.jacobians is True:
-                    raise
-                self._leave_out_jacobians(str(reason))
+            self._sums.add_jacobians(tape, output, twin, step.positions)
         self._add_network(step, target)
 
     def _add_layer(self, tape: Tape, record: LayerRecord, step: Step, target: Tensor | None) -> None:
@@ -118,7 +112,7 @@ class Accumulator:
                 self._looked_up.add(name)
             if self._options.autograd and shares_parameter(record.layer, tape.model):
                 self._shared.add(name)
-        if name in step.shared:
+        if name in step.structure.serves_many:
             self._left_out |= {(name, what): SHARED for what in (*OF_SINGLE_SAMPLES, "features")}
         if self._options.gradients and any(a.dz is not None for a in record.applications):
             self._sums.add_gradients(record, step.n, step.positions)
@@ -137,10 +131,7 @@ class Accumulator:
             self._notes["(samples)"] = Note("remark", text)
         if not self._options.jacobians:
             return
-        self._leave_out_jacobians(f"no Jacobians: {COUPLED}")
-
-    def _leave_out_jacobians(self, reason: str) -> None:
-        self._notes[output_of()] = Note("left out", reason)
+        self._notes[output_of()] = Note("left out", f"no Jacobians: {COUPLED}")
         self._left_out |= {(EVERY, what): "" for what in OF_JACOBIANS}
 
     def _wants_jacobians(self, output: Tensor) -> bool:
@@ -157,8 +148,8 @@ class Accumulator:
 
     def _add_layer_features(self, record: LayerRecord, step: Step, target: Tensor | None) -> None:
         layer = record.layer
-        probed = record.name in step.axes
-        axis = step.axes[record.name] if probed else self._axes.of(layer.module)
+        probed = record.name in step.structure.axes
+        axis = step.structure.axes[record.name] if probed else self._axes.of(layer.module)
         labelled = target is not None and target.dim() == 2 and not target.is_floating_point()
         averaged = self._options.tokens in ("auto", "mean") and not labelled and not step.positions.lengths
         single = step.residual is not None and step.residual.dim() == 2 and len(record.applications) == 1

@@ -35,11 +35,10 @@ from gramscope.layers.model_call import (
 )
 from gramscope.layers.positions import Positions
 from gramscope.layers.tape import Tape
-from gramscope.layers.validity import influences_others
 from gramscope.notes import Note
 from gramscope.statistics.collect_options import Options
-from gramscope.statistics.few_samples import probed_axes, shared_layers
 from gramscope.statistics.freed_memory import return_now_and_then
+from gramscope.statistics.structure import Structure, find_structure
 
 #: losses whose targets are numbers, also where they are stored as integers
 REGRESSION = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
@@ -72,9 +71,7 @@ class Step:
         terms: what the mean loss divides by (:mod:`gramscope.layers.losses`); 0 without a loss.
         residual: ``E = −∂L/∂f``, when asked for.
         autograd: gradients of the parameters themselves by layer, when asked for.
-        coupled: whether samples of the batch influence each other's outputs.
-        shared: layers of which one row of inputs serves several samples.
-        axes: of the samples in the inputs of layers that do not have one row for each.
+        structure: what is known of the samples.
     """
 
     inputs: Any
@@ -86,9 +83,7 @@ class Step:
     terms: int = 0
     residual: Tensor | None = None
     autograd: dict[str, Tensor] = field(default_factory=dict)
-    coupled: bool = False
-    shared: frozenset[str] = frozenset()
-    axes: dict[str, int] = field(default_factory=dict)
+    structure: Structure = field(default_factory=Structure)
 
 
 @dataclass
@@ -105,9 +100,7 @@ class BatchRunner:
     def __post_init__(self) -> None:
         own_loss = self.loss is None or takes_batch(self.loss)
         self._reader = LabelReader(self.model, self.options.ignore_index, own_loss)
-        self._independent: bool | None = None
-        self._shared: frozenset[str] | None = None
-        self._axes: dict[str, int] | None = None
+        self._structure: Structure | None = None
 
     def run(self, tape: Tape, inputs: Any, target: Any, index: int) -> Step:
         """Forward, backward where there is a loss, and the targets that features are compared with."""
@@ -122,12 +115,7 @@ class BatchRunner:
         tape.unsupported |= read.notes
         random = torch.get_rng_state()
         step, returned = forward(self.model, tape, read, index, self.output)
-        step = replace(
-            step,
-            coupled=self._influences_others(tape, step, random),
-            shared=self._shared_layers(tape, step),
-            axes=self._probed_axes(tape, step),
-        )
+        step = replace(step, structure=self._structure_of(tape, step, random))
         return_now_and_then()  # what the forward has freed
         losses = self._losses(step, returned, inputs, given, index)
         if losses is not None:
@@ -165,34 +153,13 @@ class BatchRunner:
         ignored = self.options.ignore_index
         return losses_and_terms(self.loss, step.output, target, step.n, self.reduction, ignored, step.positions)
 
-    def _influences_others(self, tape: Tape, step: Step, random: Tensor) -> bool:
-        """Whether samples influence each other, asked once, at the first batch of several samples."""
-        if tape.calls[-1].across_samples:
-            return False  # known, with its cause
-        if self._independent is None and step.n > 1 and self.options.needs_graph and self.options.eval_mode:
-            with tape.looking_away(), torch.random.fork_rng(devices=[]):
-                torch.set_rng_state(random)
-                self._independent = not influences_others(
-                    lambda x: select_output(call_model(self.model, x), self.output),
-                    step.inputs,
-                    step.output,
-                    step.n,
-                    self.options.batch_dim,
-                )
-        return self._independent is False
-
-    def _shared_layers(self, tape: Tape, step: Step) -> frozenset[str]:
-        """Layers of which one row serves several samples, asked once, at the first batch of several independent samples."""
-        if self._shared is None and self._independent:
-            self._shared = shared_layers(self.model, tape, step.inputs, step.output, self.output, step.n)
-        return self._shared or frozenset()
-
-    def _probed_axes(self, tape: Tape, step: Step) -> dict[str, int]:
-        """Where the samples are in the inputs of unusual layers, asked until there is a batch of several samples."""
-        if self._axes is not None or not self.options.features:
-            return self._axes or {}
-        found = probed_axes(self.model, tape, step.inputs, step.n)
-        self._axes = found if step.n > 1 else None
+    def _structure_of(self, tape: Tape, step: Step, random: Tensor) -> Structure:
+        """The structure of batches, found once, in the first batch of several samples."""
+        if self._structure is not None:
+            return self._structure
+        with torch.set_grad_enabled(self.options.needs_graph and self.options.eval_mode):
+            found = find_structure(self.model, tape, step.inputs, step.output, self.output, random)
+        self._structure = found if step.n > 1 else None
         return found
 
     def run_reference(self, reference: nn.Module, inputs: Any, output: Tensor) -> Tensor:
