@@ -52,31 +52,6 @@ def write_cifar10(folder: Path, images: Array, labels: Array) -> None:
         (folder / name).write_bytes(cifar_records(x, y))
 
 
-def cifar_pickle(images: Array, **labels: Array) -> bytes:
-    """Python version: the instruction stream that Python 2 and NumPy 1.7 wrote for a batch, protocol 2."""
-
-    def short(text: str) -> bytes:
-        return b"U" + bytes([len(text)]) + text.encode("latin1")
-
-    def integer(value: int) -> bytes:
-        return b"K" + bytes([value]) if value < 256 else b"M" + struct.pack("<H", value)
-
-    out = b"\x80\x02}q\x01("
-    for name, values in labels.items():
-        out += short(name) + b"]q\x02(" + b"".join(integer(int(value)) for value in values) + b"e"
-    out += (
-        short("data")
-        + b"cnumpy.core.multiarray\n_reconstruct\nq\x07cnumpy\nndarray\nq\x08K\x00\x85q\tU\x01bq\n\x87Rq\x0b"
-    )
-    out += b"(K\x01" + integer(len(images)) + integer(3072) + b"\x86q\x0c"
-    out += b"cnumpy\ndtype\nq\r" + short("u1") + b"K\x00K\x01\x87Rq\x0e"
-    out += b"(K\x03" + short("|") + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
-    content = images.tobytes()
-    return (
-        out + b"\x89T" + struct.pack("<I", len(content)) + content + b"tb" + short("batch_label") + short("x") + b"u."
-    )
-
-
 def tar_bytes(files: dict[str, bytes]) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:

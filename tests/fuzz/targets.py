@@ -26,9 +26,7 @@ from gramscope.errors import GramscopeError, GramscopeWarning
 from gramscope_lab.cli.flags import parse_assignments, read_config
 from gramscope_lab.cli.runs import summary
 from gramscope_lab.data import load
-from gramscope_lab.data.batchfile import read_batch
-from gramscope_lab.data.idx import read_idx
-from gramscope_lab.data.matfile import read_mat
+from gramscope_lab.data.readers import read_idx, read_svhn
 from gramscope_lab.report.live import LiveServer, make_server
 from gramscope_lab.report.loaded_runs import read_runs
 from gramscope_lab.report.page import render_page
@@ -39,7 +37,7 @@ from gramscope_lab.runs.export import write_records
 from gramscope_lab.runs.records import truncate_records
 from gramscope_lab.training.config import TrainConfig
 from gramscope_lab.training.layer_measures import load_weights
-from official_files import cifar_pickle, idx_bytes, random_images
+from official_files import idx_bytes, random_images, write_svhn
 
 #: memory and processor time that one small input may take
 MOST_BYTES, MOST_SECONDS = 500 << 20, 5
@@ -95,10 +93,7 @@ def file_target(name: str, reader: Callable[[Path], object], *seeds: Callable[[P
 
 def _mat(compressed: bool) -> Callable[[Path], bytes]:
     def make(folder: Path) -> bytes:
-        from scipy.io import savemat
-
-        arrays = {"X": np.arange(24, dtype=np.uint8).reshape(2, 3, 4), "y": np.ones((4, 1))}
-        savemat(folder / "seed.mat", arrays, do_compression=compressed)
+        write_svhn(folder, *random_images(1, (3, 32, 32), 10), "seed.mat", compressed=compressed)
         return (folder / "seed.mat").read_bytes()
 
     return make
@@ -125,7 +120,6 @@ def _npz_header(folder: Path, content: bytes) -> None:
 
 
 IDX = idx_bytes(np.arange(24, dtype=np.uint8).reshape(2, 3, 4))
-BATCH = cifar_pickle(random_images(2, (3072,), 2)[0], labels=np.arange(2))
 
 
 def _npz_file(path: Path) -> object:
@@ -162,13 +156,11 @@ def _linear_weights(path: Path) -> object:
 DATA = {
     "idx": file_target("a", lambda path: read_idx(path, 3), lambda _: IDX),
     "idx.gz": file_target("a.gz", lambda path: read_idx(path, 3), lambda _: gzip.compress(IDX, mtime=0)),
-    "mat": file_target("a.mat", read_mat, _mat(False)),
-    "mat, compressed": file_target("a.mat", read_mat, _mat(True)),
+    "mat": file_target("a.mat", read_svhn, _mat(False)),
+    "mat, compressed": file_target("a.mat", read_svhn, _mat(True)),
     "npz": file_target("a.npz", _npz_file, _npz(np.savez)),
     "npz, compressed": file_target("a.npz", _npz_file, _npz(np.savez_compressed)),
     "npz header": Target(lambda _: [b"(4, 1), }", b"(2,2), 'descr': '<i8'}"], _npz_header),
-    "batch": file_target("a", read_batch, lambda _: BATCH[:200] + BATCH[-40:]),
-    "whole batch": file_target("a", read_batch, lambda _: BATCH),
     "weights": file_target("a.pt", _linear_weights, _weights(), _weights(_use_new_zipfile_serialization=False)),
     "pickle in weights": Target(lambda folder: [_pickle(folder)], _pickle_in_weights),
 }

@@ -1,13 +1,16 @@
-"""``gramscope data``: list, fetch and verify data sets."""
+"""``gramscope data``: list and fetch data sets."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="List, fetch and verify data sets.")
+if TYPE_CHECKING:
+    from gramscope_lab.data.named_sets import Entry
+
+app = typer.Typer(no_args_is_help=True, help="List and fetch data sets.")
 
 DataDir = Annotated[
     Path | None,
@@ -25,15 +28,11 @@ def list_sets(data_dir: DataDir = None, as_json: Json = False) -> None:
     Example: gramscope data list --data-dir ~/data
     """
     from gramscope_lab.cli.console import print_json, print_table
-    from gramscope_lab.data.locate import data_root, locate
+    from gramscope_lab.data.downloads import data_root
     from gramscope_lab.data.named_sets import catalogue
 
     root = data_root(data_dir)
-    found = {entry.name: locate(entry.source, root) for entry in catalogue() if entry.source}
-    rows = []
-    for entry in catalogue():
-        place = found.get(entry.name)
-        rows.append({**entry.to_dict(), "folder": str(place.folder) if place else None})
+    rows = [{**entry.to_dict(), "folder": _folder(entry, root)} for entry in catalogue()]
     if as_json:
         print_json(rows)
         return
@@ -51,6 +50,14 @@ def list_sets(data_dir: DataDir = None, as_json: Json = False) -> None:
     print_table(f"data sets (data directory: {root})", table)
 
 
+def _folder(entry: Entry, root: Path) -> str | None:
+    """The folder a downloaded set lies in."""
+    from gramscope_lab.data.downloads import locate
+
+    files = locate(entry.source, root) if entry.source else None
+    return str(next(iter(files.values())).parent) if files else None
+
+
 def _state(row: dict[str, Any]) -> str:
     if row["kind"] != "downloaded":
         return str(row["kind"])
@@ -64,54 +71,23 @@ def fetch(
     force: Annotated[bool, typer.Option("--force", help="Replace files that are not the official ones.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Download data sets, check their SHA-256 and unpack them. A broken download is resumed.
+    """Download data sets, check their SHA-256 and unpack them.
 
     Example: gramscope data fetch mnist cifar10
     """
     from gramscope_lab.cli.console import print_json
-    from gramscope_lab.data.download import fetch as fetch_source
-    from gramscope_lab.data.locate import data_root
+    from gramscope_lab.data.downloads import data_root, ensure
     from gramscope_lab.data.named_sets import catalogue, find_entry
 
     root = data_root(data_dir)
     entries = [entry for entry in catalogue() if entry.source] if names == ["all"] else [find_entry(n) for n in names]
     results = []
     for entry in entries:
-        folder = fetch_source(entry.source, root, force=force).folder if entry.source else None
-        results.append({"name": entry.name, "kind": entry.kind, "folder": str(folder) if folder else None})
+        if entry.source:
+            ensure(entry.source, root, force=force)
+        folder = _folder(entry, root)
+        results.append({"name": entry.name, "kind": entry.kind, "folder": folder})
         if not as_json:
             typer.echo(f"{entry.name}: {folder}" if folder else f"{entry.name}: nothing to fetch, it is {entry.kind}")
     if as_json:
         print_json(results)
-
-
-@app.command()
-def verify(
-    names: Annotated[list[str] | None, typer.Argument(help="Names; every set on disk when left out.")] = None,
-    data_dir: DataDir = None,
-    as_json: Json = False,
-) -> None:
-    """Compare the files on disk with the published digests; exit code 1 if one differs.
-
-    Example: gramscope data verify cifar10 --data-dir ~/data
-    """
-    from gramscope_lab.cli.console import print_json, print_table
-    from gramscope_lab.data.locate import data_root, locate
-    from gramscope_lab.data.named_sets import catalogue, find_entry
-    from gramscope_lab.data.verify import verify as verify_source
-
-    root = data_root(data_dir)
-    if names:
-        entries = [find_entry(name) for name in names]
-    else:
-        entries = [entry for entry in catalogue() if entry.source and locate(entry.source, root)]
-    checks = [(entry.name, check) for entry in entries if entry.source for check in verify_source(entry.source, root)]
-    rows = [{"name": name, "file": str(check.path), "state": check.state, "note": check.note} for name, check in checks]
-    if as_json:
-        print_json(rows)
-    elif rows:
-        print_table("", rows)
-    else:
-        typer.echo(f"no downloaded data set in {root}")
-    if any(check.state == "bad" for _, check in checks):
-        raise typer.Exit(1)

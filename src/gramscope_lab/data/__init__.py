@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gramscope_lab.data.dataset import DataSet as DataSet
-    from gramscope_lab.data.dataset import from_dataset as from_dataset
     from gramscope_lab.data.dataset import from_tensors as from_tensors
     from gramscope_lab.data.named_sets import catalogue as catalogue
     from gramscope_lab.data.named_sets import load as load
 
-__all__ = ["DataSet", "catalogue", "from_dataset", "from_tensors", "load"]
+__all__ = ["DataSet", "catalogue", "from_tensors", "load"]
 
 
 def __getattr__(name: str) -> Any:

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset
 
 from gramscope.errors import InputError, ResultWarning
+from gramscope.layers.labels import IGNORED
 from gramscope_lab.data.seeds import generator
 from gramscope_lab.data.synthetic import randomise_labels
-
-#: label of tokens that have none
-IGNORED = -100
 
 Task: TypeAlias = Literal["classification", "regression"]
 
 
-def _same(tensor: Tensor) -> Tensor:
+def _unchanged(tensor: Tensor) -> Tensor:
     return tensor
 
 
@@ -52,24 +48,24 @@ class DataSet:
     y_val: Tensor | None = None
 
     def __post_init__(self) -> None:
-        parts = {"train": (self.x_train, self.y_train), "test": (self.x_test, self.y_test)}
+        splits = {"train": (self.x_train, self.y_train), "test": (self.x_test, self.y_test)}
         if self.x_val is not None and self.y_val is not None:
-            parts["val"] = (self.x_val, self.y_val)
-        for part, (x, y) in parts.items():
+            splits["val"] = (self.x_val, self.y_val)
+        for split, (x, y) in splits.items():
             if x.dim() < 2 or len(x) != len(y):
                 raise InputError(
-                    f"{self.name}: x_{part} {tuple(x.shape)} and y_{part} {tuple(y.shape)} do not pair up; "
+                    f"{self.name}: x_{split} {tuple(x.shape)} and y_{split} {tuple(y.shape)} do not pair up; "
                     "inputs are [n, ...] and targets have the same n"
                 )
             if not x.numel():
-                raise InputError(f"{self.name}: x_{part} {tuple(x.shape)} is empty; give it at least one sample")
+                raise InputError(f"{self.name}: x_{split} {tuple(x.shape)} is empty; give it at least one sample")
             if x.shape[1:] != self.x_train.shape[1:] or y.shape[1:] != self.y_train.shape[1:]:
                 raise InputError(
-                    f"{self.name}: one sample of {part} has shapes {tuple(x.shape[1:])}, {tuple(y.shape[1:])}, "
+                    f"{self.name}: one sample of {split} has shapes {tuple(x.shape[1:])}, {tuple(y.shape[1:])}, "
                     f"one of train {tuple(self.x_train.shape[1:])}, {tuple(self.y_train.shape[1:])}"
                 )
-            self._check_finite(f"x_{part}", x)
-            self._check_targets(f"y_{part}", y)
+            self._check_finite(f"x_{split}", x)
+            self._check_targets(f"y_{split}", y)
 
     def _check_finite(self, name: str, values: Tensor) -> None:
         if values.is_floating_point():
@@ -127,7 +123,7 @@ class DataSet:
             f"inputs {self.input_shape}, {self.task} with {self.outputs} output{'s' if self.outputs > 1 else ''})"
         )
 
-    def _map(self, x: Callable[[Tensor], Tensor] = _same, y: Callable[[Tensor], Tensor] = _same) -> DataSet:
+    def _map(self, x: Callable[[Tensor], Tensor] = _unchanged, y: Callable[[Tensor], Tensor] = _unchanged) -> DataSet:
         """The same set with a function applied to every input tensor and another to every target tensor."""
         return replace(
             self,
@@ -168,19 +164,19 @@ class DataSet:
         if self.x_val is not None:
             raise InputError(f"{self.name} has a validation part already; split the original set once")
         total = len(self.x_train)
-        held = round(fraction * total)
-        if not 0 < held < total:
+        count = round(fraction * total)
+        if not 0 < count < total:
             raise InputError(
-                f"fraction={fraction} of {total} training samples leaves {held} for validation and {total - held} for "
+                f"fraction={fraction} of {total} training samples leaves {count} for validation and {total - count} for "
                 "training; choose a fraction that leaves both some"
             )
-        order = permutation(total, seed).to(self.x_train.device)
+        order = _permutation(total, seed).to(self.x_train.device)
         return replace(
             self,
-            x_val=self.x_train[order[:held]],
-            y_val=self.y_train[order[:held]],
-            x_train=self.x_train[order[held:]],
-            y_train=self.y_train[order[held:]],
+            x_val=self.x_train[order[:count]],
+            y_val=self.y_train[order[:count]],
+            x_train=self.x_train[order[count:]],
+            y_train=self.y_train[order[count:]],
         )
 
     def with_label_noise(self, fraction: float, seed: int = 0, *, test: bool = False) -> DataSet:
@@ -198,23 +194,15 @@ class DataSet:
         return noisy
 
 
-def permutation(n: int, seed: int) -> Tensor:
-    """A permutation of ``n`` that depends on the seed alone."""
+def _permutation(n: int, seed: int) -> Tensor:
     return torch.randperm(n, generator=torch.Generator().manual_seed(seed))
 
 
-def _draw(data: DataSet, part: str, x: Tensor, y: Tensor, n: int, seed: int) -> tuple[Tensor, Tensor]:
+def _draw(data: DataSet, split: str, x: Tensor, y: Tensor, n: int, seed: int) -> tuple[Tensor, Tensor]:
     if not 0 < n <= len(x):
-        raise InputError(f"{data.name} has {len(x)} {part} samples; {n} cannot be drawn from them")
-    chosen = permutation(len(x), seed)[:n].to(x.device)
+        raise InputError(f"{data.name} has {len(x)} {split} samples; {n} cannot be drawn from them")
+    chosen = _permutation(len(x), seed)[:n].to(x.device)
     return x[chosen], y[chosen]
-
-
-def targets(y: Tensor) -> Tensor:
-    """Targets in canonical form: floats become ``[n, outputs]``; integers are labels, ``[n]`` or ``[n, 1]``, or of tokens."""
-    if y.is_floating_point():
-        return y.unsqueeze(1) if y.dim() == 1 else y.flatten(1)
-    return (y[:, 0] if y.dim() == 2 and y.shape[1] == 1 else y).to(torch.int64)
 
 
 def from_tensors(
@@ -233,98 +221,25 @@ def from_tensors(
     uint8 inputs are pixels and become floats in [0, 1]; other integers stay whole numbers (int64), which a net may take as
     tokens. Without ``classes`` there are as many as the largest label says.
     """
-    check_same_kind(name, str(x_train.dtype), str(x_test.dtype))
+    if _kind(x_train) != _kind(x_test):
+        raise InputError(
+            f"{name}: x_train is {x_train.dtype} but x_test {x_test.dtype}; bytes are scaled as pixels, so give one type"
+        )
     x_train, x_test = _inputs(x_train), _inputs(x_test)
-    train, test = targets(y_train), targets(y_test)
+    train, test = _targets(y_train), _targets(y_test)
     if train.is_floating_point() != test.is_floating_point():
         raise InputError(f"{name}: y_train is {y_train.dtype} but y_test {y_test.dtype}; use labels or floats for both")
     if not train.is_floating_point():
         classes = _count_classes(name, torch.cat([_known(train), _known(test)])) if classes is None else classes
     else:
-        _announce_whole_numbers(name, train)
+        _warn_of_labels_as_floats(name, train)
         if x_train.is_floating_point():
             train, test = train.to(x_train.dtype), test.to(x_train.dtype)
     return DataSet(name, x_train, train, x_test, test, classes, description, citation)
 
 
-def _known(labels: Tensor) -> Tensor:
-    """The labels ``[n]``; of tokens, without those that are left out."""
-    return labels if labels.dim() == 1 else labels[labels != IGNORED]
-
-
-def check_same_kind(name: str, train: str, test: str) -> None:
-    """Refuse inputs that would be scaled in one part only; ``train`` and ``test`` are names of types."""
-    if _kind(train) != _kind(test):
-        raise InputError(f"{name}: x_train is {train} but x_test {test}; bytes are scaled as pixels, so give one type")
-
-
-def _kind(dtype: str) -> str:
-    return "bytes" if dtype.endswith("uint8") else "floats" if "float" in dtype else "whole numbers"
-
-
-def _count_classes(name: str, labels: Tensor) -> int:
-    """Largest label + 1. Numbers that are no labels are announced, or refused where they would make absurd nets."""
-    found = torch.unique(labels)
-    classes = int(found[-1]) + 1 if len(found) else 0
-    if len(found) and int(found[0]) >= 0 and len(found) < classes:
-        text = f"{name}: {len(found)} different labels go up to {classes - 1}, which makes {classes} classes"
-        remedy = "number them from 0 without gaps (numpy.unique(y, return_inverse=True)), or give classes"
-        if classes > max(1000, len(labels)):
-            raise InputError(f"{text}; {remedy}")
-        warnings.warn(f"{text}; if that is not meant, {remedy}", ResultWarning, stacklevel=3)
-    return classes
-
-
-def _announce_whole_numbers(name: str, y: Tensor) -> None:
-    """Labels written as floats look like a regression target."""
-    if y.shape[1] != 1 or not bool(((y >= 0) & (y == y.round())).all()):
-        return
-    different = len(torch.unique(y))
-    if 1 < different <= min(1000, len(y) // 2):
-        warnings.warn(
-            f"{name}: y_train is {y.dtype} with {different} different whole numbers; floats are a regression target, "
-            "labels of classes must be integers",
-            ResultWarning,
-            stacklevel=3,
-        )
-
-
-def from_dataset(
-    train: Dataset[Any], test: Dataset[Any], *, name: str = "dataset", classes: int | None = None
-) -> DataSet:
-    """Read any pair of torch data sets whose items are ``(input, target)`` into tensors, once.
-
-    Args:
-        train, test: map-style or iterable; items are pairs of tensors, arrays or numbers.
-        name: what to call it.
-        classes: number of classes, where the labels at hand do not show all of them.
-    """
-    x_train, y_train = _stack(train, "train")
-    x_test, y_test = _stack(test, "test")
-    return from_tensors(name, x_train, y_train, x_test, y_test, classes=classes)
-
-
-def _stack(dataset: Dataset[Any], part: str) -> tuple[Tensor, Tensor]:
-    if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
-        x, y = dataset.tensors
-        return x, y
-    # a Dataset with __getitem__ but no __iter__ would be iterated past its end, so go by its length
-    items: Iterable[Any] = (
-        (dataset[i] for i in range(len(dataset))) if isinstance(dataset, Sized) else dataset  # type: ignore[assignment]
-    )
-    xs: list[Tensor] = []
-    ys: list[Tensor] = []
-    for item in items:
-        if not isinstance(item, tuple | list) or len(item) != 2:
-            raise InputError(f"{part}: items must be pairs (input, target), not {type(item).__name__}")
-        xs.append(_tensor(item[0], f"{part}: inputs"))
-        ys.append(_tensor(item[1], f"{part}: targets"))
-    if not xs:
-        raise InputError(f"{part}: the data set is empty")
-    shapes = {tuple(x.shape) for x in xs}
-    if len(shapes) > 1:
-        raise InputError(f"{part}: inputs have different shapes {sorted(shapes)[:3]}; crop, pad or resize them first")
-    return torch.stack(xs), torch.stack(ys)
+def _kind(x: Tensor) -> str:
+    return "bytes" if x.dtype == torch.uint8 else "floats" if x.is_floating_point() else "whole numbers"
 
 
 def _inputs(x: Tensor) -> Tensor:
@@ -334,12 +249,39 @@ def _inputs(x: Tensor) -> Tensor:
     return x if x.is_floating_point() else x.to(torch.int64)
 
 
-def _tensor(value: Any, what: str) -> Tensor:
-    if isinstance(value, Tensor):
-        return value
-    if isinstance(value, bool | int | float | np.ndarray | np.generic):
-        return torch.as_tensor(value)
-    raise InputError(
-        f"{what} are of type {type(value).__name__}; give tensors, arrays or numbers "
-        "(for PIL images set the data set's transform to torchvision's ToTensor())"
-    )
+def _targets(y: Tensor) -> Tensor:
+    """Floats become ``[n, outputs]``; integers are labels, ``[n]`` or ``[n, 1]``, or labels of tokens ``[n, t]``."""
+    if y.is_floating_point():
+        return y.unsqueeze(1) if y.dim() == 1 else y.flatten(1)
+    return (y[:, 0] if y.dim() == 2 and y.shape[1] == 1 else y).to(torch.int64)
+
+
+def _known(labels: Tensor) -> Tensor:
+    """The labels ``[n]``; of tokens, without those that are left out."""
+    return labels if labels.dim() == 1 else labels[labels != IGNORED]
+
+
+def _count_classes(name: str, labels: Tensor) -> int:
+    """Largest label + 1; gaps between labels are a warning, and an error where they would make an absurd net."""
+    distinct = torch.unique(labels)
+    classes = int(distinct[-1]) + 1 if len(distinct) else 0
+    if len(distinct) and int(distinct[0]) >= 0 and len(distinct) < classes:
+        text = f"{name}: {len(distinct)} different labels go up to {classes - 1}, which makes {classes} classes"
+        remedy = "number them from 0 without gaps (numpy.unique(y, return_inverse=True)), or give classes"
+        if classes > max(1000, len(labels)):
+            raise InputError(f"{text}; {remedy}")
+        warnings.warn(f"{text}; if that is not meant, {remedy}", ResultWarning, stacklevel=3)
+    return classes
+
+
+def _warn_of_labels_as_floats(name: str, y: Tensor) -> None:
+    if y.shape[1] != 1 or not bool(((y >= 0) & (y == y.round())).all()):
+        return
+    distinct = len(torch.unique(y))
+    if 1 < distinct <= min(1000, len(y) // 2):
+        warnings.warn(
+            f"{name}: y_train is {y.dtype} with {distinct} different whole numbers; floats are a regression target, "
+            "labels of classes must be integers",
+            ResultWarning,
+            stacklevel=3,
+        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -10,11 +9,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from gramscope.errors import InputError
-from gramscope_lab.data import sources
-from gramscope_lab.data.load_request import LoadRequest
-from gramscope_lab.data.locate import data_root
-from gramscope_lab.data.sources import Source
+from gramscope.errors import InputError, no_such
+from gramscope_lab.data import downloads
+from gramscope_lab.data.downloads import Source, data_root, ensure
 
 if TYPE_CHECKING:
     from gramscope_lab.data.dataset import DataSet
@@ -27,7 +24,8 @@ class Entry:
     Args:
         name: what to pass to :func:`load`.
         kind: ``shipped`` with the package, ``generated`` from a seed, or ``downloaded`` once.
-        loader: ``module:function`` below ``gramscope_lab.data``.
+        loader: ``module:function`` below ``gramscope_lab.data``; the function takes its files, unless the set is
+            generated, then a generator, and its options.
         train, test: number of samples (of a generated set: by default).
         input_shape: shape of one input (of a generated set: by default).
         classes: number of classes; ``None`` is regression.
@@ -71,7 +69,7 @@ _ENTRIES = (
         "Alpaydin & Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning Repository 1998, CC BY 4.0",
     ),
     Entry(
-        "faces", "generated", "faces:faces", 2000, 500, (1, 64, 64), 2,
+        "faces", "generated", "generated:faces", 2000, 500, (1, 64, 64), 2,
         "drawn faces with and without glasses", "drawn by gramscope",
     ),
     Entry(
@@ -106,29 +104,29 @@ _ENTRIES = (
     ),
     Entry(
         "mnist", "downloaded", "images:mnist", 60000, 10000, (1, 28, 28), 10,
-        "handwritten digits", "LeCun, Bottou, Bengio & Haffner, Proc. IEEE 86, 1998", sources.MNIST,
+        "handwritten digits", "LeCun, Bottou, Bengio & Haffner, Proc. IEEE 86, 1998", downloads.MNIST,
     ),
     Entry(
         "fashion-mnist", "downloaded", "images:fashion_mnist", 60000, 10000, (1, 28, 28), 10,
-        "articles of clothing", "Xiao, Rasul & Vollgraf, arXiv:1708.07747, 2017", sources.FASHION_MNIST,
+        "articles of clothing", "Xiao, Rasul & Vollgraf, arXiv:1708.07747, 2017", downloads.FASHION_MNIST,
     ),
     Entry(
         "svhn", "downloaded", "images:svhn", 73257, 26032, (3, 32, 32), 10,
         "house numbers, cropped to single digits",
-        "Netzer et al., NIPS Workshop on Deep Learning and Unsupervised Feature Learning 2011", sources.SVHN,
+        "Netzer et al., NIPS Workshop on Deep Learning and Unsupervised Feature Learning 2011", downloads.SVHN,
     ),
     Entry(
         "cifar10", "downloaded", "images:cifar10", 50000, 10000, (3, 32, 32), 10,
-        "photographs in 10 classes", _KRIZHEVSKY, sources.CIFAR10,
+        "photographs in 10 classes", _KRIZHEVSKY, downloads.CIFAR10,
     ),
     Entry(
         "cifar100", "downloaded", "images:cifar100", 50000, 10000, (3, 32, 32), 100,
-        "photographs in 100 classes (or 20 coarse ones)", _KRIZHEVSKY, sources.CIFAR100,
+        "photographs in 100 classes (or 20 coarse ones)", _KRIZHEVSKY, downloads.CIFAR100,
     ),
     Entry(
         "celeba", "downloaded", "celeba:celeba", 7500, 2000, (3, 64, 64), 2,
         "faces with or without an attribute (glasses), a balanced subset",
-        "Liu, Luo, Wang & Tang, Deep learning face attributes in the wild, ICCV 2015", sources.CELEBA,
+        "Liu, Luo, Wang & Tang, Deep learning face attributes in the wild, ICCV 2015", downloads.CELEBA,
     ),
 )  # fmt: skip
 
@@ -144,15 +142,10 @@ def _plain(name: str) -> str:
 
 def find_entry(name: str) -> Entry:
     """The entry of a name; case, dashes and underscores do not matter."""
-    by_name = {_plain(entry.name): entry for entry in _ENTRIES}
-    if _plain(name) not in by_name:
-        close = difflib.get_close_matches(_plain(name), by_name, n=1)
-        hint = f"; did you mean {by_name[close[0]].name}?" if close else ""
-        raise InputError(
-            f"data set {name!r} is not known{hint or ';'} there are: {', '.join(entry.name for entry in _ENTRIES)}, "
-            "or the path of an .npz file"
-        )
-    return by_name[_plain(name)]
+    entry = next((entry for entry in _ENTRIES if _plain(entry.name) == _plain(name)), None)
+    if entry is None:
+        raise InputError(f"{no_such('data set', name, [e.name for e in _ENTRIES])}, or the path of an .npz file")
+    return entry
 
 
 def is_generated(name: str) -> bool:
@@ -175,6 +168,8 @@ def load(
     >>> load("digits")
     DataSet('digits': 1,438 train, 359 test, inputs (1, 8, 8), classification with 10 outputs)
     """
+    import torch
+
     if name.endswith(".npz"):
         from gramscope_lab.data.npz import load_npz
 
@@ -184,7 +179,11 @@ def load(
     module, _, function = entry.loader.partition(":")
     loader = getattr(import_module(f"gramscope_lab.data.{module}"), function)
     _check_options(entry.name, loader, options)
-    data: DataSet = loader(LoadRequest(data_root(data_dir), download, seed), **options)
+    arguments: list[Any] = [torch.Generator().manual_seed(seed)]
+    if entry.kind != "generated":
+        files = ensure(entry.source, data_root(data_dir), download=download) if entry.source else {}
+        arguments.insert(0, files)
+    data: DataSet = loader(*arguments, **options)
     return replace(data, description=entry.description, citation=entry.citation)
 
 

@@ -83,9 +83,7 @@ class ReversingDraw:
     v2: Tensor  # [n₂, min(n₂, d)]
     noise: Tensor  # Z [n, d]
 
-    def build(
-        self, inverse: InverseRule, scale: float, eps2: float = 1e-2, label_shift: float = 1e-5
-    ) -> tuple[Tensor, Tensor]:
+    def build(self, inverse: InverseRule, scale: float, eps2: float = 1e-2) -> tuple[Tensor, Tensor]:
         """``x [n, d]`` and ``y [n]`` in float64; see :func:`alignment_reversing`."""
         if inverse not in ("pseudo", "literal"):
             raise InputError(f"inverse={inverse!r}: give 'pseudo' or 'literal'")
@@ -99,12 +97,10 @@ class ReversingDraw:
         if not bool(torch.isfinite(x).all()):
             raise InputError(f"inverse={inverse!r} met an exactly zero singular value of X₁ᵀX₁; use inverse='pseudo'")
         y = (torch.arange(n, device=x.device) < self.x1.shape[0]).to(x.dtype)
-        return x, y + label_shift
+        return x, y + 1e-5
 
 
-def draw_alignment_reversing(
-    n: int, d: int, balance: float, generator: torch.Generator, *, eps1: float = 0.5
-) -> ReversingDraw:
+def draw_alignment_reversing(n: int, d: int, balance: float, generator: torch.Generator) -> ReversingDraw:
     """The expensive part of :func:`alignment_reversing`: two samples and their decompositions, in float64."""
     _at_least("n", n, 1)
     _at_least("d", d, 1)
@@ -113,9 +109,9 @@ def draw_alignment_reversing(
     first = round(n * balance)
     if first == 0:
         raise InputError(f"balance={balance} leaves no sample with label 1 among n={n}; use at least {1 / n:g}")
-    x1 = _spiked(first, d, eps1, generator)
+    x1 = _spiked(first, d, generator)
     vectors, values, _ = torch.linalg.svd(x1.mT @ x1)
-    v2 = torch.linalg.svd(_spiked(n - first, d, eps1, generator), full_matrices=False)[0]
+    v2 = torch.linalg.svd(_spiked(n - first, d, generator), full_matrices=False)[0]
     return ReversingDraw(x1, vectors, values, v2, _normal((n, d), generator, torch.float64))
 
 
@@ -127,17 +123,14 @@ def alignment_reversing(
     *,
     inverse: InverseRule = "pseudo",
     scale: float = 1.0,
-    eps1: float = 0.5,
     eps2: float = 1e-2,
-    label_shift: float = 1e-5,
-    dtype: torch.dtype = torch.float64,
 ) -> tuple[Tensor, Tensor]:
-    """[NFA] Appendix F: data built so that XᵀX works against XᵀYX; returns ``x [n, d]`` and ``y [n]``.
+    """[NFA] Appendix F: data built so that XᵀX works against XᵀYX; returns ``x [n, d]`` and ``y [n]`` in float64.
 
-    The first ``n₁ = round(n·balance)`` rows are ``X₁ ~ scale · N(0, 11ᵀ + ε₁ I)`` with label 1. With
+    The first ``n₁ = round(n·balance)`` rows are ``X₁ ~ scale · N(0, 11ᵀ + I/2)`` with label 1. With
     ``X₁ᵀX₁ = U₁ S₁ U₁ᵀ`` (S₁ falling) and V₂ the left singular vectors of a second such sample of n₂ = n − n₁ rows, the
     rest is ``X₂ = V₂ S₁⁻¹ U₁ᵀ`` over the leading ``r = min(n₂, d)`` directions, with label 0. Then
-    ``x ← x + scale · ε₂ Z`` and ``y ← y + label_shift``.
+    ``x ← x + scale · ε₂ Z`` and ``y ← y + 10⁻⁵``.
 
     Args:
         balance: γ in (0, 1].
@@ -146,12 +139,8 @@ def alignment_reversing(
             those rows are enormous and differ between machines. The rules agree where n₂ ≤ n₁ (noise is not reached).
         scale: the unit of X₁, 1 in the paper's text. X₂ scales with 1/scale², so this decides which part rules XᵀX. At 1
             it is X₁ and nothing is reversed; about 1/(8√d) shows the reversal at n = d = 1024.
-
-    Everything is computed in float64 and then cast to ``dtype``.
     """
-    draw = draw_alignment_reversing(n, d, balance, generator, eps1=eps1)
-    x, y = draw.build(inverse, scale, eps2, label_shift)
-    return x.to(dtype), y.to(dtype)
+    return draw_alignment_reversing(n, d, balance, generator).build(inverse, scale, eps2)
 
 
 def swiss_roll(
@@ -175,7 +164,7 @@ def swiss_roll(
     return (x + noise * _normal(tuple(x.shape), generator, dtype) if noise else x), t
 
 
-#: name -> (x, y, p) ↦ value before reduction mod p; division multiplies by the inverse y^(p−2) of a prime p
+#: name -> (x, y, p) ↦ value before reduction mod p; division multiplies by the inverse mod a prime p
 MODULAR_OPERATIONS: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {
     "x+y": lambda x, y, p: x + y,
     "x-y": lambda x, y, p: x - y,
@@ -233,21 +222,16 @@ def _normal(shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dty
     return torch.randn(shape, generator=generator, device=generator.device, dtype=dtype)
 
 
-def _spiked(n: int, d: int, eps: float, generator: torch.Generator) -> Tensor:
-    """``n`` rows of N(0, 11ᵀ + eps I): one shared draw a row and ``√eps`` of its own a column."""
+def _spiked(n: int, d: int, generator: torch.Generator) -> Tensor:
+    """``n`` rows of N(0, 11ᵀ + I/2): one shared draw a row and ``√½`` of its own a column."""
     shared = _normal((n, 1), generator, torch.float64)
-    return shared + math.sqrt(eps) * _normal((n, d), generator, torch.float64)
+    return shared + math.sqrt(0.5) * _normal((n, d), generator, torch.float64)
 
 
 def _modular_inverse(y: Tensor, p: int) -> Tensor:
-    """``y^(p−2) mod p`` by squaring (Fermat), so ``y · result = 1 mod p`` for y ≠ 0."""
-    result, base, exponent = torch.ones_like(y), y % p, p - 2
-    while exponent:
-        if exponent & 1:
-            result = result * base % p
-        base = base * base % p
-        exponent >>= 1
-    return result
+    """The inverse mod a prime p of each y ≠ 0; 0 for y = 0."""
+    table = torch.tensor([0, *(pow(k, -1, p) for k in range(1, p))])
+    return table[y % p]
 
 
 def _at_least(name: str, value: int, least: int) -> None:

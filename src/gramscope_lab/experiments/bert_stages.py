@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from gramscope.errors import InputError
-from gramscope_lab.data.locate import data_root
+from gramscope_lab.data.downloads import data_root
 from gramscope_lab.data.seeds import derive_seed
 from gramscope_lab.experiments.bert import (
     Classifier,

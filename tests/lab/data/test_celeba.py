@@ -82,15 +82,10 @@ def test_wrong_celeba_files_are_explained(tmp_path: Path, monkeypatch: pytest.Mo
     for path in (attributes, partition):
         path.write_text(path.read_text().replace("../elsewhere.jpg", "000001.jpg"))
     lines = attributes.read_text().splitlines()
-    attributes.write_text("\n".join(lines[:-3]))
-    with pytest.raises(InputError, match="announces 48 images and lists 45"):
-        load("celeba", tmp_path, **every)
-    attributes.write_text("\n".join([*lines[:-1], "000048.jpg"]))
-    with pytest.raises(InputError, match="line 50 has no name and 2 values"):
-        load("celeba", tmp_path, **every)
-    attributes.write_text("<html>")
-    with pytest.raises(InputError, match="not CelebA's list"):
-        load("celeba", tmp_path, **every)
+    for wrong in (lines[:-3], [*lines[:-1], "000048.jpg"], ["<html>"]):
+        attributes.write_text("\n".join(wrong))
+        with pytest.raises(InputError, match="not CelebA's list"):
+            load("celeba", tmp_path, **every)
     attributes.write_text("\n".join(lines))
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(MissingExtraError, match="gramscope\\[celeba\\]"):

@@ -2,15 +2,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from gramscope.errors import InputError
-from gramscope_lab.data import DataSet, from_dataset, from_tensors
+from gramscope_lab.data import DataSet, from_tensors
 
 
 def small(n: int = 20, test: int = 6) -> DataSet:
@@ -108,55 +106,11 @@ def test_nothing_touches_the_global_generator() -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
-class Mapped(Dataset[Any]):
-    """Map style without an end: __getitem__ never raises IndexError."""
-
-    def __init__(self, items: list[Any]) -> None:
-        self.items = items
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.items[index % len(self.items)]
-
-
-class Streamed(IterableDataset[Any]):
-    def __init__(self, items: list[Any]) -> None:
-        self.items = items
-
-    def __iter__(self) -> Any:
-        return iter(self.items)
-
-
-@pytest.mark.parametrize("make", [Mapped, Streamed])
-@pytest.mark.parametrize("label", [int, np.int64, torch.tensor])
-def test_any_torch_dataset(make: Any, label: Any) -> None:
-    items = [(torch.full((1, 2, 2), float(i)), label(i % 3)) for i in range(7)]
-    data = from_dataset(make(items), make(items[:4]), name="mine")
-    assert (len(data.x_train), len(data.x_test), data.classes, data.input_shape) == (7, 4, 3, (1, 2, 2))
-    assert torch.equal(data.y_train, torch.arange(7) % 3)
-
-
-def test_tensor_dataset_bytes_are_pixels_and_classes_can_be_given() -> None:
+def test_bytes_are_pixels_and_classes_can_be_given() -> None:
     x = torch.full((5, 3, 2, 2), 255, dtype=torch.uint8)
-    data = from_dataset(TensorDataset(x, torch.zeros(5).long()), TensorDataset(x[:1], torch.ones(1).long()), classes=7)
+    data = from_tensors("bytes", x, torch.zeros(5).long(), x[:1], torch.ones(1).long(), classes=7)
     assert data.outputs == 7
     assert torch.equal(data.x_train, torch.ones(5, 3, 2, 2))
-
-
-@pytest.mark.parametrize(
-    ("items", "message"),
-    [
-        ([], "empty"),
-        ([torch.zeros(3)], "pairs"),
-        ([("a", 1)], "ToTensor"),
-        ([(torch.zeros(3), 0), (torch.zeros(4), 0)], "different shapes"),
-    ],
-)
-def test_wrong_torch_datasets_are_explained(items: list[Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        from_dataset(Mapped(items), Mapped(items))
 
 
 @pytest.mark.parametrize(

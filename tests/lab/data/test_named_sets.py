@@ -39,11 +39,11 @@ def test_names_are_unique_and_every_download_has_a_digest() -> None:
             assert len(file.sha256) == 64
             assert int(file.sha256, 16)
             assert file.size > 0
-            assert all(url.startswith(("http://", "https://")) for url in file.urls)
+            assert file.url.startswith(("http://", "https://"))
 
 
 def test_unknown_names_and_options_are_explained() -> None:
-    with pytest.raises(InputError, match="did you mean cifar10"):
+    with pytest.raises(InputError, match="did you mean 'cifar10'"):
         load("cifra10")
     with pytest.raises(InputError, match="there are: digits"):
         load("zzz")
