@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError, ResultWarning
-from gramscope.layers.labels import IGNORED
 from gramscope_lab.data.seeds import generator
 from gramscope_lab.data.synthetic import randomise_labels
+
+#: label of tokens that have none
+IGNORED = -100
 
 Task: TypeAlias = Literal["classification", "regression"]
 
