@@ -21,8 +21,6 @@ TABLE = {
 #: folder -> where it is
 PLACES = {path.parent.name: path.parent for root in (LIBRARY, LAB) for path in root.glob("*/__init__.py")}
 PLACES["benchmarks"] = BENCHMARKS
-#: files beside the folders that every folder may use
-SHARED = {"errors", "names", "notes"}
 
 
 def imported(path: Path) -> set[str]:

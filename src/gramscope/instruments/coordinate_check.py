@@ -19,6 +19,7 @@ from gramscope.layers.losses import Loss
 from gramscope.layers.model_call import OutputSelector, call_model, model_device, model_dtype, own_loss, select_output
 from gramscope.layers.select import LayerSelector, select_layers
 from gramscope.measures.table import format_value
+from gramscope.text_table import text_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -79,8 +80,7 @@ class CoordinateCheck:
             cells += [
                 [str(step), name, *map(format_value, found[name]), f"{slopes[name]:+.2f}"] for name in self.layers
             ]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in cells)
+        return "\n".join(text_table(cells, left=2))
 
     __repr__ = __str__
 
