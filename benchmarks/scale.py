@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks.timing import compare
-from gramscope.distributed.leaving import leave_together
+from gramscope.distributed.exchange import leave_together
 from gramscope.instruments.measure import measure
 from gramscope.linalg.polar import polar
 from gramscope.measures.large_spectrum import large_weight_spectrum

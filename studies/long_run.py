@@ -25,7 +25,7 @@ from torch import nn
 
 import gramscope as gs
 from gramscope.errors import RescueWarning
-from gramscope.statistics.freed_memory import return_freed_memory
+from gramscope.statistics.memory import trim_malloc
 
 WIDTHS = (160, 24, 300, 16, 4)
 BATCH = 8
@@ -65,7 +65,7 @@ def long_run(steps: int, looks: int = 100, seed: int = 0) -> Iterator[Look]:
         optimizer.step()
         if step % max(1, steps // looks) == 0:
             gc.collect()
-            return_freed_memory()  # what the C library keeps is no leak
+            trim_malloc()  # what the C library keeps is no leak
             yield Look(step, _resident(), len(gc.get_objects()), _deviations(optimizer), float(loss.detach()))
 
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gramscope as gs
-from gramscope.distributed.leaving import leave_together
+from gramscope.distributed.exchange import leave_together
 from gramscope_lab.data import load
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from gramscope.distributed.leaving import leave_together
+from gramscope.distributed.exchange import leave_together
 from gramscope.integrations.lightning import GramscopeCallback
 from lightning_module import Net, data
 

@@ -13,7 +13,7 @@ from torch import nn
 
 import gramscope as gs
 from comparing import assert_same
-from gramscope.distributed.leaving import leave_together
+from gramscope.distributed.exchange import leave_together
 
 
 def network() -> nn.Module:

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torchmetrics import MetricCollection
 
-from gramscope.distributed.leaving import leave_together
+from gramscope.distributed.exchange import leave_together
 from gramscope.integrations.torchmetrics import LinearCKA, NeuralCollapse, Surrogate, TargetLinearity
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from gramscope.distributed.leaving import leave_together
+from gramscope.distributed.exchange import leave_together
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 

@@ -1,21 +1,32 @@
-"""Everything that processes send each other goes through this class, so that it can be counted (docs/scale.md)."""
+"""Processes of ``torch.distributed`` that work together: which they are, what they send each other, and how they end.
+
+Everything that processes send goes through :class:`Exchange`, so that it can be counted (docs/scale.md).
+"""
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
-from gramscope.errors import GramscopeError, ResultWarning
+from gramscope.errors import GramscopeError, InputError, ResultWarning
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 #: seconds after which a process that waits says for which others
 PATIENCE = 30.0
+
+#: a process group, ``None`` for that of the model or the default one, or ``False`` for this process alone
+Group: TypeAlias = "dist.ProcessGroup | Literal[False] | None"
 
 Value = TypeVar("Value")
 
@@ -125,3 +136,74 @@ def _contiguous(tensor: Tensor) -> Iterator[Tensor]:
     yield entries
     if entries is not tensor:
         tensor.copy_(entries)
+
+
+def find_exchange(
+    process_group: Group = None, mesh: DeviceMesh | None = None, model: nn.Module | None = None
+) -> Exchange | None:
+    """The processes to work with; ``None`` where this process works alone.
+
+    Args:
+        process_group: the group itself; ``False`` for this process alone; ``None`` for the group of a
+            ``DistributedDataParallel`` model, else the default group, else (without ``init_process_group``) none.
+        mesh: a device mesh of one dimension, in place of ``process_group``.
+        model: looked at where neither is given.
+
+    >>> find_exchange() is None
+    True
+    """
+    if mesh is not None:
+        if process_group is not None:
+            raise InputError("give process_group= or mesh=, not both")
+        if not hasattr(mesh, "get_group"):
+            raise InputError(f"mesh={mesh!r} is a {type(mesh).__name__}; give a torch.distributed.DeviceMesh")
+        if mesh.ndim != 1:
+            raise InputError(
+                f"mesh= has the dimensions {mesh.mesh_dim_names or mesh.ndim}; choose the one over which data are divided, "
+                "such as mesh['dp']"
+            )
+        process_group = mesh.get_group()
+    if process_group is False or not dist.is_available() or not dist.is_initialized():
+        return None
+    if process_group is None:
+        process_group = dist.group.WORLD
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            process_group = model.process_group
+    if not isinstance(process_group, dist.ProcessGroup):
+        raise InputError(
+            f"process_group={process_group!r}: give a torch.distributed process group that this process belongs to, False "
+            "for this process alone, or None for the default group"
+        )
+    return Exchange(process_group) if dist.get_world_size(process_group) > 1 else None
+
+
+def balanced(costs: Sequence[float], processes: int) -> list[int]:
+    """The process that does each piece: the most costly pieces first, each given to the process with the least work.
+
+    No process gets more than 4/3 of the work of the best division (Graham 1969). The answer depends on the costs alone, so that
+    all processes agree.
+
+    >>> balanced([5, 3, 3, 1], 2)
+    [0, 1, 1, 0]
+    """
+    work = [0.0] * processes
+    owners = [0] * len(costs)
+    for piece in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
+        owner = min(range(processes), key=lambda rank: (work[rank], rank))
+        owners[piece] = owner
+        work[owner] += costs[piece]
+    return owners
+
+
+def leave_together() -> NoReturn:
+    """Wait until all processes of the default group are here, then end this one at once, with status 0.
+
+    A process that ends in the usual way may be aborted (SIGABRT): threads of gloo still release tensors, for which they ask
+    for Python's lock while the interpreter goes down (https://github.com/pytorch/pytorch/issues/190489).
+    ``destroy_process_group`` ends these threads only where nothing else, such as DistributedDataParallel, refers to the group,
+    and its destructors may wait for the group's timeout.
+    """
+    dist.barrier()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

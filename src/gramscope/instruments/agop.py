@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gramscope.distributed.groups import Group
+from gramscope.distributed.exchange import Group
 from gramscope.errors import InputError, LayerError, ResultWarning
 from gramscope.layers.batches import Unpack, batches, is_array, is_floating, reading, split_batch, to_device
 from gramscope.layers.capture import capture
@@ -181,7 +181,7 @@ def dual_tangent_kernel(
         check_samples_are_independent(root)
         data = inputs if unpack is not None else _cut(inputs, root, batch_dim)
         for index, batch in enumerate(batches(data, unpack, model_dtype(root))):
-            with tape.looking_away():
+            with tape.ignoring_calls():
                 read = reader.read(*to_device(batch, device))
             f = select_output(run_captured(model, tape, read.inputs), output)
             if index == 0:

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from gramscope.distributed.exchange import Exchange
+from gramscope.distributed.exchange import Exchange, Group, find_exchange
 from gramscope.distributed.gathered import gathered
-from gramscope.distributed.groups import Group, find_exchange
 from gramscope.errors import InputError, MissingExtraError
 from gramscope.layers.batches import NoBatchError, Unpack, batches, to_device
 from gramscope.layers.capture import capture
@@ -237,12 +236,12 @@ class _Side:
 
     def rows(self, inputs: Any, target: Any, sides: Sequence[_Side]) -> dict[str, Tensor]:
         """Rows ``[n, d]`` by layer, in order of execution; the other side, which may share modules, does not look."""
-        with self._tape.looking_away():
+        with self._tape.ignoring_calls():
             read = self._reader.read(*(to_device(part, self.device) for part in (inputs, target)))
         with ExitStack() as stack:
             for side in sides:
                 if side is not self:
-                    stack.enter_context(side._tape.looking_away())
+                    stack.enter_context(side._tape.ignoring_calls())
             run_captured(self._model, self._tape, read.inputs)
         n, lengths = self._tape.calls[-1].samples, read.positions.lengths
         found: dict[str, Tensor] = {}

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from gramscope.distributed.exchange import Exchange
+from gramscope.distributed.exchange import Exchange, Group, find_exchange
 from gramscope.distributed.gathered import gathered
-from gramscope.distributed.groups import Group, find_exchange
 from gramscope.errors import GramscopeWarning, InputError, NumericalError
 from gramscope.instruments.passes import FurtherReadings, Source
 from gramscope.instruments.readout import nearest_mean_agreement
@@ -30,8 +29,8 @@ from gramscope.measures.columns import COLUMNS, DEFAULT
 from gramscope.measures.table import Table
 from gramscope.notes import Note, joined
 from gramscope.statistics.collect import collect
-from gramscope.statistics.freed_memory import return_now_and_then
 from gramscope.statistics.layer import LayerStatistics, NotCollected
+from gramscope.statistics.memory import trim_malloc
 from gramscope.statistics.progress import progress_bar
 from gramscope.statistics.result import Statistics
 
@@ -105,7 +104,7 @@ def measure(
         for network in (model, *([] if reference is None else [reference])):
             whole.enter_context(gathered(unwrap(network), exchange))
         statistics = collect(model, loader, loss, reference=twin, **options)
-        return_now_and_then()  # activations and gradients, before evaluation takes its own
+        trim_malloc()  # activations and gradients, before evaluation takes its own
         if loss is None and not statistics.network.terms:  # the model takes labels, but got none or returned no loss
             names = names_of(measures, given - OF_LOSS)
         options |= {"gradients": False, "residuals": False, "autograd": False, "jacobians": False}
@@ -199,7 +198,7 @@ def table_of(statistics: Statistics, names: Iterable[str], context: Context, pro
     with progress_bar("measuring", len(statistics), progress) as advance:
         for layer in statistics:
             fill(layer.name, layer, names)
-            return_now_and_then()
+            trim_malloc()
             advance()
     for module, part in statistics.outputs.items():
         # A module's output has features but no weight.

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from gramscope.distributed.exchange import find_exchange
 from gramscope.distributed.gathered import is_sharded
-from gramscope.distributed.groups import find_exchange
 from gramscope.errors import InputError, NumericalError
 from gramscope.instruments.history import Records
 from gramscope.instruments.log import Log, PictureWriter, check_log, write_pictures, write_record

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from gramscope.distributed.exchange import Exchange
-from gramscope.distributed.groups import Group, find_exchange
+from gramscope.distributed.exchange import Exchange, Group, find_exchange
 from gramscope.errors import InputError
 from gramscope.layers.batches import NoBatchError, Unpack, batches, is_array, to_device
 from gramscope.layers.capture import capture
@@ -156,7 +155,7 @@ def _agreement(
         reader = LabelReader(model, ignore_index, own_loss=False)
         for batch in batches(loader, unpack, model_dtype(root)):
             inputs, given = to_device(batch, device)
-            with tape.looking_away():
+            with tape.ignoring_calls():
                 inputs, target, positions, _ = reader.read(inputs, given)
             call_model(model, inputs)
             target = target if targets is None else targets(inputs, given)

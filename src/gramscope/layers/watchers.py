@@ -29,7 +29,7 @@ class Watcher:
         return self._away == 0
 
     @contextmanager
-    def looking_away(self) -> Iterator[None]:
+    def ignoring_calls(self) -> Iterator[None]:
         """Ignore passes of the model inside this block."""
         self._away += 1
         try:
@@ -52,6 +52,6 @@ def unseen(model: nn.Module, by_all_but: Watcher | None = None) -> Iterator[None
     with ExitStack() as stack:
         for watcher in list(_WATCHERS):
             if watcher is not by_all_but and watcher.is_foreign(model, modules):
-                stack.enter_context(watcher.looking_away())
+                stack.enter_context(watcher.ignoring_calls())
         stack.callback(_MEASURED.reset, _MEASURED.set(model))
         yield

@@ -15,8 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from gramscope.distributed.exchange import Group, find_exchange
 from gramscope.distributed.gathered import is_sharded
-from gramscope.distributed.groups import Group, find_exchange
 from gramscope.errors import InputError, NumericalError
 from gramscope.layers.compiled import outside_graphs
 from gramscope.linalg.autocast import without_autocast

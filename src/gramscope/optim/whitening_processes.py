@@ -20,9 +20,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gramscope.distributed.exchange import Exchange
+from gramscope.distributed.exchange import Exchange, balanced
 from gramscope.distributed.gathered import is_sharded
-from gramscope.distributed.owners import balanced
 from gramscope.errors import NumericalError
 from gramscope.layers.kinds import TransposedLinearKind
 from gramscope.linalg.polar import PolarMethod, polar

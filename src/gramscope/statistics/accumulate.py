@@ -23,19 +23,19 @@ from gramscope.statistics.collect_options import Options
 from gramscope.statistics.feature_moments import FeatureAccumulator
 from gramscope.statistics.feature_statistics import FeatureStatistics
 from gramscope.statistics.features import NoSuchSites, Tokens, Unpaired, inputs_of, rows_and_targets
-from gramscope.statistics.freed_memory import return_now_and_then
 from gramscope.statistics.layer import PARTED, SUMS, LayerStatistics, NetworkStatistics, merge_networks
 from gramscope.statistics.layer_sums import LayerSums
 from gramscope.statistics.layouts import SampleAxes, output_rows
+from gramscope.statistics.memory import trim_malloc
 from gramscope.statistics.one_batch import Step
 from gramscope.statistics.result import (
     EVERY,
     MadeWhenAsked,
     Statistics,
+    drop_refuted,
+    layer_with_totals,
+    merge_orders,
     output_of,
-    settled_layer,
-    true_notes,
-    woven,
 )
 
 #: sums of products of gradients that belong to single samples
@@ -82,7 +82,7 @@ class Accumulator:
         """Add one batch that ``tape`` has seen; ``twin`` is the reference network's tape and output."""
         target = step.target if isinstance(step.target, Tensor) else None
         for record in tape:
-            return_now_and_then()
+            trim_malloc()
             self._add_layer(tape, record, step, target)
         for record in tape:
             record.forget_gradients()  # Jacobians take as much memory
@@ -107,7 +107,7 @@ class Accumulator:
         if name not in self._sums.weights:
             weight = record.layer.weight()
             self._sums.weights[name] = weight.clone() if self._options.snapshot else weight
-            self._order = woven(self._order, tape.order)
+            self._order = merge_orders(self._order, tape.order)
             if isinstance(record.layer.kind, EmbeddingKind):
                 self._looked_up.add(name)
             if self._options.autograd and shares_parameter(record.layer, tape.model):
@@ -237,7 +237,7 @@ class Accumulator:
         found = {name: self._features_of(output_of(name)) for name in self._modules}
         outputs = {name: part for name, part in found.items() if part is not None}
         network = replace(self._network, output=self._features_of(output_of()))
-        notes = true_notes(self._all_notes(unsupported), layers)
+        notes = drop_refuted(self._all_notes(unsupported), layers)
         return Statistics(layers, outputs, network, notes, frozenset(self._left_out), asked)
 
     def _layer(self, name: str) -> LayerStatistics:
@@ -251,7 +251,7 @@ class Accumulator:
             terms=self._network.terms,
             **{what: self._sums.get(name, what) for what in SUMS},
         )
-        return settled_layer(layer, self._network, self._left_out)
+        return layer_with_totals(layer, self._network, self._left_out)
 
     def _taken(self, name: str) -> LayerStatistics:
         """The same, of which nothing is kept here, so that sums are not held twice."""

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from gramscope.distributed.exchange import Exchange
+from gramscope.distributed.exchange import Exchange, Group, find_exchange
 from gramscope.distributed.gathered import check_not_flattened, gathered
-from gramscope.distributed.groups import Group, find_exchange
 from gramscope.errors import InputError
 from gramscope.layers.batches import NoBatchError, Unpack, batches, to_device
 from gramscope.layers.capture import capture
@@ -33,8 +32,8 @@ from gramscope.layers.validity import check_reference
 from gramscope.statistics.accumulate import Accumulator
 from gramscope.statistics.collect_options import Options
 from gramscope.statistics.features import IGNORED, Tokens
-from gramscope.statistics.freed_memory import return_now_and_then
 from gramscope.statistics.layouts import check_channels, layout, sample_axes
+from gramscope.statistics.memory import trim_malloc
 from gramscope.statistics.one_batch import BatchRunner
 from gramscope.statistics.processes import over_processes
 from gramscope.statistics.progress import progress_bar
@@ -223,19 +222,19 @@ def _read(
             device = model_device(model)
             for index, batch in enumerate(batches(loader, unpack, model_dtype(root))):
                 inputs, target = (to_device(part, device) for part in batch)
-                with nullcontext() if twin is None else twin.looking_away():
+                with nullcontext() if twin is None else twin.ignoring_calls():
                     step = runner.run(tape, inputs, target, index)
                 if reference is None or twin is None:
                     accumulator.add(tape, step, None)
                 else:
-                    with tape.looking_away():
+                    with tape.ignoring_calls():
                         reference_output = runner.run_reference(reference, step.inputs, step.output)
                     accumulator.add(tape, step, (twin, reference_output))
                     twin.clear()
                     del reference_output
                 tape.clear()
                 del step  # its graph, before the next batch makes another
-                return_now_and_then()
+                trim_malloc()
                 advance()
     except NoBatchError:
         if not may_be_empty:

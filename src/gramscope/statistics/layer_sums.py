@@ -16,8 +16,8 @@ from gramscope.layers.tape import Tape
 from gramscope.linalg.stochastic import FEWEST, gram_times, is_large, onto_columns, probe_count, probes
 from gramscope.linalg.symmetric_sum import SymmetricSum, for_products
 from gramscope.statistics.collect_options import Options
-from gramscope.statistics.freed_memory import return_now_and_then
 from gramscope.statistics.layer import add_parts
+from gramscope.statistics.memory import trim_malloc
 
 #: samples whose gradients are summed in the model's precision
 GRADIENT_SAMPLES = 4096
@@ -136,7 +136,7 @@ class LayerSums:
                     if J0 is not None:
                         self._add_gram(name, "JtJ_centered", _rows_of(J - J0))
                 del J, J0
-            return_now_and_then()
+            trim_malloc()
 
     def sketch_of(self, output: Tensor) -> int | None:
         """How many random combinations of outputs to take, ``None`` for all outputs."""

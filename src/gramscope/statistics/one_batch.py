@@ -37,7 +37,7 @@ from gramscope.layers.positions import Positions
 from gramscope.layers.tape import Tape
 from gramscope.notes import Note
 from gramscope.statistics.collect_options import Options
-from gramscope.statistics.freed_memory import return_now_and_then
+from gramscope.statistics.memory import trim_malloc
 from gramscope.statistics.structure import Structure, find_structure
 
 #: losses whose targets are numbers, also where they are stored as integers
@@ -110,13 +110,13 @@ class BatchRunner:
             target = target.to(model_dtype(self.model))
             if self.targets is None:
                 tape.unsupported["(targets)"] = REGRESSED_INTEGERS
-        with tape.looking_away():
+        with tape.ignoring_calls():
             read = self._reader.read(inputs, target)
         tape.unsupported |= read.notes
         random = torch.get_rng_state()
         step, returned = forward(self.model, tape, read, index, self.output)
         step = replace(step, structure=self._structure_of(tape, step, random))
-        return_now_and_then()  # what the forward has freed
+        trim_malloc()  # what the forward has freed
         losses = self._losses(step, returned, inputs, given, index)
         if losses is not None:
             step = backward(step, tape, losses, index, self.options)

@@ -16,7 +16,7 @@ from gramscope.linalg.row_blocks import row_norm
 from gramscope.statistics.feature_reduction import can_add, outline, reduced
 from gramscope.statistics.feature_statistics import FeatureStatistics, merge_features
 from gramscope.statistics.layer import SUMS, LayerStatistics, merge_layers
-from gramscope.statistics.result import Statistics, true_notes, woven
+from gramscope.statistics.result import Statistics, drop_refuted, merge_orders
 
 Part = TypeVar("Part")
 CPU = torch.device("cpu")
@@ -37,20 +37,22 @@ def over_processes(own: Statistics, exchange: Exchange, device: torch.device) ->
     heads = exchange.gather_objects(moved(replace(own, layers={}, outputs={}), CPU))
     whole: Statistics = reduce(Statistics.merge, heads)
     layers = {}
-    for name in reduce(woven, [[known["name"] for known in found] for found in outlines]):
+    for name in reduce(merge_orders, [[known["name"] for known in found] for found in outlines]):
         same = [known for found in outlines for known in found if known["name"] == name]
         _check_alike(name, same)
         layers[name] = _layer(name, own.layers.get(name), same, exchange, device)
     outputs = {}
     found = exchange.gather_objects({name: outline(part) for name, part in own.outputs.items()})
-    for name in reduce(woven, map(list, found)):
+    for name in reduce(merge_orders, map(list, found)):
         part = _features(name, own.outputs.get(name), [known.get(name) for known in found], exchange, device)
         if part is not None:
             outputs[name] = part
     notes: dict[str, Any] = {}
     for head in heads:
-        notes |= true_notes(head.notes, layers)
-    return replace(moved(whole, device), layers=layers, outputs=outputs, notes=notes, processes=exchange.size).settled()
+        notes |= drop_refuted(head.notes, layers)
+    return replace(
+        moved(whole, device), layers=layers, outputs=outputs, notes=notes, processes=exchange.size
+    ).with_totals()
 
 
 def _outline(layer: LayerStatistics) -> dict[str, Any]:

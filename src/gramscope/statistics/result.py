@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from gramscope.distributed.groups import Group, find_exchange
+from gramscope.distributed.exchange import Group, find_exchange
 from gramscope.errors import InputError, LayerError
 from gramscope.notes import Note, read_notes
 from gramscope.statistics.feature_statistics import FeatureStatistics, merge_features
@@ -88,8 +88,8 @@ class Statistics:
         layers = _merge_named(self.layers, other.layers, merge_layers)
         outputs = _merge_named(self.outputs, other.outputs, merge_features)
         network = merge_networks(self.network, other.network)
-        notes = true_notes(self.notes, layers) | true_notes(other.notes, layers)
-        return Statistics(layers, outputs, network, notes, self.left_out | other.left_out, self.options).settled()
+        notes = drop_refuted(self.notes, layers) | drop_refuted(other.notes, layers)
+        return Statistics(layers, outputs, network, notes, self.left_out | other.left_out, self.options).with_totals()
 
     def all_reduce(self, process_group: Group = None, mesh: DeviceMesh | None = None) -> Statistics:
         """Statistics of all processes, the same in each; unchanged where there is one, or where they are those of all already.
@@ -107,9 +107,9 @@ class Statistics:
             return self
         return over_processes(self, exchange, next((layer.weight.device for layer in self), torch.device("cpu")))
 
-    def settled(self) -> Statistics:
+    def with_totals(self) -> Statistics:
         """The same, with all samples counted in every layer; a statistic missing in one part is dropped for all."""
-        layers = {layer.name: settled_layer(layer, self.network, self.left_out) for layer in self}
+        layers = {layer.name: layer_with_totals(layer, self.network, self.left_out) for layer in self}
         outputs = {
             name: part for name, part in self.outputs.items() if (output_of(name), "features") not in self.left_out
         }
@@ -140,7 +140,7 @@ class MadeWhenAsked(Mapping[str, Part]):
         return len(self._make)
 
 
-def settled_layer(
+def layer_with_totals(
     layer: LayerStatistics, network: NetworkStatistics, left_out: Iterable[tuple[str, str]]
 ) -> LayerStatistics:
     """The layer with all samples counted, without what is left out."""
@@ -157,10 +157,10 @@ def output_of(module: str = "") -> str:
     return f"{module} (output)".strip()
 
 
-def woven(known: Sequence[str], seen: Sequence[str]) -> list[str]:
+def merge_orders(known: Sequence[str], seen: Sequence[str]) -> list[str]:
     """Two orders of execution as one: a new name follows the name that precedes it in ``seen``.
 
-    >>> woven(["embed", "expert 1", "readout"], ["embed", "expert 2", "readout"])
+    >>> merge_orders(["embed", "expert 1", "readout"], ["embed", "expert 2", "readout"])
     ['embed', 'expert 2', 'expert 1', 'readout']
     """
     result, place = list(known), 0
@@ -173,7 +173,7 @@ def woven(known: Sequence[str], seen: Sequence[str]) -> list[str]:
     return result
 
 
-def true_notes(
+def drop_refuted(
     notes: dict[str, tuple[Note, ...]], layers: Mapping[str, LayerStatistics]
 ) -> dict[str, tuple[Note, ...]]:
     """The notes without those that ``layers`` refute: a layer not reached by one batch may be reached by another."""
@@ -207,5 +207,5 @@ def _check_options(a: dict[str, Any], b: dict[str, Any]) -> None:
 def _merge_named(a: Mapping[str, Part], b: Mapping[str, Part], merge: Callable[[Part, Part], Part]) -> dict[str, Part]:
     return {
         name: merge(a[name], b[name]) if name in a and name in b else a[name] if name in a else b[name]
-        for name in woven(list(a), list(b))
+        for name in merge_orders(list(a), list(b))
     }

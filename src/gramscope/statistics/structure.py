@@ -160,7 +160,7 @@ def _changed(
 @contextmanager
 def _unseen(tape: Tape, random: Tensor | None) -> Iterator[None]:
     """A run that ``tape`` does not see, from a given state of the random generator, without warnings."""
-    with tape.looking_away(), torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):
+    with tape.ignoring_calls(), torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):
         if random is not None:
             torch.set_rng_state(random)
         yield

@@ -14,7 +14,7 @@ from torch.optim import SGD, Optimizer
 from torch.utils._pytree import tree_map_only
 from typing_extensions import override
 
-from gramscope.distributed.groups import Group, find_exchange
+from gramscope.distributed.exchange import Group, find_exchange
 from gramscope.errors import InputError
 from gramscope.layers.compiled import outside_graphs
 from gramscope.layers.modules import unwrap

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gramscope.distributed.exchange import Exchange
-from gramscope.distributed.owners import balanced
+from gramscope.distributed.exchange import Exchange, balanced
 from gramscope.errors import LayerError, NumericalError
 from gramscope.optim.vcl.gradients import Gatherer, Reduced, relative_distance
 from gramscope.optim.vcl.matrix_step import Proposal

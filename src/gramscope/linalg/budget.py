@@ -1,0 +1,81 @@
+"""Every rule about memory: what ``memory=`` bytes allow for one layer, as functions of shapes.
+
+Matrices that a measurement keeps or forms of one layer, and a chunk of Jacobians, take at most a few times the budget.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gramscope.errors import InputError
+
+#: bytes by default
+MEMORY = 256 * 2**20
+#: bytes of a chunk of Jacobians on the CPU, whatever is allowed: larger chunks leave its caches and are slower
+CPU_CHUNK = 4 * 2**20
+#: least and largest number of random probes of a layer, and groups of them from whose spread errors are taken
+GROUPS, FEWEST, MOST = 16, 64, 512
+#: d up to which HᵀH is kept whatever the budget
+GRAM_SIDE = 4096
+#: d from which few rows are kept themselves in place of HᵀH
+ROWS_SIDE = 512
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What fits ``memory`` bytes.
+
+    >>> Budget().is_large((4096, 11_008)), Budget().is_large((1024, 1024)), Budget(2**22).is_large((1024, 1024))
+    (True, False, True)
+    >>> Budget().probes(8192), Budget().probes(28_672), Budget(1).probes(8192)
+    (512, 144, 64)
+    """
+
+    memory: int = MEMORY
+
+    def __post_init__(self) -> None:
+        if isinstance(self.memory, bool) or not isinstance(self.memory, int) or self.memory <= 0:
+            raise InputError(f"memory={self.memory!r}: give a positive whole number of bytes")
+
+    def __str__(self) -> str:
+        return f"{self.memory / 2**20:,.0f} MiB of memory="
+
+    def probes(self, d: int) -> int:
+        """Random probes of length d, of which eight float64 matrices fit; at least 64."""
+        return min(max(self.memory // (64 * d) // GROUPS * GROUPS, FEWEST), MOST)
+
+    def is_large(self, shape: Sequence[int], each: int = 16) -> bool:
+        """Whether exact measures of a weight ``[..., k, d]`` take more, and products with probes less.
+
+        They need k×k or d×d matrices of ``each`` bytes an entry, and the weight and its gradient in float64.
+        """
+        *stack, k, d = shape
+        side = min(k, d)
+        needed = math.prod(stack) * max(side**2 * each, 16 * k * d)
+        return needed > self.memory and k * self.probes(d) < side**2
+
+    def keeps_square(self, shape: Sequence[int], each: int) -> bool:
+        """Whether k×k sums of a weight ``[..., k, d]`` are kept: they are no larger than it, or fit."""
+        *stack, k, d = shape
+        return k <= d or math.prod(stack) * k**2 * each <= self.memory
+
+    def decomposes(self, side: int) -> bool:
+        """Whether the decomposition of a side×side matrix, three of them in float64, fits."""
+        return 24 * side**2 <= self.memory
+
+    def keeps_gram(self, d: int) -> bool:
+        """Whether ``HᵀH [d, d]`` is kept unless asked for."""
+        return d <= GRAM_SIDE or self.decomposes(d)
+
+    def keeps_rows(self, n: int, d: int) -> bool:
+        """Whether n feature rows are kept as they are: fewer than d, or too many features for ``HᵀH``."""
+        if d <= ROWS_SIDE or (n >= d and self.keeps_gram(d)):
+            return False
+        entries = self.memory // 16 if d > GRAM_SIDE else MEMORY // 16
+        return (n < d or d > GRAM_SIDE) and n * d <= entries
+
+    def outputs_at_once(self, each: int, on_cpu: bool) -> int:
+        """How many outputs a chunk of Jacobians takes, of ``each`` bytes; at least one."""
+        return max(1, (min(self.memory, CPU_CHUNK) if on_cpu else self.memory) // max(each, 1))
