@@ -13,5 +13,8 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] in ("gramscope", "gramscope_lab"):
             raise
-        sys.exit(f"gramscope: the command needs {error.name}, which is not installed: pip install 'gramscope[lab]'")
+        sys.stderr.write(
+            f"gramscope: the command needs {error.name}, which is not installed: pip install 'gramscope[lab]'\n"
+        )
+        sys.exit(2)
     app.main()

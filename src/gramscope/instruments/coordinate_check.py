@@ -60,7 +60,7 @@ class CoordinateCheck:
         try:
             from matplotlib.figure import Figure
         except ImportError as error:
-            raise MissingExtraError("plot() needs matplotlib: pip install 'gramscope[report]'") from error
+            raise MissingExtraError("plot() needs matplotlib: pip install 'gramscope[lab]'") from error
         figure = Figure(figsize=(2.6 * len(self.sizes) + 1.2, 3), layout="constrained")
         panels = figure.subplots(1, len(self.sizes), sharex=True, sharey=True, squeeze=False)[0]
         for step, (axes, found) in enumerate(zip(panels, self.sizes, strict=True)):
