@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.linear_model import LinearRegression, Ridge
 from sklearn.metrics import r2_score
-from torch import Tensor
+from torch import Tensor, nn
 
 import gramscope as gs
 import reference
@@ -258,3 +258,16 @@ def test_scales_of_columns_do_not_matter(intercept: bool) -> None:
         assert float(gs.target_linearity(scaled * scale, y, intercept=intercept)) == pytest.approx(truth, abs=1e-9)
     fit = gs.fit_linear(scaled, y, intercept=intercept)
     assert float(gs.held_out_target_linearity(fit, scaled, y)) == pytest.approx(truth, abs=1e-9)
+
+
+@pytest.mark.parametrize("ridge", [0.0, 2.0])
+@pytest.mark.parametrize("intercept", [False, True])
+def test_null_is_the_trace_of_the_hat_matrix(ridge: float, intercept: bool) -> None:
+    (X,) = randoms((30, 4))
+    table = gs.measure(
+        nn.Sequential(nn.Linear(4, 2)).double(), (X, torch.arange(30) % 2), measures=["target_linearity_null"],
+        ridge=ridge, intercept=intercept, progress=False,
+    )  # fmt: skip
+    H = X - X.mean(0) if intercept else X
+    hat = H @ torch.linalg.inv(H.mT @ H + ridge * torch.eye(4, dtype=torch.float64)) @ H.mT
+    assert table["0"]["target_linearity_null"] == pytest.approx((float(hat.trace()) + intercept) / 30, rel=1e-12)

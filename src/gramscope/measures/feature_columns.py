@@ -6,17 +6,20 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from gramscope.errors import GramscopeWarning
 from gramscope.linalg.measured import Measured, ratio
 from gramscope.linalg.moments import ClassMoments, Moments
 from gramscope.linalg.row_blocks import row_product
 from gramscope.measures.column import Column, LayerView, Missing, Value
 from gramscope.measures.fit import coded_alike, held_out_from_moments, held_out_of_fit
 from gramscope.measures.linearity import (
+    Explained,
     IterativeResult,
     explained_by_iteration,
     explained_from_moments,
@@ -66,22 +69,34 @@ def _projection(part: FeatureStatistics) -> str:
     )
 
 
-def _target_linearity(view: LayerView) -> Measured:
-    joint, part = _joint(view.layer, gram=False), features_of(view.layer)
-    fit = None
+def _fit(view: LayerView) -> Explained:
+    joint, part, context = _joint(view.layer, gram=False), features_of(view.layer), view.context
     if part.rows is not None and part.row_targets is not None:
         Y = projected(part.row_targets) - joint.mean_y if part.labels else part.row_targets
-        found = explained_from_rows(part.rows, Y, view.context.ridge, view.context.intercept)
-    elif joint.C_hh is not None:
-        found = explained_from_moments(joint, view.context.ridge, view.context.intercept, part.eps)
-    else:
-        fit = _fit_by_readings(view)
-        found = explained_by_iteration(joint, fit, view.context.ridge)
+        return explained_from_rows(part.rows, Y, context.ridge, context.intercept)
+    if joint.C_hh is not None:
+        return explained_from_moments(joint, context.ridge, context.intercept, part.eps)
+    return explained_by_iteration(joint, _fit_by_readings(view), context.ridge)
+
+
+def _target_linearity(view: LayerView) -> Measured:
+    found, part = _fit(view), features_of(view.layer)
     if part.labels:
         estimate = ratio(found.totals - found.residuals, found.totals)._replace(remark=_projection(part))
     else:
         estimate = Measured(float(found.total()))
-    return estimate if fit is None else _stopped(estimate, fit, float(found.totals.sum()))
+    if part.rows is None and _joint(view.layer, gram=False).C_hh is None:
+        return _stopped(estimate, _fit_by_readings(view), float(found.totals.sum()))
+    return estimate
+
+
+def _target_linearity_null(view: LayerView) -> float:
+    with warnings.catch_warnings():  # they are about the fit of these targets
+        warnings.simplefilter("ignore", GramscopeWarning)
+        trace = _fit(view).hat_trace
+    if math.isnan(trace):
+        raise Missing("it takes rows or HᵀH, and neither fits memory=")
+    return trace / _joint(view.layer, gram=False).n
 
 
 def _fit_by_readings(view: LayerView) -> IterativeResult:
@@ -258,7 +273,13 @@ FEATURE_COLUMNS = [
         "target_linearity", "linearity",
         "how well a linear map of the layer's inputs gives the targets",
         "1 − ‖Y − Hβ‖² / ‖Y − ȳ‖²",
-        _target_linearity, {"features", "targets", "gram"}, of_features=True,
+        _target_linearity, {"features", "targets", "gram"}, null="target_linearity_null", of_features=True,
+    ),
+    Column(
+        "target_linearity_null", "linearity",
+        "what a linear map of the layer's inputs gives of targets that are noise",
+        "trace of the hat matrix H(HᵀH + λI)⁻¹Hᵀ over n, the intercept counted",
+        _target_linearity_null, {"features", "targets", "gram"}, of_features=True,
     ),
     Column(
         "target_linearity_held_out", "linearity",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -72,10 +73,12 @@ class Explained:
     Args:
         residuals: ``‖y − Hβ‖²`` of every target, ``[c]``.
         totals: ``‖y − ȳ‖²`` of every target, ``[c]``.
+        hat_trace: trace of the matrix that maps targets to their fit, with the intercept; NaN where it is not known.
     """
 
     residuals: Tensor
     totals: Tensor
+    hat_trace: float
 
     def total(self) -> Tensor:
         """Target linearity, over all targets."""
@@ -142,7 +145,8 @@ def explained_by_iteration(m: Moments, fit: IterativeResult, ridge: float) -> Ex
     totals = m.C_yy.diagonal()
     fits_all = float(fit.residuals.sum()) <= UNCERTAIN * float(totals.sum()) and m.n <= m.mean_h.shape[-1]
     rank = m.n if fits_all and ridge == 0.0 else 0
-    return _checked(m.n, m.mean_y, totals, fit.residuals, rank, rank)
+    found = _checked(m.n, m.mean_y, totals, fit.residuals, rank, rank)
+    return replace(found, hat_trace=math.nan)
 
 
 def _limit(eps: float) -> float:
@@ -178,7 +182,7 @@ def _checked(
             RescueWarning,
             stacklevel=4,
         )
-    return Explained(residuals, totals)
+    return Explained(residuals, totals, float(freedom))
 
 
 def surrogate(H: Array, Y: Array, W: Array | None = None, normalized: bool = False, center: bool = False) -> Tensor:

@@ -35,6 +35,7 @@ class Group:
 
 MEASURES: dict[str, MeasureText] = {
     "target_linearity": MeasureText("Target linearity", "1 − ‖Y − Hβ‖² / ‖Y − ȳ‖²"),
+    "target_linearity_null": MeasureText("Target linearity, of noise", "tr(H(HᵀH + λI)⁻¹Hᵀ) / n"),
     "target_linearity_held_out": MeasureText("Target linearity, held out", "the same on data not fitted"),
     "surrogate": MeasureText("Surrogate", "‖HᵀY‖_F²"),
     "surrogate_linearized": MeasureText("Surrogate, linearised", "‖W HᵀY‖_F²"),
@@ -143,8 +144,8 @@ GROUPS: tuple[Group, ...] = (
         "Target linearity",
         "How well a linear map of the features H that enter a layer gives the target Y: at 1 the layers below have made "
         "the task linear. β is the least-squares fit.",
-        ("target_linearity", "target_linearity_held_out"),
-        unit=frozenset({"target_linearity", "target_linearity_held_out"}),
+        ("target_linearity", "target_linearity_null", "target_linearity_held_out"),
+        unit=frozenset({"target_linearity", "target_linearity_null", "target_linearity_held_out"}),
     ),
     Group(
         "surrogate",
