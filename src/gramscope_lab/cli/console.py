@@ -96,16 +96,6 @@ def show(title: str, rows: Sequence[Mapping[str, Any]], json: bool) -> None:
     print_json(rows) if json else print_table(title, rows)
 
 
-def spread(values: Sequence[float], mean: str = ".4g", deviation: str = ".2g", sigmas: int = 1) -> str:
-    """Mean ± standard deviations of several values in the given formats; a single value alone.
-
-    >>> spread([1.0, 2.0, 3.0]), spread([0.5])
-    ('2 ± 1', '0.5')
-    """
-    middle = f"{statistics.fmean(values):{mean}}"
-    return middle if len(values) == 1 else f"{middle} ± {sigmas * statistics.stdev(values):{deviation}}"
-
-
 def cell(value: Any) -> str:
     """A value as text for a table."""
     if value is None:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gramscope.errors import InputError, MissingExtraError
-from gramscope_lab.cli.console import TerminalReporter, messages, print_json, print_table, results, spread
+from gramscope_lab.cli.console import TerminalReporter, messages, print_json, print_table, results
 from gramscope_lab.runs.layout import free_path
+from gramscope_lab.spread import spread_text
 
 if TYPE_CHECKING:
     from gramscope_lab.training.trained import Trained
@@ -77,9 +78,9 @@ def summarise(trained: Mapping[str, Trained]) -> list[dict[str, Any]]:
         ):
             found = _at(runs.records, key, epoch=epoch, layer=layer)
             if key == "test_accuracy":
-                row[heading] = f"{spread([100 * value for value in found], '.1f', '.1f', 2)} %" if found else ""
+                row[heading] = f"{spread_text([100 * value for value in found], '.1f', '.1f', 2)} %" if found else ""
             else:
-                row[heading] = spread(found, ".3f", ".3f", 2) if found else ""
+                row[heading] = spread_text(found, ".3f", ".3f", 2) if found else ""
         rows.append(row)
     return rows
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gramscope.errors import InputError
-from gramscope_lab.cli.console import cell, console_width, messages, print_json, print_table, spread
+from gramscope_lab.cli.console import cell, console_width, messages, print_json, print_table
 from gramscope_lab.cli.flags import parse_assignments
+from gramscope_lab.spread import spread_text
 from gramscope_lab.training.config_tables import DataTable, MeasureTable, ModelTable
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ def _over_seeds(tables: Sequence[_Rows]) -> _Rows:
             for name, value in row.items():
                 entries.setdefault(layer, {}).setdefault(name, []).extend([] if value is None else [value])
     return {
-        layer: {name: spread(values) if values else None for name, values in row.items()}
+        layer: {name: spread_text(values, ".4g", ".2g") or None for name, values in row.items()}
         for layer, row in entries.items()
     }
 
