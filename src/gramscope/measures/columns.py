@@ -130,7 +130,7 @@ def _beside_null(alignment: KernelAlignment | ProbedAlignment, center: bool) -> 
         remarks.insert(0, "above 1 by chance: it estimates a number that is at most 1")
     if null >= TRIVIAL:
         remarks.insert(0, f"trivial: random eigenvectors of K would give ρ ≥ {TRIVIAL} too")
-    return value._replace(remark="; ".join(remarks))
+    return value.with_remark("; ".join(remarks))
 
 
 def _nfa_moved(kind: Literal["centered", "double", "ptk"]) -> Callable[[LayerView], Value]:
@@ -191,7 +191,7 @@ def _agop_trace(view: LayerView) -> Measured:
     else:
         W = view.weight
         traces = ((parts @ W) * W).flatten(1).sum(1)
-    return jackknife(traces.numel(), lambda kept: float(traces[kept].mean()) * traces.numel())
+    return jackknife("parts", traces.numel(), lambda kept: float(traces[kept].mean()) * traces.numel())
 
 
 def _kernel_spread(view: LayerView) -> Measured:

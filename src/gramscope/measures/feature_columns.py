@@ -82,7 +82,7 @@ def _fit(view: LayerView) -> Explained:
 def _target_linearity(view: LayerView) -> Measured:
     found, part = _fit(view), features_of(view.layer)
     if part.labels:
-        estimate = ratio(found.totals - found.residuals, found.totals)._replace(remark=_projection(part))
+        estimate = ratio(found.totals - found.residuals, found.totals).with_remark(_projection(part))
     else:
         estimate = Measured(float(found.total()))
     if part.rows is None and _joint(view.layer, gram=False).C_hh is None:

@@ -48,7 +48,7 @@ class KernelAlignment:
 
     def value(self, center: bool = False) -> Measured:
         """``ρ(WᵀW, WᵀKW)``; with several random parts its standard error too."""
-        return jackknife(self.inner.numel(), lambda kept: self._value(kept, center))
+        return jackknife("parts", self.inner.numel(), lambda kept: self._value(kept, center))
 
     def _value(self, kept: Tensor, center: bool) -> float:
         inner, total = self.inner[kept].sum(), self.totals[kept].sum()
@@ -78,7 +78,7 @@ class KernelAlignment:
             square = square_of_parts(self.kernels, kept) / self.traces[kept].sum().square()
             return math.sqrt(max(float(self.dimension * self.groups * square) - 1, 0.0))
 
-        return jackknife(self.inner.numel(), value)
+        return jackknife("parts", self.inner.numel(), value)
 
 
 def kernel_alignment(W: Tensor, parts: Tensor, at_inputs: bool) -> KernelAlignment:

@@ -94,7 +94,7 @@ def effective_rank(found: SingularQuadrature) -> Measured:
         total = float(sums[kept].mean())
         return total * math.exp(-float(logs[kept].mean()) / total) if total > 0 else math.nan
 
-    return jackknife(sums.numel(), value)._replace(remark=REMARK)
+    return jackknife("parts", sums.numel(), value).with_remark(REMARK)
 
 
 def _quotient(found: SingularQuadrature, top: Function, bottom: Function) -> Measured:
@@ -105,7 +105,7 @@ def _quotient(found: SingularQuadrature, top: Function, bottom: Function) -> Mea
         divisor = float(below[kept].mean())
         return float(above[kept].mean()) ** 2 / divisor if divisor > 0 else math.nan
 
-    return jackknife(above.numel(), value)._replace(remark=REMARK)
+    return jackknife("parts", above.numel(), value).with_remark(REMARK)
 
 
 def _top(W: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

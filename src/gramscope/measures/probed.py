@@ -52,18 +52,18 @@ class ProbedAlignment:
 
     def value(self, center: bool = False) -> Measured:
         """``ρ(XᵀX, XᵀKX)``, with the variances of the probes and of the parts of K together."""
-        of_probes = jackknife(GROUPS, lambda kept: self._of(kept).value(center).value)
+        of_probes = jackknife("parts", GROUPS, lambda kept: self._of(kept).value(center).value)
         of_parts = self._of(torch.arange(GROUPS)).value(center).error
         return self._estimate(of_probes.value, of_probes.error, of_parts)
 
     def null(self, center: bool = False) -> Measured:
         """The same for random eigenvectors of K."""
-        found = jackknife(GROUPS, lambda kept: self._of(kept).null(center))
+        found = jackknife("parts", GROUPS, lambda kept: self._of(kept).null(center))
         return self._estimate(found.value, found.error)
 
     def spread(self) -> Measured:
         """The standard deviation of K's eigenvalues over their mean, where k ≤ d."""
-        of_probes = jackknife(GROUPS, lambda kept: self._of(kept).spread().value)
+        of_probes = jackknife("parts", GROUPS, lambda kept: self._of(kept).spread().value)
         return self._estimate(of_probes.value, of_probes.error, self._of(torch.arange(GROUPS)).spread().error)
 
     def inner_over(self, other: ProbedAlignment) -> Measured:
@@ -74,15 +74,15 @@ class ProbedAlignment:
             return float(torch.ldexp(mine / theirs, torch.tensor(self.exponent - other.exponent)))
 
         parts, groups = torch.arange(self.inner.shape[0]), torch.arange(GROUPS)
-        of_probes = jackknife(GROUPS, lambda kept: value(parts, kept))
-        of_parts = jackknife(len(parts), lambda kept: value(kept, groups))
+        of_probes = jackknife("parts", GROUPS, lambda kept: value(parts, kept))
+        of_parts = jackknife("parts", len(parts), lambda kept: value(kept, groups))
         return self._estimate(of_probes.value, of_probes.error, of_parts.error)
 
     def trace(self) -> Measured:
         """``tr XᵀKX``."""
         parts = self.agop.shape[0]
-        of_probes = jackknife(GROUPS, lambda kept: float(self.agop[:, kept].mean() * parts))
-        of_parts = jackknife(parts, lambda kept: float(self.agop[kept].mean() * parts))
+        of_probes = jackknife("parts", GROUPS, lambda kept: float(self.agop[:, kept].mean() * parts))
+        of_parts = jackknife("parts", parts, lambda kept: float(self.agop[kept].mean() * parts))
         return self._estimate(of_probes.value, of_probes.error, of_parts.error)
 
     def _of(self, kept: Tensor) -> KernelAlignment:
@@ -195,7 +195,7 @@ class ProbedShifts:
             shifts = StepShifts(self.products[kept].mean(0), self.exponents, self.traces[kept].mean(0), self.d)
             return float(getattr(shifts, what)(gamma))
 
-        return jackknife(GROUPS, of)._replace(remark=REMARK.format(self.probes))
+        return jackknife("parts", GROUPS, of).with_remark(REMARK.format(self.probes))
 
 
 def probed_shifts(W: Tensor, D: Tensor, covariance: Tensor, omega: Tensor | None = None) -> ProbedShifts:

@@ -48,8 +48,8 @@ class ProbedPair:
         return self._estimate(lambda p: torch.ldexp((p[0, 0] / p[1, 1]).sqrt(), torch.tensor(first - second)))
 
     def _estimate(self, function: Callable[[Tensor], Tensor]) -> Measured:
-        found = jackknife(GROUPS, lambda kept: float(function(self.products[..., kept].mean(-1))))
-        return found._replace(remark=REMARK.format(self.probes))
+        found = jackknife("parts", GROUPS, lambda kept: float(function(self.products[..., kept].mean(-1))))
+        return found.with_remark(REMARK.format(self.probes))
 
 
 def probed_pair(first: Tensor, second: Tensor) -> ProbedPair:

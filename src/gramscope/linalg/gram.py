@@ -1,0 +1,445 @@
+"""Matrices ``[d, d]`` known in three ways, with one algebra: inner products, traces and sums of entries with their errors.
+
+A weight Gram ``WᵀW``, an average gradient outer product ``WᵀKW`` or a virtual covariance shift is
+
+    Dense      the matrix itself, where it is small
+    Factored   a sum of products AᵀKB of matrices with few rows, where the layer has fewer outputs than inputs
+    Estimated  its product with random signs Ω, where neither fits memory: ⟨A, B⟩ ≈ ⟨AΩ, BΩ⟩ / r
+
+Leading axes are blocks of one block-diagonal matrix (groups of a convolution). The first axis of all has random parts that add
+up to the matrix: one for what is exact, several for a tangent kernel from random combinations of outputs. Parts of the same
+number come from the same combination. Numbers come back as :class:`~gramscope.linalg.measured.Measured`, which carries the
+variances of probes and parts through any formula.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from gramscope.errors import InputError, NumericalError
+from gramscope.linalg.arrays import to_double
+from gramscope.linalg.measured import Measured, jackknife
+from gramscope.linalg.row_blocks import row_product, spans
+from gramscope.linalg.stochastic import GROUPS, by_group
+
+REMARK = "an estimate from random probes, because the matrix itself would not fit memory="
+#: entries of a factor outside 1e±70, or of a matrix outside 1e±140, would leave the range of float64 in inner products
+FACTOR_LIMIT, MATRIX_LIMIT = 1e70, 1e140
+
+
+class Gram(ABC):
+    """A matrix ``[..., d, d]`` as the sum of one or several parts."""
+
+    #: shape without the axis of parts, ``[..., d, d]``
+    shape: torch.Size
+
+    @property
+    def entries(self) -> int:
+        """How many entries the diagonal blocks have."""
+        return self.shape.numel()
+
+    def inner(self, other: Gram) -> Measured:
+        """``⟨A, B⟩ = tr AᵀB``."""
+        if self.shape != other.shape:
+            raise InputError(f"matrices of shapes {tuple(self.shape)} and {tuple(other.shape)} have no inner product")
+        probed = self if isinstance(self, Estimated) else other
+        if not isinstance(probed, Estimated):
+            return _measured(self._products(other))
+        mine, theirs = (x if isinstance(x, Estimated) else probed.like(x) for x in (self, other))
+        return _measured(mine._products(theirs)).with_remark(REMARK)
+
+    def norm(self) -> Measured:
+        """The Frobenius norm."""
+        return self.inner(self).at_least(0.0) ** 0.5
+
+    def trace(self) -> Measured:
+        """The trace, over all blocks."""
+        return _measured(self._traces())
+
+    @abstractmethod
+    def total(self) -> Measured:
+        """The sum of all entries, ``1ᵀA1``."""
+
+    @abstractmethod
+    def times(self, X: Tensor) -> Tensor:
+        """``A X`` of each part, ``[parts, ..., d, m]`` for ``X [d, m]``, in float64."""
+
+    @abstractmethod
+    def _traces(self) -> Tensor:
+        """The trace of each part, ``[parts, 1]``; of estimates ``[parts, 1, groups]``."""
+
+    @abstractmethod
+    def _products(self, other: Gram) -> Tensor:
+        """Inner products of the parts of two, ``[parts, parts]``; of estimates ``[parts, parts, groups]``."""
+
+    @abstractmethod
+    def __add__(self, other: Gram) -> Gram: ...
+
+    @abstractmethod
+    def __mul__(self, factor: float) -> Gram: ...
+
+    def __sub__(self, other: Gram) -> Gram:
+        return self + other * -1.0
+
+
+class Dense(Gram):
+    """The matrix itself.
+
+    Args:
+        parts: ``[parts, ..., d, d]``.
+
+    >>> float(Dense(torch.tensor([[[1.0, 2.0], [2.0, 0.0]]])).inner(Dense(torch.ones(1, 2, 2))))
+    5.0
+    """
+
+    def __init__(self, parts: Tensor) -> None:
+        self.parts = check_scale(to_double(parts), MATRIX_LIMIT)
+        self.shape = self.parts.shape[1:]
+
+    def total(self) -> Measured:
+        return _measured(self.parts.flatten(1).sum(1)[:, None])
+
+    def times(self, X: Tensor) -> Tensor:
+        return self.parts @ to_double(X)
+
+    def dense(self) -> Tensor:
+        """The sum of the parts, ``[..., d, d]``."""
+        return self.parts.sum(0)
+
+    def _traces(self) -> Tensor:
+        return self.parts.diagonal(dim1=-2, dim2=-1).flatten(1).sum(1)[:, None]
+
+    def _products(self, other: Gram) -> Tensor:
+        if isinstance(other, Dense):
+            return self.parts.flatten(1) @ other.parts.flatten(1).mT
+        return other._products(self).mT
+
+    def __add__(self, other: Gram) -> Dense:
+        assert isinstance(other, Dense | Factored)
+        _check_parts(self.parts, other.dense()[None])
+        return Dense(self.parts + other.dense())
+
+    def __mul__(self, factor: float) -> Dense:
+        return Dense(self.parts * factor)
+
+
+class Factor:
+    """One of the matrices ``[..., rows, d]`` that a factored one is made of; keeps its products with others.
+
+    Args:
+        rows: in any floating dtype; read in float64.
+    """
+
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = check_scale(rows, FACTOR_LIMIT)
+        self._products: dict[Factor, Tensor] = {}
+
+    def product(self, other: Factor) -> Tensor:
+        """``A Bᵀ [..., rows, rows]`` in float64, formed once."""
+        if other not in self._products:
+            if self in other._products:
+                return other._products[self].mT
+            self._products[other] = to_double(self.rows) @ to_double(other.rows).mT
+        return self._products[other]
+
+    def times(self, X: Tensor) -> Tensor:
+        """``A X`` in float64."""
+        return row_product(self.rows, to_double(X))
+
+    def transposed_times(self, X: Tensor) -> Tensor:
+        """``Aᵀ X`` in float64, read in blocks of rows."""
+        width = self.rows.shape[:-2].numel() * self.rows.shape[-1]
+        blocks = spans(self.rows.shape[-2], width)
+        return torch.stack([to_double(self.rows[..., i:j, :]).mT @ X[..., i:j, :] for i, j in blocks]).sum(0)
+
+    def dot(self, other: Factor) -> Tensor:
+        """``tr A Bᵀ``, read in blocks of rows."""
+        one, two = (x.rows.reshape(-1, x.rows.shape[-1]) for x in (self, other))
+        return torch.stack([(to_double(one[i:j]) * to_double(two[i:j])).sum() for i, j in spans(*one.shape)]).sum()
+
+
+#: ``factor · AᵀKB``, K ``[parts, ..., rows, rows]`` or None for the identity
+Term: TypeAlias = tuple[float, Factor, Tensor | None, Factor]
+
+
+class Factored(Gram):
+    """A sum of products ``AᵀKB``; inner products take matrices with as many rows as A and B.
+
+    Args:
+        terms: ``(factor, A, K, B)``.
+
+    >>> gram = Factored.of(Factor(torch.tensor([[1.0, 2.0]])))
+    >>> gram.diagonal(), float(gram.trace()), float(gram.norm())
+    (tensor([1., 4.], dtype=torch.float64), 5.0, 5.0)
+    """
+
+    def __init__(self, terms: Sequence[Term]) -> None:
+        self.terms = tuple(terms)
+        rows = self.terms[0][1].rows
+        self.shape = torch.Size((*rows.shape[:-2], rows.shape[-1], rows.shape[-1]))
+
+    @classmethod
+    def of(cls, A: Factor, B: Factor | None = None, K: Tensor | None = None) -> Factored:
+        """``AᵀKB``, ``AᵀKA`` without B."""
+        return cls([(1.0, A, None if K is None else to_double(K), A if B is None else B)])
+
+    @property
+    def mT(self) -> Factored:
+        """The transpose, for symmetric K."""
+        return Factored([(factor, B, K, A) for factor, A, K, B in self.terms])
+
+    def total(self) -> Measured:
+        terms = []
+        for factor, A, K, B in self.terms:
+            a, b = (x.times(x.rows.new_ones(x.rows.shape[-1], 1)) for x in (A, B))
+            terms.append(factor * (a * (b[None] if K is None else K @ b)).flatten(1).sum(1))
+        return _measured(_sum(terms)[:, None])
+
+    def times(self, X: Tensor) -> Tensor:
+        terms = []
+        for factor, A, K, B in self.terms:
+            thin = B.times(X)
+            terms.append(factor * A.transposed_times(thin[None] if K is None else K @ thin))
+        return _sum(terms)
+
+    def dense(self) -> Tensor:
+        """The matrix itself, ``[..., d, d]``."""
+        return self._dense_parts().sum(0)
+
+    def diagonal(self) -> Tensor:
+        """Its diagonal, ``[..., d]``."""
+        terms = []
+        for factor, A, K, B in self.terms:
+            right = to_double(B.rows)
+            terms.append(factor * (to_double(A.rows) * (right if K is None else K.sum(0) @ right)).sum(-2))
+        return torch.stack(terms).sum(0)
+
+    def small(self) -> Gram:
+        """Dense where the matrix has no more entries than its factors."""
+        if max(A.rows.shape[-2] for _, A, _, _ in self.terms) < self.shape[-1]:
+            return self
+        return Dense(self._dense_parts())
+
+    def _dense_parts(self) -> Tensor:
+        terms = []
+        for factor, A, K, B in self.terms:
+            right = to_double(B.rows)[None]
+            terms.append(factor * (to_double(A.rows).mT @ (right if K is None else K @ right)))
+        return _sum(terms)
+
+    def _traces(self) -> Tensor:
+        """``[parts, 1]``."""
+        terms = [
+            factor * (A.dot(B)[None] if K is None else (K * A.product(B)).flatten(1).sum(1))
+            for factor, A, K, B in self.terms
+        ]
+        return _sum(terms)[:, None]
+
+    def _products(self, other: Gram) -> Tensor:
+        if isinstance(other, Factored):
+            pairs = [
+                f * g * _pair(K, A.product(C), L, B.product(E))
+                for f, A, K, B in self.terms
+                for g, C, L, E in other.terms
+            ]
+            return _sum(pairs)
+        assert isinstance(other, Dense)
+        terms = []
+        for factor, A, K, B in self.terms:
+            moved = to_double(A.rows) @ other.parts
+            terms.append(factor * _pair(K, moved, None, to_double(B.rows)))
+        return _sum(terms)
+
+    def __add__(self, other: Gram) -> Gram:
+        if isinstance(other, Dense):
+            return other + self
+        assert isinstance(other, Factored)
+        return Factored([*self.terms, *other.terms])
+
+    def __mul__(self, factor: float) -> Factored:
+        return Factored([(factor * f, A, K, B) for f, A, K, B in self.terms])
+
+
+class Estimated(Gram):
+    """What random probes tell of a matrix.
+
+    With the product ``A1``, what A does to constant vectors is exact and only the rest is estimated: the mean of its entries
+    may be much larger than their variation. Matrices that are compared must all have it, or none of them.
+
+    Args:
+        thin: ``AΩ [parts, ..., d, r]``.
+        omega: Ω ``[d, r]`` (:func:`gramscope.linalg.stochastic.probes`).
+        ones: ``A1 [parts, ..., d, 1]``.
+        traces: ``[parts, 1]`` where they are known.
+
+    >>> omega = torch.tensor([[1.0, -1.0] * 16, [1.0, 1.0] * 16])
+    >>> float(Estimated(2 * omega[None], omega).trace())
+    4.0
+    """
+
+    def __init__(self, thin: Tensor, omega: Tensor, ones: Tensor | None = None, traces: Tensor | None = None) -> None:
+        self.omega = omega
+        self.shape = torch.Size((*thin.shape[1:-1], thin.shape[-2]))
+        thin = to_double(thin)
+        self.along = None if ones is None else to_double(ones) / self.shape[-1] ** 0.5  # A u, u = 1/√d
+        self.across = thin if self.along is None else thin - self.along * self._omega_sums
+        if traces is None:
+            traces = _by_group(to_double(omega) * self.across)
+            if self.along is not None:
+                traces = traces + self.along.flatten(1).sum(1)[:, None] / self.shape[-1] ** 0.5
+        self.traces = traces.expand(-1, GROUPS)  # by group of probes
+
+    @cached_property
+    def _omega_sums(self) -> Tensor:
+        return to_double(self.omega).sum(-2, keepdim=True) / self.shape[-1] ** 0.5
+
+    @classmethod
+    def from_gram(cls, gram: Gram, omega: Tensor, ones: bool = True) -> Estimated:
+        """Of an exact matrix, with its exact trace."""
+        both = torch.cat([to_double(omega), to_double(omega).new_ones(omega.shape[-2], 1)], -1)
+        product = gram.times(both if ones else omega)
+        r = omega.shape[-1]
+        return cls(product[..., :r], omega, product[..., r:] if ones else None, gram._traces())
+
+    def like(self, gram: Gram) -> Estimated:
+        """An exact matrix as the same probes see it."""
+        return Estimated.from_gram(gram, self.omega, ones=self.along is not None)
+
+    def trace(self) -> Measured:
+        return super().trace().with_remark(REMARK)
+
+    def total(self) -> Measured:
+        if self.along is None:
+            raise InputError("random probes give cosines of this matrix only: leave out center=True")
+        return _measured(self.along.flatten(1).sum(1)[:, None] * self.shape[-1] ** 0.5)
+
+    def times(self, X: Tensor) -> Tensor:
+        raise InputError("of an estimated matrix no product but that with its own probes is known")
+
+    def _traces(self) -> Tensor:
+        return self.traces[:, None]
+
+    def _products(self, other: Gram) -> Tensor:
+        assert isinstance(other, Estimated)
+        if self.omega.shape != other.omega.shape or (self.along is None) != (other.along is None):
+            raise InputError("two estimates compare only if they were made with the same probes")
+        pairs = torch.stack([_by_group(part * other.across) for part in self.across])
+        if self.along is not None and other.along is not None:
+            pairs = pairs + (self.along.flatten(1) @ other.along.flatten(1).mT)[..., None]
+        return pairs
+
+    def __add__(self, other: Gram) -> Estimated:
+        other = other if isinstance(other, Estimated) else self.like(other)
+        _check_parts(self.across, other.across)
+        along = None if self.along is None or other.along is None else self.along + other.along
+        return self._replaced(self.across + other.across, along, self.traces + other.traces)
+
+    def __mul__(self, factor: float) -> Estimated:
+        along = None if self.along is None else self.along * factor
+        return self._replaced(self.across * factor, along, self.traces * factor)
+
+    def _replaced(self, across: Tensor, along: Tensor | None, traces: Tensor) -> Estimated:
+        result = Estimated(across, self.omega, traces=traces)
+        result.along = along
+        return result
+
+
+def cosine(A: Gram, B: Gram, center: bool = False) -> Measured:
+    """``ρ = ⟨A, B⟩ / (‖A‖ ‖B‖)``; with ``center`` the Pearson correlation of the entries.
+
+    >>> round(float(cosine(Dense(torch.eye(2)[None]), Dense(torch.ones(1, 2, 2)))), 6)
+    0.707107
+    """
+    totals = (A.total(), B.total()) if center else None
+    return correlation(A.inner(B), A.inner(A), B.inner(B), totals, A.entries)
+
+
+def correlation(
+    inner: Measured, square_a: Measured, square_b: Measured, totals: tuple[Measured, Measured] | None, entries: int
+) -> Measured:
+    """A cosine from inner products; with the sums of all entries of both a Pearson correlation over ``entries``."""
+    if totals is not None:
+        a, b = totals
+        inner = inner - a * b / entries
+        square_a, square_b = _spread(square_a, a, entries), _spread(square_b, b, entries)
+    return inner / (square_a.at_least(0.0) ** 0.5 * square_b.at_least(0.0) ** 0.5)
+
+
+def check_scale(x: Tensor, limit: float) -> Tensor:
+    """``x``; raises :class:`NumericalError` where its largest entry is above ``limit`` or below its inverse."""
+    largest = float(torch.linalg.vector_norm(x, torch.inf)) if x.numel() else 0.0
+    if largest and not 1 / limit < largest < limit:
+        raise NumericalError(
+            f"the largest entry of a matrix is {largest:.1e}, and its powers exceed the range of float64; divide the "
+            "arguments (or the loss) by a constant"
+        )
+    return x
+
+
+def _spread(square: Measured, total: Measured, entries: int) -> Measured:
+    """``Σ(x − x̄)²`` from ``Σx²`` and ``Σx``; NaN where that is no more than rounding leaves of a constant."""
+    spread = square - total**2 / entries
+    return spread if spread > 16 * torch.finfo(torch.float64).eps * square else Measured(float("nan"))
+
+
+def _pair(K: Tensor | None, T: Tensor, L: Tensor | None, U: Tensor) -> Tensor:
+    """``⟨AᵀKB, CᵀLE⟩ = ⟨K, TLUᵀ⟩`` with ``T = ACᵀ`` and ``U = BEᵀ``, by parts ``[parts, parts]``."""
+    right = T if L is None else T @ L  # [parts of L, ...]
+    blocks = U.dim()
+    right = right if right.dim() > blocks else right[None]
+    if K is None:
+        return (right * U).flatten(1).sum(1)[None]
+    return K.flatten(1) @ (right @ U.mT).flatten(1).mT
+
+
+def _sum(terms: Sequence[Tensor]) -> Tensor:
+    """The sum of terms with the same number of parts."""
+    for term in terms[1:]:
+        _check_parts(terms[0], term)
+    return torch.stack(tuple(terms)).sum(0)
+
+
+def _check_parts(a: Tensor, b: Tensor) -> None:
+    if a.shape[0] != b.shape[0]:
+        raise InputError(f"a matrix in {a.shape[0]} random parts and one in {b.shape[0]} do not add up")
+
+
+def _by_group(columns: Tensor) -> Tensor:
+    """Sums of ``[parts, ..., d, r]`` within each group of columns, times groups over r: ``[parts, groups]``."""
+    sums = by_group(columns.sum(-2)) * (GROUPS / columns.shape[-1])
+    return sums.flatten(1, -2).sum(1) if sums.dim() > 2 else sums
+
+
+def _measured(products: Tensor) -> Measured:
+    """The whole from ``[parts, parts]`` or ``[parts, parts, groups]``, with the variances of parts and of probes."""
+    products = (products if products.dim() > 2 else products.unsqueeze(-1)).cpu()
+    parts, groups = max(products.shape[:2]), products.shape[-1]
+    mean = products.mean(-1)
+    result = jackknife("parts", parts, lambda kept: _whole(mean, kept))
+    if groups == 1:
+        return result
+    everything = torch.arange(parts, device="cpu")
+    probes = jackknife("probes", groups, lambda kept: _whole(products[..., kept].mean(-1), everything))
+    return Measured(result, replicates={**result.replicates, **probes.replicates})
+
+
+def _whole(products: Tensor, kept: Tensor) -> float:
+    """``⟨Σ_p X_p, Σ_q Y_q⟩`` from some parts of all, without the bias of the parts' own noise.
+
+    The diagonal terms of random parts hold that noise, so only the others count, unless they are lost in it.
+    """
+    parts, count = max(products.shape), len(kept)
+    if min(products.shape) == 1:
+        return float(products.flatten()[kept].mean()) * parts if parts > 1 else float(products.sum())
+    chosen = products[kept][:, kept]
+    if count > 1:
+        others = float(chosen.sum() - chosen.diagonal().sum()) * count / (count - 1)
+        if others > 0:
+            return others * (parts / count) ** 2
+    return float(chosen.sum()) * (parts / count) ** 2
