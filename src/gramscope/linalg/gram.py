@@ -21,6 +21,7 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from gramscope.errors import InputError, NumericalError
 from gramscope.linalg.arrays import to_double
@@ -102,9 +103,11 @@ class Dense(Gram):
         self.parts = check_scale(to_double(parts), MATRIX_LIMIT)
         self.shape = self.parts.shape[1:]
 
+    @override
     def total(self) -> Measured:
         return _measured(self.parts.flatten(1).sum(1)[:, None])
 
+    @override
     def times(self, X: Tensor) -> Tensor:
         return self.parts @ to_double(X)
 
@@ -112,19 +115,23 @@ class Dense(Gram):
         """The sum of the parts, ``[..., d, d]``."""
         return self.parts.sum(0)
 
+    @override
     def _traces(self) -> Tensor:
         return self.parts.diagonal(dim1=-2, dim2=-1).flatten(1).sum(1)[:, None]
 
+    @override
     def _products(self, other: Gram) -> Tensor:
         if isinstance(other, Dense):
             return self.parts.flatten(1) @ other.parts.flatten(1).mT
         return other._products(self).mT
 
+    @override
     def __add__(self, other: Gram) -> Dense:
         assert isinstance(other, Dense | Factored)
         _check_parts(self.parts, other.dense()[None])
         return Dense(self.parts + other.dense())
 
+    @override
     def __mul__(self, factor: float) -> Dense:
         return Dense(self.parts * factor)
 
@@ -148,6 +155,7 @@ class Factor:
             self._products[other] = to_double(self.rows) @ to_double(other.rows).mT
         return self._products[other]
 
+    @override
     def times(self, X: Tensor) -> Tensor:
         """``A X`` in float64."""
         return row_product(self.rows, to_double(X))
@@ -194,6 +202,7 @@ class Factored(Gram):
         """The transpose, for symmetric K."""
         return Factored([(factor, B, K, A) for factor, A, K, B in self.terms])
 
+    @override
     def total(self) -> Measured:
         terms = []
         for factor, A, K, B in self.terms:
@@ -201,6 +210,7 @@ class Factored(Gram):
             terms.append(factor * (a * (b[None] if K is None else K @ b)).flatten(1).sum(1))
         return _measured(_sum(terms)[:, None])
 
+    @override
     def times(self, X: Tensor) -> Tensor:
         terms = []
         for factor, A, K, B in self.terms:
@@ -233,6 +243,7 @@ class Factored(Gram):
             terms.append(factor * (to_double(A.rows).mT @ (right if K is None else K @ right)))
         return _sum(terms)
 
+    @override
     def _traces(self) -> Tensor:
         """``[parts, 1]``."""
         terms = [
@@ -241,6 +252,7 @@ class Factored(Gram):
         ]
         return _sum(terms)[:, None]
 
+    @override
     def _products(self, other: Gram) -> Tensor:
         if isinstance(other, Factored):
             pairs = [
@@ -256,12 +268,14 @@ class Factored(Gram):
             terms.append(factor * _pair(K, moved, None, to_double(B.rows)))
         return _sum(terms)
 
+    @override
     def __add__(self, other: Gram) -> Gram:
         if isinstance(other, Dense):
             return other + self
         assert isinstance(other, Factored)
         return Factored([*self.terms, *other.terms])
 
+    @override
     def __mul__(self, factor: float) -> Factored:
         return Factored([(factor * f, A, K, B) for f, A, K, B in self.terms])
 
@@ -311,20 +325,25 @@ class Estimated(Gram):
         """An exact matrix as the same probes see it."""
         return Estimated.from_gram(gram, self.omega, ones=self.along is not None)
 
+    @override
     def trace(self) -> Measured:
         return super().trace().with_remark(REMARK)
 
+    @override
     def total(self) -> Measured:
         if self.along is None:
             raise InputError("random probes give cosines of this matrix only: leave out center=True")
         return _measured(self.along.flatten(1).sum(1)[:, None] * self.shape[-1] ** 0.5)
 
+    @override
     def times(self, X: Tensor) -> Tensor:
         raise InputError("of an estimated matrix no product but that with its own probes is known")
 
+    @override
     def _traces(self) -> Tensor:
         return self.traces[:, None]
 
+    @override
     def _products(self, other: Gram) -> Tensor:
         assert isinstance(other, Estimated)
         if self.omega.shape != other.omega.shape or (self.along is None) != (other.along is None):
@@ -334,12 +353,14 @@ class Estimated(Gram):
             pairs = pairs + (self.along.flatten(1) @ other.along.flatten(1).mT)[..., None]
         return pairs
 
+    @override
     def __add__(self, other: Gram) -> Estimated:
         other = other if isinstance(other, Estimated) else self.like(other)
         _check_parts(self.across, other.across)
         along = None if self.along is None or other.along is None else self.along + other.along
         return self._replaced(self.across + other.across, along, self.traces + other.traces)
 
+    @override
     def __mul__(self, factor: float) -> Estimated:
         along = None if self.along is None else self.along * factor
         return self._replaced(self.across * factor, along, self.traces * factor)

@@ -41,6 +41,7 @@ class Measured(float):
         remark: str = "",
         replicates: Mapping[str, Tensor] | None = None,
     ) -> Measured:
+        """A float with its remark and replicates."""
         self = super().__new__(cls, float(value))
         self.remark = remark
         self.replicates = dict(replicates or {})
