@@ -40,7 +40,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gramscope.linalg.procrustes import Nearest
+from gramscope.optim.procrustes import Nearest
 from gramscope.optim.whitening import GramFixed, GramWhitened
 from gramscope_lab.nets.cnn import CNN
 from gramscope_lab.nets.mlp import MLP

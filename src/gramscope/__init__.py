@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from gramscope.instruments.regions import region_crossings as region_crossings
     from gramscope.layers.capture import capture as capture
     from gramscope.layers.tape import Tape as Tape
-    from gramscope.linalg.polar import polar as polar
     from gramscope.measures.alignment import corrupted as corrupted
     from gramscope.measures.alignment import cosine as cosine
     from gramscope.measures.alignment import double_centered_ratio as double_centered_ratio
@@ -53,7 +52,9 @@ if TYPE_CHECKING:
     from gramscope.measures.virtual import virtual_update as virtual_update
     from gramscope.measures.virtual_against_actual import lipschitz_constant as lipschitz_constant
     from gramscope.measures.virtual_against_actual import virtual_against_actual as virtual_against_actual
+    from gramscope.optim.free_muon import FreeMuon as FreeMuon
     from gramscope.optim.param_groups import param_groups as param_groups
+    from gramscope.optim.polar import polar as polar
     from gramscope.optim.vcl import VCL as VCL
     from gramscope.optim.whitening import GramFixed as GramFixed
     from gramscope.optim.whitening import GramWhitened as GramWhitened
@@ -73,7 +74,6 @@ _MODULES = {
     "instruments.regions": "region_crossings",
     "layers.capture": "capture",
     "layers.tape": "Tape",
-    "linalg.polar": "polar",
     "measures.alignment": "corrupted cosine double_centered_ratio nfa",
     "measures.fit": "fit_linear held_out_target_linearity",
     "measures.gram": "fle_residual gram_shift gram_shift_residual weight_gram",
@@ -84,7 +84,9 @@ _MODULES = {
     "measures.surrogate_theory": "linearity_bound moving_target surrogate_step",
     "measures.virtual": "AccumulatedShift virtual_covariance_shift virtual_trajectory virtual_update",
     "measures.virtual_against_actual": "lipschitz_constant virtual_against_actual",
+    "optim.free_muon": "FreeMuon",
     "optim.param_groups": "param_groups",
+    "optim.polar": "polar",
     "optim.vcl": "VCL",
     "optim.whitening": "GramFixed GramWhitened",
     "statistics.collect": "collect",

@@ -54,7 +54,7 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
     "transformer": (Transformer, (), 11),
 }
 METHODS: dict[str, Make] = {
-    "free": gs.VCL,
+    "free": gs.FreeMuon,
     "recursive": partial(gs.VCL, solver="recursive", readout=_rest, refresh=1),
     "recursive, rank 16": partial(gs.VCL, solver="recursive", readout=_rest, refresh=1, rank=16),
     "exact": partial(gs.VCL, solver="exact", readout=_rest),

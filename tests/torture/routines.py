@@ -15,13 +15,13 @@ from torch import Tensor
 import gramscope as gs
 from gramscope.linalg.factored import FactoredGram
 from gramscope.linalg.moments import class_moments, moments
-from gramscope.linalg.procrustes import nearest_with_gram
 from gramscope.measures.fit import held_out_from_moments
 from gramscope.measures.linearity import surrogate_from_moments, target_linearity_from_moments
 from gramscope.measures.neural_collapse import neural_collapse_from_rows
 from gramscope.measures.similarity import linear_cka_from_moments
 from gramscope.measures.spectrum import feature_spectrum_from_moments
 from gramscope.measures.targets import label_rows
+from gramscope.optim.procrustes import nearest_with_gram
 from torture.exact import ZERO, Numbers, eigen, exact, eye, inverse, norm, power, projection, singular_values
 
 GAMMA, RIDGE = 0.25, 0.5

@@ -1,8 +1,9 @@
-"""Choose the weight matrices that an optimizer wrapper works on, and say why other parameters are not among them."""
+"""Choose the weight matrices that an optimizer works on, and say why other parameters are not among them."""
 
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -13,10 +14,12 @@ from torch import Tensor, nn
 from gramscope.distributed.gathered import check_not_flattened, is_sharded
 from gramscope.errors import InputError, LayerError, ResultWarning
 from gramscope.layers.kinds import AttentionProjectionKind, EmbeddingKind
+from gramscope.layers.linear_layer import Layer
 from gramscope.layers.modules import public_name, unwrap
-from gramscope.layers.select import select_layers
+from gramscope.layers.select import LayerSelector, select_layers
 from gramscope.optim.weight_matrix import WeightMatrix
 from gramscope.optim.whitening_processes import why_not_sharded
+from gramscope.text_table import text_table
 
 #: tensors, ``(name, tensor)`` pairs as of ``named_parameters()``, or, with a model, names of layers or of their weights
 Parameters: TypeAlias = Iterable[Tensor | tuple[str, Tensor] | str]
@@ -30,15 +33,14 @@ class Choice:
     others: dict[str, str]
     names: dict[Tensor, str]
 
-    def table(self, verb: str) -> str:
-        """A table: parameter, its shape as matrices, and ``verb``, or why not."""
+    def table(self, verb: str, otherwise: str = "") -> str:
+        """A table: parameter, its shape as matrices, and ``verb``, or ``otherwise`` and why not."""
         rows = [("parameter", "matrix", "")]
         for matrix in self.matrices:
             frozen = "" if matrix.parameter.requires_grad else ", but frozen now (requires_grad=False)"
             rows.append((matrix.name, _shape(matrix.shape), verb + frozen))
-        rows += [(name, "", f"not {verb}: {reason}") for name, reason in self.others.items()]
-        first, second = (max(len(row[i]) for row in rows) for i in (0, 1))
-        return "\n".join(f"{a:<{first}}  {b:<{second}}  {c}".rstrip() for a, b, c in rows)
+        rows += [(name, "", f"{otherwise or 'not ' + verb}: {reason}") for name, reason in self.others.items()]
+        return "\n".join(text_table(rows, left=3))
 
 
 def choose_matrices(
@@ -92,6 +94,111 @@ def choose_matrices(
     return Choice(tuple(matrices), others, {p: names[key] for key, p in known.items()})
 
 
+def choose_trained(model: nn.Module, layers: LayerSelector, *, embeddings: bool) -> Choice:
+    """The matrices that an optimizer with steps of its own trains.
+
+    With ``layers=None`` these are the weights of all linear-like layers, except for the head where there are others
+    (:func:`head_weight`), and with ``embeddings`` also lookup tables that nothing else uses.
+
+    Raises:
+        LayerError: a layer asked for by ``layers`` cannot be trained, or none can.
+    """
+    root = unwrap(model)
+    check_not_flattened(root)
+    trained = [p for p in root.parameters() if p.requires_grad]
+    names = _names([{"params": trained}], root)
+    candidates, others = _layer_matrices(root, names)
+    several = sum(not _untrainable(matrix) for matrix in candidates) > 1
+    if embeddings and layers is None:
+        tables = _own_tables(root, names)
+        others = {name: reason for name, reason in others.items() if name not in {table.name for table in tables}}
+        candidates = [*candidates, *tables]
+    wanted = None if layers is None else {layer.name for layer in select_layers(root, layers, factors=True)}
+    head = head_weight(root) if wanted is None and several else None
+    matrices: list[WeightMatrix] = []
+    for matrix in candidates:
+        asked = wanted is not None and any(layer.name in wanted for layer in matrix.layers)
+        reason = _untrainable(matrix)
+        if wanted is not None and not asked:
+            others[matrix.name] = "not among layers="
+        elif asked and reason:
+            raise LayerError(f"layer {matrix.layers[0].name!r} {reason}; leave it out of layers=")
+        elif matrix.parameter is head:
+            others[matrix.name] = "the readout"
+        elif reason:
+            others[matrix.name] = reason
+        else:
+            matrices.append(matrix)
+    reached = {layer.name for matrix in matrices for layer in matrix.layers}
+    if wanted is not None and wanted - reached:
+        name = min(wanted - reached)
+        raise LayerError(
+            f"layer {name!r}: {others.get(name + '.weight', 'has no weight of its own')}; leave it out of layers="
+        )
+    if not matrices:
+        listing = "; ".join(f"{name} {reason}" for name, reason in others.items())
+        raise LayerError(f"no layer of {type(root).__name__} can be trained: {listing}")
+    for matrix in matrices:
+        _check_packed(matrix, matrices)
+    taken = {id(matrix.parameter) for matrix in matrices}
+    for p in trained:
+        name = names[id(p)]
+        if id(p) not in taken and not any(other == name or other.startswith(name + "[") for other in others):
+            others[name] = _reason(p, None, root)
+    return Choice(tuple(matrices), others, {p: names[id(p)] for p in trained})
+
+
+def head_weight(model: nn.Module) -> Tensor | None:
+    """The weight of the output layer; None where it is computed.
+
+    The head is the layer that a Hugging Face model names in ``get_output_embeddings()``, else the one whose weight is that of
+    an embedding, else the linear-like layer registered last.
+    """
+    output = getattr(model, "get_output_embeddings", None)
+    weight = getattr(output() if callable(output) else None, "weight", None)
+    if isinstance(weight, Tensor):
+        return weight
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    layers = [layer for layer in select_layers(model, factors=True) if not layer.kind.not_for_vcl]
+    tied = [layer.parameter for layer in layers if id(layer.parameter) in tables]
+    return [*tied, *(layer.parameter for layer in layers)][0 if tied else -1] if layers else None
+
+
+def _own_tables(model: nn.Module, names: dict[int, str]) -> list[WeightMatrix]:
+    """The embeddings whose weight no other module has."""
+    users = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
+    tables = [layer for layer in select_layers(model) if isinstance(layer.kind, EmbeddingKind)]
+    return [
+        WeightMatrix(names[id(layer.parameter)], layer.parameter, (layer,))
+        for layer in tables
+        if layer.parameter is not None and users[id(layer.parameter)] == 1 and not layer.module.sparse
+    ]
+
+
+def _untrainable(matrix: WeightMatrix) -> str:
+    """Why a matrix cannot be trained by steps of our own; empty where it can."""
+    p, kind = matrix.parameter, matrix.layers[0].kind
+    if kind.not_for_vcl and not isinstance(kind, EmbeddingKind):
+        return kind.not_for_vcl
+    if not p.requires_grad:
+        return "is frozen (requires_grad=False)"
+    if is_sharded(p):
+        return "is sharded over processes: use DistributedDataParallel, or gs.GramWhitened, which works on shards"
+    if p.numel() == 0:
+        return f"is empty, of shape {tuple(p.shape)}"
+    return ""
+
+
+def _check_packed(matrix: WeightMatrix, matrices: Sequence[WeightMatrix]) -> None:
+    """Raise where only some projections of a packed attention weight are chosen."""
+    parts = {other.part for other in matrices if other.parameter is matrix.parameter}
+    if matrix.name.endswith("]") and len(parts) < 3:
+        raise LayerError(
+            f"{matrix.name} is part of one packed weight of three projections; an optimizer trains whole parameters, so "
+            "choose all three or none"
+        )
+
+
 def _readout_left_out(last: WeightMatrix, model: nn.Module, readout: bool | str) -> str:
     """Why the last layer is left to the wrapped optimizer; empty where it is not.
 
@@ -112,9 +219,8 @@ def _readout_left_out(last: WeightMatrix, model: nn.Module, readout: bool | str)
 
 def _layer_matrices(model: nn.Module, names: dict[int, str]) -> tuple[list[WeightMatrix], dict[str, str]]:
     """Weights of the linear-like layers, each once, and the reasons why other layers or modules have none."""
-    matrices: list[WeightMatrix] = []
     others: dict[str, str] = {}
-    seen: dict[tuple[int, int], str] = {}
+    seen: dict[tuple[int, int], tuple[str, nn.Parameter, list[Layer]]] = {}
     available = select_layers(model, factors=True)
     tables = [layer for layer in available if isinstance(layer.kind, EmbeddingKind)]
     for layer in available:
@@ -125,16 +231,15 @@ def _layer_matrices(model: nn.Module, names: dict[int, str]) -> tuple[list[Weigh
             others[f"{layer.name}.weight"] = "computed by a parametrisation, so it cannot be set"
             continue
         if nn.parameter.is_lazy(parameter):
-            raise InputError(f"layer {layer.name!r} is lazy: run one forward pass before making the optimizer")
+            raise LayerError(f"layer {layer.name!r} is lazy: run one forward pass before making the optimizer")
         name = names.get(id(parameter), f"{layer.name}.weight")
         if isinstance(layer.kind, AttentionProjectionKind) and name.endswith("in_proj_weight"):
             name = f"{name}[{layer.kind.part}]"
         key = (id(parameter), int(layer.matrix(parameter.detach()).storage_offset()))
         if key in seen:
-            others[f"{layer.name}.weight"] = f"the same tensor as {seen[key]}"
-            continue
-        seen[key] = name
-        matrices.append(WeightMatrix(name, parameter, (layer,)))
+            others[f"{layer.name}.weight"] = f"the same tensor as {seen[key][0]}"
+        seen.setdefault(key, (name, parameter, []))[2].append(layer)
+    matrices = [WeightMatrix(name, parameter, tuple(layers)) for name, parameter, layers in seen.values()]
     for layer in tables:
         p = layer.parameter
         if p is not None and not any(p is m.parameter for m in matrices):

@@ -46,7 +46,10 @@ class WeightMatrix:
 
     def view(self, tensor: Tensor) -> Tensor:
         """A tensor of the parameter's shape in matrix form, without the bias."""
-        return self.layers[0].matrix(tensor) if self.layers else tensor.flatten(1)
+        if not self.layers:
+            return tensor.flatten(1)
+        layer = self.layers[0]
+        return layer.kind.to_matrix(layer.module, tensor)
 
     def read(self) -> Tensor:
         """The weights, detached."""
@@ -65,10 +68,11 @@ class WeightMatrix:
         if self.bias is not None:
             self.bias.copy_(matrix[..., -1].reshape(self.bias.shape))
             matrix = matrix[..., :-1]
-        if self.layers:
-            self.layers[0].assign(matrix)
-        else:
-            self.parameter.copy_(matrix.reshape(self.parameter.shape))
+        own = self.view(self.parameter.detach())
+        if own.untyped_storage().data_ptr() == self.parameter.untyped_storage().data_ptr():
+            own.copy_(matrix)
+        else:  # some layouts (channels last) have no view as a matrix
+            self.parameter.copy_(self.native(matrix))
 
     def native(self, matrix: Tensor, shape: torch.Size | None = None) -> Tensor:
         """A matrix, or some of its columns, in the parameter's own form, or in that of a part of it of another ``shape``."""

@@ -20,9 +20,9 @@ from gramscope.distributed.gathered import is_sharded
 from gramscope.errors import InputError, NumericalError
 from gramscope.layers.compiled import outside_graphs
 from gramscope.linalg.autocast import without_autocast
-from gramscope.linalg.polar import PolarMethod
-from gramscope.linalg.procrustes import Effort, Nearest, NearestWithGram
 from gramscope.optim.choose_matrices import Parameters, choose_matrices
+from gramscope.optim.polar import PolarMethod
+from gramscope.optim.procrustes import Effort, Nearest, NearestWithGram
 from gramscope.optim.weight_matrix import WeightMatrix
 from gramscope.optim.whitening_processes import Correction, Roles, divided, local, sharded, shards
 from gramscope.optim.wrapper import OptimizerWrapper
@@ -284,7 +284,7 @@ class GramWhitened(_GramUpdate):
             default, does so where it is the head of a language model: tied to an embedding, or with one output per word of
             a vocabulary (as many as an embedding has rows, or eight times its inputs). :meth:`summary` says which and why.
         method: ``"auto"`` gives the Gram to rounding and nearly the closest such matrix, by conjugate gradients where the step
-            is small (:class:`~gramscope.linalg.procrustes.NearestWithGram`). ``"svd"`` and ``"newton-schulz"`` compute the
+            is small (:class:`~gramscope.optim.procrustes.NearestWithGram`). ``"svd"`` and ``"newton-schulz"`` compute the
             polar factor itself, see :func:`gramscope.polar`.
         tolerance: ``"auto"`` may leave ``‖W⁺ − W₁‖`` by this part above its minimum. Where ill-conditioned weights would need
             too many iterations for that, :attr:`excess` and :meth:`summary` give an estimate of what was reached.

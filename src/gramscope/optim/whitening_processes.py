@@ -24,8 +24,8 @@ from gramscope.distributed.exchange import Exchange, balanced
 from gramscope.distributed.gathered import is_sharded
 from gramscope.errors import NumericalError
 from gramscope.layers.kinds import TransposedLinearKind
-from gramscope.linalg.polar import PolarMethod, polar
-from gramscope.linalg.procrustes import Nearest
+from gramscope.optim.polar import PolarMethod, polar
+from gramscope.optim.procrustes import Nearest
 from gramscope.optim.weight_matrix import WeightMatrix
 
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn, vmap
 from typing_extensions import override
 
-from gramscope.linalg.procrustes import nearest_with_gram
 from gramscope.optim.choose_matrices import choose_matrices
+from gramscope.optim.procrustes import nearest_with_gram
 from gramscope.optim.weight_matrix import WeightMatrix
 from gramscope_lab.training.stacked_rules import Rule, Stack
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from gramscope.linalg.quintic import quintic_polar
+from gramscope.optim.orthogonalise import quintic_polar
 
 Stack: TypeAlias = dict[str, Tensor]
 

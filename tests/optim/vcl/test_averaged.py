@@ -13,9 +13,9 @@ from torch import nn
 
 import gramscope as gs
 from gramscope.errors import InputError, LayerError
-from gramscope.linalg.quintic import COEFFICIENTS
+from gramscope.optim.orthogonalise import COEFFICIENTS
 from gramscope.optim.vcl.falling_adamw import FallingAdamW
-from optim.vcl.nets import KINDS, HeadFirst, data, mlp, net, same, train
+from optim.nets import KINDS, HeadFirst, data, mlp, net, same, train
 
 
 def orthogonalised(D: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 
 import gramscope as gs
 from gramscope.errors import LayerError
-from optim.vcl.nets import HeadFirst, data, mlp, same, train
+from optim.nets import HeadFirst, data, mlp, same, train
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),

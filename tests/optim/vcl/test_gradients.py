@@ -16,7 +16,7 @@ import gramscope as gs
 import reference
 from cases import Around
 from gramscope.errors import LayerError
-from optim.vcl.nets import data, mlp, net, same, train
+from optim.nets import data, mlp, net, same, train
 
 pytestmark = pytest.mark.usefixtures("light_steps")
 

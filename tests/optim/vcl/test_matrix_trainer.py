@@ -10,7 +10,7 @@ import torch
 import gramscope as gs
 from gramscope.errors import RescueWarning, ResultWarning
 from gramscope.optim.vcl.rules import Solver
-from optim.vcl.nets import data, mlp, train, train_both
+from optim.nets import data, mlp, train, train_both
 
 
 @pytest.mark.parametrize(

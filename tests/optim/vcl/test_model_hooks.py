@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gramscope as gs
 from gramscope.errors import LayerError
-from optim.vcl.nets import data, mlp, same, train
+from optim.nets import data, mlp, same, train
 
 pytestmark = pytest.mark.usefixtures("light_steps")
 

@@ -15,7 +15,7 @@ from torch import Tensor
 import gramscope as gs
 import reference
 from gramscope.errors import InputError, LayerError, NumericalError
-from optim.vcl.nets import KINDS, AdamW, data, deltas, mlp, net, same, train, train_both
+from optim.nets import KINDS, AdamW, data, deltas, mlp, net, same, train, train_both
 
 pytestmark = pytest.mark.usefixtures("light_steps")
 

@@ -12,7 +12,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 import gramscope as gs
 from gramscope.errors import LayerError
-from optim.vcl.nets import AdamW, HeadFirst, data, mlp, same, train
+from optim.nets import AdamW, HeadFirst, data, mlp, same, train
 
 
 class Heads(nn.Module):

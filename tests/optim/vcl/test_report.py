@@ -5,7 +5,7 @@ import torch
 
 import gramscope as gs
 import reference
-from optim.vcl.nets import data, deltas, mlp, train
+from optim.nets import data, deltas, mlp, train
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from torch import nn
 import gramscope as gs
 import reference
 from gramscope.errors import InputError
-from optim.vcl.nets import AdamW, data, deltas, mlp, net, same, train
+from optim.nets import AdamW, data, deltas, mlp, net, same, train
 
 pytestmark = pytest.mark.usefixtures("light_steps")
 

@@ -5,7 +5,7 @@ from torch import nn
 
 import gramscope as gs
 from gramscope.errors import LayerError
-from optim.vcl.nets import data, mlp, net, train
+from optim.nets import data, mlp, net, train
 
 
 def test_layers_that_cannot_be_trained():

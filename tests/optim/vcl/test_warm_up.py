@@ -12,7 +12,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 import gramscope as gs
 from gramscope.errors import InputError
-from optim.vcl.nets import data, mlp, train
+from optim.nets import data, mlp, train
 
 
 @pytest.mark.parametrize("computed", [False, True])

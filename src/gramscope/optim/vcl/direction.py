@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from gramscope.errors import InputError
-from gramscope.linalg.products import has_bfloat16
-from gramscope.linalg.quintic import quintic_polar, wide_quintic_polar
+from gramscope.optim.orthogonalise import orthogonalised
 from gramscope.optim.vcl.rules import Batch
-
-#: from this ratio of the sides on a matrix is orthogonalised through its small Gram
-_WIDE = 3
-#: up to this side float32 is as fast as bfloat16
-_SMALL = 128
 
 
 @dataclass(frozen=True)
@@ -57,19 +50,3 @@ class Direction:
         if self.orthogonalise:
             D = orthogonalised(D)
         return Batch(D, None, batch.sigma), kept
-
-
-def orthogonalised(D: Tensor) -> Tensor:
-    """The polar factor of ``D [..., k, d]`` with singular values between about 0.7 and 1.2, in the cheapest sufficient way.
-
-    Large matrices are computed in bfloat16 where the device multiplies it fast; its three digits are enough. Of the others,
-    those much wider or taller than the other side go through their small Gram.
-    """
-    k, d = D.shape[-2:]
-    if k > d:
-        return orthogonalised(D.mT).mT
-    fast = D.dtype == torch.float32 and k > _SMALL and has_bfloat16(D.device)
-    if d >= _WIDE * k and D.dtype != torch.bfloat16 and not fast:
-        return wide_quintic_polar(D)
-    X = D.to(torch.bfloat16) if fast else D
-    return quintic_polar(X, least_norm=math.sqrt(torch.finfo(X.dtype).tiny)).to(D.dtype)

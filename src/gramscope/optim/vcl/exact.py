@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gramscope.linalg.polar import polar
 from gramscope.linalg.psd import eigh
 from gramscope.linalg.virtual_shift import shift_factor
+from gramscope.optim.polar import polar
 from gramscope.optim.vcl.report import Report
 from gramscope.optim.vcl.rules import Batch, Rules
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gramscope.linalg.lowrank import Extension, add_product
-from gramscope.linalg.polar import polar
 from gramscope.linalg.psd import eigh
+from gramscope.optim.lowrank import Extension, add_product
+from gramscope.optim.polar import polar
 from gramscope.optim.vcl.report import Report
 from gramscope.optim.vcl.rules import Rules
 from gramscope.optim.vcl.state import Recursion

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gramscope.errors import LayerError
 from gramscope.layers.linear_layer import Layer
-from gramscope.linalg.lowrank import column_space
+from gramscope.optim.lowrank import column_space
 from gramscope.optim.vcl.rules import Batch
 from gramscope.optim.weight_matrix import WeightMatrix
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from gramscope.linalg.lowrank import BlockReflection, Extension, leading_directions, positive_slope
-from gramscope.linalg.newton_schulz import polish
+from gramscope.optim.lowrank import BlockReflection, Extension, leading_directions, positive_slope
+from gramscope.optim.newton_schulz import polish
 from gramscope.optim.vcl.report import Report
 from gramscope.optim.vcl.rules import Rules
 from gramscope.optim.vcl.state import Recursion

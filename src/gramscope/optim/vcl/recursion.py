@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gramscope.linalg.lowrank import Extension, extend_basis, reorthonormalised
 from gramscope.linalg.virtual_shift import shift_factor
+from gramscope.optim.lowrank import Extension, extend_basis, reorthonormalised
 from gramscope.optim.vcl.full_step import full_step
 from gramscope.optim.vcl.light_step import light_step
 from gramscope.optim.vcl.report import Report

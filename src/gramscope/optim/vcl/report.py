@@ -19,7 +19,7 @@ class Report:
         size: ``‖W‖²``, ``[…]``.
         discarded: the part of ``‖G‖²`` that truncation dropped ``[…]``.
         unsettled: of a light step ``[…]``, the larger of the error of its equation (see
-            :func:`gramscope.linalg.lowrank.positive_slope`) and the largest relative change of a row of W since the last
+            :func:`gramscope.optim.lowrank.positive_slope`) and the largest relative change of a row of W since the last
             full step.
         own, rest: of a light step, which computes no eigenvalues, G on W's own directions ``[…, p, p]`` and on the others
             ``[…, q, q]``.

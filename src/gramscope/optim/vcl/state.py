@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from gramscope.linalg.lowrank import extend_basis
+from gramscope.optim.lowrank import extend_basis
 from gramscope.optim.vcl.rules import Rules
 
 

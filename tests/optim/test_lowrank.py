@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gramscope.linalg.lowrank import (
+from gramscope.optim.lowrank import (
     BlockReflection,
     column_space,
     extend_basis,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import reference
-from gramscope.linalg.rotation import Figures, rotation
+from gramscope.optim.rotation import Figures, rotation
 
 
 def weights(kind: str, generator: torch.Generator) -> Tensor:

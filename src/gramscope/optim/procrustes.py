@@ -10,9 +10,9 @@ from torch import Tensor
 
 from gramscope.errors import InputError, NumericalError
 from gramscope.linalg.cuda_graph import Replay, Tensors
-from gramscope.linalg.polar import PolarMethod, polar
 from gramscope.linalg.products import has_bfloat16, precise_product
-from gramscope.linalg.rotation import (
+from gramscope.optim.polar import PolarMethod, polar
+from gramscope.optim.rotation import (
     LARGEST_STEP,
     LARGEST_STEP_OF_PAIRS,
     MOST_ITERATIONS,
@@ -55,7 +55,7 @@ class NearestWithGram:
     """``argmin ‖X − target‖_F`` subject to ``XᵀX = sourceᵀ source``, for callers that come again and again.
 
     The answer is ``polar(target sourceᵀ) source``. ``"auto"`` finds a rotation to first order by conjugate gradients
-    (:mod:`gramscope.linalg.rotation`), which gives the Gram to rounding and the least distance to within ``tolerance``. Where
+    (:mod:`gramscope.optim.rotation`), which gives the Gram to rounding and the least distance to within ``tolerance``. Where
     the step is above a fifth of the weights or the rotation above half a radian, and for float64, it takes the polar factor,
     computed in float64.
 
@@ -63,7 +63,7 @@ class NearestWithGram:
     number for the next call with the same shape (:attr:`efforts`).
 
     Args:
-        method: ``"auto"``, or how to compute the polar factor, see :func:`~gramscope.linalg.polar.polar`.
+        method: ``"auto"``, or how to compute the polar factor, see :func:`~gramscope.optim.polar.polar`.
         tolerance: how much farther than the least distance the result of ``"auto"`` may be from the target.
     """
 
@@ -191,7 +191,7 @@ def _by_graph(matrix: Tensor) -> bool:
 
 
 def _rotate(given: Tensors, iterations: int, polishes: int | None, tolerance: float | None = None) -> dict[str, Tensor]:
-    """``Q source``, and the figures of :func:`~gramscope.linalg.rotation.rotation`, from tensors by name."""
+    """``Q source``, and the figures of :func:`~gramscope.optim.rotation.rotation`, from tensors by name."""
     source = given["source"]
     E, figures = rotation(source, given["target"] - source, iterations, polishes, tolerance)
     return {"nearest": source + precise_product(E, source), "figures": figures}

@@ -1,12 +1,36 @@
-"""Muon's quintic iteration: an approximate polar factor by a few products."""
+"""Muon's quintic iteration: an approximate polar factor by a few products (Jordan et al. 2024)."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
 
-#: of ``aX + b(XXᵀ)X + c(XXᵀ)²X``, which moves singular values in (0, 1] towards 1 (Jordan et al. 2024, Muon)
+from gramscope.linalg.products import has_bfloat16
+
+#: of ``aX + b(XXᵀ)X + c(XXᵀ)²X``, which moves singular values in (0, 1] towards 1
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+#: from this ratio of the sides on a matrix is orthogonalised through its small Gram
+_WIDE = 3
+#: up to this side float32 is as fast as bfloat16
+_SMALL = 128
+
+
+def orthogonalised(D: Tensor) -> Tensor:
+    """The polar factor of ``D [..., k, d]`` with singular values between about 0.7 and 1.2, in the cheapest sufficient way.
+
+    Large matrices are computed in bfloat16 where the device multiplies it fast; its three digits are enough. Of the others,
+    those much wider or taller than the other side go through their small Gram.
+    """
+    k, d = D.shape[-2:]
+    if k > d:
+        return orthogonalised(D.mT).mT
+    fast = D.dtype == torch.float32 and k > _SMALL and has_bfloat16(D.device)
+    if d >= _WIDE * k and D.dtype != torch.bfloat16 and not fast:
+        return _through_gram(D)
+    X = D.to(torch.bfloat16) if fast else D
+    return quintic_polar(X, least_norm=math.sqrt(torch.finfo(X.dtype).tiny)).to(D.dtype)
 
 
 def quintic_polar(A: Tensor, steps: int = 5, least_norm: float = 1e-7) -> Tensor:
@@ -29,15 +53,11 @@ def quintic_polar(A: Tensor, steps: int = 5, least_norm: float = 1e-7) -> Tensor
     return result.mT if tall else result
 
 
-def wide_quintic_polar(A: Tensor, steps: int = 5, least_norm: float = 1e-19) -> Tensor:
+def _through_gram(A: Tensor, steps: int = 5, least_norm: float = 1e-19) -> Tensor:
     """:func:`quintic_polar` of ``A [..., k, d]`` with k < d by products of k×k matrices, and only two with A itself.
 
-    Every iteration multiplies X from the left by a polynomial in XXᵀ, so ``X₅ = Q X₀`` and XXᵀ follows its own recursion.
-
-    Args:
-        A: computed in its own dtype, which must be float32 or float64: a Gram needs the digits.
-        steps: iterations.
-        least_norm: as for :func:`quintic_polar`.
+    Every iteration multiplies X from the left by a polynomial in XXᵀ, so ``X₅ = Q X₀`` and XXᵀ follows its own recursion. A
+    must be float32 or float64: a Gram needs the digits.
     """
     a, b, c = COEFFICIENTS
     X = A / torch.linalg.matrix_norm(A, keepdim=True).clamp_min(least_norm)

@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 from typing_extensions import override
 
 from gramscope.errors import InputError, NumericalError, RescueWarning
-from gramscope.linalg.newton_schulz import newton_schulz, polish, rank_tolerance
+from gramscope.optim.newton_schulz import newton_schulz, polish, rank_tolerance
 
 PolarMethod: TypeAlias = Literal["auto", "svd", "newton-schulz"]
 
@@ -41,7 +41,7 @@ def polar(
 
     Example:
         >>> import torch
-        >>> from gramscope.linalg.polar import polar
+        >>> from gramscope.optim.polar import polar
         >>> polar(torch.tensor([[0.0, -2.0], [3.0, 0.0]]))
         tensor([[ 0., -1.],
                 [ 1.,  0.]])

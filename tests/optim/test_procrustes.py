@@ -13,8 +13,8 @@ from torch import Tensor
 import reference
 from cases import refused
 from gramscope.errors import NumericalError
-from gramscope.linalg.procrustes import Effort, NearestWithGram, nearest_with_gram, next_effort
-from gramscope.linalg.rotation import Figures
+from gramscope.optim.procrustes import Effort, NearestWithGram, nearest_with_gram, next_effort
+from gramscope.optim.rotation import Figures
 
 METHODS = ("auto", "svd", "newton-schulz")
 SHAPES = ((12, 30), (16, 16), (30, 12), (17, 16), (40, 12), (1, 7), (7, 1), (40, 200))

@@ -1,0 +1,50 @@
+"""Checks that the optimizers share: of their arguments, and of gradients before a step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gramscope.errors import InputError, NumericalError, no_such
+
+
+def refuse_arguments(optimizer: str, given: Mapping[str, Any], known: str, instead: Mapping[str, str]) -> None:
+    """Raise an InputError for the first argument that an optimizer does not have.
+
+    Args:
+        optimizer: its name.
+        given: unknown arguments by name.
+        known: the names of its arguments, separated by spaces.
+        instead: what to do in place of arguments that other optimizers have.
+    """
+    for name, value in given.items():
+        if name in instead:
+            raise InputError(f"{optimizer} has no {name}= (got {value!r}): {instead[name]}")
+        raise InputError(f"{optimizer}: {no_such('argument', name, known.split())}")
+
+
+def check_gradients(gradients: Iterable[tuple[str, Tensor]]) -> dict[str, float]:
+    """The norms of gradients by name, after one wait for the device.
+
+    Raises:
+        NumericalError: a gradient is not finite.
+        InputError: a gradient is sparse.
+    """
+    named = dict(gradients)
+    sparse = [name for name, gradient in named.items() if gradient.is_sparse]
+    if sparse:
+        raise InputError(f"the gradient of {sparse[0]} is sparse: make the embedding with sparse=False")
+    norms = torch._foreach_norm(list(named.values())) if named else ()
+    sizes = torch.stack([norm.double().to(norms[0].device) for norm in norms]).tolist() if norms else []
+    bad = [name for (name, gradient), size in zip(named.items(), sizes, strict=True) if not math.isfinite(size)]
+    bad = [name for name in bad if not bool(named[name].isfinite().all())]
+    if bad:
+        raise NumericalError(
+            f"the gradient of {', '.join(bad)} has NaN or infinite values; weights and state are as before this step. Lower "
+            "the rates, clip the gradients, or skip such steps (torch.amp.GradScaler does)"
+        )
+    return dict(zip(named, sizes, strict=True))

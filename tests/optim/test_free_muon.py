@@ -1,0 +1,271 @@
+"""Muon with built-in lengths: its steps in float64, what it trains, what it needs from gradients, its state."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import gramscope as gs
+from gramscope.errors import InputError, LayerError, NumericalError
+from gramscope.optim.orthogonalise import COEFFICIENTS
+from optim.nets import KINDS, data, mlp, net, same, train
+
+
+def orthogonalised(D: torch.Tensor) -> torch.Tensor:
+    a, b, c = COEFFICIENTS
+    U, s, Vh = torch.linalg.svd(D, full_matrices=False)
+    s = s / s.norm()
+    for _ in range(5):
+        s = a * s + b * s**3 + c * s**5
+    return U @ torch.diag(s) @ Vh
+
+
+@pytest.mark.parametrize("sizes", [(12, 6, 3), (30, 4, 3), (5, 9, 3)])
+def test_steps_are_those_of_the_formulas_under_a_schedule(sizes: tuple[int, ...]):
+    model, mirror = mlp(*sizes), mlp(*sizes)
+    x, y = data(sizes[0])
+    optimizer = gs.FreeMuon(model)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, 20)
+    rest = [mirror[0].bias, *mirror[2].parameters()]
+    adam = torch.optim.AdamW(rest, lr=0.02, betas=(0.9, 0.99), weight_decay=0.0)
+    W, mean = mirror[0].weight.data, torch.zeros(sizes[1], sizes[0], dtype=torch.float64)
+    for n in range(1, 20):
+        lr, share, beta = 1 - (n - 1) / 20, min(1, 25 / 9 / math.sqrt(n)), n / (n + 20)
+        adam.param_groups[0]["lr"] = lr * 0.02 * share
+        train(mirror, adam, x, y)
+        D = mirror[0].weight.grad
+        mean = beta * mean + (1 - beta) * D
+        O = orthogonalised(beta * mean + (1 - beta) * D)
+        length = lr * 0.18 * share
+        W.mul_(1 - 0.2 * (1 - share) * length).sub_(length * math.sqrt(max(1, sizes[1] / sizes[0])) * O)
+        mirror[0].weight.grad = None
+        train(model, optimizer, x, y)
+        schedule.step()
+        same(model, mirror, atol=1e-10, rtol=0)
+
+
+class Words(nn.Module):
+    """Entries of an embedding plus positions, whose embedding is not called, and a head; in float64."""
+
+    def __init__(self, width: int = 4, entries: int = 7, **options: Any) -> None:
+        super().__init__()
+        self.words, self.positions = nn.Embedding(entries, width, **options), nn.Embedding(3, width)
+        self.body, self.head = nn.Linear(width, 5), nn.Linear(5, 2)
+        self.double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = (self.words(x) + self.positions.weight).mean(1)
+        return self.head(F.gelu(self.body(h)))
+
+
+@pytest.mark.parametrize(("width", "entries"), [(4, 15), (9, 7)])
+def test_steps_of_embeddings_are_those_of_the_formulas(width: int, entries: int):
+    torch.manual_seed(0)
+    model = Words(width, entries, padding_idx=0)
+    optimizer = gs.FreeMuon(model)
+    W, mean = model.words.weight.detach().clone(), torch.zeros(entries, width, dtype=torch.float64)
+    for n in range(1, 12):
+        train(model, optimizer, torch.randint(0, entries - 1, (20, 3)), torch.arange(20) % 2)
+        D, beta = model.words.weight.grad, n / (n + 20)
+        mean = beta * mean + (1 - beta) * D
+        share = min(1, 25 / 9 / math.sqrt(n))
+        O = orthogonalised(beta * mean + (1 - beta) * D)
+        W = (1 - 0.2 * (1 - share) * 0.18 * share) * W - 0.18 * share * math.sqrt(width) / 2 * O
+        torch.testing.assert_close(model.words.weight.detach(), W, atol=1e-10, rtol=0)
+    assert not model.words.weight[0].any()  # the padding
+
+
+def chosen(optimizer: gs.FreeMuon) -> list[str]:
+    found: list[str] = optimizer.param_groups[0]["matrices"]
+    return found
+
+
+@pytest.mark.parametrize("case", ["own", "tied", "frozen", "named layers"])
+def test_which_embeddings_are_matrices(case: str):
+    model = Words(5)
+    if case == "tied":
+        model.head = nn.Linear(5, 7, dtype=torch.float64)
+        model.head.weight = model.words.weight
+    model.words.weight.requires_grad_(case != "frozen")
+    optimizer = gs.FreeMuon(model, "body" if case == "named layers" else None)
+    train(model, optimizer, torch.arange(6).view(2, 3), torch.arange(2))
+    assert ("words.weight" in chosen(optimizer)) == (case == "own")
+    assert "body.weight" in chosen(optimizer)
+
+
+def test_sparse_gradients_are_refused():
+    model = Words(5, sparse=True)
+    with pytest.raises(InputError, match=r"words\.weight is sparse: make the embedding with sparse=False"):
+        train(model, gs.FreeMuon(model), torch.arange(6).view(2, 3), torch.arange(2))
+
+
+class HeadFirst(nn.Module):
+    """A Hugging Face model names its head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.body, self.last = nn.Linear(5, 3), nn.Linear(7, 5), nn.Linear(5, 5)
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.head
+
+
+def test_the_head_and_layers_that_cannot_be_trained():
+    assert chosen(gs.FreeMuon(HeadFirst())) == ["body.weight", "last.weight"]
+    assert chosen(gs.FreeMuon(mlp(7, 5, 3))) == ["0.weight"]
+    assert chosen(gs.FreeMuon(mlp(7, 3))) == ["0.weight"]  # the only one
+    assert chosen(gs.FreeMuon(mlp(7, 5, 3), ["2"])) == ["2.weight"]
+    model = mlp(7, 5, 5, 3)
+    model[2].requires_grad_(False)
+    assert chosen(gs.FreeMuon(model)) == ["0.weight"]
+    with pytest.raises(LayerError, match="'2' is frozen.*leave it out of layers="):
+        gs.FreeMuon(model, ["2"])
+    attention, _ = net("tokens")
+    with pytest.raises(LayerError, match="all three"):
+        gs.FreeMuon(attention, ["attention.q_proj"])
+    torch.nn.utils.parametrizations.weight_norm(model[4])
+    assert chosen(gs.FreeMuon(model)) == ["0.weight"]
+    with pytest.raises(LayerError, match="'4'.*parametrisation"):
+        gs.FreeMuon(model, ["4"])
+    with pytest.raises(LayerError, match="lazy"):
+        gs.FreeMuon(nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 3)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_layer_learns(kind: str):
+    model, d = net(kind)
+    optimizer = gs.FreeMuon(model)
+    x, y = data(d, 30)
+    before = float(F.cross_entropy(model(x), y).detach())
+    train(model, optimizer, x, y, 30)
+    assert float(F.cross_entropy(model(x), y).detach()) < 0.8 * before
+
+
+def test_the_scale_of_the_loss_does_not_matter_to_matrices():
+    models = [mlp(9, 6, 6, 3) for _ in range(2)]
+    optimizers = [gs.FreeMuon(m) for m in models]
+    for optimizer in optimizers:
+        optimizer.param_groups[1]["lr"] = 0.0
+    x, y = data(9)
+    for _ in range(4):
+        for model, optimizer, scale in zip(models, optimizers, (1.0, 1e-6), strict=True):
+            optimizer.zero_grad()
+            (scale * F.cross_entropy(model(x), y)).backward()
+            optimizer.step()
+    same(*models, atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_continuation_and_copies_are_bit_identical(dtype: torch.dtype):
+    model = net("tokens")[0].to(dtype)
+    optimizer = gs.FreeMuon(model)
+    x, y = data(24, dtype=dtype)
+    train(model, optimizer, x, y, 5)
+    again, copied = copy.deepcopy((model, optimizer))
+    other = net("tokens")[0].to(dtype)
+    other.load_state_dict(model.state_dict())
+    resumed = gs.FreeMuon(other)
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for m, o in ((model, optimizer), (again, copied), (other, resumed)):
+        train(m, o, x, y, 12)
+    same(model, again, atol=0, rtol=0)
+    same(model, other, atol=0, rtol=0)
+    assert optimizer.state[model.inner.weight]["mean"].dtype == torch.promote_types(dtype, torch.float32)
+
+
+def test_states_of_other_optimizers_and_models_are_refused():
+    model = mlp(9, 6, 3)
+    optimizer = gs.FreeMuon(model)
+    train(model, optimizer, *data(9))
+    state = optimizer.state_dict()
+    with pytest.raises(InputError, match=r"0\.weight is one of shape \(6, 9\), not \(5, 9\)"):
+        gs.FreeMuon(mlp(9, 5, 3)).load_state_dict(state)
+    with pytest.raises(InputError, match="has the matrices"):
+        gs.FreeMuon(mlp(9, 6, 3), ["2"]).load_state_dict(state)
+    with pytest.raises(InputError, match="not one of FreeMuon"):
+        gs.FreeMuon(model).load_state_dict(torch.optim.SGD(model.parameters(), lr=0.1).state_dict())
+
+
+def test_matrices_without_a_gradient_keep_their_weights_and_no_gradient_at_all_is_an_error():
+    model = mlp(9, 6, 6, 3)
+    optimizer = gs.FreeMuon(model)
+    x, y = data(9)
+    train(model, optimizer, x, y, 2)
+    kept = model[2].weight.detach().clone()
+    for gradient in (None, torch.zeros_like(kept)):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        model[2].weight.grad = gradient
+        optimizer.step()
+        assert torch.equal(model[2].weight, kept)
+    optimizer.zero_grad()
+    with pytest.raises(LayerError, match="no gradient"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("where", [0, 2])
+def test_non_finite_gradients_change_nothing(where: int):
+    model = mlp(30, 4, 3)
+    x, y = data(30)
+    optimizer = gs.FreeMuon(model)
+    train(model, optimizer, x, y, 2)
+    weights, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+    F.cross_entropy(model(x), y).backward()
+    model[where].weight.grad[0, 0] = float("nan")
+    with pytest.raises(NumericalError, match=rf"{where}\.weight has NaN"):
+        optimizer.step()
+    assert all(torch.equal(weights[k], v) for k, v in model.state_dict().items())
+    assert str(optimizer.state_dict()) == str(state)
+    train(model, optimizer, x, y)
+
+
+def test_closures_hooks_and_cycles():
+    model = mlp(7, 5, 3)
+    x, y = data()
+    optimizer = gs.FreeMuon(model)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1.0, total_steps=9)
+    calls: list[str] = []
+    optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
+    optimizer.register_step_post_hook(lambda *_: calls.append("after"))
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        return loss.detach()
+
+    losses = []
+    for _ in range(8):
+        losses.append(float(optimizer.step(closure)))
+        scheduler.step()
+    assert calls == ["before", "after"] * 8
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [({"lr": 0.1}, "lr.*param_groups"), ({"weight_decay": 0.0}, "built-in share"), ({"alpha": 0.1}, r"gs\.VCL"),
+     ({"layer": ["0"]}, "did you mean 'layers'")],
+)  # fmt: skip
+def test_arguments_of_other_optimizers_say_what_to_use(given: dict[str, Any], words: str):
+    with pytest.raises(InputError, match=words):
+        gs.FreeMuon(mlp(7, 5, 3), **given)
+
+
+def test_autocast_does_not_reach_the_steps():
+    models = [mlp(9, 6, 3, dtype=torch.float32) for _ in range(2)]
+    x, y = data(9, dtype=torch.float32)
+    for model, enabled in zip(models, (False, True), strict=True):
+        optimizer = gs.FreeMuon(model)
+        for _ in range(3):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+                optimizer.step()
+    same(*models, atol=0, rtol=0)
