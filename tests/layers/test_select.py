@@ -28,7 +28,7 @@ def test_selectors(selector: object, expected: list[str]) -> None:
 
 def test_selectors_that_match_nothing() -> None:
     model, _, _ = BY_NAME["mlp"].make()
-    with pytest.raises(LayerError, match=r"layers='fc\*' matches no linear-like layer; there are: 0, 2, 4"):
+    with pytest.raises(LayerError, match=r"layers: no linear-like layer 'fc\*'; there are: 0, 2, 4"):
         select_layers(model, "fc*")
     refused(select_layers, nn.Sequential(nn.ReLU()), match="has no linear-like layer", error=LayerError)
     refused(select_layers, nn.Sequential(nn.EmbeddingBag(3, 4)), match="lookup table", error=LayerError)
@@ -39,5 +39,11 @@ def test_selectors_that_match_nothing() -> None:
 def test_a_module_is_no_selector() -> None:
     model = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 3))
     for selector in (model[1], [model[1]]):
-        refused(select_layers, model, selector, match=r"not a module \(Linear\); this one is '1'", error=LayerError)
-    refused(select_layers, model, nn.Linear(2, 2), match="this one is not in the model", error=LayerError)
+        refused(select_layers, model, selector, match=r"not Linear.* of type Linear; this one is '1'", error=LayerError)
+
+
+def test_a_lazy_layer_must_have_run() -> None:
+    model = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 3))
+    refused(select_layers, model, match=r"'0.weight' has no shape yet .*: run one forward pass first", error=LayerError)
+    model(torch.ones(1, 2))
+    assert select_layers(model).names == ("0", "1")

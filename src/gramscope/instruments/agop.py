@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from gramscope.distributed.exchange import Group
 from gramscope.errors import InputError, LayerError, ResultWarning
-from gramscope.layers.batches import Unpack, batches, is_array, is_floating, reading, split_batch, to_device
+from gramscope.layers.batches import Unpack, batches, is_array, split_batch, to_device
 from gramscope.layers.capture import capture
 from gramscope.layers.jacobians import MEMORY, check_samples_are_independent, jacobian_chunks
 from gramscope.layers.labels import LabelReader
@@ -78,8 +78,7 @@ def agop(
         model: any module.
         inputs: a tensor or NumPy array ``[n, …]``, a mapping of keyword inputs, or a tuple of as many tensors as the
             model has required inputs, cut into batches; or a loader, a data set or a pair ``(x, y)``, whose targets are
-            not used. A list of two arrays of numbers with the same number of features is two batches. Outputs at
-            padding (``attention_mask``) are left out.
+            not used. A list of tensors of one dtype has a batch in each. Outputs at padding (``attention_mask``) are left out.
         layers: names, globs or types; ``None`` for every linear-like layer.
         power: matrix power of the result, ``0.5`` for the square-root form used by recursive feature machines.
         output: where the output tensor is, for models that return dicts or tuples.
@@ -228,9 +227,8 @@ def _kernels(
 
 def _cut(inputs: Any, model: nn.Module, batch_dim: int) -> Any:
     """Tensors and arrays as batches; loaders as they are."""
-    two = isinstance(inputs, list) and len(inputs) == 2 and all(map(is_array, inputs))
-    if two and reading(*inputs) == "either" and is_floating(inputs[0]):
-        return [(x, None) for x in inputs]  # a target would not be used
+    if isinstance(inputs, list) and all(map(is_array, inputs)) and len({str(x.dtype) for x in inputs}) == 1:
+        return [(x, None) for x in inputs]
     if is_array(inputs):
         parts: dict[Any, Any] = {0: inputs}
     elif isinstance(inputs, Mapping) and inputs:

@@ -25,11 +25,10 @@ from gramscope.instruments.log import Log, PictureWriter, check_log, write_pictu
 from gramscope.instruments.measure import measure
 from gramscope.instruments.pictures import input_diagonals, layer_spectra
 from gramscope.layers.batches import NoBatchError, Unpack, batches, head, to_device
-from gramscope.layers.compiled import outside_graphs
 from gramscope.layers.hooks import first_tensor
 from gramscope.layers.losses import Loss
 from gramscope.layers.model_call import model_device, model_dtype
-from gramscope.layers.modules import unwrap
+from gramscope.layers.modules import outside_graphs, unwrap
 from gramscope.layers.select import LayerSelector
 from gramscope.measures.columns import COLUMNS
 from gramscope.measures.table import Table

@@ -17,20 +17,17 @@ from gramscope.linalg.arrays import as_tensor
 #: ``batch -> (inputs, targets)``
 Unpack: TypeAlias = Callable[[Any], tuple[Any, Any]]
 
-
 Array: TypeAlias = Tensor | np.ndarray[Any, Any]
-
 
 #: names under which a mapping holds its target
 LABEL_KEYS = ("labels", "label", "targets", "target", "y")
-
 
 #: samples of a batch when a data set is given in place of a loader
 BATCH = 256
 
 
 class NoBatchError(InputError):
-    """A loader without a batch, such as the empty part of a process."""
+    """A loader without a batch, such as that of a process for which no data are left."""
 
 
 def split_batch(batch: Any, unpack: Unpack | None = None) -> tuple[Any, Any]:
@@ -48,7 +45,7 @@ def split_batch(batch: Any, unpack: Unpack | None = None) -> tuple[Any, Any]:
         key = label_key(batch)
         if key is None:
             return dict(batch), None
-        return {name: part for name, part in batch.items() if name != key} | {key: batch[key]}, batch[key]
+        return {name: value for name, value in batch.items() if name != key} | {key: batch[key]}, batch[key]
     if isinstance(batch, Sequence) and not isinstance(batch, str):
         if len(batch) == 2:
             return batch[0], batch[1]
@@ -78,15 +75,14 @@ def batches(data: Any, unpack: Unpack | None = None, dtype: torch.dtype | None =
 
     Args:
         data: a loader or any iterable of batches; a data set, in batches of 256; or one batch: a tensor, ``(x, y)``,
-            ``((x1, x2), y)`` for models of several inputs, or a mapping. ``[x, y]`` is one batch too, unless both are
-            alike (same dtype and same axes but the first): then they are two batches without targets. Two sequences of
-            different lengths with equally many rows could be either and raise an error.
+            ``((x1, x2), y)`` for models of several inputs, or a mapping. ``[x, y]`` is one batch too; an error asks for the
+            tuple where both have one dtype and equally many axes, and could be two batches.
         unpack: ``batch -> (inputs, target)`` for anything else.
         dtype: what floating-point NumPy arrays are converted to; tensors stay as they are.
     """
     count, loader = 0, iter(_loader(data))
     for batch in loader:
-        inputs, target = (_tensors(part, dtype) for part in split_batch(batch, unpack))
+        inputs, target = (_tensors(value, dtype) for value in split_batch(batch, unpack))
         if batch_size(inputs) == 0:
             only = count == 0 and next(loader, None) is None
             raise (NoBatchError if only else InputError)(f"batch {count} of the loader is empty")
@@ -124,36 +120,15 @@ def _is_pair(data: Any) -> bool:
         return False
     inputs, target = data
     if is_array(inputs) and is_array(target):
-        found = "pair" if isinstance(data, tuple) else reading(inputs, target)
-        if found == "either":
+        alike = str(inputs.dtype) == str(target.dtype) and inputs.ndim == target.ndim
+        if isinstance(data, list) and alike:
             raise InputError(
                 f"a list of two arrays of shapes {tuple(inputs.shape)} and {tuple(target.shape)} may be inputs and target or "
                 "two batches: write the tuple (x, y), or [(x1, None), (x2, None)]"
             )
-        return found == "pair"
+        return True
     several = inputs.values() if isinstance(inputs, Mapping) else inputs if isinstance(inputs, tuple | list) else ()
     return (target is None or is_array(target)) and (is_array(inputs) or any(map(is_array, several)))
-
-
-def reading(a: Array, b: Array) -> str:
-    """How a list of two arrays is read: ``"pair"`` (inputs and target), ``"batches"``, or ``"either"``.
-
-    Batches have one type and one number of features (the last axis; the channels of images). Where lengths or sizes
-    differ, a different number of rows tells them from inputs and target.
-    """
-    if str(a.dtype) != str(b.dtype) or a.ndim != b.ndim:
-        return "pair"
-    if a.shape[1:] == b.shape[1:]:
-        return "batches"
-    features = -1 if a.ndim < 4 else 1
-    if is_floating(a) and a.shape[features] != b.shape[features]:
-        return "pair"
-    return "either" if a.shape[0] == b.shape[0] else "batches"
-
-
-def is_floating(array: Array) -> bool:
-    """Whether an array holds floating-point numbers."""
-    return array.is_floating_point() if isinstance(array, Tensor) else array.dtype.kind == "f"
 
 
 def _tensors(value: Any, dtype: torch.dtype | None) -> Any:
@@ -165,7 +140,7 @@ def _tensors(value: Any, dtype: torch.dtype | None) -> Any:
 
 
 def nested(value: Any, convert: Callable[[Any], Any]) -> Any:
-    """The parts of a mapping (as a dict), tuple or list converted; anything else as it is."""
+    """The items of a mapping (as a dict), tuple or list converted; anything else as it is."""
     if isinstance(value, Mapping):
         return {key: convert(item) for key, item in value.items()}
     if isinstance(value, tuple | list):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from gramscope.layers.kinds import PartKind, sum_outer
+from gramscope.layers.kinds import NamedWeightKind, sum_outer
 
 #: ``(name of the weight, where rows go, x [rows, d], z [rows, k]) -> z``, the output to continue with
 Report: TypeAlias = Callable[[str, "Routing", Tensor, Tensor], Tensor]
@@ -44,7 +44,7 @@ class Routing:
         return torch.cat([x, x.new_zeros(1, x.shape[-1])])[self.row].unsqueeze(-2)
 
 
-class ExpertsKind(PartKind):
+class ExpertsKind(NamedWeightKind):
     """One fused weight of a layer's experts, a stack of matrices like the groups of a convolution.
 
     Native inputs and outputs are rows ``[rows, d]`` of the tokens that reach an expert. In normal form, ``[experts, tokens,
@@ -53,24 +53,24 @@ class ExpertsKind(PartKind):
 
     not_for_vcl = "holds fused experts"
 
-    def __init__(self, part: str, routing: Routing | None = None) -> None:
-        super().__init__(part)
+    def __init__(self, weight: str, routing: Routing | None = None) -> None:
+        super().__init__(weight)
         self.routing = routing
 
     @override
     @classmethod
-    def parts(cls, module: nn.Module) -> tuple[str, ...]:
+    def weights(cls, module: nn.Module) -> tuple[str, ...]:
         return tuple(name for name in _NAMES if name in module._parameters)
 
     @override
     def matches(self, module: nn.Module) -> bool:
         known = all(hasattr(module, name) for name in ("is_transposed", "has_gate", "_apply_gate", "config"))
-        weights = [module._parameters[name] for name in self.parts(module)]
+        weights = [module._parameters[name] for name in self.weights(module)]
         return known and bool(weights) and all(p is not None and p.dim() == 3 for p in weights)
 
     @override
     def groups(self, module: nn.Module) -> int:
-        return int(module._parameters[self.part].shape[0])  # type: ignore[union-attr]
+        return int(module._parameters[self.weight_name].shape[0])  # type: ignore[union-attr]
 
     @override
     def to_matrix(self, module: nn.Module, weight: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ def run_experts(module: Any, x: Tensor, chosen: Tensor, shares: Tensor, report: 
 
     def project(name: str, rows: Tensor) -> Tensor:
         weight = getattr(module, name) if module.is_transposed else getattr(module, name).mT
-        z = torch.cat([part @ weight[e] for e, part in enumerate(torch.split(rows, routing.counts))])
+        z = torch.cat([own @ weight[e] for e, own in enumerate(torch.split(rows, routing.counts))])
         if module.has_bias:
             z = z + getattr(module, f"{name}_bias")[routing.expert]
         return report(name, routing, rows, z)

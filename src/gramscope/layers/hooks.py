@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gramscope.errors import LayerError
 from gramscope.layers.intercepted_functions import Sink, Tap, Taps, taps_of
-from gramscope.layers.kinds import PartKind
+from gramscope.layers.kinds import NamedWeightKind
 from gramscope.layers.linear_layer import Layer
 from gramscope.layers.modules import ModuleHook
 
@@ -36,8 +36,8 @@ class Observer:
             raise LayerError("this observer is attached already")
         taps: dict[nn.Module, Tap] = {}
         for layer in self._layers:
-            if isinstance(layer.kind, PartKind):
-                taps.setdefault(layer.module, Tap(self._sink)).parts[layer.kind.part] = layer
+            if isinstance(layer.kind, NamedWeightKind):
+                taps.setdefault(layer.module, Tap(self._sink)).named[layer.kind.weight_name] = layer
                 continue
             tap = None
             if layer.scope is not None:

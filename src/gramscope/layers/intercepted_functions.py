@@ -42,13 +42,13 @@ class Tap:
 
     Attributes:
         sink: gets the reports.
-        parts: weights inside the module's own function, by the name of the part.
+        named: weights inside the module's own function, by their names.
         used: layers whose weight the module may use in a function.
         seen: names of the layers whose weight was used, for the module hook of a layer that is itself the module.
     """
 
     sink: Sink
-    parts: dict[str, Layer] = field(default_factory=dict)
+    named: dict[str, Layer] = field(default_factory=dict)
     used: list[Layer] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
 
@@ -112,12 +112,12 @@ def taps_of(module: nn.Module) -> Taps:
 
 
 def _interception(module: nn.Module, args: tuple[Any, ...], taps: list[Tap]) -> AbstractContextManager[Any]:
-    if any(isinstance(layer.kind, ExpertsKind) for tap in taps for layer in tap.parts.values()):
+    if any(isinstance(layer.kind, ExpertsKind) for tap in taps for layer in tap.named.values()):
 
-        def report(part: str, routing: Routing, x: Tensor, z: Tensor) -> Tensor:
+        def report(name: str, routing: Routing, x: Tensor, z: Tensor) -> Tensor:
             for tap in taps:
-                if part in tap.parts:
-                    z = tap.report(replace(tap.parts[part], kind=ExpertsKind(part, routing)), x, z)
+                if name in tap.named:
+                    z = tap.report(replace(tap.named[name], kind=ExpertsKind(name, routing)), x, z)
             return z
 
         return watched(module, report)
@@ -168,16 +168,16 @@ class _Functions(TorchFunctionMode):
             return run_step(STEPS[func], self._report, args, kwargs)
         return func(*args, **kwargs)
 
-    def _report(self, part: str, x: Tensor, z: Tensor) -> Tensor:
+    def _report(self, name: str, x: Tensor, z: Tensor) -> Tensor:
         for tap in self._taps:
-            if part in tap.parts:
-                z = tap.report(tap.parts[part], x, z)
+            if name in tap.named:
+                z = tap.report(tap.named[name], x, z)
         return z
 
-    def _report_unsorted(self, part: str, x: Tensor, z: Tensor) -> Tensor:
+    def _report_unsorted(self, name: str, x: Tensor, z: Tensor) -> Tensor:
         if self._unsorted is None or self._sorted is None:
-            return self._report(part, x, z)
-        return self._report(part, x[self._unsorted], z[self._unsorted])[self._sorted]
+            return self._report(name, x, z)
+        return self._report(name, x[self._unsorted], z[self._unsorted])[self._sorted]
 
     # --- the weight of a layer in a function --------------------------------------------------------------------------
 
@@ -211,12 +211,12 @@ class _Functions(TorchFunctionMode):
 
     # --- attention ----------------------------------------------------------------------------------------------------
 
-    def _apply(self, part: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def _project(self, name: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """``x Wᵀ + b`` for time-first ``x``, reported batch first."""
         z = F.linear(x, weight, bias)
         if z.dim() != 3:
-            return self._report(part, x, z)
-        return self._report(part, x.transpose(0, 1), z.transpose(0, 1)).transpose(0, 1)
+            return self._report(name, x, z)
+        return self._report(name, x.transpose(0, 1), z.transpose(0, 1)).transpose(0, 1)
 
     def _attention(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """``F.multi_head_attention_forward`` with its projections computed outside.
@@ -231,10 +231,9 @@ class _Functions(TorchFunctionMode):
         else:
             weights = list(call["in_proj_weight"].chunk(3))
         biases = [None] * 3 if call["in_proj_bias"] is None else list(call["in_proj_bias"].chunk(3))
-        for index, (slot, part) in enumerate(
-            zip(("query", "key", "value"), AttentionProjectionKind.PARTS, strict=False)
-        ):
-            call[slot] = self._apply(part, call[slot], weights[index], biases[index])
+        arguments = zip(("query", "key", "value"), AttentionProjectionKind.PROJECTIONS, weights, biases, strict=False)
+        for argument, name, weight, bias in arguments:
+            call[argument] = self._project(name, call[argument], weight, bias)
         query = call["query"]
         identity = torch.eye(query.shape[-1], dtype=query.dtype, device=query.device)
         out_weight, out_bias = call["out_proj_weight"], call["out_proj_bias"]
@@ -242,7 +241,7 @@ class _Functions(TorchFunctionMode):
         call |= dict.fromkeys(("in_proj_weight", "in_proj_bias", "out_proj_bias"))
         call["use_separate_proj_weight"] = True
         output, attention = F.multi_head_attention_forward(**call)
-        return self._apply("out_proj", output, out_weight, out_bias), attention
+        return self._project("out_proj", output, out_weight, out_bias), attention
 
 
 def _plain(layer: Layer) -> bool:
@@ -272,13 +271,11 @@ def _same_convolution(layer: Layer, call: dict[str, Any]) -> bool:
     if not isinstance(layer.kind, ConvKind) or getattr(layer.module, "padding_mode", "") != "zeros":
         return False
     axes = len(layer.module.kernel_size)  # type: ignore[arg-type]
-    usual = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
 
-    def tupled(value: Any) -> Any:
-        return (value,) * axes if isinstance(value, int) else tuple(value) if isinstance(value, list) else value
+    def per_axis(value: Any) -> tuple[Any, ...]:
+        return (value,) * axes if isinstance(value, int) else tuple(value)
 
+    defaults = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
     return all(
-        tupled(call.get(name, default)) == tupled(getattr(layer.module, name))
-        for name, default in usual.items()
-        if name != "groups"
-    ) and call.get("groups", 1) == getattr(layer.module, "groups", 1)
+        per_axis(call.get(name, default)) == per_axis(getattr(layer.module, name)) for name, default in defaults.items()
+    )

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -98,16 +99,10 @@ class LayerKind(ABC):
     def outputs(self, module: nn.Module, z: Tensor, batch_dim: int = 0) -> Tensor:
         """The module's output (or its gradient) as ``[batch, sites, k]`` (``[groups, batch, sites, k]``)."""
 
-    def mean_inputs(self, module: nn.Module, x: Tensor, batch_dim: int = 0) -> Tensor:
-        """Inputs averaged over the sites, ``[batch, d]`` (``[groups, batch, d]``)."""
-        h = self.inputs(module, x, batch_dim)
-        return h.squeeze(-2) if h.shape[-2] == 1 else h.mean(-2)
-
     def features(self, module: nn.Module, x: Tensor, batch_dim: int = 0, averaged: bool = False) -> Tensor:
         """The features of the samples at this layer, ``[batch, sites, d]``: its inputs, or their mean over the sites."""
-        if averaged:
-            return self.mean_inputs(module, x, batch_dim).unsqueeze(-2)
-        return self.inputs(module, x, batch_dim)
+        h = self.inputs(module, x, batch_dim)
+        return h.mean(-2, keepdim=True) if averaged and h.shape[-2] > 1 else h
 
     def normal_bytes(self, module: nn.Module, native: int) -> int:
         """Bytes of an output in normal form whose native form takes ``native`` bytes."""
@@ -174,6 +169,49 @@ class TransposedLinearKind(LinearKind):
     @override
     def from_matrix(self, module: nn.Module, matrix: Tensor, shape: Sequence[int]) -> Tensor:
         return matrix.mT
+
+
+#: what a LoRA layer may wrap
+_LORA_BASES = (LinearKind(), TransposedLinearKind())
+
+
+class LoraKind(LinearKind):
+    """A LoRA layer: ``z = (W + Σ s BA) h + b``, where W is frozen and A and B are trained.
+
+    Where adapters are dropped out or changed in another way (DoRA), the output is not of that form, which is checked.
+    """
+
+    @override
+    def matches(self, module: nn.Module) -> bool:
+        base = module._modules.get("base_layer")
+        adapters = isinstance(module._modules.get("lora_A"), nn.ModuleDict) and hasattr(module, "get_delta_weight")
+        return adapters and base is not None and any(kind.matches(base) for kind in _LORA_BASES)
+
+    @override
+    def is_standard(self, module: nn.Module) -> bool:
+        return False
+
+    @override
+    @torch.no_grad()
+    def computed_weight(self, module: nn.Module) -> Tensor:
+        layer: Any = module
+        weight: Tensor = layer.base_layer.weight.detach()
+        if layer.disable_adapters or layer.merged:
+            return weight
+        for adapter in layer.active_adapters:
+            if adapter in layer.lora_A:
+                weight = weight + layer.get_delta_weight(adapter).to(weight.dtype)
+        return weight
+
+    @override
+    def to_matrix(self, module: nn.Module, weight: Tensor) -> Tensor:
+        base = module.get_submodule("base_layer")
+        return next(kind for kind in _LORA_BASES if kind.matches(base)).to_matrix(base, weight)
+
+    def factors(self, module: nn.Module) -> Iterator[nn.Module]:
+        """The modules with W, A and B."""
+        for name in ("base_layer", "lora_A", "lora_B"):
+            yield from module.get_submodule(name).modules()
 
 
 class OwnLinearKind(LinearKind):
@@ -269,24 +307,20 @@ class EmbeddingKind(LayerKind):
         return module.weight.detach()
 
 
-class PartKind(LayerKind):
-    """One of several weights of a module that computes with them inside a single function.
+class NamedWeightKind(LayerKind):
+    """One of several weights of a module that computes with all of them inside a single function.
 
-    :mod:`gramscope.layers.hooks` takes the function apart and reports inputs and outputs batch first, so ``batch_dim`` does
-    not matter.
+    :mod:`gramscope.layers.intercepted_functions` takes the function apart and reports inputs and outputs batch first, so
+    ``batch_dim`` does not matter.
     """
 
-    def __init__(self, part: str) -> None:
-        self.part = part
+    def __init__(self, weight: str) -> None:
+        self.weight_name = weight
 
     @classmethod
     @abstractmethod
-    def parts(cls, module: nn.Module) -> tuple[str, ...]:
+    def weights(cls, module: nn.Module) -> tuple[str, ...]:
         """Names of the weights of a module, for the names of its layers."""
-
-    @override
-    def owner(self, module: nn.Module) -> tuple[nn.Module, str]:
-        return module, self.part
 
     @override
     def to_matrix(self, module: nn.Module, weight: Tensor) -> Tensor:
@@ -301,7 +335,7 @@ class PartKind(LayerKind):
         return rows(z)
 
 
-class AttentionProjectionKind(PartKind):
+class AttentionProjectionKind(NamedWeightKind):
     """One of the query, key, value and output projections inside ``nn.MultiheadAttention``.
 
     The query, key and value weights are rows of the packed ``in_proj_weight`` unless key or value sizes differ from the
@@ -309,12 +343,12 @@ class AttentionProjectionKind(PartKind):
     """
 
     fixed_rank = True
-    PARTS = ("q_proj", "k_proj", "v_proj", "out_proj")
+    PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 
     @override
     @classmethod
-    def parts(cls, module: nn.Module) -> tuple[str, ...]:
-        return cls.PARTS
+    def weights(cls, module: nn.Module) -> tuple[str, ...]:
+        return cls.PROJECTIONS
 
     @override
     def matches(self, module: nn.Module) -> bool:
@@ -322,13 +356,13 @@ class AttentionProjectionKind(PartKind):
 
     def weight_attribute(self, module: nn.Module) -> str:
         """Name of the attribute of the attention module that holds this projection's rows."""
-        if self.part == "out_proj":
+        if self.weight_name == "out_proj":
             return "out_proj.weight"
-        return "in_proj_weight" if getattr(module, "_qkv_same_embed_dim", True) else f"{self.part}_weight"
+        return "in_proj_weight" if getattr(module, "_qkv_same_embed_dim", True) else f"{self.weight_name}_weight"
 
     @override
     def owner(self, module: nn.Module) -> tuple[nn.Module, str]:
-        if self.part == "out_proj":
+        if self.weight_name == "out_proj":
             return module.get_submodule("out_proj"), "weight"
         return module, self.weight_attribute(module)
 
@@ -337,7 +371,7 @@ class AttentionProjectionKind(PartKind):
         if self.weight_attribute(module) != "in_proj_weight":
             return weight
         size = weight.shape[0] // 3
-        start = self.PARTS.index(self.part) * size
+        start = self.PROJECTIONS.index(self.weight_name) * size
         return weight[start : start + size]
 
     @override

@@ -1,4 +1,4 @@
-"""A user's modules: what wraps them, their names and their modes."""
+"""A user's modules: what wraps them, their names and modes, and hooks that torch.compile and copies of a module leave alone."""
 
 from __future__ import annotations
 
@@ -7,13 +7,24 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from types import CodeType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from gramscope.errors import LayerError
-from gramscope.layers.compiled import outside_graphs, while_tracing
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def outside_graphs(function: Function) -> Function:
+    """Have a compiled function call this one as it is, with all it calls, between two graphs.
+
+    Tracing a step of an optimizer or a measurement would give dozens of small graphs, and minutes of compiling.
+    ``torch.compiler.disable`` does the same but loads the compiler as soon as it decorates, which takes a second.
+    """
+    disable: Any = torch._disable_dynamo  # type: ignore[attr-defined]
+    return disable(function)  # type: ignore[no-any-return]
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -41,7 +52,7 @@ def is_compiled(model: nn.Module) -> bool:
 
 def public_name(name: str) -> str:
     """A module path without the parts that compiled sub-modules add."""
-    return ".".join(part for part in name.split(".") if part != "_orig_mod")
+    return ".".join(step for step in name.split(".") if step != "_orig_mod")
 
 
 class ModuleHook:
@@ -56,7 +67,7 @@ class ModuleHook:
         return self._function(*args)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _no_hook, ()
+        return ModuleHook, (_do_nothing,)
 
 
 class TracedHook(ModuleHook):
@@ -68,7 +79,8 @@ class TracedHook(ModuleHook):
         def traced() -> None:
             function()
 
-        self._traced = while_tracing(traced)
+        traced._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as assume_constant_result, without the compiler
+        self._traced = traced
 
     def __call__(self, *args: Any) -> Any:
         """Run the hook."""
@@ -78,38 +90,30 @@ class TracedHook(ModuleHook):
         return self._function(*args)
 
 
-def _no_hook() -> Callable[..., None]:
-    return _do_nothing
-
-
 def _do_nothing(*args: Any) -> None:
     return None
 
 
 @contextmanager
 def in_eval_mode(module: nn.Module) -> Iterator[None]:
-    """Put a module and all its parts in eval mode, and give each part its own mode back."""
-    modes = [(part, part.training) for part in module.modules()]
+    """Put a module and all modules inside it in eval mode, and give each its own mode back."""
+    modes = [(child, child.training) for child in module.modules()]
     try:
-        for part, _ in modes:
-            part.training = False
+        for child, _ in modes:
+            child.training = False
         yield
     finally:
-        for part, training in modes:
-            part.training = training
+        for child, training in modes:
+            child.training = training
 
 
-def names_in_code(module_type: type[nn.Module], method: str | None = None) -> frozenset[str]:
+@cache
+def names_in_code(module_type: Any, method: str | None = None) -> frozenset[str]:
     """Names of attributes and functions that the methods of a module type use, or one of its methods.
 
     torch's own classes have none, and neither have the methods that make, initialise or tie weights.
     """
-    return _names_in_code(module_type, method)  # type: ignore[arg-type]
-
-
-@cache
-def _names_in_code(module_type: Any, method: str | None) -> frozenset[str]:
-    found: set[str] = set()
+    names: set[str] = set()
     for owner in module_type.__mro__:
         if owner.__module__.partition(".")[0] in ("torch", "builtins", "abc"):
             continue
@@ -117,11 +121,11 @@ def _names_in_code(module_type: Any, method: str | None) -> frozenset[str]:
             unused = name.startswith("__") or any(word in name for word in ("init", "tie", "reset", "resize", "prune"))
             function = inspect.unwrap(value) if callable(value) else None
             if inspect.isfunction(function) and not unused and method in (None, name):
-                found |= _names(function.__code__)
-    return frozenset(found)
+                names |= _names(function.__code__)
+    return frozenset(names)
 
 
 def _names(code: CodeType) -> set[str]:
     """Names in a code object and in the functions defined inside it."""
-    inner = [_names(part) for part in code.co_consts if isinstance(part, CodeType)]
+    inner = [_names(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
     return set(code.co_names).union(*inner)

@@ -14,13 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
-from gramscope.layers.kinds import PartKind
+from gramscope.layers.kinds import NamedWeightKind
 
 #: ``(name of the weight, x [..., d], z [..., k]) -> z``, the output to continue with
 Report: TypeAlias = Callable[[str, Tensor, Tensor], Tensor]
 
 
-class RecurrentKind(PartKind):
+class RecurrentKind(NamedWeightKind):
     """One weight of a recurrent module: input-hidden, hidden-hidden or projection, per layer and direction.
 
     The input-hidden matrix is applied to all steps at once, ``[batch, steps, d]``. The others are applied once per step, and
@@ -31,7 +31,7 @@ class RecurrentKind(PartKind):
 
     @override
     @classmethod
-    def parts(cls, module: nn.Module) -> tuple[str, ...]:
+    def weights(cls, module: nn.Module) -> tuple[str, ...]:
         return tuple(name for name, p in module.named_parameters(recurse=False) if name.startswith("weight"))
 
     @override
@@ -140,7 +140,7 @@ def run_sequence(cell: Cell, names: Sequence[str], report: Report, args: Sequenc
             x = F.dropout(x, dropout, True)
     if alive is not None:
         x = x[alive.squeeze(-1)]
-    final = tuple(torch.stack(parts) for parts in zip(*ends, strict=True))
+    final = tuple(torch.stack(states) for states in zip(*ends, strict=True))
     return (x.transpose(0, 1) if batch_first else x, *final)
 
 
@@ -163,15 +163,15 @@ def _run_direction(
     return torch.stack(outputs[::-1] if reverse else outputs), state
 
 
-def _project(report: Report, part: str, x: Tensor, weights: Weights) -> Tensor:
-    bias = None if part == "hr" else getattr(weights, f"b_{part}")
-    return report(f"weight_{part}{weights.suffix}", x, F.linear(x, getattr(weights, part), bias))
+def _project(report: Report, name: str, x: Tensor, weights: Weights) -> Tensor:
+    """``x Wᵀ + b`` for the matrix ``ih``, ``hh`` or ``hr``."""
+    bias = None if name == "hr" else getattr(weights, f"b_{name}")
+    return report(f"weight_{name}{weights.suffix}", x, F.linear(x, getattr(weights, name), bias))
 
 
 def _by_layer(names: Sequence[str], flat: Sequence[Tensor]) -> list[Weights]:
-    found: dict[str, dict[str, Tensor]] = {}
+    tensors: dict[str, dict[str, Tensor]] = {}
     for name, tensor in zip(names, flat, strict=True):
-        what, _, rest = name.partition("_")  # weight_ih_l0_reverse
-        part, _, suffix = rest.partition("_")
-        found.setdefault("_" + suffix, {})[part if what == "weight" else f"b_{part}"] = tensor
-    return [Weights(suffix, **tensors) for suffix, tensors in found.items()]
+        role, matrix, suffix = name.split("_", 2)  # weight_ih_l0_reverse
+        tensors.setdefault("_" + suffix, {})[matrix if role == "weight" else f"b_{matrix}"] = tensor
+    return [Weights(suffix, **of_layer) for suffix, of_layer in tensors.items()]

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
-from gramscope.errors import LayerError
+from gramscope.errors import LayerError, no_such
 from gramscope.layers.convolution import ConvKind, TransposedConvKind
 from gramscope.layers.experts import ExpertsKind
 from gramscope.layers.kinds import (
@@ -17,12 +17,12 @@ from gramscope.layers.kinds import (
     EmbeddingKind,
     LayerKind,
     LinearKind,
+    LoraKind,
+    NamedWeightKind,
     OwnLinearKind,
-    PartKind,
     TransposedLinearKind,
 )
 from gramscope.layers.linear_layer import Layer
-from gramscope.layers.lora import LoraKind
 from gramscope.layers.modules import names_in_code, public_name, unwrap
 from gramscope.layers.recurrent import RecurrentKind
 
@@ -37,8 +37,7 @@ KINDS: tuple[LayerKind, ...] = (
     OwnLinearKind(),
 )
 #: kinds of modules with several weights, each of which is a layer
-PARTS: tuple[type[PartKind], ...] = (AttentionProjectionKind, RecurrentKind, ExpertsKind)
-
+SEVERAL: tuple[type[NamedWeightKind], ...] = (AttentionProjectionKind, RecurrentKind, ExpertsKind)
 
 #: names, globs (``"blocks.*.fc1"``), module types, or a sequence of them; ``None`` means every linear-like layer
 LayerSelector: TypeAlias = str | type[nn.Module] | Sequence[str | type[nn.Module]] | None
@@ -76,11 +75,7 @@ _REASONS: tuple[tuple[type[nn.Module] | tuple[type[nn.Module], ...], str], ...] 
 
 def _reason(module: nn.Module) -> str | None:
     """Why a module with matrix-like weights of its own is not supported; ``None`` when it has none."""
-    shapes = [
-        f"{name} {tuple(p.shape)}"
-        for name, p in module.named_parameters(recurse=False)
-        if not nn.parameter.is_lazy(p) and p.dim() >= 2
-    ]
+    shapes = [f"{name} {tuple(p.shape)}" for name, p in module.named_parameters(recurse=False) if p.dim() >= 2]
     if not shapes:
         return None
     for types, reason in _REASONS:
@@ -98,7 +93,10 @@ def all_layers(model: nn.Module) -> Selection:
     A LoRA layer W + BA is followed by the layers of its factors, which name it as ``part_of``.
     """
     model = unwrap(model)
-    found: list[Layer] = []
+    lazy = next((name for name, p in model.named_parameters() if nn.parameter.is_lazy(p)), None)
+    if lazy is not None:
+        raise LayerError(f"{lazy!r} has no shape yet (a lazy layer): run one forward pass first")
+    layers: list[Layer] = []
     unsupported: dict[str, str] = {}
     hidden: set[int] = set()
     factor_of: dict[int, str] = {}
@@ -109,28 +107,26 @@ def all_layers(model: nn.Module) -> Selection:
             continue
         if isinstance(module, nn.MultiheadAttention):
             hidden.add(id(module.out_proj))
-        new = _layers_of(name if raw_name else "", module, modules.get(raw_name.rpartition(".")[0]))
-        if not new:
-            reason = _reason(module)
-            if reason is not None:
-                unsupported[name] = reason
-            continue
-        for layer in new:
-            parameter = layer.parameter
+        own = _layers_of(name if raw_name else "", module, modules.get(raw_name.rpartition(".")[0]))
+        reason = None if own else _reason(module)
+        if reason is not None:
+            unsupported[name] = reason
+        for layer in own:
             if isinstance(layer.kind, LoraKind):
                 factor_of |= dict.fromkeys(map(id, layer.kind.factors(module)), layer.name)
-            if parameter is not None and not nn.parameter.is_lazy(parameter) and parameter.is_complex():
-                unsupported[layer.name] = f"complex weights ({parameter.dtype}); only real layers are measured"
+            if layer.parameter is not None and layer.parameter.is_complex():
+                unsupported[layer.name] = f"complex weights ({layer.parameter.dtype}); only real layers are measured"
             else:
-                found.append(replace(layer, part_of=factor_of.get(id(module), "")))
-    return Selection(tuple(found), unsupported)
+                layers.append(replace(layer, part_of=factor_of.get(id(module), "")))
+    return Selection(tuple(layers), unsupported)
 
 
 def _layers_of(name: str, module: nn.Module, parent: nn.Module | None) -> list[Layer]:
-    """The layers of a module itself: its parts, or the one layer that it is."""
-    for parts in PARTS:
-        if parts("").matches(module):
-            return [Layer(f"{name}.{part}" if name else part, module, parts(part)) for part in parts.parts(module)]
+    """The layers of a module itself: one for each of its weights, or the one layer that it is."""
+    for several in SEVERAL:
+        if several("").matches(module):
+            weights = several.weights(module)
+            return [Layer(f"{name}.{weight}" if name else weight, module, several(weight)) for weight in weights]
     for kind in KINDS:
         if kind.matches(module):
             scope = None
@@ -156,6 +152,8 @@ def select_layers(model: nn.Module, layers: LayerSelector = None, factors: bool 
         LayerError: nothing to measure, or a selector that matches no layer.
     """
     available = all_layers(model)
+    others = "; ".join(f"{name} ({reason})" for name, reason in available.unsupported.items())
+    others = f"; not supported: {others}" if others else ""
     if factors:
         composed = {layer.part_of for layer in available}
         available = replace(
@@ -165,34 +163,34 @@ def select_layers(model: nn.Module, layers: LayerSelector = None, factors: bool 
         if not available.layers:
             raise LayerError(
                 f"{type(unwrap(model)).__name__} has no linear-like layer (Linear, Conv1d/2d/3d, MultiheadAttention, "
-                f"Embedding, recurrent modules, transformers' Conv1D){_listing('; not supported: ', available.unsupported)}"
+                f"Embedding, recurrent modules, transformers' Conv1D){others}"
             )
         return replace(available, layers=tuple(layer for layer in available if not layer.part_of))
     single = isinstance(layers, str | type | nn.Module) or not isinstance(layers, Iterable)
     selectors: list[Any] = [layers] if single else list(layers)  # type: ignore[arg-type]
-    for given in selectors:
-        if not isinstance(given, str | type | nn.Module):
-            raise LayerError(f"layers= takes names, globs and module types, not {given!r}")
-        if isinstance(given, nn.Module):
-            found = [public_name(name) or "(model)" for name, m in unwrap(model).named_modules() if m is given]
-            hint = f"; this one is {found[0]!r}" if found else "; this one is not in the model"
-            raise LayerError(
-                f"layers= takes names, globs and module types, not a module ({type(given).__name__}){hint}"
-            )
     if not selectors:
         raise LayerError("layers=[] selects nothing; pass None for every linear-like layer")
     chosen: set[str] = set()
     for selector in selectors:
-        matching = [layer for layer in available if _matches(layer, selector)]
+        matching = [layer for layer in available if _matches(layer, selector, model)]
         names = {layer.name for layer in matching}
         hits = {layer.name for layer in matching if layer.part_of not in names}
         if not hits:
-            raise LayerError(
-                f"layers={selector!r} matches no linear-like layer; there are: {', '.join(available.names) or 'none'}"
-                f"{_listing('; not supported: ', available.unsupported)}"
-            )
+            raise LayerError(f"layers: {no_such('linear-like layer', str(selector), available.names)}{others}")
         chosen |= hits
-    return Selection(tuple(layer for layer in available if layer.name in chosen), available.unsupported)
+    return replace(available, layers=tuple(layer for layer in available if layer.name in chosen))
+
+
+def _matches(layer: Layer, selector: Any, model: nn.Module) -> bool:
+    if isinstance(selector, str):
+        return layer.name == selector or fnmatchcase(layer.name, selector) or layer.name.startswith(selector + ".")
+    if isinstance(selector, type) and issubclass(selector, nn.Module):
+        return isinstance(layer.module, selector)
+    known = next((public_name(name) or "(model)" for name, m in unwrap(model).named_modules() if m is selector), None)
+    hint = "" if known is None else f"; this one is {known!r}"
+    raise LayerError(
+        f"layers= takes names, globs and module types, not {selector!r} of type {type(selector).__name__}{hint}"
+    )
 
 
 def select_modules(model: nn.Module, patterns: str | Sequence[str]) -> dict[str, nn.Module]:
@@ -204,18 +202,6 @@ def select_modules(model: nn.Module, patterns: str | Sequence[str]) -> dict[str,
         hits = [pattern] if pattern in modules else [name for name in modules if fnmatchcase(name, pattern)]
         outermost = [name for name in hits if not any(name.startswith(other + ".") for other in hits)]
         if not outermost:
-            raise LayerError(f"outputs={pattern!r} matches no module; there are: {', '.join(modules)}")
+            raise LayerError(f"outputs: {no_such('module', pattern, modules)}")
         chosen |= {name: modules[name] for name in outermost}
     return chosen
-
-
-def _matches(layer: Layer, selector: str | type[nn.Module]) -> bool:
-    if isinstance(selector, str):
-        return layer.name == selector or fnmatchcase(layer.name, selector) or layer.name.startswith(selector + ".")
-    if isinstance(selector, type) and issubclass(selector, nn.Module):
-        return isinstance(layer.module, selector)
-    raise LayerError(f"layers= takes names, globs and module types, not {selector!r} of type {type(selector).__name__}")
-
-
-def _listing(prefix: str, items: dict[str, str]) -> str:
-    return prefix + "; ".join(f"{name} ({reason})" for name, reason in items.items()) if items else ""

@@ -234,7 +234,7 @@ def _layer_matrices(model: nn.Module, names: dict[int, str]) -> tuple[list[Weigh
             raise LayerError(f"layer {layer.name!r} is lazy: run one forward pass before making the optimizer")
         name = names.get(id(parameter), f"{layer.name}.weight")
         if isinstance(layer.kind, AttentionProjectionKind) and name.endswith("in_proj_weight"):
-            name = f"{name}[{layer.kind.part}]"
+            name = f"{name}[{layer.kind.weight_name}]"
         key = (id(parameter), int(layer.matrix(parameter.detach()).storage_offset()))
         if key in seen:
             others[f"{layer.name}.weight"] = f"the same tensor as {seen[key][0]}"

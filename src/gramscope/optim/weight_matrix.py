@@ -42,7 +42,7 @@ class WeightMatrix:
     def part(self) -> str:
         """Which projection of an attention layer this is, such as ``q_proj``; empty for other layers."""
         kind = self.layers[0].kind if self.layers else None
-        return kind.part if isinstance(kind, AttentionProjectionKind) else ""
+        return kind.weight_name if isinstance(kind, AttentionProjectionKind) else ""
 
     def view(self, tensor: Tensor) -> Tensor:
         """A tensor of the parameter's shape in matrix form, without the bias."""

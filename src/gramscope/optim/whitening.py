@@ -18,7 +18,7 @@ from typing_extensions import override
 from gramscope.distributed.exchange import Group, find_exchange
 from gramscope.distributed.gathered import is_sharded
 from gramscope.errors import InputError, NumericalError
-from gramscope.layers.compiled import outside_graphs
+from gramscope.layers.modules import outside_graphs
 from gramscope.linalg.autocast import without_autocast
 from gramscope.optim.choose_matrices import Parameters, choose_matrices
 from gramscope.optim.polar import PolarMethod

@@ -52,7 +52,7 @@ def find_trainable(model: nn.Module, layers: LayerSelector, bias: bool) -> Train
             raise LayerError(f"layer {layer.name!r} is lazy: run one forward pass before making the optimizer")
         reason = _refusal(layer, shared)
         if reason is None:
-            part = layer.kind.part if isinstance(layer.kind, AttentionProjectionKind) else ""
+            part = layer.kind.weight_name if isinstance(layer.kind, AttentionProjectionKind) else ""
             grouped.setdefault((id(layer.parameter), part), []).append(layer)
         elif layers is None:
             refused.append((layer, reason))
