@@ -24,8 +24,8 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from gramscope.errors import InputError, LayerError
-from gramscope.layers.compiled import outside_graphs
 from gramscope.layers.kinds import EmbeddingKind
+from gramscope.layers.modules import outside_graphs
 from gramscope.layers.select import LayerSelector
 from gramscope.linalg.autocast import without_autocast
 from gramscope.optim.checks import check_gradients, refuse_arguments
