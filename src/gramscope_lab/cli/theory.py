@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated
@@ -70,10 +69,9 @@ def cnfa(
         x, y = polynomial_task(n, d, alpha if data == "decay" else None, target, generator)
     else:
         raise InputError(f"--data {data}: give isotropic, decay, alignment-reversing, or an .npz or .safetensors file")
-    rows = compare_cnfa(
+    records = compare_cnfa(
         x, y, numbers("--widths", widths, int, 1), activation=activation, depth=depth, nets=nets, generator=generator
     )
-    records = [asdict(row) | {"difference": row.difference} for row in rows]
     title = f"ρ(ẆᵀẆ, ẆᵀKẆ), {data}, {activation}, {depth} hidden, n={x.shape[0]}, d={x.shape[1]}"
     show(title, records, as_json)
 
@@ -92,28 +90,27 @@ def nfa_fig3(
 
     chosen = numbers("--balances", balances, float) if balances else BALANCES
     rows = list(reversal_sweep(size, balances=chosen, data_seeds=data_seeds, nets=nets, seed=seed))
-    records = [asdict(row) | {"difference": row.difference} for row in rows]
     if as_json:
-        print_json(records)
+        print_json(rows)
         return
-    cells = sorted({(row.scale, row.inverse, row.balance) for row in rows}, reverse=True)
+    cells = sorted({(row["scale"], row["inverse"], row["balance"]) for row in rows}, reverse=True)
     table = []
     for scale, inverse, balance in cells:
-        group = [row for row in rows if (row.scale, row.inverse, row.balance) == (scale, inverse, balance)]
+        group = [row for row in rows if (row["scale"], row["inverse"], row["balance"]) == (scale, inverse, balance)]
         table.append(
             {
                 "scale": f"{scale:.3g}",
                 "inverse": inverse,
                 "balance": f"{balance:g}",
-                "observed": fmean(row.observed for row in group),
-                "predicted": fmean(row.free_sampled_moments for row in group),
-                "exact moments": fmean(row.free_exact_moments for row in group),
-                "own moments": fmean(row.free_own_moments for row in group),
-                "largest |difference|": max(abs(row.difference) for row in group),
+                "observed": fmean(row["observed"] for row in group),
+                "predicted": fmean(row["free_sampled_moments"] for row in group),
+                "exact moments": fmean(row["free_exact_moments"] for row in group),
+                "own moments": fmean(row["free_own_moments"] for row in group),
+                "largest |difference|": max(abs(row["difference"]) for row in group),
             }
         )
     print_table(f"nfa-fig3, n=k=d={size}, means over {data_seeds} data seeds", table)
-    typer.echo(f"largest absolute difference: {max(abs(row.difference) for row in rows):.4f}")
+    typer.echo(f"largest absolute difference: {max(abs(row['difference']) for row in rows):.4f}")
 
 
 @app.command()
@@ -125,9 +122,9 @@ def formulas(
     as_json: AsJson = False,
 ) -> None:
     """The printed free-probability formulas against the general rule and against Monte Carlo, net by net."""
-    from gramscope_lab.experiments.theory_checks import check_formulas
+    from gramscope_lab.experiments.theory_sweeps import check_formulas
 
-    records = [asdict(row) | {"z": row.z} for row in check_formulas(size, nets, seed, alpha)]
+    records = check_formulas(size, nets, seed, alpha)
     if as_json:
         print_json(records)
         return
@@ -147,17 +144,16 @@ def widths_command(
     as_json: AsJson = False,
 ) -> None:
     """Distance of sampled tangent kernels from the infinite-width recursion, and a fit of depth^p / width^q."""
-    from gramscope_lab.experiments.theory_checks import check_widths, fit_powers
+    from gramscope_lab.experiments.theory_sweeps import check_widths, fit_powers
 
-    rows = check_widths(
+    distances = check_widths(
         activations.split(","),
         depths=numbers("--depths", depths, int, 1),
         widths=numbers("--widths", widths, int, 1),
         nets=nets,
         seed=seed,
     )
-    fits = [asdict(fit) for fit in fit_powers(rows)]
-    distances = [asdict(row) for row in rows]
+    fits = fit_powers(distances)
     if as_json:
         print_json({"distances": distances, "fits": fits})
         return

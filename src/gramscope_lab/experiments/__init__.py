@@ -4,34 +4,18 @@ One file per family of figures declares
 
 * *settings*: a frozen dataclass, with one value for the ``quick`` and one for the ``paper`` scale. ``--seeds`` sets the
   field ``seeds`` (tuple of ints), ``--data`` the field ``data`` (tuple of names), and ``--set`` any field;
-* *parts*: what to run. A part is a :class:`~gramscope_lab.experiments.parts.Training` (a ``TrainConfig``, with all its seeds
-  and sweep values) or a :class:`~gramscope_lab.experiments.parts.Computation` (a function that writes records and matrices).
-  A resumed run skips complete parts;
+* *parts*: what to run. A part is a :class:`~gramscope_lab.experiments.experiment.Training` (a ``TrainConfig``, with all its
+  seeds and sweep values) or a :class:`~gramscope_lab.experiments.experiment.Computation` (a function that writes records
+  and matrices). A resumed run skips complete parts;
 * *claims*: functions from :class:`~gramscope_lab.experiments.experiment.Results` to rows of the claims table;
 * one *figure*: a function from results to a matplotlib figure.
 
 ``docs/reproduce.md`` has a complete example. One line in ``catalogue`` gives the experiment its name, source and title, so
-that listing needs no torch.
-
-On disk an experiment is a group of run directories: one per part (a training with several members is a group itself) and
-one, ``claims``, for the claims. Claims and figure read these records only, so ``--plot-only`` needs no training.
+that listing needs no torch. On disk an experiment is a group of run directories: one per part (a training with several
+members is a group itself) and one, ``claims``, for the claims. Claims and figure read these records only, so
+``--plot-only`` needs no training.
 
 Experiments that choose hyper-parameters set ``chooses=True`` and follow ``options.select``: with ``"validation"`` they
 choose on a held-out part of the training set, with ``"test"`` on the test set, as the papers did. ``classes=True`` makes
 :func:`~gramscope_lab.experiments.running.reproduce` refuse data sets without classes before anything runs.
-
-======================  ============================================================================================
-``catalogue``           names, sources and titles
-``experiment``          Experiment, Options, Results, Claim
-``parts``               Training, Computation, Recorder
-``settings``            settings as plain values; settings changed by the user
-``running``             :func:`~gramscope_lab.experiments.running.reproduce`: run, resume, draw, judge
-``plots``               figures: palette, panels, bands, matrices
-``accuracy_curves``     methods compared on data sets: sweeps, the chosen setting, accuracy over epochs
-``vcl…``                [VCL] and [poster]: vcl-fig1, vcl-fig2, vcl-poster
-``gram…``               [Gram]: gram-fig1 to gram-fig14
-``bert…``               BERT, its tasks and its stages, for gram-fig11
-``generated_language``  the small artificial language of gram-fig11 at quick scale
-``nfa…``                [NFA]: nfa-fig1 to nfa-fig9
-======================  ============================================================================================
 """

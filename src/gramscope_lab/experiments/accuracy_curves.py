@@ -1,4 +1,4 @@
-"""Compare methods on data sets: each has a sweep, a setting chosen from its records, and a curve of accuracy over epochs.
+"""Accuracy over epochs of methods with a sweep each: the setting chosen from the records, and what is read off its curve.
 
 The part that trains a method on a data set is called ``METHOD-DATA``; it holds all seeds of all settings of the sweep.
 """
@@ -11,23 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gramscope.errors import InputError
-from gramscope_lab.experiments.experiment import Options, Results
+from gramscope_lab.experiments.experiment import Results
 from gramscope_lab.experiments.plots import Figure, band, curve, deviation, legend_below, mean, panels
 from gramscope_lab.runs.records import Record
-
-#: share of the training set held out to choose hyper-parameters on
-VALIDATION = 0.1
-
-
-def data_table(name: str, options: Options, *, chooses: bool, **others: Any) -> dict[str, Any]:
-    """The ``data`` table of a training; it holds out a validation part if hyper-parameters are chosen on one."""
-    held = VALIDATION if chooses and options.select == "validation" else 0.0
-    return {"name": name, "dir": options.data_dir, "validation": held, **others}
-
-
-def part_name(method: str, data: str) -> str:
-    """Name of the part; of an ``.npz`` file the path and the ending are left out."""
-    return f"{method}-{data.replace(chr(92), '/').rsplit('/', 1)[-1].removesuffix('.npz')}"
 
 
 @dataclass(frozen=True)
@@ -62,8 +48,7 @@ class Curve:
 
     def reaches(self, accuracy: float) -> float:
         """First epoch with at least this mean accuracy; infinite if there is none."""
-        epochs, means, _ = self.points
-        return next((e for e, value in zip(epochs, means, strict=True) if value >= accuracy), math.inf)
+        return first_epoch(*self.points[:2], accuracy)
 
     def final_values(self) -> list[float]:
         """The last accuracy of every seed."""
@@ -74,6 +59,11 @@ class Curve:
         """Deviation over seeds, averaged over the second half of the epochs."""
         deviations = self.points[2]
         return mean(deviations[len(deviations) // 2 :])
+
+
+def first_epoch(epochs: list[float], values: list[float], level: float) -> float:
+    """The first epoch with at least this value; infinite if there is none."""
+    return next((e for e, value in zip(epochs, values, strict=True) if value >= level), math.inf)
 
 
 def settings_of(results: Results[Any], part: str) -> dict[str, list[Record]]:
@@ -99,11 +89,9 @@ def choose(results: Results[Any], part: str) -> Curve:
     """The setting with the highest mean accuracy at any epoch, on the validation part or, as published, on test data."""
     key = "validation_accuracy" if results.options.select == "validation" else "test_accuracy"
     settings = settings_of(results, part)
+    setting = next(iter(settings))
     if len(settings) > 1:
-        scores = {setting: Curve(setting, records, key).best[0] for setting, records in settings.items()}
-        setting = max(scores, key=lambda s: scores[s])
-    else:
-        setting = next(iter(settings))
+        setting = max(settings, key=lambda name: Curve(name, settings[name], key).best[0])
     return Curve(setting, settings[setting])
 
 

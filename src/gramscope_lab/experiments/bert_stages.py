@@ -37,9 +37,8 @@ from gramscope_lab.experiments.bert_tasks import (
     published,
     require_transformers,
 )
-from gramscope_lab.experiments.experiment import Options
+from gramscope_lab.experiments.experiment import Computation, Options, Part, Recorder
 from gramscope_lab.experiments.generated_language import Language
-from gramscope_lab.experiments.parts import Computation, Part, Recorder
 from gramscope_lab.runs.checkpoints import Checkpoint
 from gramscope_lab.runs.directory import RunDirectory
 from gramscope_lab.training.job import resolve_device

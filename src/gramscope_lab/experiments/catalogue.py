@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from gramscope.errors import InputError
+from gramscope.errors import InputError, no_such
 
 if TYPE_CHECKING:
     from gramscope_lab.experiments.experiment import Experiment
@@ -54,23 +53,23 @@ class Entry:
 _FIGURES = {
     "[VCL]": (
         ("vcl-fig1", "Fig. 1", "diagonals of WᵀW, AGOP and accumulated virtual covariance shift", "vcl_diagonals:FIG1"),
-        ("vcl-fig2", "Fig. 2", "virtual covariance learning against SGD, accuracy over epochs", "vcl_accuracy:FIG2"),
+        ("vcl-fig2", "Fig. 2", "virtual covariance learning against SGD, accuracy over epochs", "methods_compared:VCL_FIG2"),
     ),
     "[poster]": (
-        ("vcl-poster", "", "virtual covariance learning on a CNN, a deep net and a linear one", "vcl_accuracy:POSTER"),
+        ("vcl-poster", "", "virtual covariance learning on a CNN, a deep net and a linear one", "methods_compared:POSTER"),
     ),
     "[Gram]": (
         ("gram-fig1", "Fig. 1", "a Swiss roll unrolled by the virtual update", "gram_unrolling:FIG1"),
-        ("gram-fig2", "Fig. 2", "Gram-whitened against plain SGD on fully connected nets", "gram_whitening:FIG2"),
+        ("gram-fig2", "Fig. 2", "Gram-whitened against plain SGD on fully connected nets", "methods_compared:GRAM_FIG2"),
         ("gram-fig4", "Fig. 4", "target linearity and surrogate by layer over training with SGD", "gram_linearity:FIG4"),
-        ("gram-fig5", "Fig. 5", "interpolation of a VAE's codes against pixels, and its bound", "gram_interpolation:FIG5"),
-        ("gram-fig6", "Fig. 6", "Gram-whitened against plain SGD on convolutional nets", "gram_whitening:FIG6"),
+        ("gram-fig5", "Fig. 5", "interpolation of a VAE's codes against pixels, and its bound", "gram_vae:FIG5"),
+        ("gram-fig6", "Fig. 6", "Gram-whitened against plain SGD on convolutional nets", "methods_compared:GRAM_FIG6"),
         ("gram-fig7", "Fig. 7", "vcl-fig1 as the weight-Gram paper has it", "vcl_diagonals:FIG1"),
         ("gram-fig8", "Fig. 8", "rich and lazy regimes: what features lack, what the readout lacks", "gram_regimes:FIG8"),
         ("gram-fig9", "Fig. 9", "target linearity and surrogate by layer over training with Adam", "gram_linearity:FIG9"),
         ("gram-fig10", "Fig. 10", "target linearity of a VAE's codes and reconstruction error, by β", "gram_vae:FIG10"),
         ("gram-fig11", "Fig. 11", "target linearity by layer of BERT: random, pre-trained, fine-tuned", "gram_bert:FIG11"),
-        ("gram-fig12", "Fig. 12", "target linearity and generalisation with random labels", "gram_labels:FIG12"),
+        ("gram-fig12", "Fig. 12", "target linearity and generalisation with random labels", "gram_linearity:FIG12"),
         ("gram-fig13", "Fig. 13", "grokking: accuracies and target linearity by layer", "gram_grokking:FIG13"),
         ("gram-fig14", "Fig. 14", "grokking: generalisation error and gap of linearity", "gram_grokking:FIG14"),
     ),
@@ -83,7 +82,7 @@ _FIGURES = {
         ("nfa-fig6", "Fig. 6", "first-order prediction and observed C-NFA over the data's decay", "nfa_theory:FIG6"),
         ("nfa-fig7", "Fig. 7", "nfa-fig2 on inputs with spectrum 1/(1+k)", "nfa_curves:FIG7"),
         ("nfa-fig8", "Fig. 8", "nfa-fig2 on inputs with spectrum 1/(1+k²)", "nfa_curves:FIG8"),
-        ("nfa-fig9", "Fig. 9", "diagonals of NFM, AGOP and corrupted AGOP as images of faces", "nfa_faces:FIG9"),
+        ("nfa-fig9", "Fig. 9", "diagonals of NFM, AGOP and corrupted AGOP as images of faces", "nfa_matrices:FIG9"),
     ),
 }  # fmt: skip
 _ENTRIES = tuple(
@@ -103,7 +102,5 @@ def find(name: str) -> Entry:
     by_name = {entry.name: entry for entry in _ENTRIES}
     plain = name.lower().replace("_", "-")
     if plain not in by_name:
-        close = difflib.get_close_matches(plain, by_name, n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
-        raise InputError(f"experiment {name!r} is not known; {hint}there are: {', '.join(by_name)}")
+        raise InputError(no_such("experiment", name, by_name))
     return by_name[plain]

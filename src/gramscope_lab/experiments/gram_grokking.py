@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
-from gramscope_lab.experiments.accuracy_curves import epoch_text
-from gramscope_lab.experiments.experiment import Claim, Experiment, Options, Results
-from gramscope_lab.experiments.gram_layers import draw_layers, layers_config, over_training
-from gramscope_lab.experiments.parts import Training
-from gramscope_lab.experiments.plots import PALETTE, Figure, band, curve, legend_below, panels
+from gramscope_lab.experiments.accuracy_curves import epoch_text, first_epoch
+from gramscope_lab.experiments.experiment import Claim, Experiment, Options, Results, Training
+from gramscope_lab.experiments.gram_linearity import draw_accuracies, draw_layers, layers_config, over_training
+from gramscope_lab.experiments.plots import PALETTE, Figure, curve, legend_below, panels
 from gramscope_lab.runs.records import Record
 
 DEPTH = 3
@@ -61,30 +61,28 @@ class _Run:
     measured: list[Record]
 
     def accuracy(self, part: str) -> tuple[list[float], list[float]]:
-        epochs, means, _ = curve(self.evaluated, "epoch", f"{part}_accuracy")
-        return epochs, means
-
-    def first(self, part: str, level: float) -> float:
-        """First epoch at which an accuracy reaches a level; infinite if it never does."""
-        return next((e for e, value in zip(*self.accuracy(part), strict=True) if value >= level), math.inf)
+        return curve(self.evaluated, "epoch", f"{part}_accuracy")[:2]
 
     @property
     def memorised(self) -> float:
-        return self.first("train", MEMORISED)
+        return first_epoch(*self.accuracy("train"), MEMORISED)
 
     @property
     def grokked(self) -> float:
-        return self.first("test", GROKKED)
+        return first_epoch(*self.accuracy("test"), GROKKED)
 
-    def linearity(self, layer: int, epoch: float) -> float:
-        epochs, values = over_training(self.measured, "target_linearity", layer, DEPTH)
-        return values[epochs.index(epoch)]
+    @property
+    def delayed(self) -> bool:
+        """Whether it generalises, later than it memorises."""
+        return self.memorised < self.grokked < math.inf
+
+    def linearity(self, layer: int) -> tuple[list[float], list[float]]:
+        return over_training(self.measured, "target_linearity", layer, DEPTH)
 
     def gap(self) -> tuple[list[float], list[float]]:
         """TL of the last hidden layer minus that of the one before, over training."""
-        epochs, last = over_training(self.measured, "target_linearity", DEPTH, DEPTH)
-        before = over_training(self.measured, "target_linearity", DEPTH - 1, DEPTH)[1]
-        return epochs, [a - b for a, b in zip(last, before, strict=True)]
+        epochs, last = self.linearity(DEPTH)
+        return epochs, [a - b for a, b in zip(last, self.linearity(DEPTH - 1)[1], strict=True)]
 
 
 def _runs(results: Results[Settings]) -> list[_Run]:
@@ -105,20 +103,20 @@ def groks(results: Results[Settings]) -> Iterator[Claim]:
             claim, published, holds = "memorises and does not generalise", "overfits", math.isinf(run.grokked)
         else:
             claim, published = "generalises later than it memorises", "groks"
-            holds = run.memorised < run.grokked < math.inf
+            holds = run.delayed
         yield Claim(f"decay {run.decay:g}: {claim}", published, measured, holds, _why(run))
 
 
 def _why(run: _Run) -> str:
     """Why a run with weight decay shows no grokking."""
-    if run.decay == 0 or run.memorised < run.grokked < math.inf:
+    if run.decay == 0 or run.delayed:
         return ""
     if math.isinf(run.memorised):
         return "the training set is not memorised in these epochs"
     if math.isinf(run.grokked):
         return "not generalised in these epochs"
     epochs, train = run.accuracy("train")
-    halves = (epoch_text(run.first(part, 0.5)) for part in ("train", "test"))
+    halves = (epoch_text(first_epoch(*run.accuracy(part), 0.5)) for part in ("train", "test"))
     return (
         f"test accuracy reaches {GROKKED:.0%} before all is memorised (training {train[epochs.index(run.grokked)]:.0%} then); "
         f"they pass one half in {' and '.join(halves)}"
@@ -130,16 +128,16 @@ def rises_after_memorisation(results: Results[Settings]) -> Iterator[Claim]:
     for run in _runs(results):
         if run.decay == 0:
             continue
-        shown = run.memorised < run.grokked < math.inf
         for layer in (DEPTH, DEPTH - 1):
             name = "the last layer" if layer == DEPTH else f"layer {layer}"
             claim = f"decay {run.decay:g}: TL of {name} rises between memorisation and grokking"
             published = "continues to increase" if layer == DEPTH else "increases sharply"
-            if not shown:
+            if not run.delayed:
                 absent = "no grokking" if math.isinf(run.grokked) else "no delay"
                 yield Claim(claim, published, absent, None, _why(run))
                 continue
-            a, b = run.linearity(layer, run.memorised), run.linearity(layer, run.grokked)
+            at = dict(zip(*run.linearity(layer), strict=True))
+            a, b = at[run.memorised], at[run.grokked]
             yield Claim(claim, published, f"{a:.2f} → {b:.2f}", b > a)
 
 
@@ -176,28 +174,28 @@ def gap_narrows(results: Results[Settings]) -> Iterator[Claim]:
 
 
 # -- figures ------------------------------------------------------------------------------------------------------
-def _mark(place: object, run: _Run) -> None:
-    """Grey lines where the net has memorised and where it has grokked."""
-    for epoch, style in ((run.memorised, ":"), (run.grokked, "-")):
-        if epoch < math.inf:
-            place.axvline(epoch, color="grey", linestyle=style, linewidth=0.8)  # type: ignore[attr-defined]
+def _columns(runs: list[_Run], labels: tuple[str, str]) -> tuple[Figure, Any]:
+    """A column per weight decay, with grey lines where the net has memorised and where it has grokked."""
+    page, axes = panels(2, len(runs), width=2.1, height=1.8, sharex=True, sharey="row")
+    for column, run in zip(axes.T, runs, strict=True):
+        for place in column:
+            for epoch, style in ((run.memorised, ":"), (run.grokked, "-")):
+                if epoch < math.inf:
+                    place.axvline(epoch, color="grey", linestyle=style, linewidth=0.8)
+        column[0].set_title(f"weight decay {run.decay:g}")
+        column[1].set_xlabel("epoch")
+    for place, label in zip(axes[:, 0], labels, strict=True):
+        place.set_ylabel(label)
+    return page, axes
 
 
 def curves_figure(results: Results[Settings]) -> Figure:
     """A column per weight decay: accuracies above, target linearity of the hidden layers below."""
     runs = _runs(results)
-    page, axes = panels(2, len(runs), width=2.1, height=1.8, sharex=True, sharey="row")
+    page, axes = _columns(runs, ("accuracy", "target linearity"))
     for column, run in zip(axes.T, runs, strict=True):
-        for index, part in enumerate(("train", "test")):
-            key = f"{part}_accuracy"
-            band(column[0], run.evaluated, "epoch", key, index=index, color=PALETTE[6 - 2 * index], label=part)
+        draw_accuracies(column[0], run.evaluated)
         draw_layers(column[1], run.measured, "target_linearity", DEPTH)
-        for place in column:
-            _mark(place, run)
-        column[0].set_title(f"weight decay {run.decay:g}")
-        column[1].set_xlabel("epoch")
-    axes[0, 0].set_ylabel("accuracy")
-    axes[1, 0].set_ylabel("target linearity")
     axes[0, 0].legend(loc="center right")
     legend_below(page, axes[1, 0], "dotted: memorised, solid grey: grokked")
     return page
@@ -206,18 +204,11 @@ def curves_figure(results: Results[Settings]) -> Figure:
 def gap_figure(results: Results[Settings]) -> Figure:
     """A column per weight decay: generalisation error above, gap of the last two layers' TL below."""
     runs = _runs(results)
-    page, axes = panels(2, len(runs), width=2.1, height=1.8, sharex=True, sharey="row")
+    page, axes = _columns(runs, ("train − test accuracy", f"TL: layer {DEPTH} − layer {DEPTH - 1}"))
     for column, run in zip(axes.T, runs, strict=True):
-        epochs, train = run.accuracy("train")
-        test = run.accuracy("test")[1]
+        (epochs, train), (_, test) = run.accuracy("train"), run.accuracy("test")
         column[0].plot(epochs, [a - b for a, b in zip(train, test, strict=True)], color=PALETTE[1])
         column[1].plot(*run.gap(), color=PALETTE[0])
-        for place in column:
-            _mark(place, run)
-        column[0].set_title(f"weight decay {run.decay:g}")
-        column[1].set_xlabel("epoch")
-    axes[0, 0].set_ylabel("train − test accuracy")
-    axes[1, 0].set_ylabel(f"TL: layer {DEPTH} − layer {DEPTH - 1}")
     page.supxlabel("dotted: memorised, solid grey: grokked", fontsize=7)
     return page
 

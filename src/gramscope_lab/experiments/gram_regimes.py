@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import torch
@@ -18,10 +18,8 @@ from torch import Tensor, nn
 
 from gramscope.layers.model_call import evaluating
 from gramscope.measures.surrogate_theory import moving_target
-from gramscope_lab.experiments.experiment import Claim, Experiment, Options, Results, training_config
-from gramscope_lab.experiments.parts import Training
-from gramscope_lab.experiments.plots import Figure, band, deviation, legend_below, mean, panels, spread
-from gramscope_lab.training.config import TrainConfig
+from gramscope_lab.experiments.experiment import Claim, Experiment, Options, Results, Training, training_config
+from gramscope_lab.experiments.plots import Figure, band, deviation, legend_below, listed, mean, panels, spread
 from gramscope_lab.training.job import Job
 
 #: recorded norm -> how it is written
@@ -50,28 +48,22 @@ class Settings:
 
 def parts(settings: Settings, options: Options) -> list[Training]:
     """One training for each width and seed."""
-    return [
-        Training(
-            f"width-{width}-seed-{seed}", _config(settings, options, width, seed), measure=_Split(width, settings.ridge)
+    model = {"name": "mlp", "activation": "relu", "bias": False, "init": "normal"}
+    found = []
+    for width, seed in product(settings.widths, settings.seeds):
+        config = training_config(
+            settings,
+            options,
+            seeds=[seed],
+            batch_size=0,
+            evaluate_every=settings.epochs,
+            data={"name": "merged-staircase", "seed": seed, "n_train": settings.n, "d": settings.d},
+            model={**model, "hidden": (width, width), "output_scale": width**-0.5},
+            method={"name": "sgd", "lr": settings.lr},
+            measure={"every": settings.every},
         )
-        for width in settings.widths
-        for seed in settings.seeds
-    ]
-
-
-def _config(settings: Settings, options: Options, width: int, seed: int) -> TrainConfig:
-    model = {"name": "mlp", "hidden": (width, width), "activation": "relu", "bias": False, "init": "normal"}
-    return training_config(
-        settings,
-        options,
-        seeds=[seed],
-        batch_size=0,
-        evaluate_every=settings.epochs,
-        data={"name": "merged-staircase", "seed": seed, "n_train": settings.n, "d": settings.d},
-        model={**model, "output_scale": width**-0.5},
-        method={"name": "sgd", "lr": settings.lr},
-        measure={"every": settings.every},
-    )
+        found.append(Training(f"width-{width}-seed-{seed}", config, measure=_Split(width, settings.ridge)))
+    return found
 
 
 @dataclass(frozen=True)
@@ -99,19 +91,16 @@ def inputs_of(model: nn.Module, layer: str, x: Tensor) -> Tensor:
 
 
 # -- claims -------------------------------------------------------------------------------------------------------
-def _values(results: Results[Settings], width: int, key: str, epoch: float) -> list[float]:
-    """One value per seed."""
+def _values(results: Results[Settings], width: int, key: str, epoch: float | None = None) -> list[float]:
+    """One value per seed, at the end unless an epoch is given."""
+    epoch = float(results.settings.epochs) if epoch is None else epoch
     return [r[key] for r in results.records("measurement", width=width, epoch=epoch)]
-
-
-def _final(results: Results[Settings], width: int, key: str) -> list[float]:
-    return _values(results, width, key, float(results.settings.epochs))
 
 
 def _drop(results: Results[Settings], width: int, key: str) -> float:
     """Decrease of a norm over training, relative to the target's norm."""
     first, target = (mean(_values(results, width, k, 0.0)) for k in (key, "target"))
-    return (first - mean(_final(results, width, key))) / target
+    return (first - mean(_values(results, width, key))) / target
 
 
 def narrow_falls(results: Results[Settings]) -> Iterator[Claim]:
@@ -135,7 +124,7 @@ def wide_stays(results: Results[Settings]) -> Claim:
     return Claim(
         f"‖y − y_ols‖ changes less the wider the net, at width {widths[-1]} less than half as much as at {widths[0]}",
         "flattens; stays at width 1024",
-        ", ".join(f"{width}: {value:.2f} ‖y‖" for width, value in zip(widths, moved, strict=True)),
+        listed("{}: {:.2f} ‖y‖", widths, moved),
         all(a > b for a, b in pairwise(moved)) and moved[-1] < 0.5 * moved[0],
     )
 
@@ -143,13 +132,13 @@ def wide_stays(results: Results[Settings]) -> Claim:
 def errors(results: Results[Settings]) -> Iterator[Claim]:
     """[Gram] Fig. 8: the final training errors, in order and size."""
     settings = results.settings
-    found = {width: _final(results, width, "mse") for width in settings.widths}
+    found = {width: _values(results, width, "mse") for width in settings.widths}
     means = [mean(values) for values in found.values()]
     squares = [value**2 / settings.n for value in _values(results, settings.widths[0], "target", 0.0)]
     yield Claim(
         "the mean final training error grows with the width",
         "1.74, 1.83, 1.89, 1.94",
-        ", ".join(f"{value:.2f}" for value in means),
+        listed("{:.2f}", means),
         all(a < b for a, b in pairwise(means)),
     )
     published = settings.n == 1000 and settings.epochs == 2000
@@ -157,7 +146,7 @@ def errors(results: Results[Settings]) -> Iterator[Claim]:
         if width not in PUBLISHED:
             continue
         near = abs(mean(values) - PUBLISHED[width]) <= 2 * deviation(values)
-        reason = f"mean squares of the targets, by draw: {', '.join(f'{square:.1f}' for square in squares)}"
+        reason = f"mean squares of the targets, by draw: {listed('{:.1f}', squares)}"
         yield Claim(
             f"final training error at width {width}: the published one is within two deviations of our draws",
             f"{PUBLISHED[width]}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,8 +15,7 @@ from gramscope.measures.linearity import target_linearity
 from gramscope.measures.virtual import virtual_trajectory
 from gramscope_lab.data import load
 from gramscope_lab.data.seeds import generator
-from gramscope_lab.experiments.experiment import Claim, Experiment, Options, Results
-from gramscope_lab.experiments.parts import Computation, Recorder
+from gramscope_lab.experiments.experiment import Claim, Computation, Experiment, Options, Recorder, Results
 from gramscope_lab.experiments.plots import PALETTE, Figure, mean, panels, spread
 from gramscope_lab.nets import build
 from gramscope_lab.training.job import resolve_device
@@ -44,10 +44,7 @@ def parts(settings: Settings, options: Options) -> list[Computation]:
         raise InputError(
             f"frames = {settings.frames}: at most {most} are there, one every {settings.every} of {settings.epochs} epochs"
         )
-    return [
-        Computation(f"seed-{seed}", lambda recorder, seed=seed: _unroll(settings, options, seed, recorder))  # type: ignore[misc]
-        for seed in settings.seeds
-    ]
+    return [Computation(f"seed-{seed}", partial(_unroll, settings, options, seed)) for seed in settings.seeds]
 
 
 def _unroll(settings: Settings, options: Options, seed: int, recorder: Recorder) -> None:

@@ -1,18 +1,106 @@
-"""nfa-fig2, 4, 5, 7, 8: claims and figures over training, for several initialisation scales."""
+"""nfa-fig2, 4, 5, 7, 8: forms of the neural feature ansatz over training, for several initialisation scales.
+
+The caption of [NFA] Fig. 2 varies the scale of the first layer alone. Its remark that the second layer's UC-NFA is extremely
+sensitive to the scale shows only when both hidden layers are scaled, so both can be run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
-from gramscope_lab.experiments.experiment import Claim, Experiment, Results
-from gramscope_lab.experiments.nfa_scales import CENTRED, LAYERS, PTK, RATIO, SPECTRA, VARIED, Settings, parts_measuring
-from gramscope_lab.experiments.plots import Figure, band, curve, legend_below, mean, panels
-from gramscope_lab.runs.records import Record
+from torch import Tensor
 
+from gramscope.errors import InputError
+from gramscope.measures.alignment import double_centered_ratio, nfa
+from gramscope_lab.experiments import nfa_descent as nets
+from gramscope_lab.experiments.experiment import Claim, Computation, Experiment, Options, Recorder, Results
+from gramscope_lab.experiments.plots import Figure, band, curve, legend_below, listed, mean, panels
+from gramscope_lab.runs.records import Record
+from gramscope_lab.training.job import resolve_device
+
+#: name of a spectrum of the inputs -> α in λ_k = 1/(1+k^α), and how it is written
+SPECTRA: dict[str, tuple[float | None, str]] = {
+    "isotropic": (None, "isotropic"),
+    "decay-1": (1.0, r"$\lambda_k \sim 1/(1+k)$"),
+    "decay-2": (2.0, r"$\lambda_k \sim 1/(1+k^2)$"),
+}
+#: which layers' scale varies -> their number, and how it is written
+VARIED = {"first": (1, "scale of layer 1 varied"), "hidden": (2, "scale of layers 1 and 2 varied")}
+LAYERS = (1, 2)
 #: a training step counted as early
 EARLY = 10
+
+
+@dataclass(frozen=True)
+class Settings:
+    """[NFA] Appendix H: 2 hidden ReLU layers of 256, d 32, n 256, step size 0.05, 800 steps. It gives no scales."""
+
+    seeds: tuple[int, ...] = (0, 1, 2)
+    spectra: tuple[str, ...] = ("isotropic",)
+    varied: tuple[str, ...] = ("first",)
+    scales: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+    n: int = 256
+    d: int = 32
+    rank: int = 5
+    width: int = 256
+    lr: float = 0.05
+    steps: int = 800
+    every: int = 5
+
+
+#: values of one layer of one net, from weights now and at the start, K, and K̄ where it is needed
+Measures = dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]]
+CENTRED: Measures = {
+    "uncentered": lambda w, w0, k, _: nfa(w, k),
+    "centered": lambda w, w0, k, _: nfa(w, k, w0, kind="centered"),
+}
+RATIO: Measures = {"ratio": lambda w, w0, k, centred: double_centered_ratio(w, k, w0, centred)}
+PTK: Measures = {"ptk": lambda w, w0, k, centred: nfa(w, k, w0, centred, kind="ptk")}
+
+
+def _parts(measures: Measures, settings: Settings, options: Options) -> list[Computation]:
+    """One computation for each spectrum and choice of varied layers."""
+    for key, known in (("spectra", SPECTRA), ("varied", VARIED)):
+        given = list(getattr(settings, key))
+        if not set(given) <= set(known):
+            raise InputError(f"{key} = {given}: choose of {', '.join(known)}")
+    if min(settings.scales) <= 0:
+        raise InputError(f"scales = {list(settings.scales)}: must be above zero")
+    return [
+        Computation(f"{spectrum}-{varied}", partial(_descend, settings, options, spectrum, varied, measures))
+        for spectrum, varied in product(settings.spectra, settings.varied)
+    ]
+
+
+def _descend(s: Settings, options: Options, spectrum: str, varied: str, measures: Measures, recorder: Recorder) -> None:
+    """Train all scales and seeds of one spectrum together, measuring on the way."""
+    device = resolve_device(options.device)
+    alpha = SPECTRA[spectrum][0]
+    task = nets.chain_monomials(s.seeds, n=s.n, n_test=1000, d=s.d, rank=s.rank, alpha=alpha, device=device)
+    weights = nets.initial_weights(s.d, s.width, len(LAYERS), s.scales, s.seeds, device, scaled=VARIED[varied][0])
+    start = [w.clone() for w in weights]
+    first = nets.run_nets(start, task.x)
+    for step in recorder.track(range(s.steps + 1), s.steps + 1):
+        passed = nets.run_nets(weights, task.x)
+        if step % s.every == 0 or step == s.steps:
+            losses = nets.losses(weights, passed, task)
+            for layer in LAYERS:
+                now, before = passed.tangents[layer - 1], first.tangents[layer - 1]
+                kernel = nets.covariance(now)
+                centred = kernel if measures is CENTRED else nets.covariance(now, before)
+                matrices = (weights[layer - 1], start[layer - 1], kernel, centred)
+                for (i, scale), (j, seed) in product(enumerate(s.scales), enumerate(s.seeds)):
+                    found = {name: values[i, j] for name, values in losses.items()}
+                    found |= {name: measure(*(m[i, j] for m in matrices)) for name, measure in measures.items()}
+                    recorder.record(
+                        "nfa", spectrum=spectrum, varied=varied, scale=scale, seed=seed, step=step, layer=layer,
+                        **{name: float(value) for name, value in found.items()},
+                    )  # fmt: skip
+        weights = nets.descend(weights, passed, task.y, s.lr)
 
 
 # -- claims -------------------------------------------------------------------------------------------------------
@@ -39,14 +127,10 @@ def early(results: Results[Settings]) -> Iterator[Claim]:
         yield Claim(
             f"C-NFA after {EARLY} steps above 0.7, scales within 0.1 of each other ({VARIED[varied][1]})",
             "especially high and invariant to scale early",
-            ", ".join(f"layer {layer}: {_range(found)}" for layer, found in zip(LAYERS, values, strict=True)),
-            all(_alike(found) for found in values),
+            listed("layer {}: {}", LAYERS, map(_range, values)),
+            all(min(found) > 0.7 and _width(found) < 0.1 for found in values),
             _why(results, varied, values),
         )
-
-
-def _alike(values: list[float]) -> bool:
-    return min(values) > 0.7 and _width(values) < 0.1
 
 
 def _why(results: Results[Settings], varied: str, values: list[list[float]]) -> str:
@@ -77,7 +161,7 @@ def throughout(results: Results[Settings]) -> Iterator[Claim]:
         yield Claim(
             f"C-NFA above 0.5 at every step and scale ({VARIED[varied][1]})",
             "remains high throughout training",
-            f"lowest: layer 1: {lowest[0]:.2f}, layer 2: {lowest[1]:.2f}",
+            "lowest: " + listed("layer {}: {:.2f}", LAYERS, lowest),
             min(lowest) > 0.5,
         )
 
@@ -224,7 +308,7 @@ def _curves(spectrum: str) -> Experiment[Settings]:
     return Experiment(
         Settings((0, 1, 2, 3), (spectrum,), both, (0.01, 0.1, 1.0), width=128),
         Settings(spectra=(spectrum,), varied=both),
-        partial(parts_measuring, CENTRED),
+        partial(_parts, CENTRED),
         (early, throughout, final, test_loss),
         curves_figure,
     )
@@ -236,14 +320,14 @@ FIG8 = _curves("decay-2")
 FIG4 = Experiment(
     Settings((0, 1, 2, 3), scales=(0.01, 0.1, 1.0), width=128),
     Settings(),
-    partial(parts_measuring, RATIO),
+    partial(_parts, RATIO),
     (ratio_early, ratio_large),
     partial(layers_figure, "ratio", "double-centred / centred"),
 )
 FIG5 = Experiment(
     Settings((0, 1, 2, 3), ("isotropic", "decay-2"), scales=(0.01, 0.1, 1.0), width=128),
     Settings(spectra=("isotropic", "decay-2")),
-    partial(parts_measuring, PTK),
+    partial(_parts, PTK),
     (ptk_falls,),
     partial(layers_figure, "ptk", "PTK-centred NFA"),
 )

@@ -100,6 +100,14 @@ def outputs_of(weights: Weights, x: Tensor) -> Tensor:
     return (h @ weights[-1].mT).squeeze(-1)
 
 
+def losses(weights: Weights, passed: Pass, task: Task) -> dict[str, Tensor]:
+    """Mean squared errors of every net on the training set, whose pass is given, and on the test set."""
+    return {
+        "train_loss": (passed.outputs - task.y).square().mean(-1),
+        "test_loss": (outputs_of(weights, task.x_test) - task.y_test).square().mean(-1),
+    }
+
+
 def descend(weights: Weights, passed: Pass, y: Tensor, lr: float) -> Weights:
     """One step of gradient descent on ``(1/2n) Σ (f − y)²``: ``D = (1/n) Jᵀ diag(f − y) H``.
 

@@ -1,31 +1,41 @@
-"""nfa-fig1: the feature matrices of a trained net side by side, and what is lost when K's eigenvectors are replaced."""
+"""nfa-fig1 and nfa-fig9: feature matrices of a trained net, and what is lost when K's eigenvectors are replaced."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from gramscope.instruments.agop import tangent_kernel
 from gramscope.instruments.egop import egop
 from gramscope.measures.alignment import corrupted, cosine, nfa
 from gramscope_lab.data.seeds import generator
 from gramscope_lab.data.synthetic import chain_monomial
-from gramscope_lab.experiments.experiment import Claim, Experiment, Options, Results
-from gramscope_lab.experiments.nfa_descent import (
-    chain_monomials,
-    covariance,
-    descend,
-    initial_weights,
-    outputs_of,
-    run_nets,
+from gramscope_lab.experiments import nfa_descent as nets
+from gramscope_lab.experiments.experiment import (
+    Claim,
+    Computation,
+    Experiment,
+    Options,
+    Recorder,
+    Results,
+    Training,
+    training_config,
 )
-from gramscope_lab.experiments.parts import Computation, Recorder
-from gramscope_lab.experiments.plots import Figure, matrix, mean, panels, spread
-from gramscope_lab.training.job import resolve_device
+from gramscope_lab.experiments.plots import Figure, matrix, mean, panels, picture, spread
+from gramscope_lab.training.job import load_data, resolve_device
+from gramscope_lab.training.trained import Trained
 
 
+def _corrupted(kernel: Tensor, seed: int, draws: int) -> list[Tensor]:
+    """Matrices with K's spectrum and random eigenvectors."""
+    return [corrupted(kernel, generator(seed, "corrupted", draw)) for draw in range(draws)]
+
+
+# -- nfa-fig1: matrices -------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Settings:
     """[NFA] Appendix H; learning rate and steps, which it does not give for this figure, are those of its other ones."""
@@ -48,21 +58,20 @@ def parts(settings: Settings, options: Options) -> list[Computation]:
 
 def _train(settings: Settings, options: Options, recorder: Recorder) -> None:
     device = resolve_device(options.device)
-    task = chain_monomials(
+    task = nets.chain_monomials(
         settings.seeds, n=settings.n, n_test=1000, d=settings.d, rank=settings.rank, alpha=None, device=device
     )
-    weights = initial_weights(settings.d, settings.width, 2, [settings.init_scale], settings.seeds, device)
+    weights = nets.initial_weights(settings.d, settings.width, 2, [settings.init_scale], settings.seeds, device)
     for _ in recorder.track(range(settings.steps), settings.steps):
-        weights = descend(weights, run_nets(weights, task.x), task.y, settings.lr)
-    passed = run_nets(weights, task.x)
-    kernels = covariance(passed.tangents[0])[0]
-    losses = (passed.outputs - task.y).square().mean(-1)[0]
-    test_losses = (outputs_of(weights, task.x_test) - task.y_test).square().mean(-1)[0]
+        weights = nets.descend(weights, nets.run_nets(weights, task.x), task.y, settings.lr)
+    passed = nets.run_nets(weights, task.x)
+    kernels = nets.covariance(passed.tangents[0])[0]
+    losses = {name: values[0] for name, values in nets.losses(weights, passed, task).items()}
     for index, seed in enumerate(settings.seeds):
         w, kernel = weights[0][0, index].double(), kernels[index]
         truth = egop(lambda x: chain_monomial(x, settings.rank), task.x[index])
-        random = [corrupted(kernel, generator(seed, "corrupted", draw)) for draw in range(settings.corruptions)]
-        matrices = {"EGOP": truth, "NFM": w.mT @ w, "AGOP": w.mT @ kernel @ w, "corrupted": w.mT @ random[0] @ w}
+        random = _corrupted(kernel, seed, settings.corruptions)
+        matrices = {"NFM": w.mT @ w, "AGOP": w.mT @ kernel @ w, "corrupted": w.mT @ random[0] @ w}
         eigenvalues = torch.linalg.eigvalsh(kernel)
         recorder.record(
             "alignment",
@@ -70,12 +79,11 @@ def _train(settings: Settings, options: Options, recorder: Recorder) -> None:
             nfa=float(nfa(w, kernel)),
             corrupted=mean(float(nfa(w, q)) for q in random),
             eigenvalue_spread=float(eigenvalues.std(correction=0) / eigenvalues.mean()),
-            train_loss=float(losses[index]),
-            test_loss=float(test_losses[index]),
-            **{f"egop_{name}": float(cosine(truth, m)) for name, m in matrices.items() if name != "EGOP"},
+            **{name: float(values[index]) for name, values in losses.items()},
+            **{f"egop_{name}": float(cosine(truth, m)) for name, m in matrices.items()},
         )
         if index == 0:
-            recorder.save("matrices", **matrices)
+            recorder.save("matrices", EGOP=truth, **matrices)
 
 
 def _near(results: Results[Settings], key: str, claim: str, published: float, tolerance: float) -> Claim:
@@ -124,14 +132,134 @@ def figure(results: Results[Settings]) -> Figure:
     }
     page, axes = panels(1, 4, height=2.4)
     for place, (name, title) in zip(axes[0], titles.items(), strict=True):
-        image = matrix(place, _unit(stored[name]), title, symmetric=True)
+        image = matrix(place, stored[name] / stored[name].abs().max(), title, symmetric=True)
     page.colorbar(image, ax=list(axes[0]), shrink=0.75, label="entry / largest entry")
     return page
 
 
-def _unit(values: Tensor) -> Tensor:
-    return values / values.abs().max()
-
-
 _CLAIMS = (aligned, corruption, far_from_identity, like_the_target)
 FIG1 = Experiment(Settings(seeds=(0, 1, 2)), Settings(), parts, _CLAIMS, figure)
+
+
+# -- nfa-fig9: diagonals as images of faces -----------------------------------------------------------------------
+IMAGES = {
+    "NFM": r"diagonal of $W^\top W$",
+    "AGOP": r"of $W^\top K W$",
+    "corrupted": r"of $W^\top Q W$, one draw of $Q$",
+}
+
+
+@dataclass(frozen=True)
+class Faces:
+    """[NFA] Appendix H: CelebA glasses, balanced 7,500, 2 hidden × 128, Adam 1e-4, 500 epochs. Batch size not given."""
+
+    seeds: tuple[int, ...] = (0, 1, 2)
+    data: tuple[str, ...] = ("celeba",)
+    samples: int = 7500
+    image_size: int = 64
+    width: int = 128
+    init_scale: float = 0.02
+    lr: float = 1e-4
+    batch_size: int = 64
+    epochs: float = 500.0
+    corruptions: int = 20
+
+
+def faces_parts(settings: Faces, options: Options) -> list[Training]:
+    """One training per data set, measured at its end."""
+    sizes = {"n_train": settings.samples, "n_test": min(2000, settings.samples), "image_size": settings.image_size}
+    hidden = [settings.width, settings.width]
+    model = {"name": "mlp", "hidden": hidden, "activation": "relu", "bias": False, "init": "normal"}
+    found = []
+    for name in settings.data:
+        config = training_config(
+            settings,
+            options,
+            data={"name": name, **sizes},
+            model={**model, "init_scale": [settings.init_scale, 1.0, 1.0]},
+            method={"name": "adam", "lr": settings.lr},
+            evaluate_every=settings.epochs / 10,
+            checkpoint_every=settings.epochs / 10,
+        )
+        found.append(Training(name, config, after=partial(_measure, settings)))
+    return found
+
+
+def _measure(settings: Faces, trained: Trained, recorder: Recorder) -> None:
+    for index, member in enumerate(trained.members.values()):
+        config = member.config
+        data = load_data(config.data).to(resolve_device(config.device))
+        kernel = tangent_kernel(member.model, data.x_train, "hidden1")["hidden1"]
+        w = member.model.get_parameter("hidden1.weight").detach().double()
+        nfm, agop = w.square().sum(0), _diagonal(w, kernel)
+        others = [_diagonal(w, q) for q in _corrupted(kernel, config.seed, settings.corruptions)]
+        recorder.record(
+            "diagonals",
+            data=config.data.name,
+            seed=config.seed,
+            test_accuracy=member.last("test_accuracy"),
+            pearson=float(cosine(nfm, agop, center=True)),
+            corrupted=mean(float(cosine(nfm, other, center=True)) for other in others),
+        )
+        if index == 0:
+            images = {"NFM": nfm, "AGOP": agop, "corrupted": others[0]}
+            recorder.save("diagonals", **{key: value.reshape(data.input_shape) for key, value in images.items()})
+
+
+def _diagonal(w: Tensor, kernel: Tensor) -> Tensor:
+    """Diagonal of ``WᵀKW`` without forming it."""
+    return (w * (kernel @ w)).sum(0)
+
+
+def _values(results: Results[Faces], key: str, data: str) -> list[float]:
+    return [record[key] for record in results.records("diagonals", data=data)]
+
+
+def similar(results: Results[Faces]) -> Iterator[Claim]:
+    """[NFA] Fig. 9: Pearson correlation 0.91."""
+    for data in results.settings.data:
+        values = _values(results, "pearson", data)
+        accuracy = mean(_values(results, "test_accuracy", data))
+        text = f"Pearson ρ of the diagonals of NFM and AGOP at least 0.85 ({data}, test accuracy {accuracy:.1%})"
+        yield Claim(text, "0.91", spread(values), mean(values) >= 0.85)
+
+
+def destroyed(results: Results[Faces]) -> Iterator[Claim]:
+    """[NFA] Fig. 9: 0.04 with random eigenvectors."""
+    for data in results.settings.data:
+        whole, values = _values(results, "pearson", data), _values(results, "corrupted", data)
+        holds: bool | None = abs(mean(values)) < 0.25
+        reason = ""
+        if data != "celeba" and not holds:
+            holds = None
+            reason = (
+                f"{data} is not CelebA: only glasses tell the classes apart, so one direction of W rules, whatever Q"
+            )
+        drop = mean(whole) - mean(values)
+        yield Claim(f"random eigenvectors lower it by more than 0.3 ({data})", "by 0.87", f"by {drop:.2f}", drop > 0.3)
+        yield Claim(f"and leave less than 0.25 ({data})", "0.04", spread(values), holds, reason)
+
+
+def faces_figure(results: Results[Faces]) -> Figure:
+    """The three diagonals of the first seed, a row per data set; beside ρ of the one draw of Q is the mean over all."""
+    page, axes = panels(len(results.settings.data), 3, height=2.4)
+    for row, data in zip(axes, results.settings.data, strict=True):
+        stored = results.artefact(f"{data}.after", "diagonals")
+        every = mean(_values(results, "corrupted", data))
+        for place, (name, title) in zip(row, IMAGES.items(), strict=True):
+            rho = float(cosine(stored["NFM"].flatten(), stored[name].flatten(), center=True))
+            note = "" if name == "NFM" else f"$\\rho$ {rho:.2f}"
+            note += f"; mean over draws {every:.2f}" if name == "corrupted" else ""
+            matrix(place, picture(stored[name]), f"{title}\n{note}")
+        row[0].set_ylabel(data)
+    return page
+
+
+FIG9 = Experiment(
+    Faces((0, 1), ("faces",), samples=1000, epochs=40.0),
+    Faces(),
+    faces_parts,
+    (similar, destroyed),
+    faces_figure,
+    classes=True,
+)

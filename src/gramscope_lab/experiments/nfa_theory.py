@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
+from itertools import product
+from typing import Any
 
 from gramscope.errors import InputError
-from gramscope_lab.experiments.experiment import Claim, Experiment, Options, Results
-from gramscope_lab.experiments.parts import Computation, Recorder
+from gramscope_lab.experiments.experiment import Claim, Computation, Experiment, Options, Recorder, Results
 from gramscope_lab.experiments.plots import PALETTE, Figure, band, curve, legend_below, mean, panels
 from gramscope_lab.experiments.theory_sweeps import ALPHAS, BALANCES, decay_sweep, reversal_sweep
 from gramscope_lab.runs.records import Record
@@ -39,7 +40,7 @@ def reversing_parts(settings: Reversing, options: Options) -> list[Computation]:
     def sweep(balance: float, recorder: Recorder) -> None:
         rows = reversal_sweep(settings.size, balances=(balance,), data_seeds=count, nets=settings.nets)
         for row in recorder.track(rows, 4 * count):
-            recorder.record("reversal", **asdict(row), predicted=row.free_sampled_moments)
+            recorder.record("reversal", **row, predicted=row["free_sampled_moments"])
 
     return [Computation(f"balance-{balance:g}", partial(sweep, balance)) for balance in settings.balances]
 
@@ -139,30 +140,21 @@ def decaying_parts(settings: Decaying, options: Options) -> list[Computation]:
     """One computation per target and seed."""
 
     def sweep(target: str, seed: int, recorder: Recorder) -> None:
-        rows = decay_sweep(
-            n=settings.n,
-            d=settings.d,
-            widths=settings.widths,
-            alphas=settings.alphas,
-            activations=settings.activations,
-            targets=(target,),
-            nets=settings.nets,
-            data_seeds=1,
-            seed=seed,
-        )
+        named = ("n", "d", "widths", "alphas", "activations", "nets")
+        given: dict[str, Any] = {name: getattr(settings, name) for name in named}
+        rows = decay_sweep(**given, targets=(target,), data_seeds=1, seed=seed)
         total = len(settings.alphas) * len(settings.activations) * len(settings.widths)
         for row in recorder.track(rows, total):
-            recorder.record("decay", seed=seed, **asdict(row))
+            recorder.record("decay", seed=seed, **row)
 
     return [
         Computation(f"{target}-seed-{seed}", partial(sweep, target, seed))
-        for target in settings.targets
-        for seed in settings.seeds
+        for target, seed in product(settings.targets, settings.seeds)
     ]
 
 
 def _panels_of(settings: Decaying) -> list[tuple[str, str]]:
-    return [(activation, target) for activation in settings.activations for target in settings.targets]
+    return list(product(settings.activations, settings.targets))
 
 
 def _distance(records: Sequence[Record]) -> float:
@@ -212,16 +204,8 @@ def decaying_figure(results: Results[Decaying]) -> Figure:
         for index, width in enumerate(results.settings.widths):
             records = results.records("decay", activation=activation, target=target, width=width)
             band(place, records, "alpha", "observed", index=index, label=f"observed, k = {width}", deviations=0)
-        band(
-            place,
-            records,
-            "alpha",
-            "predicted",
-            deviations=0,
-            color="#000000",
-            linestyle=":",
-            label="predicted (first order)",
-        )
+        black = {"color": "#000000", "linestyle": ":", "label": "predicted (first order)"}
+        band(place, records, "alpha", "predicted", deviations=0, **black)
         place.set_title(f"{activation}, {target}")
         place.set_xlabel(r"data decay $\alpha$")
     axes[0, 0].set_ylabel("C-NFA at the start")

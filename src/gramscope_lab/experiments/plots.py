@@ -1,4 +1,4 @@
-"""Figures of experiments in one style, readable for colour-blind people and in print.
+"""Curves over records, numbers as text, and figures in one style, readable for colour-blind people and in print.
 
 Figures are made as objects, without pyplot, so nothing global is changed and no window is needed.
 """
@@ -53,7 +53,7 @@ def require_matplotlib() -> None:
     try:
         import matplotlib as mpl  # noqa: F401
     except ImportError as error:
-        raise MissingExtraError('figures need matplotlib; install it with: pip install "gramscope[report]"') from error
+        raise MissingExtraError('figures need matplotlib; install it with: pip install "gramscope[lab]"') from error
 
 
 @contextmanager
@@ -117,6 +117,15 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
     """Mean and standard deviation as text: ``0.91 ± 0.02``."""
     text = f"{mean(values):.{digits}f}"
     return f"{text} ± {deviation(values):.{digits}f}" if len(values) > 1 else text
+
+
+def listed(form: str, *columns: Iterable[Any]) -> str:
+    """A text for each row of the columns, with commas between.
+
+    >>> listed("β {:g}: {:.2f}", [0.1, 1.0], [0.5, 0.25])
+    'β 0.1: 0.50, β 1: 0.25'
+    """
+    return ", ".join(form.format(*row) for row in zip(*columns, strict=True))
 
 
 def band(

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from gramscope.errors import InputError
-from gramscope_lab.data.named_sets import catalogue as data_catalogue
-from gramscope_lab.data.named_sets import find_entry, load
 from gramscope_lab.experiments.catalogue import Entry, find
-from gramscope_lab.experiments.experiment import Claim, Experiment, Options, Results
-from gramscope_lab.experiments.parts import Part
+from gramscope_lab.experiments.experiment import Claim, Experiment, Options, Part, Results
 from gramscope_lab.experiments.plots import figure_style, require_matplotlib, save_figure
 from gramscope_lab.experiments.settings import settings_table, with_values
 from gramscope_lab.runs.directory import RunDirectory
@@ -48,7 +45,7 @@ class Reproduction:
             "path": self.path,
             "figures": list(self.figures),
             "seconds": self.seconds,
-            "claims": [{k: v for k, v in claim.to_record().items() if k != "kind"} for claim in self.claims],
+            "claims": [asdict(claim) for claim in self.claims],
         }
 
 
@@ -80,29 +77,31 @@ def reproduce(
         Interrupted: the user asked to stop; the same call continues.
     """
     require_matplotlib()
-    asked, options = options, options or Options()
     started = time.perf_counter()
     entry = find(name)
     experiment = entry.load()
-    path = Path(out) if out is not None else default_directory(entry.name, options)
+    path = Path(out) if out is not None else default_directory(entry.name, options or Options())
     if plot_only:
         if force:
             raise InputError("--plot-only draws what is in the run directory; leave out --force")
         root = RunDirectory.open(path)
-        settings, options = _stored(entry, experiment, root, asked, values or {})
+        settings, options = _stored(entry, experiment, root, options, values or {})
     else:
+        options = options or Options()
         settings = with_values(entry.name, getattr(experiment, options.scale), values or {})
         if experiment.classes:
             _check_classes(entry.name, settings.data, options)
-        parts = list(experiment.parts(settings, options))
-        root = _root(entry, settings, options, path, force=force)
+        parts = experiment.parts(settings, options)
+        root = _root(path, _config(entry, settings, options), options.device, force=force)
         with root.lock:
             _run_parts(parts, root, reporter or Reporter(), placement)
     results: Results[Any] = Results(entry.name, settings, options, root)
     with figure_style():
         figures = save_figure(experiment.figure(results), root, entry.name)
     claims = tuple(experiment.judge(results))
-    _store_claims(root, claims)
+    directory = RunDirectory.create(root.path / CLAIMS, {"part": CLAIMS}, force=True)
+    directory.append(*({"kind": "claim", **asdict(claim)} for claim in claims), {"kind": "end", "finished": True})
+    directory.close()
     seconds = time.perf_counter() - started
     return Reproduction(entry, options, path, figures, claims, seconds, _selection(experiment, options))
 
@@ -113,7 +112,7 @@ def default_directory(name: str, options: Options) -> Path:
     return Path("runs") / f"{name}-{options.scale}{chosen}"
 
 
-def _run_parts(parts: list[Part], root: RunDirectory, reporter: Reporter, placement: Placement | None) -> None:
+def _run_parts(parts: Sequence[Part], root: RunDirectory, reporter: Reporter, placement: Placement | None) -> None:
     missing = [part for part in parts if not part.complete(root)]
     if len(missing) < len(parts):
         reporter.note(f"{root.path}: {len(parts) - len(missing)} of {len(parts)} parts are complete and are kept")
@@ -121,8 +120,8 @@ def _run_parts(parts: list[Part], root: RunDirectory, reporter: Reporter, placem
     for number, part in enumerate(missing):
         left = ""
         if number:
-            each = (time.perf_counter() - started) / number
-            left = f", about {_duration(each * (len(missing) - number))} left"
+            minutes = (time.perf_counter() - started) / number * (len(missing) - number) / 60
+            left = f", about {minutes:.0f} min left" if minutes > 1.5 else f", about {60 * minutes:.0f} s left"
         if len(missing) > 1:
             reporter.note(f"part {number + 1} of {len(missing)}: {part.name}{left}")
         try:
@@ -135,36 +134,28 @@ def _run_parts(parts: list[Part], root: RunDirectory, reporter: Reporter, placem
 
 def _check_classes(name: str, data: tuple[str, ...], options: Options) -> None:
     """Refuse data sets without classes before anything is run."""
+    from gramscope_lab.data.named_sets import catalogue, find_entry, load
+
     for chosen in data:
         if chosen.endswith(".npz"):
-            some = load(chosen, options.data_dir or None).task == "classification"
+            has_classes = load(chosen, options.data_dir or None).classes is not None
         else:
-            some = find_entry(chosen).classes is not None
-        if not some:
-            known = ", ".join(entry.name for entry in data_catalogue() if entry.classes)
+            has_classes = find_entry(chosen).classes is not None
+        if not has_classes:
+            known = ", ".join(entry.name for entry in catalogue() if entry.classes)
             raise InputError(
                 f"data set {chosen} has no classes and {name} needs them: {known}, or an .npz file with labels"
             )
 
 
-def _root(entry: Entry, settings: Any, options: Options, path: Path, *, force: bool) -> RunDirectory:
-    config = _config(entry, settings, options)
-    device = resolve_device(options.device)
-    root = RunDirectory(path)
-    if root.exists() and not force:
-        stored = root.config
-        if stored == config:
-            return root
-        if stored.get("experiment") != entry.name or root.members():  # otherwise it failed before anything was run
-            raise InputError(
-                f"{path} holds {_difference(stored, config)}; start again with --force, or choose another --out"
-            )
-        force = True
-    root = RunDirectory.create(path, config, force=force)
-    root.write_environment(describe_environment(str(device)))
-    return root
+def _selection(experiment: Experiment[Any], options: Options) -> str:
+    if not experiment.chooses:
+        return "nothing to choose"
+    where = "a validation split" if options.select == "validation" else "test data, as published"
+    return f"hyper-parameters chosen on {where}"
 
 
+# -- the run directory --------------------------------------------------------------------------------------------
 def _config(entry: Entry, settings: Any, options: Options) -> dict[str, Any]:
     """The configuration stored in the run directory."""
     return {
@@ -175,13 +166,23 @@ def _config(entry: Entry, settings: Any, options: Options) -> dict[str, Any]:
     }
 
 
-def _difference(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    if stored.get("experiment") != wanted["experiment"]:
-        return f"{stored.get('experiment') or 'a run'}, not {wanted['experiment']}"
-    before = {**stored, **stored.get("settings", {})}
-    now = {**wanted, **wanted["settings"]}
-    keys = [key for key in {**before, **now} if key != "settings" and before.get(key) != now.get(key)]
-    return f"{wanted['experiment']} with " + ", ".join(f"{k} = {before.get(k)}, not {now.get(k)}" for k in keys)
+def _root(path: Path, config: dict[str, Any], device: str, *, force: bool) -> RunDirectory:
+    """The directory to run in: the one that is there if it was made with this configuration, else a new one."""
+    found = describe_environment(str(resolve_device(device)))
+    root = RunDirectory(path)
+    if root.exists() and not force:
+        stored = root.config
+        if stored == config:
+            return root
+        if (
+            stored.get("experiment") != config["experiment"] or root.members()
+        ):  # otherwise it failed before anything ran
+            difference = _difference(stored, config)
+            raise InputError(f"{path} holds {difference}; start again with --force, or choose another --out")
+        force = True
+    root = RunDirectory.create(path, config, force=force)
+    root.write_environment(found)
+    return root
 
 
 def _stored(
@@ -202,20 +203,9 @@ def _stored(
     return settings, made
 
 
-def _store_claims(root: RunDirectory, claims: tuple[Claim, ...]) -> None:
-    directory = RunDirectory.create(root.path / CLAIMS, {"part": CLAIMS}, force=True)
-    directory.append(*(claim.to_record() for claim in claims), {"kind": "end", "finished": True})
-    directory.close()
-
-
-def _selection(experiment: Experiment[Any], options: Options) -> str:
-    if not experiment.chooses:
-        return "nothing to choose"
-    where = "a validation split" if options.select == "validation" else "test data, as published"
-    return f"hyper-parameters chosen on {where}"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+def _difference(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    if stored.get("experiment") != wanted["experiment"]:
+        return f"{stored.get('experiment') or 'a run'}, not {wanted['experiment']}"
+    before, now = {**stored, **stored.get("settings", {})}, {**wanted, **wanted["settings"]}
+    keys = [key for key in {**before, **now} if key != "settings" and before.get(key) != now.get(key)]
+    return f"{wanted['experiment']} with " + ", ".join(f"{k} = {before.get(k)}, not {now.get(k)}" for k in keys)

@@ -1,15 +1,14 @@
-"""Prediction beside observation: the records behind ``gramscope theory cnfa``, nfa-fig3 and nfa-fig6.
+"""Prediction beside observation: the records behind ``gramscope theory``, nfa-fig3 and nfa-fig6.
 
-Every function is deterministic in its seeds, works in float64 and returns one frozen record per line of the table it
-stands for; ``dataclasses.asdict`` turns them into rows.
+Every function is deterministic in its seeds, works in float64 and gives one record for each line of the table it stands for.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,10 +20,16 @@ from gramscope.theory.freeness import MatrixFamily
 from gramscope.theory.gaussian import gaussian_spectral_moments
 from gramscope.theory.montecarlo import RandomMLP, estimate, kernel_moments
 from gramscope.theory.quadratic import (
+    AGOP,
+    CROSS,
+    FORMULAS,
+    GRAM,
+    centred_moments,
     data_matrices,
     free_traces,
     gaussian_traces,
     observed_traces,
+    rule_value,
     spectral_moments,
     weight_matrix,
 )
@@ -38,29 +43,7 @@ from gramscope_lab.data.synthetic import (
     high_rank_polynomial,
     unit_std,
 )
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """One prediction of the centred NFA's starting value at one width, beside what sampled nets do.
-
-    ``observed`` is the mean of ρ over nets, ``ratio_of_means`` the correlation of their mean traces. [NFA] takes them for
-    equal (eq. 11, Assumption 9); ``free`` and ``gaussian`` predict the second.
-    """
-
-    width: int
-    prediction: str
-    predicted: float
-    predicted_error: float
-    observed: float
-    observed_error: float
-    ratio_of_means: float
-    nets: int
-
-    @property
-    def difference(self) -> float:
-        """Predicted − observed."""
-        return self.predicted - self.observed
+from gramscope_lab.runs.records import Record
 
 
 def compare_cnfa(
@@ -72,8 +55,11 @@ def compare_cnfa(
     depth: int = 1,
     nets: int = 20,
     generator: torch.Generator,
-) -> list[Comparison]:
+) -> list[Record]:
     """ρ(ẆᵀẆ, ẆᵀKẆ) of the first layer for f = 0 on the data ([NFA] eq. 4): every prediction that applies, per width.
+
+    ``observed`` is the mean of ρ over nets, ``ratio_of_means`` the correlation of their mean traces. [NFA] takes them for
+    equal (eq. 11, Assumption 9); ``free`` and ``gaussian`` predict the second.
 
     ``infinite width`` is the first-order prediction with 𝒦's limit; ``mean kernels`` uses E[𝒦] and E[𝒦²] of this width
     (exact for one hidden layer, else averaged over the sampled nets, with its error bar); ``free`` and ``gaussian`` are the
@@ -84,7 +70,7 @@ def compare_cnfa(
     if p.shape[0] != x.shape[0]:
         raise InputError(f"y has shape {tuple(y.shape)}; these nets have one output")
     limit = float(speeds_from_kernel(p, tangent_kernel_at_infinite_width(x, activation, depth)).correlation)
-    rows = []
+    rows: list[Record] = []
     for width in widths:
         net = RandomMLP(x.shape[1], (width,) * depth, activation)
         stacks = [j for j, _, _ in net.draws(x, nets, generator)]
@@ -103,33 +89,21 @@ def compare_cnfa(
             moments = gaussian_spectral_moments(width, x.shape[1])
             predictions["free"] = (float(free_traces(family, moments).correlation), 0.0)
             predictions["gaussian"] = (float(gaussian_traces(family, width).correlation), 0.0)
-        seen = (float(observed.mean), float(observed.error), float(ratio.correlation), nets)
-        rows += [Comparison(width, name, value, error, *seen) for name, (value, error) in predictions.items()]
+        rows += [
+            {
+                "width": width,
+                "prediction": name,
+                "predicted": value,
+                "predicted_error": error,
+                "observed": float(observed.mean),
+                "observed_error": float(observed.error),
+                "ratio_of_means": float(ratio.correlation),
+                "nets": nets,
+                "difference": value - float(observed.mean),
+            }
+            for name, (value, error) in predictions.items()
+        ]
     return rows
-
-
-@dataclass(frozen=True)
-class Reversal:
-    """One data set of the balance sweep (nfa-fig3): the one net's observation beside four predictions.
-
-    ``free_…`` are free-probability predictions with the moments of R averaged over nets (as [NFA] does), with their exact
-    Gaussian values, and of the observed net itself; ``gaussian`` is the ratio of exact mean traces.
-    """
-
-    balance: float
-    data_seed: int
-    inverse: str
-    scale: float
-    observed: float
-    free_sampled_moments: float
-    free_exact_moments: float
-    free_own_moments: float
-    gaussian: float
-
-    @property
-    def difference(self) -> float:
-        """[NFA]'s prediction (moments of R averaged over nets) − observed."""
-        return self.free_sampled_moments - self.observed
 
 
 #: the sweep of nfa-fig3; [NFA] gives no values
@@ -145,8 +119,12 @@ def reversal_sweep(
     inverses: Sequence[InverseRule] = ("pseudo", "literal"),
     scales: Sequence[float] | None = None,
     seed: int = 0,
-) -> Iterator[Reversal]:
+) -> Iterator[Record]:
     """[NFA] Fig. 3 with n = k = d = ``size``: one quadratic net for all data, predictions from moments over ``nets`` others.
+
+    ``free_…`` are free-probability predictions with the moments of R averaged over nets (as [NFA] does: ``difference`` is
+    that minus the observation), with their exact Gaussian values, and of the observed net itself; ``gaussian`` is the ratio
+    of exact mean traces.
 
     Works with d×d products only: per data set four products for the moments of A and B and three for the observed
     traces. ``scales`` multiplies X₁, see :func:`~gramscope_lab.data.synthetic.alignment_reversing`; 1 (the text) and
@@ -162,31 +140,21 @@ def reversal_sweep(
         for scale, inverse in product(used_scales, inverses):
             matrices = data_matrices(*draw.build(inverse, scale))
             family = MatrixFamily(matrices)
-            yield Reversal(
-                balance,
-                data_seed,
-                inverse,
-                scale,
-                observed=float(observed_traces(matrices, r).correlation),
-                free_sampled_moments=float(free_traces(family, sampled).correlation),
-                free_exact_moments=float(free_traces(family, exact).correlation),
-                free_own_moments=float(free_traces(family, own).correlation),
-                gaussian=float(gaussian_traces(family, size).correlation),
-            )
-
-
-@dataclass(frozen=True)
-class Decay:
-    """One point of nfa-fig6: data decay α, target, activation and width; means over data seeds and nets."""
-
-    alpha: float
-    target: str
-    activation: str
-    width: int
-    depth: int
-    predicted: float
-    observed: float
-    observed_error: float
+            observed = float(observed_traces(matrices, r).correlation)
+            free = {
+                name: float(free_traces(family, moments).correlation)
+                for name, moments in (("sampled", sampled), ("exact", exact), ("own", own))
+            }
+            yield {
+                "balance": balance,
+                "data_seed": data_seed,
+                "inverse": inverse,
+                "scale": scale,
+                "observed": observed,
+                **{f"free_{name}_moments": value for name, value in free.items()},
+                "gaussian": float(gaussian_traces(family, size).correlation),
+                "difference": free["sampled"] - observed,
+            }
 
 
 #: the sweep of nfa-fig6; [NFA] gives no values
@@ -227,7 +195,7 @@ def decay_sweep(
     nets: int = 5,
     data_seeds: int = 2,
     seed: int = 0,
-) -> Iterator[Decay]:
+) -> Iterator[Record]:
     """[NFA] Fig. 6: first-order prediction (𝒦 at infinite width) against observed ρ of the first layer, f = 0 on the data."""
     for target in targets:
         for alpha in alphas:
@@ -247,13 +215,113 @@ def decay_sweep(
                         for j, _, _ in net.draws(x, nets, generator)
                     ]
                     observed = torch.cat(values)
-                    yield Decay(
-                        alpha,
-                        target,
-                        activation,
-                        width,
-                        depth,
-                        predicted=float(torch.stack(limits).mean()),
-                        observed=float(observed.mean()),
-                        observed_error=float(observed.std()) / math.sqrt(observed.numel()),
-                    )
+                    yield {
+                        "alpha": alpha,
+                        "target": target,
+                        "activation": activation,
+                        "width": width,
+                        "depth": depth,
+                        "predicted": float(torch.stack(limits).mean()),
+                        "observed": float(observed.mean()),
+                        "observed_error": float(observed.std()) / math.sqrt(observed.numel()),
+                    }
+
+
+# -- Monte Carlo checks -------------------------------------------------------------------------------------------
+def check_formulas(size: int = 512, nets: int = 24, seed: int = 0, alpha: float = 0.5) -> list[Record]:
+    """Each printed formula beside the general rule and sampled nets: paired Monte Carlo at n = k = d = ``size``.
+
+    On isotropic data and on data of spectrum 1/(1+k^α). Each net is compared with the formula at the moments of its own R:
+    the spread of tr(Rᵖ) over nets, far larger than the error of a misprint's effect, then cancels. ``observed_ratio`` is the
+    mean over nets of trace / formula, ``error`` its standard error and ``z = (ratio − 1)/error``.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    rows: list[Record] = []
+    for name, decay in (("isotropic", None), (f"decay {alpha:g}", alpha)):
+        matrices = data_matrices(*polynomial_task(size, size, decay, "low-rank", generator))
+        family = MatrixFamily(matrices)
+        moments, traces = [], []
+        for _ in range(nets):
+            r = weight_matrix(size, size, generator)
+            observed = observed_traces(matrices, r)
+            traces.append(torch.stack([observed.cross, observed.gram, observed.agop]))
+            moments.append(spectral_moments(r))
+        r_moments = torch.stack(moments)
+        of_word = dict(zip((CROSS, GRAM, AGOP), torch.stack(traces, 1), strict=True))
+        centred = centred_moments(family, r_moments)
+        for formula in FORMULAS:
+            printed = formula.value(centred)
+            ratio = estimate(of_word[formula.word] / printed)
+            agrees = torch.allclose(printed, rule_value(formula, family, r_moments), rtol=1e-9)
+            rows.append(
+                {
+                    "data": name,
+                    "equation": formula.equation,
+                    "word": formula.word,
+                    "agrees_with_rule": agrees,
+                    "observed_ratio": float(ratio.mean),
+                    "error": float(ratio.error),
+                    "note": formula.note,
+                    "z": float((ratio.mean - 1) / ratio.error),
+                }
+            )
+    return rows
+
+
+def check_widths(
+    activations: Sequence[str] = ("relu", "erf", "quadratic", "linear"),
+    *,
+    depths: Sequence[int] = (1, 2, 3),
+    widths: Sequence[int] = (64, 128, 256, 512),
+    nets: int = 200,
+    n: int = 12,
+    d: int = 6,
+    seed: int = 0,
+) -> list[Record]:
+    """How fast sampled tangent kernels of the first layer approach the recursion, on normal inputs ``[n, d]``.
+
+    ``distance`` is the mean squared relative distance ``E‖𝒦 − 𝒦_∞‖² / ‖𝒦_∞‖²`` from the infinite-width kernel.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, d, generator=generator, dtype=torch.float64)
+    rows: list[Record] = []
+    for activation in activations:
+        for depth in depths:
+            limit = tangent_kernel_at_infinite_width(x, activation, depth)
+            for width in widths:
+                net = RandomMLP(d, (width,) * depth, activation)
+                distances = [
+                    (j @ j.mT - limit).square().sum((-2, -1)) / limit.square().sum()
+                    for j, _, _ in net.draws(x, nets, generator)
+                ]
+                result = estimate(torch.cat(distances))
+                head = {"activation": activation, "depth": depth, "width": width}
+                rows.append({**head, "distance": float(result.mean), "error": float(result.error)})
+    return rows
+
+
+def fit_powers(rows: Sequence[Mapping[str, Any]]) -> list[Record]:
+    """Least squares ``log distance = c + p log depth − q log width`` per activation: like depth/width, p and q are 1."""
+    fits: list[Record] = []
+    for activation in dict.fromkeys(row["activation"] for row in rows):
+        chosen = [row for row in rows if row["activation"] == activation]
+        if min(len({row["depth"] for row in chosen}), len({row["width"] for row in chosen})) < 2:
+            raise InputError("a fit of depth^p / width^q needs at least two depths and two widths")
+        depth, width, distance = (
+            torch.tensor([float(row[key]) for row in chosen], dtype=torch.float64).log()
+            for key in ("depth", "width", "distance")
+        )
+        design = torch.stack([torch.ones_like(depth), depth, -width], 1)
+        solution = torch.linalg.lstsq(design, distance.unsqueeze(1)).solution.squeeze(1)
+        constant, p, q = solution.tolist()
+        residual = float((design @ solution - distance).abs().max())
+        fits.append(
+            {
+                "activation": activation,
+                "depth_power": p,
+                "width_power": q,
+                "constant": constant,
+                "largest_residual": residual,
+            }
+        )
+    return fits

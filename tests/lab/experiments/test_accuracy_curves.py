@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from gramscope_lab.experiments.accuracy_curves import Curve, choose, compare_finals, data_table, part_name, settings_of
-from gramscope_lab.experiments.experiment import Options, Results
+from gramscope_lab.experiments import methods_compared
+from gramscope_lab.experiments.accuracy_curves import Curve, choose, compare_finals, settings_of
+from gramscope_lab.experiments.experiment import Options, Results, part_name
 from gramscope_lab.runs.directory import RunDirectory
 from refusals import assert_refused
 
@@ -54,7 +55,8 @@ def test_the_setting_is_chosen_on_the_asked_part(tmp_path: Path) -> None:
 
 
 def test_a_validation_part_is_cut_only_where_something_is_chosen_on_it() -> None:
-    assert data_table("digits", Options(), chooses=True)["validation"] > 0
-    assert data_table("digits", Options(select="test"), chooses=True)["validation"] == 0
-    assert data_table("digits", Options(), chooses=False)["validation"] == 0
+    chooses, fixed = methods_compared.GRAM_FIG2.quick, methods_compared.GRAM_FIG6.quick
+    for settings, select, held in ((chooses, "validation", 0.1), (chooses, "test", 0), (fixed, "validation", 0)):
+        part = methods_compared.parts(settings, Options(select=select))[0]  # type: ignore[arg-type]
+        assert part.config.data.validation == held
     assert part_name("sgd", "some/folder/mine.npz") == "sgd-mine"

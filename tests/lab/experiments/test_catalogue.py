@@ -22,7 +22,7 @@ def test_names_are_unique_and_cited() -> None:
 
 def test_find_forgives_case_and_names_the_closest() -> None:
     assert find("NFA_fig1").name == "nfa-fig1"
-    assert_refused("did you mean nfa-fig1", find, "nfa-fig11x")
+    assert_refused("did you mean 'nfa-fig1'", find, "nfa-fig11x")
 
 
 @pytest.mark.parametrize("entry", catalogue(), ids=lambda entry: entry.name)

@@ -2,9 +2,18 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 
-from gramscope_lab.experiments.theory_sweeps import compare_cnfa, decay_sweep, polynomial_task, reversal_sweep
+from gramscope_lab.experiments.theory_sweeps import (
+    check_formulas,
+    check_widths,
+    compare_cnfa,
+    decay_sweep,
+    fit_powers,
+    polynomial_task,
+    reversal_sweep,
+)
 from refusals import assert_refused
 
 
@@ -14,31 +23,31 @@ def test_predictions_of_a_wide_net_come_true() -> None:
         rows = compare_cnfa(
             x, y, [2000], activation=activation, depth=depth, nets=12, generator=torch.Generator().manual_seed(1)
         )
-        by_name = {row.prediction: row for row in rows}
+        by_name = {row["prediction"]: row for row in rows}
         for name in ("infinite width", "mean kernels"):
-            assert abs(by_name[name].difference) < 4 * by_name[name].observed_error + 0.004, by_name[name]
+            assert abs(by_name[name]["difference"]) < 4 * by_name[name]["observed_error"] + 0.004, by_name[name]
         assert ("free" in by_name) == (activation == "quadratic" and depth == 1)
 
 
 def test_free_prediction_of_a_square_problem() -> None:
     x, y = polynomial_task(200, 200, None, "high-rank", torch.Generator().manual_seed(0))
     rows = compare_cnfa(x, y, [200], nets=6, generator=torch.Generator().manual_seed(1))
-    by_name = {row.prediction: row for row in rows}
-    assert abs(by_name["free"].difference) < 4 * by_name["free"].observed_error < 0.02
-    assert abs(by_name["infinite width"].difference) > 0.03, "the mean term alone misses the proportional regime"
-    assert abs(by_name["gaussian"].predicted - by_name["gaussian"].ratio_of_means) < 0.02
+    by_name = {row["prediction"]: row for row in rows}
+    assert abs(by_name["free"]["difference"]) < 4 * by_name["free"]["observed_error"] < 0.02
+    assert abs(by_name["infinite width"]["difference"]) > 0.03, "the mean term alone misses the proportional regime"
+    assert abs(by_name["gaussian"]["predicted"] - by_name["gaussian"]["ratio_of_means"]) < 0.02
 
 
 def test_reversal_prediction_follows_observation() -> None:
     small = 0.18 / math.sqrt(128)
     rows = list(reversal_sweep(128, balances=(0.3, 0.9, 1.0), data_seeds=1, nets=10, scales=(1.0, small)))
     assert len(rows) == 2 * 2 * 3
-    by_key = {(row.scale, row.inverse, row.balance): row for row in rows}
-    assert by_key[1.0, "pseudo", 0.3].observed > 0.999
-    assert by_key[1.0, "literal", 0.3].observed < 0.96
-    assert by_key[small, "pseudo", 0.3].observed < 0.75 < 0.999 < by_key[small, "pseudo", 1.0].observed
-    assert by_key[1.0, "pseudo", 0.9].observed == by_key[1.0, "literal", 0.9].observed, "one net, the same data"
-    assert all(abs(row.difference) < 0.08 for row in rows)
+    by_key = {(row["scale"], row["inverse"], row["balance"]): row for row in rows}
+    assert by_key[1.0, "pseudo", 0.3]["observed"] > 0.999
+    assert by_key[1.0, "literal", 0.3]["observed"] < 0.96
+    assert by_key[small, "pseudo", 0.3]["observed"] < 0.75 < 0.999 < by_key[small, "pseudo", 1.0]["observed"]
+    assert by_key[1.0, "pseudo", 0.9]["observed"] == by_key[1.0, "literal", 0.9]["observed"], "one net, the same data"
+    assert all(abs(row["difference"]) < 0.08 for row in rows)
     again = next(iter(reversal_sweep(128, balances=(0.3,), data_seeds=1, nets=10)))
     assert again == rows[0]
 
@@ -46,8 +55,8 @@ def test_reversal_prediction_follows_observation() -> None:
 def test_decay_sweep_returns_one_record_a_point() -> None:
     rows = list(decay_sweep(n=20, d=12, widths=(64,), alphas=(0.0, 1.0), nets=3, data_seeds=2))
     assert len(rows) == 2 * 2 * 2
-    assert all(0 < row.observed <= 1 and 0 < row.predicted <= 1 and row.observed_error > 0 for row in rows)
-    assert len({(row.alpha, row.target, row.activation) for row in rows}) == len(rows)
+    assert all(0 < row["observed"] <= 1 and 0 < row["predicted"] <= 1 and row["observed_error"] > 0 for row in rows)
+    assert len({(row["alpha"], row["target"], row["activation"]) for row in rows}) == len(rows)
 
 
 def test_bad_input_is_named() -> None:
@@ -58,3 +67,27 @@ def test_bad_input_is_named() -> None:
     assert_refused("NaN", compare_cnfa, x * math.nan, torch.ones(3), [4], generator=source)
     assert_refused("one output", compare_cnfa, x, torch.ones(3, 2), [4], generator=source)
     assert_refused("balance", lambda: list(reversal_sweep(8, balances=(1.5,), nets=2)))
+
+
+def test_monte_carlo_confirms_the_right_formulas_and_refutes_the_misprints() -> None:
+    """n = k = d = 512, 24 nets, each with the moments of its own R, isotropic and correlated data."""
+    rows = check_formulas(size=512, nets=24)
+    assert {row["data"] for row in rows} == {"isotropic", "decay 0.5"}
+    for row in rows:
+        assert (abs(row["z"]) < 3) == row["agrees_with_rule"], row
+    assert {row["equation"] for row in rows if row["agrees_with_rule"]} == {"(20)", "(22)", "(28) corrected"}
+
+
+def test_distance_from_the_limit_falls_like_depth_over_width() -> None:
+    rows = check_widths(("relu", "linear"), widths=(48, 96, 192), nets=250, n=5, d=4)
+    for fit in fit_powers(rows):
+        assert fit["width_power"] == pytest.approx(1, abs=0.15), fit
+        assert fit["depth_power"] == pytest.approx(1, abs=0.25), fit
+
+
+def test_fit_recovers_powers() -> None:
+    points = [(d, w) for d in (1, 2, 3) for w in (10, 20, 50)]
+    rows = [{"activation": "relu", "depth": d, "width": w, "distance": 3 * d**1.5 / w**0.7} for d, w in points]
+    (fit,) = fit_powers(rows)
+    assert (fit["depth_power"], fit["width_power"]) == pytest.approx((1.5, 0.7))
+    assert_refused("two depths", fit_powers, rows[:3])

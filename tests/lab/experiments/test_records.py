@@ -1,8 +1,10 @@
-"""What the gram and vcl experiments record, at small settings."""
+"""What the experiments record, at small settings."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,15 @@ import torch
 import gramscope as gs
 from gramscope.errors import InputError
 from gramscope_lab.data import load
-from gramscope_lab.experiments import gram_grokking, gram_labels, gram_linearity
+from gramscope_lab.experiments import gram_grokking, gram_linearity
 from gramscope_lab.experiments.experiment import Options, Results
-from gramscope_lab.experiments.gram_layers import by_depth, features_of
+from gramscope_lab.experiments.nfa_matrices import FIG9
 from gramscope_lab.experiments.running import Reproduction, reproduce
 from gramscope_lab.experiments.vcl_diagonals import _diagonals, _pearson
 from gramscope_lab.runs.directory import RunDirectory
 from gramscope_lab.training.job import arrange
+from refusals import assert_refused
+from small_experiments import SMALL
 
 Read = Callable[[str], Results[Any]]
 Run = Callable[[str], Reproduction]
@@ -50,8 +54,8 @@ def test_every_hidden_layer_is_measured_at_its_output(results: Read) -> None:
     found = results("gram-fig4")
     measured = found.records("measurement")
     assert {r["layer"] for r in measured} == {"hidden2", "readout"}
-    assert {r["layer"] for r in features_of(measured, 1, 2)} == {"hidden2"}
-    assert len(by_depth(measured, "target_linearity", 2, 3.0)) == 2
+    assert {r["layer"] for r in gram_linearity.features_of(measured, 1, 2)} == {"hidden2"}
+    assert len(gram_linearity.by_depth(measured, "target_linearity", 2, 3.0)) == 2
     (inputs,) = found.records("input")
     data = load("digits").flat()
     expected = gs.target_linearity(data.subset(300).x_train, data.subset(300).y_train)
@@ -83,8 +87,8 @@ def test_random_labels_lower_linearity_and_can_reach_the_test_set(results: Read)
         for part in ("p-0-digits", "p-1-digits")
     }
     assert last["p-1-digits"] < last["p-0-digits"]
-    settings = gram_labels.Settings(data=("digits",), fractions=(1.0,), noisy_test=True)
-    (part,) = gram_labels.parts(settings, Options())
+    settings = gram_linearity.Noisy(data=("digits",), fractions=(1.0,), noisy_test=True)
+    (part,) = gram_linearity.noisy_parts(settings, Options())
     assert part.data is not None
     noisy, clean = arrange(part.data(), part.config.data), load("digits")
     assert (noisy.y_test != clean.y_test).float().mean() > 0.7
@@ -111,7 +115,7 @@ def test_data_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     x = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)).numpy()
     np.savez(path, x_train=x, y_train=np.arange(40) % 2, x_test=x, y_test=np.arange(40) % 2)
     values = {"data": (str(path),), "epochs": (1.0,)}
-    with pytest.raises(InputError, match=r"needs them in \[0, 1\]"):
+    with pytest.raises(InputError, match=r"needs floats from 0 to 1"):
         reproduce("gram-fig10", Options(device="cpu"), values=values, out=tmp_path / "vae")
     values = {"data": (str(path),), "epochs": 1.0, "seeds": (0,)}
     with pytest.raises(InputError, match="no images"):
@@ -138,3 +142,37 @@ def test_diagonals_are_those_of_the_trained_net(done: Run) -> None:
     a, b = torch.rand(3, 4), torch.rand(3, 4)
     expected = torch.corrcoef(torch.stack([a.flatten(), b.flatten()]).double())[0, 1]
     assert _pearson(a, b) == pytest.approx(float(expected))
+
+
+# -- nfa ----------------------------------------------------------------------------------------------------------
+def test_corruption_loses_alignment(done: Run) -> None:
+    for record in RunDirectory.open(done("nfa-fig1").path).records("alignment"):
+        assert record["nfa"] > record["corrupted"]
+        assert 0 < record["eigenvalue_spread"] < math.sqrt(15)
+
+
+def test_curves_start_where_they_must(done: Run) -> None:
+    records = RunDirectory.open(done("nfa-fig2").path).records("nfa")
+    assert len(records) == 2 * 2 * 3 * 2 * 2  # varied, layers, steps, scales, seeds
+    start = [r for r in records if r["step"] == 0]
+    assert all(r["centered"] is None and r["uncentered"] > 0 for r in start)
+    # at initialisation a factor on the first layer changes neither side of the uncentred ansatz but their scale
+    first = {(r["seed"], r["scale"]): r["uncentered"] for r in start if r["layer"] == 1 and r["varied"] == "first"}
+    assert first[0, 0.01] == pytest.approx(first[0, 1.0], rel=1e-4)
+    assert all(0 <= r["centered"] <= 1 + 1e-9 for r in records if r["step"] > 0)
+
+
+def test_the_figure_of_faces_says_what_its_numbers_are(results: Read) -> None:
+    found = results("nfa-fig9")
+    drawn = [place.get_title() for place in FIG9.figure(found).axes]
+    (record,) = found.records("diagonals")
+    assert f"{record['pearson']:.2f}" in drawn[1]
+    assert "one draw" in drawn[2]
+    assert f"mean over draws {record['corrupted']:.2f}" in drawn[2]
+
+
+def test_a_start_that_failed_is_not_in_the_way(tmp_path: Path) -> None:
+    small = {**SMALL["nfa-fig9"], "epochs": 1.0}
+    run = partial(reproduce, "nfa-fig9", Options(device="cpu"), out=tmp_path / "x")
+    assert_refused("digits has no option", run, values={**small, "data": "digits"})
+    run(values=small)
