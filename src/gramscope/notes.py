@@ -16,13 +16,6 @@ Kind = Literal[
     "remark",  # anything else
 ]
 
-#: sentences of statistics that were stored as text
-_STORED: dict[str, Kind] = {
-    "not reached by the forward": "not applied",
-    "no gradient: the loss does not reach it": "no gradient",
-    "no Jacobians: the output does not depend on it": "no Jacobians",
-}
-
 
 class Note(NamedTuple):
     """A kind, which code looks at, and a text, which people read; ``str(note)`` is the text.
@@ -44,16 +37,5 @@ def joined(notes: Iterable[Note]) -> Note:
     >>> joined([Note("left out", "no Σ"), Note("left out", "no K")])
     Note(kind='left out', text='no Σ; no K')
     """
-    found = list(notes)
-    return Note(found[0].kind, "; ".join(note.text for note in found))
-
-
-def read_notes(stored: str | tuple[Note, ...]) -> tuple[Note, ...]:
-    """Notes as they are, or made of the sentences that earlier versions stored.
-
-    >>> read_notes("no gradient: the loss does not reach it; a remark")[0].kind
-    'no gradient'
-    """
-    if not isinstance(stored, str):
-        return stored
-    return tuple(Note(_STORED.get(text, "remark"), text) for text in stored.split("; "))
+    several = list(notes)
+    return Note(several[0].kind, "; ".join(note.text for note in several))

@@ -10,7 +10,7 @@ import torch
 
 from gramscope.distributed.exchange import Group, find_exchange
 from gramscope.errors import InputError, LayerError
-from gramscope.notes import Note, read_notes
+from gramscope.notes import Note
 from gramscope.statistics.feature_statistics import FeatureStatistics, merge_features
 from gramscope.statistics.layer import (
     SUMS,
@@ -58,10 +58,6 @@ class Statistics:
         fields_ = {what for layer in self for what in (*SUMS, "features") if getattr(layer, what) is not None}
         kept.append("with " + ", ".join(sorted(fields_)) if fields_ else "without sums")
         return f"Statistics({self.n} samples, {', '.join(kept)})"
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Statistics that earlier versions pickled have sentences as notes."""
-        self.__dict__.update(state, notes={name: read_notes(notes) for name, notes in state["notes"].items()})
 
     def __getitem__(self, name: str) -> LayerStatistics:
         if name not in self.layers:
