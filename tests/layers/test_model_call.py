@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import gramscope as gs
 from cases import Around, refused
-from gramscope.errors import GramscopeError, InputError
+from gramscope.errors import GramscopeError, InputError, LayerError
 from gramscope.instruments.agop import dual_tangent_kernel
 from gramscope.layers.model_call import call_model
 
@@ -103,7 +103,7 @@ def test_parts_of_named_tuples() -> None:
     model, x = Around(lambda m, x: Result(m.layer(x), x), layer=nn.Linear(2, 3)), X.double()
     assert gs.agop(model, x, output="logits")["layer"].shape == gs.agop(model, x, output=0)["layer"].shape == (2, 2)
     refused(gs.agop, model, x, output="scores", match="output='scores' is not in what the model returned: a Result")
-    refused(gs.agop, model, x, match=r"the model returned a Result, not a tensor; say which part with output= \(an ind")
+    refused(gs.agop, model, x, match=r"the model returned a Result, not a tensor; say which item with output= \(an ind")
 
 
 @pytest.mark.parametrize(
@@ -134,26 +134,13 @@ def test_models_are_modules() -> None:
         pass
 
 
-class OwnCall(nn.Module):
-    """A model with a ``__call__`` of its own, which runs no hooks of the model."""
+def test_a_model_that_overrides_call_is_refused() -> None:
+    class OwnCall(Two):
+        def __call__(self, a: Tensor) -> Tensor:
+            return self.head(self.branch(a))  # type: ignore[no-any-return]
 
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net = net
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.net(x)  # type: ignore[no-any-return]
-
-
-def test_models_that_override_call() -> None:
-    net = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 3)).double()
-    model, x, loss = OwnCall(net), X.double(), nn.CrossEntropyLoss()
-    expected, found = (gs.measure(m, (x, Y), loss, measures=["gradient_norm", "nfa", "nc4"]) for m in (net, model))
-    assert [found[f"net.{name}"] for name in expected] == [pytest.approx(expected[name]) for name in expected]
-    for kernel in (gs.agop, gs.tangent_kernel, dual_tangent_kernel):
-        torch.testing.assert_close(kernel(model, x)["net.0"], kernel(net, x)["0"])
-    record = gs.Monitor(model, (x, Y), loss, measures="surrogate").records[0]
-    assert record["layers"]["net.0"]["surrogate"] == pytest.approx(gs.measure(net, (x, Y), loss)["0"]["surrogate"])
+    for use in (gs.measure, gs.agop, gs.tangent_kernel, dual_tangent_kernel):
+        refused(use, OwnCall(), X, match="OwnCall has a __call__ of its own, .*name it forward", error=LayerError)
 
 
 def test_parts_of_a_batch_that_the_model_does_not_take() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -81,39 +82,30 @@ def capture(
         torch.backends.mha.set_fastpath_enabled(False)
         if is_compiled(model):
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-        called, returned = _model_hooks(tape)
+        called, returned = ModuleHook(partial(_called, tape)), ModuleHook(partial(_returned, tape))
         stack.callback(root.register_forward_pre_hook(called, with_kwargs=True).remove)
         stack.callback(root.register_forward_hook(returned).remove)
         for name, module in wanted.items():
-            stack.callback(module.register_forward_hook(_output_hook(tape, name, module)).remove)
+            stack.callback(module.register_forward_hook(ModuleHook(partial(_keep_output, tape, name))).remove)
         stack.enter_context(Observer(selection, tape.applied))
         yield tape
     check_seen(tape)
 
 
-def _model_hooks(tape: Tape) -> tuple[ModuleHook, ModuleHook]:
-    """Hooks before and after the model's forward."""
-
-    def called(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if module is tape.model and tape.watching and not in_backward():
-            tape.called(args, kwargs)
-
-    def returned(module: nn.Module, args: object, output: object) -> None:
-        if module is tape.model and tape.watching and tape.calls and not in_backward():
-            tape.calls[-1].returned(output)
-
-    return ModuleHook(called), ModuleHook(returned)
+def _called(tape: Tape, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if tape.watching and not in_backward():
+        tape.called(args, kwargs)
 
 
-def _output_hook(tape: Tape, name: str, watched: nn.Module) -> ModuleHook:
-    def hook(module: nn.Module, args: object, output: object) -> None:
-        if module is not watched:  # a deep copy of it
-            return
-        value = first_tensor(output)
-        if value is None:
-            raise LayerError(f"module {name!r} returned no tensor but {type(output).__name__}")
-        if not in_backward() and tape.watching:
-            tape.outputs[name] = value.detach().clone()  # what follows may overwrite it
-            tape.output_counts[name] = tape.output_counts.get(name, 0) + 1
+def _returned(tape: Tape, module: nn.Module, args: object, output: object) -> None:
+    if tape.watching and tape.calls and not in_backward():
+        tape.calls[-1].returned(output)
 
-    return ModuleHook(hook)
+
+def _keep_output(tape: Tape, name: str, module: nn.Module, args: object, output: object) -> None:
+    value = first_tensor(output)
+    if value is None:
+        raise LayerError(f"module {name!r} returned no tensor but {type(output).__name__}")
+    if tape.watching and not in_backward():
+        tape.outputs[name] = value.detach().clone()  # what follows may overwrite it
+        tape.output_counts[name] = tape.output_counts.get(name, 0) + 1

@@ -7,15 +7,15 @@ output. Applications that no module hook sees are found by :mod:`gramscope.layer
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from gramscope.errors import LayerError
-from gramscope.layers.intercepted_functions import Sink, Tap, Taps, taps_of
+from gramscope.layers.intercepted_functions import Sink, Tap, taps_of
 from gramscope.layers.kinds import NamedWeightKind
 from gramscope.layers.linear_layer import Layer
 from gramscope.layers.modules import ModuleHook
@@ -27,13 +27,13 @@ class Observer:
     def __init__(self, layers: Iterable[Layer], sink: Sink) -> None:
         self._layers = tuple(layers)
         self._sink = sink
-        self._handles: list[RemovableHandle] = []
-        self._taps: list[tuple[Taps, Tap]] = []
+        self._hooks: ExitStack | None = None
 
     def attach(self) -> None:
         """Register the hooks. Ours run before the user's, so that ``z`` is the layer's own output."""
-        if self._handles or self._taps:
+        if self._hooks is not None:
             raise LayerError("this observer is attached already")
+        self._hooks = ExitStack()
         taps: dict[nn.Module, Tap] = {}
         for layer in self._layers:
             if isinstance(layer.kind, NamedWeightKind):
@@ -43,20 +43,18 @@ class Observer:
             if layer.scope is not None:
                 tap = taps.setdefault(layer.scope, Tap(self._sink))
                 tap.used.append(layer)
-            hook = _module_hook(layer, self._sink, tap)
-            self._handles.append(layer.module.register_forward_hook(hook, prepend=True, with_kwargs=True))
+            hook = ModuleHook(_reporter(layer, self._sink, tap))
+            self._hooks.callback(layer.module.register_forward_hook(hook, prepend=True, with_kwargs=True).remove)
         for module, tap in taps.items():
-            self._taps.append((taps_of(module), tap))
-            self._taps[-1][0].append(tap)
+            shared = taps_of(module)
+            shared.append(tap)
+            self._hooks.callback(shared.remove, tap)
 
     def detach(self) -> None:
         """Remove every hook of this observer; harmless when there is none."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        for taps, tap in self._taps:
-            taps.remove(tap)
-        self._taps.clear()
+        if self._hooks is not None:
+            self._hooks.close()
+        self._hooks = None
 
     def __enter__(self) -> Observer:
         try:
@@ -103,21 +101,18 @@ def in_backward() -> bool:
     return int(torch._C._current_graph_task_id()) != -1
 
 
-def _module_hook(layer: Layer, sink: Sink, tap: Tap | None) -> ModuleHook:
-    """A forward hook that reports to ``sink``."""
-    module_of_layer = layer.module
+def _reporter(layer: Layer, sink: Sink, tap: Tap | None) -> Callable[..., Tensor | None]:
+    """A forward hook that reports to ``sink`` what no function inside the module has reported."""
 
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Tensor | None:
-        if module is not module_of_layer:  # a deep copy of the watched model
-            return None
-        if tap is not None and layer.name in tap.seen:  # by the function that the module called
+        if tap is not None and layer.name in tap.seen:
             tap.seen.discard(layer.name)
             return None
         x = first_tensor((args, kwargs))
-        if x is None or not isinstance(output, Tensor):
-            if layer.scope is module:
-                return None
-            raise LayerError(f"layer {layer.name!r} was called without a tensor or did not return one")
-        return sink(layer, x, output)
+        if x is not None and isinstance(output, Tensor):
+            return sink(layer, x, output)
+        if layer.scope is module:
+            return None
+        raise LayerError(f"layer {layer.name!r} was called without a tensor or did not return one")
 
-    return ModuleHook(hook)
+    return hook

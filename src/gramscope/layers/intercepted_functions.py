@@ -85,21 +85,20 @@ class Taps:
             _TAPS.pop(self._module, None)  # the entry would keep the module alive
 
     def _register(self) -> None:
-        watched_module, contexts, taps = self._module, self._contexts, self.taps
+        contexts, taps = self._contexts, self.taps
 
         def enter(module: nn.Module, args: tuple[Any, ...]) -> None:
-            if module is watched_module:
-                context = _interception(module, args, taps)
-                context.__enter__()
-                contexts.append(context)
+            context = _interception(module, args, taps)
+            context.__enter__()
+            contexts.append(context)
 
         def leave(module: nn.Module, args: object, output: object) -> None:
-            if module is watched_module and contexts:
+            if contexts:
                 contexts.pop().__exit__(None, None, None)
 
         self._handles = [
-            watched_module.register_forward_pre_hook(ModuleHook(enter)),
-            watched_module.register_forward_hook(ModuleHook(leave), prepend=True, always_call=True),
+            self._module.register_forward_pre_hook(ModuleHook(enter)),
+            self._module.register_forward_hook(ModuleHook(leave), prepend=True, always_call=True),
         ]
 
 

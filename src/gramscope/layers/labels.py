@@ -73,7 +73,7 @@ class LabelReader:
         read = self._read(inputs, target)
         key = label_key(read.inputs)
         if key is not None and not self._needed:
-            read = read._replace(inputs={name: part for name, part in read.inputs.items() if name != key})
+            read = read._replace(inputs=_without(read.inputs, key))
         unused = unused_inputs(self._model, inputs) - set(LABEL_KEYS) if isinstance(inputs, Mapping) else set()
         if unused:
             text = f"the model's forward has no argument for {', '.join(sorted(unused))}: not passed to it"
@@ -88,10 +88,11 @@ class LabelReader:
         if self._usable is None:
             self._usable = self._ask(inputs, key)
         if not self._usable:
-            rest = {name: part for name, part in inputs.items() if name != key}
+            rest = _without(inputs, key)
             return ReadBatch(rest, target, positions_in(rest), _padding_notes(rest))
-        per_position = target.dim() == 2 and not target.is_floating_point() and _equal(inputs[key], target)
-        if not per_position:
+        given = inputs[key]
+        own = given is target or (isinstance(given, Tensor) and torch.equal(given, target))
+        if not own or target.dim() != 2 or target.is_floating_point():
             return ReadBatch(inputs, target, positions_in(inputs), _padding_notes(inputs))
         if "decoder_input_ids" in arguments:
             return self._read_decoder(inputs, key, target)
@@ -135,18 +136,20 @@ class LabelReader:
         """Whether the model runs with the labels; finds out whether it shifts them, from its loss of one sample."""
         labels = inputs[key]
         sample = head(inputs, 1, labels.shape[0])
-        rest = {name: part for name, part in sample.items() if name != key}
-        returned, without = self._returned(sample), self._returned(rest)
+        returned, without = self._returned(sample), self._returned(_without(sample, key))
         if returned is None:  # if both fail, the labels are not to blame, and the measurement will show the error
             return without is None
-        self._needed = self._own_loss or without is None or not _same_scores(returned, without)
+        scores, same = _scores(returned), _scores(without)
+        self._needed = self._own_loss or scores is None or same is None or not torch.equal(scores, same)
         if labels.dim() == 2 and labels.shape[1] > 1 and not labels.is_floating_point():
             none = torch.full_like(sample[key], IGNORED)
             first = none.clone()
             first[:, 0] = 0
-            losses = [own_loss(call_model(self._model, {**sample, key: part})) for part in (none, first)]
-            paired = _scores(returned) is None or _scores(returned).shape[:2] == labels[:1].shape  # type: ignore[union-attr]
-            self._shifts = paired and all(loss is not None for loss in losses) and _same(*losses)  # type: ignore[arg-type]
+            a, b = (own_loss(call_model(self._model, {**sample, key: given})) for given in (none, first))
+            paired = scores is None or scores.shape[:2] == labels[:1].shape
+            self._shifts = (
+                paired and a is not None and b is not None and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+            )
         return True
 
     def _returned(self, inputs: dict[str, Any]) -> Any:
@@ -157,24 +160,14 @@ class LabelReader:
             return None
 
 
-def _same_scores(a: Any, b: Any) -> bool:
-    """Whether two returned mappings have the same ``logits``."""
-    first, second = _scores(a), _scores(b)
-    return first is not None and second is not None and torch.equal(first, second)
+def _without(inputs: Mapping[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in inputs.items() if name != key}
 
 
 def _scores(returned: Any) -> Tensor | None:
     """The ``logits`` of a returned mapping."""
     scores = returned.get("logits") if isinstance(returned, Mapping) else None
     return scores if isinstance(scores, Tensor) else None
-
-
-def _equal(labels: Any, target: Tensor) -> bool:
-    return isinstance(labels, Tensor) and (labels is target or torch.equal(labels, target))
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    return bool(torch.equal(a, b) or (a.isnan() & b.isnan()).all())
 
 
 def _padding_notes(inputs: Any) -> dict[str, Note]:

@@ -10,11 +10,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from gramscope.errors import InputError
+from gramscope.errors import InputError, LayerError
 from gramscope.layers.batches import LABEL_KEYS
 from gramscope.layers.hooks import first_tensor, tensors_in
 from gramscope.layers.modules import in_eval_mode, unwrap
-from gramscope.layers.sample_count import Call
 from gramscope.layers.select import all_layers
 from gramscope.layers.tape import Tape
 from gramscope.layers.watchers import unseen
@@ -22,14 +21,13 @@ from gramscope.layers.watchers import unseen
 #: where the output tensor is: a key, an index, or a function of what the model returns
 OutputSelector: TypeAlias = str | int | Callable[[Any], Tensor] | None
 
-
 _OUTPUT_KEYS = ("logits", "output", "prediction", "predictions", "out", "last_hidden_state")
 
 
 def call_model(model: nn.Module, inputs: Any, synchronise: bool = False) -> Any:
     """``model(x)`` for a tensor, ``model(*xs)`` for a tuple, ``model(**xs)`` for a mapping.
 
-    Parts of a mapping that the model's forward has no argument for are left out (:func:`unused_inputs`). Labels are passed
+    Items of a mapping that the model's forward has no argument for are left out (:func:`unused_inputs`). Labels are passed
     where it names them: models of transformers compute their own loss from them, and sequence-to-sequence models their
     decoder's inputs. Language models are told not to cache keys and values, which serve generation alone and cost memory.
 
@@ -42,7 +40,7 @@ def call_model(model: nn.Module, inputs: Any, synchronise: bool = False) -> Any:
         if isinstance(inputs, Mapping):
             unused = unused_inputs(model, inputs)
             cache = {"use_cache": False} if "use_cache" in forward_arguments(model) else {}
-            return model(**cache | {key: part for key, part in inputs.items() if key not in unused})
+            return model(**cache | {key: value for key, value in inputs.items() if key not in unused})
         if isinstance(inputs, tuple | list):
             return model(*inputs)
         return model(inputs)
@@ -69,26 +67,20 @@ def forward_arguments(model: nn.Module) -> frozenset[str]:
     Of an adapter that hands on everything, those of the model inside as well.
     """
     root = unwrap(model)
-    forward = root.forward if type(root).__call__ is nn.Module.__call__ else root.__call__
-    parameters = inspect.signature(forward).parameters.values()
+    parameters = inspect.signature(root.forward).parameters.values()
     names = frozenset("**" if p.kind is p.VAR_KEYWORD else p.name for p in parameters)
     inner = getattr(root, "get_base_model", None)
     return names | forward_arguments(inner()) if callable(inner) and "labels" not in names else names
 
 
 def run_captured(model: nn.Module, tape: Tape, inputs: Any) -> Any:
-    """Call a model that ``tape`` captures; a model with a ``__call__`` of its own, which runs no hooks, is recorded by hand."""
+    """Call a model that ``tape`` captures."""
     before = len(tape.calls)
     output = call_model(model, inputs)
     if len(tape.calls) == before:
-        keywords = dict(inputs) if isinstance(inputs, Mapping) else {}
-        given = () if keywords else tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
-        call = Call(given, keywords, tape.batch_dim)
-        for application in tape.applications():
-            call.applied(application.layer, application.x)
-        call.returned(output)
-        tape.calls.append(call)
-        tape.ran = True
+        raise LayerError(
+            f"{type(unwrap(model)).__name__} has a __call__ of its own, which runs no hooks of the model; name it forward"
+        )
     return output
 
 
@@ -111,25 +103,22 @@ def _remedy(model: nn.Module, inputs: Any, problem: str) -> str | None:
         return "say what the model takes with unpack=lambda batch: (inputs, target)"
     if "Inference tensors" in problem:
         return "the model was made under torch.inference_mode; copy.deepcopy(model) outside it can be differentiated"
-    if any(word in problem for word in ("cannot be multiplied", "size mismatch", "channels, but got")):
-        layers = all_layers(model).layers
-        takes = (
-            f"; its first layer {layers[0].name!r} has a weight of {tuple(layers[0].weight().shape)}" if layers else ""
-        )
+    if any(words in problem for words in ("cannot be multiplied", "size mismatch", "channels, but got")):
         shapes = ", ".join(str(tuple(t.shape)) for t in tensors_in(inputs))
-        return f"the inputs have shape {shapes}{takes}"
-    if not any(word in problem for word in ("dtype", "scalar type", "Input type", "not implemented for")):
-        return None
+        takes = [
+            f"; its first layer {layer.name!r} has a weight of {tuple(layer.weight().shape)}"
+            for layer in all_layers(model)
+        ]
+        return f"the inputs have shape {shapes}{''.join(takes[:1])}"
     first, dtype = first_tensor(inputs), model_dtype(model)
-    if first is None or dtype is None:
+    of_types = any(words in problem for words in ("dtype", "scalar type", "Input type", "not implemented for"))
+    if not of_types or first is None or dtype is None or (first.dtype == dtype and "indices" not in problem):
         return None
     if "indices" in problem:
         return f"the inputs are {first.dtype} where an embedding wants indices: pass x.long()"
     if not first.is_floating_point():
         return f"the inputs are {first.dtype} where a layer wants numbers of {dtype}: pass x.to({dtype})"
-    if first.dtype != dtype:
-        return f"the inputs are {first.dtype} and the weights {dtype}: pass x.to({dtype}) or model.to({first.dtype})"
-    return None
+    return f"the inputs are {first.dtype} and the weights {dtype}: pass x.to({dtype}) or model.to({first.dtype})"
 
 
 def select_output(value: Any, output: OutputSelector = None) -> Tensor:
@@ -145,17 +134,17 @@ def select_output(value: Any, output: OutputSelector = None) -> Tensor:
             keys = list(value.keys()) if isinstance(value, Mapping) else f"a {type(value).__name__}"
             raise InputError(f"output={output!r} is not in what the model returned: {keys}") from error
     elif isinstance(value, Mapping):
-        found = [key for key in _OUTPUT_KEYS if key in value]
-        scores = [part for key, part in value.items() if key.endswith("_logits") and isinstance(part, Tensor)]
-        if found:
-            value = value[found[0]]
-        elif scores and len({part.shape for part in scores}) == 1:
+        known = [key for key in _OUTPUT_KEYS if key in value]
+        scores = [item for key, item in value.items() if key.endswith("_logits") and isinstance(item, Tensor)]
+        if known:
+            value = value[known[0]]
+        elif scores and len({item.shape for item in scores}) == 1:
             value = torch.stack(scores, -1)  # start and end of an answer, at every position
         else:
             raise InputError(f"the model returned a mapping with keys {list(value.keys())}; name one with output=")
     if not isinstance(value, Tensor):
         raise InputError(
-            f"the model returned a {type(value).__name__}, not a tensor; say which part with output= (an index, a name, or "
+            f"the model returned a {type(value).__name__}, not a tensor; say which item with output= (an index, a name, or "
             "a function of what it returned)"
         )
     if not value.is_floating_point():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -92,17 +93,16 @@ class LayerRecord:
     @property
     def D(self) -> Tensor:
         """``D = Σ_i δ_i h_iᵀ``, the weight gradient of the summed loss, ``[k, d]``."""
-        parts = []
+        terms = []
         for a in self._seen():
             a.check_unchanged()
-            parts.append(self._factor(a) * a.layer.kind.weight_gradient(a.layer.module, a.x, self._received(a)))
-        return torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
+            terms.append(self._factor(a) * a.layer.kind.weight_gradient(a.layer.module, a.x, self._received(a)))
+        return reduce(torch.add, terms)
 
     @property
     def Sigma(self) -> Tensor:
         """``Σ = Σ_i δ_i δ_iᵀ``, ``[k, k]``."""
-        parts = [sum_outer(delta, delta) for delta in self.deltas()]
-        return torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
+        return reduce(torch.add, [sum_outer(delta, delta) for delta in self.deltas()])
 
     def deltas(self) -> list[Tensor]:
         """``δ`` of each application, ``[batch, sites, k]``, also where they do not join into one tensor."""
@@ -160,10 +160,10 @@ class LayerRecord:
         for a in self._seen():
             calls.setdefault(a.call, []).append(normal_form(a))
         try:
-            merged = [torch.cat(parts, dim=-2) if len(parts) > 1 else parts[0] for parts in calls.values()]
+            merged = [torch.cat(sites, dim=-2) if len(sites) > 1 else sites[0] for sites in calls.values()]
             return torch.cat(merged, dim=-3) if len(merged) > 1 else merged[0]
         except RuntimeError as error:
-            shapes = [tuple(part.shape) for parts in calls.values() for part in parts]
+            shapes = [tuple(one.shape) for sites in calls.values() for one in sites]
             raise LayerError(
                 f"the applications of layer {self.name!r} have shapes {shapes}, which do not join into one "
                 "[batch, sites, features]; use .D and .Sigma, or look at .applications"
