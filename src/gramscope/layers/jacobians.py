@@ -48,18 +48,8 @@ def jacobian_chunks(
 
     Grouped layers have a leading axis more, ``[m, groups, batch, sites, k]``.
     """
-    across = tape.calls[-1].across_samples if tape.calls else {}
-    if across:
-        raise InputError(f"no Jacobians of single samples: {next(iter(across.values()))}")
-    blind = sorted(r.name for r in tape if all(a.edge is None for a in r.applications))
-    reason = (
-        "it ran without a gradient graph: under no_grad, or inside a re-entrant checkpoint (use_reentrant=False helps)"
-    )
-    if blind and (tape.explicit or len(blind) == len(tape)):
-        raise LayerError(f"no Jacobians at {', '.join(blind)}: {reason}; choose other layers=")
-    tape.unsupported |= dict.fromkeys(blind, Note("no Jacobians", f"no Jacobians: {reason}"))
-    applications = [a for a in tape.applications() if a.layer.name not in blind]
-    if not applications or not output.requires_grad:
+    applications = _seen_by_autograd(tape)
+    if not output.requires_grad:
         raise LayerError("the output does not depend on any captured layer")
     output = _samples_first(tape, output)
     n, count = output.shape[0], output[0].numel()
@@ -71,21 +61,39 @@ def jacobian_chunks(
     with tape.paused():
         for start in range(0, total, chunk):
             m = min(chunk, total - start)
-            if sketch is None:
+            if sketch is None or generator is None:
                 directions = torch.zeros(m, n, count, dtype=output.dtype, device=output.device)
-                directions[torch.arange(m), :, torch.arange(start, start + m)] = 1
+                directions.diagonal(start, 0, 2).fill_(1)  # [n, m], the entries [i, :, start + i]
             else:
-                shape, device = (m, n, count), _device(generator)
-                signs = torch.randint(2, shape, generator=generator, device=device, dtype=output.dtype)
-                directions = signs.mul_(2).sub_(1).div_(sketch**0.5).to(output.device)
-                del signs
+                directions = torch.randint(
+                    2, (m, n, count), generator=generator, device=generator.device, dtype=output.dtype
+                )
+                directions = directions.mul_(2).sub_(1).div_(total**0.5).to(output.device)
             directions = directions.reshape(m, *output.shape)
             gradients, batched = _pull_back(output, [a.edge for a in applications if a.edge], directions, batched)
             del directions
-            found = _by_layer(tape, applications, gradients, m)
+            jacobians = _by_layer(tape, applications, gradients, m)
             del gradients
-            yield found
-            del found  # a caller that drops the chunk too frees it before the next one is made
+            yield jacobians
+            del jacobians  # a caller that drops the chunk too frees it before the next one is made
+
+
+def _seen_by_autograd(tape: Tape) -> list[Application]:
+    """The applications of layers with a gradient graph; the others are noted, or raise if they were asked for."""
+    across = tape.calls[-1].across_samples if tape.calls else {}
+    if across:
+        raise InputError(f"no Jacobians of single samples: {next(iter(across.values()))}")
+    blind = sorted(r.name for r in tape if all(a.edge is None for a in r.applications))
+    reason = (
+        "it ran without a gradient graph: under no_grad, or inside a re-entrant checkpoint (use_reentrant=False helps)"
+    )
+    if blind and (tape.explicit or len(blind) == len(tape)):
+        raise LayerError(f"no Jacobians at {', '.join(blind)}: {reason}; choose other layers=")
+    tape.unsupported |= dict.fromkeys(blind, Note("no Jacobians", f"no Jacobians: {reason}"))
+    applications = [a for a in tape.applications() if a.layer.name not in blind]
+    if not applications:
+        raise LayerError("the output does not depend on any captured layer")
+    return applications
 
 
 def check_samples_are_independent(model: nn.Module) -> None:
@@ -110,17 +118,18 @@ def layers_with_shared_rows(tape: Tape, output: Tensor) -> frozenset[str]:
     half = output.shape[0] // 2
     if half == 0 or not watched or not output.requires_grad:
         return frozenset()
-    weights = torch.randn(output.shape[1:], generator=torch.Generator().manual_seed(0)).to(output)
+    generator = torch.Generator(device="cpu").manual_seed(0)
+    weights = torch.randn(output.shape[1:], generator=generator, dtype=torch.float32, device="cpu").to(output)
     edges = [a.edge for a in watched if a.edge]
-    reached: list[list[Tensor | None]] = []
-    for part in (output[:half], output[half:]):
-        with tape.paused():
-            gradients, _ = _pull_back(part, edges, weights.expand_as(part).unsqueeze(0), batched=False)
-        reached.append([None if gradient is None else gradient[0] != 0 for gradient in gradients])
+    with tape.paused():
+        first, second = (
+            torch.autograd.grad(rows, edges, weights.expand_as(rows), retain_graph=True, allow_unused=True)
+            for rows in (output[:half], output[half:])
+        )
     return frozenset(
         a.layer.name
-        for a, first, second in zip(watched, *reached, strict=True)
-        if first is not None and second is not None and bool((first & second).any())
+        for a, one, other in zip(watched, first, second, strict=True)
+        if one is not None and other is not None and bool(((one != 0) & (other != 0)).any())
     )
 
 
@@ -142,10 +151,6 @@ def _samples_first(tape: Tape, output: Tensor) -> Tensor:
     return output
 
 
-def _device(generator: torch.Generator | None) -> torch.device:
-    return torch.device("cpu") if generator is None else generator.device
-
-
 def _chunk_size(applications: Sequence[Application], output: Tensor, total: int, memory: int) -> int:
     """How many outputs fit the budget.
 
@@ -164,34 +169,22 @@ def _pull_back(
     output: Tensor, edges: Sequence[GradientEdge], directions: Tensor, batched: bool
 ) -> tuple[list[Tensor | None], bool]:
     """Vector-Jacobian products of all directions at once, or one by one where an operation cannot be batched."""
+    gradients_of = partial(torch.autograd.grad, output, edges, retain_graph=True, allow_unused=True)
     if batched and len(directions) > 1:
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("error", message="There is a performance drop")
-                found = torch.autograd.grad(
-                    output, edges, directions, retain_graph=True, allow_unused=True, is_grads_batched=True
-                )
-            return list(found), True
+                return list(gradients_of(directions, is_grads_batched=True)), True
         except (RuntimeError, UserWarning):
             pass  # some operation has no batching rule; the loop below is exact for every operation
-    try:
-        rows = [
-            torch.autograd.grad(output, edges, direction, retain_graph=True, allow_unused=True)
-            for direction in directions
-        ]
-    except RuntimeError as error:
-        if "checkpoint" not in str(error).lower():
-            raise
-        raise LayerError(
-            "no Jacobians through a re-entrant activation checkpoint; use_reentrant=False gives them"
-        ) from error
+    by_direction = [gradients_of(direction) for direction in directions]
     stacked: list[Tensor | None] = []
-    for parts in zip(*rows, strict=True):
-        present = [part for part in parts if part is not None]
-        if len(present) == 1:
-            stacked.append(present[0].unsqueeze(0))  # no copy
+    for rows in zip(*by_direction, strict=True):
+        reached = [row for row in rows if row is not None]
+        if len(reached) == 1:
+            stacked.append(reached[0].unsqueeze(0))  # no copy
         else:
-            stacked.append(torch.stack(present) if present else None)
+            stacked.append(torch.stack(reached) if reached else None)
     return stacked, batched and len(directions) == 1
 
 
@@ -202,7 +195,7 @@ def _by_layer(
 
     Those that the output does not depend on are zero, and layers of which that holds for all are left out.
     """
-    parts: dict[str, list[Tensor]] = {}
+    by_name: dict[str, list[Tensor]] = {}
     watched = [a for a in applications if a.edge is not None]
     known = {id(a): g for a, g in zip(watched, gradients, strict=True) if g is not None}
     reached = {a.layer.name for a in watched if id(a) in known}
@@ -213,5 +206,5 @@ def _by_layer(
         kind, module = a.layer.kind, a.layer.module
         gradient = known[id(a)] if id(a) in known else a.zero().expand(m, *a.z_shape)
         rows = torch.vmap(partial(kind.outputs, module, batch_dim=tape.batch_dim))(gradient)  # a view
-        parts.setdefault(a.layer.name, []).append(rows)
-    return {name: torch.cat(values, dim=-2) if len(values) > 1 else values[0] for name, values in parts.items()}
+        by_name.setdefault(a.layer.name, []).append(rows)
+    return {name: torch.cat(values, dim=-2) if len(values) > 1 else values[0] for name, values in by_name.items()}
