@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from gramscope.statistics.result import Statistics
+from gramscope.linalg.budget import Budget
+from gramscope.statistics.collect import collect_planned
+from gramscope.statistics.plan import Notes, Plan
+from gramscope.statistics.result import LayerStatistics, Statistics
 
 
 def tensors(statistics: Statistics) -> dict[str, Tensor]:
@@ -15,7 +19,12 @@ def tensors(statistics: Statistics) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
 
     def walk(prefix: str, value: object) -> None:
-        if isinstance(value, Tensor):
+        if isinstance(value, LayerStatistics):
+            names = ("n", "terms", "weight", "D", "Sigma", "input_covariance", "autograd", "kernel_parts", "JtJ_centered",
+                     "features", "covariance_probes", "kernel_probes", "centered_probes")  # fmt: skip
+            for name in names:
+                walk(f"{prefix}.{name}", getattr(value, name))
+        elif isinstance(value, Tensor):
             found[prefix] = value
         elif isinstance(value, dict):
             for key, item in value.items():
@@ -38,3 +47,29 @@ def assert_same(a: Statistics, b: Statistics, tolerance: float = 1e-9) -> None:
         torch.testing.assert_close(
             value, right[key], rtol=tolerance, atol=tolerance, msg=lambda m, key=key: f"{key}: {m}"
         )
+
+
+def collected(
+    model: nn.Module, data: Any, loss: Any, plan: Plan, reference: nn.Module | None = None, **options: Any
+) -> Statistics:
+    """The statistics of a plan, with some of its options changed; ``memory`` stands for its budget."""
+    if "memory" in options:
+        options["budget"] = Budget(options.pop("memory"))
+    plan = replace(plan, notes=Notes(), **options)
+    return collect_planned(model, data, loss, plan, reference, None, progress=False)
+
+
+def held_bytes(value: object, first: bool = True) -> int:
+    """Bytes of the tensors of a sum, without the weight."""
+    if isinstance(value, Tensor):
+        return value.nbytes
+    if isinstance(value, list | tuple):
+        return sum(held_bytes(item, False) for item in value)
+    if (
+        first
+        or hasattr(value, "strips")
+        or hasattr(value, "__dataclass_fields__")
+        or type(value).__name__ == "FeatureAccumulator"
+    ):
+        return sum(held_bytes(item, False) for name, item in vars(value).items() if name not in ("weight", "budget"))
+    return 0

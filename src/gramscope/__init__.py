@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from gramscope.instruments.agop import tangent_kernel as tangent_kernel
     from gramscope.instruments.cka import cka as cka
     from gramscope.instruments.coordinate_check import coordinate_check as coordinate_check
-    from gramscope.instruments.cost import estimate as estimate
     from gramscope.instruments.egop import egop as egop
+    from gramscope.instruments.estimate import estimate as estimate
     from gramscope.instruments.interpolation import interpolation_error as interpolation_error
     from gramscope.instruments.measure import measure as measure
     from gramscope.instruments.monitor import Monitor as Monitor
@@ -65,7 +65,7 @@ _MODULES = {
     "instruments.agop": "agop dual_tangent_kernel tangent_kernel",
     "instruments.cka": "cka",
     "instruments.coordinate_check": "coordinate_check",
-    "instruments.cost": "estimate",
+    "instruments.estimate": "estimate",
     "instruments.egop": "egop",
     "instruments.interpolation": "interpolation_error",
     "instruments.measure": "measure",

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+import inspect
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from typing import ParamSpec, TypeVar
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
 class GramscopeError(Exception):
@@ -56,3 +62,26 @@ def no_such(what: str, name: str, known: Iterable[str]) -> str:
     near = get_close_matches(name, names, n=2)
     hint = f" did you mean {' or '.join(map(repr, near))}? There are:" if near else " there are:"
     return f"no {what} {name!r};{hint} {', '.join(names)}"
+
+
+class ArgumentError(GramscopeError, TypeError):
+    """A function has no argument of this name."""
+
+
+def checks_names(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """A function whose unknown keyword arguments raise an error with the nearest names.
+
+    >>> checks_names(lambda layers=None: layers)(layer="fc")
+    Traceback (most recent call last):
+    gramscope.errors.ArgumentError: no argument 'layer'; did you mean 'layers'? There are: layers
+    """
+    known = [name for name in inspect.signature(function).parameters if name != "self"]
+
+    @functools.wraps(function)
+    def checked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        for name in kwargs:
+            if name not in known:
+                raise ArgumentError(no_such("argument", name, known))
+        return function(*args, **kwargs)
+
+    return checked

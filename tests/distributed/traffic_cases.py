@@ -20,7 +20,14 @@ from torch.nn.parallel import DistributedDataParallel
 from vcl_cases import global_batches, mine, train
 
 import gramscope as gs
-from gramscope.distributed.exchange import Exchange
+from gramscope.distributed.exchange import Exchange, find_exchange
+from gramscope.linalg.budget import Budget
+from gramscope.statistics.collect import collect_planned
+from gramscope.statistics.covariance import Covariance
+from gramscope.statistics.feature_sum import Features
+from gramscope.statistics.gradient import Gradient
+from gramscope.statistics.kernel import Kernel
+from gramscope.statistics.plan import Plan
 
 #: operations of one tensor
 PLAIN = ("add", "largest", "add_on", "send_from", "gather_on", "scatter_from")
@@ -146,10 +153,12 @@ def case_large_layer_and_cka(folder: Path) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(d, k, bias=False), nn.Tanh(), nn.Linear(k, c, bias=False)).double()
     x, y = torch.randn(6, d, dtype=torch.float64), torch.arange(6) % c
-    options: dict[str, Any] = {"layers": ["0"], "memory": 2**12}
+    options: dict[str, Any] = {"layers": ["0"], "budget": Budget(2**12)}
     with counted() as sent:
-        gs.collect(model, (x, y), F.cross_entropy, jacobians=True, probed=True, **options)
-    assert sent["add"] == k * d + k * r + k * (r + 65) + c * d + c
+        plan = Plan((Gradient, Covariance, Kernel, Features), jacobians=True, estimates=True, **options)
+        collect_planned(model, (x, y), F.cross_entropy, plan, None, find_exchange(), progress=False)
+    assert sent["add"] == k * d + k * (r + 1) + k * (r + 65) + c * d + c
+    options = {"layers": ["0"], "memory": 2**12}
     with counted() as fewer:
         gs.measure(model, (x, y), measures=["surrogate", "feature_rank"], **options)
     with counted() as sent:

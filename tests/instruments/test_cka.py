@@ -86,7 +86,7 @@ def test_what_cannot_be_compared() -> None:
     refused(gs.cka, model, x[:3], match="at least 4 samples, and every batch had fewer")
     refused(gs.cka, model, x, tokens="each", match="one row per sample")
     whole, tail = randoms((8, 5), (2, 5))
-    assert gs.cka(model, [whole, tail]).samples == 8
+    assert gs.cka(model, [(whole, None), (tail, None)]).samples == 8
 
 
 def test_models_that_share_layers() -> None:

@@ -1,19 +1,17 @@
 from __future__ import annotations
 
 import copy
-import weakref
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import gramscope as gs
 from cases import BY_NAME, SEEN, Case, refused
 from gramscope.errors import LayerError
 from gramscope.layers.jacobians import check_samples_are_independent, jacobian_chunks
 from gramscope.layers.kinds import AttentionProjectionKind
+from live_bytes import LiveBytes
 from reference import output_jacobian
 
 
@@ -84,29 +82,6 @@ def test_bad_requests() -> None:
     norm = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
     refused(check_samples_are_independent, norm, match="BatchNorm1d '1' is in train mode", error=LayerError)
     check_samples_are_independent(norm.eval())
-
-
-class LiveBytes(TorchDispatchMode):
-    """The largest number of bytes that tensors made inside the block hold at one time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.peak = self._now = 0
-        self._sizes: dict[int, int] = {}
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in self._sizes:
-                storage = tensor.untyped_storage()
-                self._sizes[storage._cdata] = storage.nbytes()
-                self._now += storage.nbytes()
-                weakref.finalize(storage, self._drop, storage._cdata)
-        self.peak = max(self.peak, self._now)
-        return result
-
-    def _drop(self, key: int) -> None:
-        self._now -= self._sizes.pop(key, 0)
 
 
 @pytest.mark.parametrize("kind", ["large output", "one layer", "sketch", "reference", "convolution"])

@@ -9,12 +9,18 @@ import torch
 from torch import Tensor, nn
 
 import gramscope as gs
-from gramscope.instruments.live_bytes import LiveBytes
+from comparing import collected
+from gramscope.linalg.budget import Budget
 from gramscope.linalg.stochastic import probes
 from gramscope.measures.gram import fle_residual
 from gramscope.measures.probed import probed_shifts
 from gramscope.measures.probed_products import probed_fle_residual
 from gramscope.measures.step_shifts import step_shifts
+from gramscope.statistics.covariance import Covariance
+from gramscope.statistics.gradient import Gradient
+from gramscope.statistics.kernel import Kernel
+from gramscope.statistics.plan import Plan
+from live_bytes import LiveBytes
 
 MEASURES = [
     "weight_norm", "effective_rank", "stable_rank", "gradient_norm", "vcs_cosine", "vcs_residual", "vcs_gram_cosine",
@@ -80,9 +86,9 @@ def test_standard_errors_have_the_size_of_the_errors() -> None:
 
 def test_parts_merge_to_the_whole() -> None:
     model, x, y = problem(300, 260)
-    options: dict[str, Any] = {"jacobians": "auto", "memory": 2**18, "probed": True}
-    whole = gs.collect(model, (x, y), LOSS, **options)
-    parts = [gs.collect(model, (x[part], y[part]), LOSS, **options) for part in (slice(0, 20), slice(20, None))]
+    plan = Plan((Gradient, Covariance, Kernel), estimates=True, budget=Budget(2**18))
+    whole = collected(model, (x, y), LOSS, plan)
+    parts = [collected(model, (x[part], y[part]), LOSS, plan) for part in (slice(0, 20), slice(20, None))]
     merged = parts[0].merge(parts[1])
     for what in ("covariance_probes", "kernel_probes", "D"):
         one, other = getattr(whole["0"], what), getattr(merged["0"], what)
@@ -235,7 +241,8 @@ def test_padding_does_not_count() -> None:
     mask[:, :6] = 0
     batch = {"input_ids": tokens, "attention_mask": mask, "labels": tokens.masked_fill(mask == 0, -100)}
     dense = gs.collect(model, [batch], layers=["*in_proj"])
-    tight = gs.collect(model, [batch], layers=["*in_proj"], probed=True, memory=2**14)
+    plan = Plan((Gradient, Covariance), layers=["*in_proj"], estimates=True, budget=Budget(2**14))
+    tight = collected(model, [batch], None, plan)
     for layer in tight:
         found = layer.covariance_probes
         assert found is not None

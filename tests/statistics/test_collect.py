@@ -113,7 +113,7 @@ def test_not_collected_says_what_to_ask_for() -> None:
     stats = gs.collect(model, (x, y), features=False)
     with pytest.raises(InputError, match="layer '0': this was not collected; collect with jacobians=True"):
         _ = stats["0"].K
-    with pytest.raises(LayerError, match="no statistics of layer '9'; there are: 0, 2, 4"):
+    with pytest.raises(LayerError, match="no layer '9'; there are: 0, 2, 4"):
         _ = stats["9"]
 
 
@@ -243,14 +243,3 @@ def test_the_graph_of_a_batch_is_gone_before_the_next_forward() -> None:
     batches = [(torch.randn(1, 3), torch.tensor([0])) for _ in range(3)]
     gs.collect(Watched(), batches, nn.CrossEntropyLoss())
     assert len(seen) == 3
-
-
-def test_layers_are_put_together_when_asked_for() -> None:
-    model, x, y = nn.Linear(4, 3).double(), torch.randn(20, 4, dtype=torch.float64), torch.arange(20) % 3
-    options: dict[str, Any] = {"loss": F.cross_entropy, "jacobians": True}
-    kept, made = (gs.collect(model, (x, y), snapshot=snapshot, **options) for snapshot in (True, False))
-    assert list(kept.layers) == list(made.layers)
-    assert kept["(model)"] is kept["(model)"]
-    assert made["(model)"] is not made["(model)"]
-    for what in ("D", "Sigma", "JtJ"):
-        assert torch.equal(getattr(kept["(model)"], what), getattr(made["(model)"], what)), what

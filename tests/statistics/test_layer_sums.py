@@ -54,11 +54,12 @@ def test_matrices_beyond_the_budget_are_left_out_with_a_note() -> None:
     assert stats["0"].JtJ.shape == (8, 8)
     message = "3000 × 3000 numbers take 137 MiB, more than the 16 MiB of memory="
     assert stats.notes == {"2": (("left out", f"no Σ: {message}"), ("left out", f"no K: {message}"))}
-    table = gs.measure(model, (x, y), F.cross_entropy, measures=["vcs_cosine", "gradient_norm"], memory=16 * MEBIBYTE)
-    dense = gs.measure(model, (x, y), F.cross_entropy, measures=["vcs_cosine"], at_inputs=())
+    names = ["vcs_cosine", "crh_outputs_gw"]
+    table = gs.measure(model, (x, y), F.cross_entropy, measures="vcs_cosine", memory=16 * MEBIBYTE)
+    dense = gs.measure(model, (x, y), F.cross_entropy, measures=names)
     for name in ("0", "2"):  # WᵀΣW is small where Σ is not
         assert table[name]["vcs_cosine"] == pytest.approx(dense[name]["vcs_cosine"])
-    tight = gs.measure(model, (x, y), F.cross_entropy, measures=["vcs_cosine"], at_inputs=(), memory=16 * MEBIBYTE)
+    tight = gs.measure(model, (x, y), F.cross_entropy, measures=names, memory=16 * MEBIBYTE)
     assert tight["2"]["vcs_cosine"] is None
     assert tight.notes["2.vcs_cosine"].text == f"no Σ: {message}"
     # with room for it in one part only, the whole has none

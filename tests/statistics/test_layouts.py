@@ -11,7 +11,7 @@ import gramscope as gs
 from cases import Around, normal, refused, split
 from gramscope.errors import InputError
 from gramscope.notes import joined
-from gramscope.statistics.layouts import layout
+from gramscope.statistics.structure import layout
 
 
 def block() -> nn.Module:

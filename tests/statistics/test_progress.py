@@ -45,6 +45,6 @@ def test_the_bar_counts_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_statistics_print_their_size() -> None:
     model, x, y = BY_NAME["mlp"].make()
     stats = gs.collect(model, (x, y), torch.nn.CrossEntropyLoss())
-    assert repr(stats) == f"Statistics({len(x)} samples, 3 layers, with D, Sigma, features)"
+    assert repr(stats) == f"Statistics({len(x)} samples, 3 layers, with Covariance, Features, Gradient)"
     shown = [repr(layer) for layer in stats]  # shapes, no numbers
-    assert all("weight=(" in text and "tensor" not in text for text in shown)
+    assert all("weight (" in text and "tensor" not in text for text in shown)

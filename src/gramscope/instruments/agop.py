@@ -36,7 +36,7 @@ from gramscope.layers.validity import COUPLED
 from gramscope.linalg.psd import psd_power, symmetric_product
 from gramscope.notes import Note, joined
 from gramscope.statistics.collect import collect
-from gramscope.statistics.layer import LayerStatistics
+from gramscope.statistics.result import LayerStatistics
 from gramscope.statistics.structure import find_structure
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from gramscope.layers.tape import Tape
 from gramscope.measures.debiased_cka import FEWEST, batch_hsic, centred_kernel
 from gramscope.measures.table import format_value
 from gramscope.statistics.features import Tokens, Unpaired, inputs_of, rows_and_targets
-from gramscope.statistics.layouts import SampleAxes, sample_axes
+from gramscope.statistics.structure import SampleAxes, sample_axes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

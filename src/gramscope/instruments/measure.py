@@ -1,50 +1,73 @@
-"""``gs.measure``: a table of measures of every layer of a model, in one pass over a loader."""
+"""``gs.measure``: a table of measures of every layer of a model, in one run over a loader."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gramscope.distributed.exchange import Exchange, Group, find_exchange
 from gramscope.distributed.gathered import gathered
-from gramscope.errors import GramscopeWarning, InputError, NumericalError
+from gramscope.errors import GramscopeWarning, InputError, NumericalError, checks_names
 from gramscope.instruments.passes import FurtherReadings, Source
 from gramscope.instruments.readout import nearest_mean_agreement
-from gramscope.layers.jacobians import MEMORY
+from gramscope.layers.batches import Unpack
 from gramscope.layers.losses import Loss
-from gramscope.layers.model_call import may_compute_loss
+from gramscope.layers.model_call import OutputSelector, may_compute_loss
 from gramscope.layers.modules import unwrap
 from gramscope.layers.select import LayerSelector, select_layers
 from gramscope.layers.validity import check_reference
+from gramscope.linalg.budget import MEMORY, Budget
 from gramscope.linalg.measured import Measured
-from gramscope.measures.column import Context, LayerView, Missing
+from gramscope.measures.column import Column, Context, LayerView, Missing
 from gramscope.measures.columns import COLUMNS, DEFAULT
 from gramscope.measures.table import Table
 from gramscope.notes import Note, joined
-from gramscope.statistics.collect import collect
-from gramscope.statistics.layer import LayerStatistics, NotCollected
+from gramscope.statistics.collect import collect_planned
+from gramscope.statistics.covariance import Covariance
+from gramscope.statistics.feature_sum import Features
+from gramscope.statistics.features import IGNORED, Tokens
+from gramscope.statistics.gradient import Gradient, ParameterGradient
+from gramscope.statistics.kernel import CenteredKernel, Kernel
 from gramscope.statistics.memory import trim_malloc
+from gramscope.statistics.plan import Notes, Plan
 from gramscope.statistics.progress import progress_bar
-from gramscope.statistics.result import Statistics
+from gramscope.statistics.result import LayerStatistics, Statistics
+from gramscope.statistics.run import run
+from gramscope.statistics.sums import NotCollected, Sum
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+#: what only a loss gives
+OF_LOSS = frozenset({"loss", "covariance", "autograd", "residuals"})
+#: the sums behind what columns need
+SUMS: dict[str, type[Sum]] = {
+    "loss": Gradient,
+    "covariance": Covariance,
+    "autograd": ParameterGradient,
+    "jacobians": Kernel,
+    "reference_jacobians": CenteredKernel,
+    "features": Features,
+}
 
+
+@checks_names
 def measure(
     model: nn.Module,
     loader: Any,
     loss: Loss | None = None,
     *,
-    measures: str | Iterable[str] | None = None,
+    measures: str | Column | Iterable[str | Column] | None = None,
     layers: LayerSelector = None,
+    outputs: str | Sequence[str] = (),
     reference: nn.Module | None = None,
     held_out: Any = None,
     gamma: float = 0.05,
@@ -52,9 +75,24 @@ def measure(
     intercept: bool = False,
     center: bool = False,
     weight_decay: float | None = None,
+    reduction: str | float | None = None,
+    output: OutputSelector = None,
+    unpack: Unpack | None = None,
+    targets: Callable[[Any, Any], Tensor] | None = None,
+    tokens: Tokens = "auto",
+    ignore_index: int | None = None,
+    channels: str = "auto",
+    batch_dim: int = 0,
+    eval_mode: bool = True,
+    gram: bool | str = "auto",
+    jacobians: bool | str = "auto",
+    sketch: int | None = None,
+    generator: torch.Generator | None = None,
+    memory: int = MEMORY,
+    dtype: torch.dtype = torch.float64,
+    progress: bool = True,
     process_group: Group = None,
     mesh: DeviceMesh | None = None,
-    **collecting: Any,
 ) -> Table:
     """Measure every layer of ``model`` on the data of ``loader``.
 
@@ -67,8 +105,9 @@ def measure(
         loss: criterion or function of ``(output, target)``; without one, the model's own ``.loss`` is taken where it
             returns one, and else measures of gradients are left out.
         measures: names from ``gramscope.measures.columns.COLUMNS``; ``None`` for the usual ones that the given data
-            allow, ``"all"`` for all of those. ``"nc4"`` reads the data a second time.
+            allow, ``"all"`` for all of those; or columns of your own. ``"nc4"`` reads the data a second time.
         layers: names, globs or types of linear-like layers; ``None`` for all.
+        outputs: names or globs of modules whose outputs get a row of the measures of features too.
         reference: the network at initialisation, for centred alignments and the change of weights.
         held_out: further data for target linearity on samples that were not fitted.
         gamma: learning rate of a step on the mean loss, for the measures of a step.
@@ -76,10 +115,15 @@ def measure(
         intercept: fit target linearity with an intercept.
         center: Pearson instead of cosine in the correlations of the NFA and of the canonical representation.
         weight_decay: λ of the training, for ``fact_residual``; that of ``torch.optim.SGD``.
+        reduction, output, unpack, targets, tokens, ignore_index, channels, batch_dim, eval_mode, gram, generator, dtype: how
+            data are read and sums are kept, as in :func:`gramscope.collect`.
+        jacobians: ``"auto"`` takes all outputs of a sample up to 256 and a sketch above, ``True`` takes all.
+        sketch: number of random output combinations instead of all outputs (large vocabularies).
+        memory: bytes that the matrices of one layer, and a chunk of Jacobians, may take; where exact measures of a layer do
+            not fit, products with random vectors give estimates with standard errors.
+        progress: show a bar with the time left, on terminals.
         process_group, mesh: the processes whose data are one sample, by default all; ``process_group=False`` for this process
             alone (:func:`gramscope.collect`).
-        **collecting: further options of :func:`gramscope.collect` (``tokens``, ``outputs``, ``reduction``, ``targets``,
-            ``ignore_index``, ``sketch``, …).
 
     Returns:
         A :class:`~gramscope.measures.table.Table` of layers by measures. What could not be measured is ``None`` with a note.
@@ -91,57 +135,94 @@ def measure(
     >>> list(table), table.columns
     (['0', '2'], ['nfa', 'target_linearity'])
     """
+    if jacobians is False:
+        raise InputError("jacobians=False: give True or 'auto'; measures that need no Jacobians take none")
     given = given_by(model, loss)
     given |= {"reference"} if reference is not None else set()
     given |= {"held_out"} if held_out is not None else set()
-    names = names_of(measures, given)
-    needs = _needs(names)
-    options = {**what_to_collect(names), "layers": layers, **collecting}
-    twin = reference if "reference_jacobians" in needs else None
-    options |= {"process_group": process_group, "mesh": mesh}
+    columns = columns_of(measures, given)
+    if measures is not None:
+        check_used(columns, reference=reference, held_out=held_out, weight_decay=weight_decay, sketch=sketch)
+    plan = replace(
+        plan_of(columns),
+        layers=layers,
+        outputs=outputs,
+        channels=channels,
+        reduction=reduction,
+        output=output,
+        unpack=unpack,
+        targets=targets,
+        tokens=tokens,
+        ignore_index=getattr(loss, "ignore_index", IGNORED) if ignore_index is None else ignore_index,
+        jacobians=jacobians,
+        sketch=sketch,
+        generator=generator,
+        budget=Budget(memory),
+        batch_dim=batch_dim,
+        eval_mode=eval_mode,
+        dtype=dtype,
+    )
+    if gram != "auto":
+        plan = replace(plan, gram=gram)
+    other = reference if CenteredKernel in plan.sums else None
     exchange = find_exchange(process_group, mesh, model)
     with ExitStack() as whole:
         for network in (model, *([] if reference is None else [reference])):
             whole.enter_context(gathered(unwrap(network), exchange))
-        statistics = collect(model, loader, loss, reference=twin, **options)
+        statistics = collect_planned(model, loader, loss, plan, other, exchange, progress)
         trim_malloc()  # activations and gradients, before evaluation takes its own
         if loss is None and not statistics.network.terms:  # the model takes labels, but got none or returned no loss
-            names = names_of(measures, given - OF_LOSS)
-        options |= {"gradients": False, "residuals": False, "autograd": False, "jacobians": False}
-        others = None if held_out is None else collect(model, held_out, loss, **options)
+            columns = columns_of(measures, given - OF_LOSS)
+        of_features = replace(plan, sums=(Features,), residuals=False, notes=Notes())
+        others = (
+            None if held_out is None else collect_planned(model, held_out, loss, of_features, None, exchange, progress)
+        )
         weights = {}
         if reference is not None:
             check_reference(model, reference)
             weights = {layer.name: layer.weight() for layer in select_layers(reference, layers)}
-        again: dict[str, Any] = {
-            name: collecting[name] for name in ("unpack", "eval_mode", "batch_dim", "targets") if name in collecting
-        }
-        again["ignore_index"] = statistics.options["ignore_index"]
-        together = again["exchange"] = exchange if statistics.processes > 1 else None
+        together = exchange if statistics.processes > 1 else None
         if together is not None:
-            _check_alike(together, names, ridge, intercept)
+            _check_alike(together, [column.name for column in columns], ridge, intercept)
 
         def source(found: Statistics, data: Any) -> Source:
-            read = partial(collect, model, data, loss, **{k: v for k, v in options.items() if k not in OF_PASSES})
-            return Source(found, read, data, together)
+            return Source(found, partial(_read_again, model, data, loss, of_features), data, together)
 
         further = None if others is None else source(others, held_out)
         readings = FurtherReadings(source(statistics, loader), further, ridge, intercept)
-        nearest_mean = partial(nearest_mean_agreement, model=model, loader=loader, **again)
+        nearest_mean = partial(
+            nearest_mean_agreement, model=model, loader=loader, unpack=unpack, eval_mode=eval_mode, batch_dim=batch_dim,
+            targets=targets, ignore_index=plan.ignore_index, exchange=together,
+        )  # fmt: skip
         context = Context(
-            statistics,
-            gamma,
-            ridge,
-            intercept,
-            center,
-            weights,
-            others,
-            nearest_mean=nearest_mean,
-            weight_decay=weight_decay,
-            readings=readings if options["gram"] == "auto" else None,
-            memory=collecting.get("memory", MEMORY),
-        )
-        return table_of(statistics, names, context, collecting.get("progress", True))
+            statistics, gamma, ridge, intercept, center, weights, others, nearest_mean=nearest_mean,
+            weight_decay=weight_decay, readings=readings if plan.gram == "auto" else None, memory=memory,
+        )  # fmt: skip
+        return table_of(statistics, columns, context, progress)
+
+
+def _read_again(
+    model: nn.Module,
+    data: Any,
+    loss: Loss | None,
+    plan: Plan,
+    visit: Callable[[str, Tensor], None],
+    layers: Any,
+    **_: Any,
+) -> None:
+    """Call ``visit`` with the feature rows of every batch."""
+    plan = replace(plan, layers=layers, outputs=(), notes=Notes())
+    with closing(run(model, data, loss, plan)) as stream:
+        for seen in stream:
+            if seen.rows is not None:
+                y = seen.target
+                kept = (
+                    slice(None)
+                    if y is None or y.is_floating_point()
+                    else y.reshape(len(y), -1)[:, 0] != plan.ignore_index
+                )
+                visit(seen.layer, seen.rows.detach()[kept if isinstance(kept, slice) else kept.to(seen.rows.device)])
+            del seen
 
 
 def _check_alike(exchange: Exchange, *settings: Any) -> None:
@@ -155,80 +236,95 @@ def _check_alike(exchange: Exchange, *settings: Any) -> None:
             )
 
 
-#: options of collecting that further passes over the data have of their own
-OF_PASSES = frozenset({"layers", "outputs", "progress", "process_group", "mesh"})
-#: what only a loss gives
-OF_LOSS = frozenset({"loss", "covariance", "autograd", "residuals"})
-
-
 def given_by(model: nn.Module, loss: Loss | None) -> set[str]:
     """What measures may need that a model, its data and a loss give."""
     given = {"features", "gram", "jacobians", "reference_jacobians", "targets", "labels"}
     return given | OF_LOSS if loss is not None or may_compute_loss(model) else given
 
 
-def what_to_collect(names: Iterable[str]) -> dict[str, Any]:
-    """The options of :func:`gramscope.collect` that measures need."""
-    names = set(names)
-    needs = _needs(names)
-    options: dict[str, Any] = {name: name in needs for name in ("residuals", "autograd", "features", "covariance")}
-    options |= {"snapshot": False, "probed": True, "gradients": "loss" in needs, "gram": "gram" in needs and "auto"}
-    outputs = _needs({name for name in names if not COLUMNS[name].at_inputs})
-    at_inputs = [sums for sums in ("covariance", "jacobians") if sums not in outputs]
-    return options | {"jacobians": "jacobians" in needs and "auto", "at_inputs": at_inputs}
+def plan_of(columns: Iterable[Column]) -> Plan:
+    """The sums that columns need, and in which form."""
+    columns = list(columns)
+    needs, elsewhere = _needs(columns), _needs(column for column in columns if not column.at_inputs)
+    own = dict.fromkeys(kind for column in columns for kind in column.sums)
+    return Plan(
+        sums=(*(kind for need, kind in SUMS.items() if need in needs), *own),
+        gram="auto" if "gram" in needs else False,
+        residuals="residuals" in needs,
+        at_inputs=frozenset(SUMS[need] for need in ("covariance", "jacobians") if need not in elsewhere),
+        snapshot=False,
+        estimates=True,
+    )
 
 
-def table_of(statistics: Statistics, names: Iterable[str], context: Context, progress: bool = True) -> Table:
-    """Evaluate measures on collected statistics; module outputs get a row for the measures of features."""
+def check_used(columns: Iterable[Column], **arguments: Any) -> None:
+    """Raise for an argument that none of the columns asked for reads."""
+    columns = list(columns)
+    reads = {
+        "reference": "reference" in _needs(columns),
+        "held_out": "held_out" in _needs(columns),
+        "sketch": "jacobians" in _needs(columns),
+        "weight_decay": any(column.name == "fact_residual" for column in columns),
+    }
+    for name, value in arguments.items():
+        if value is not None and not reads[name] and not any(column.sums for column in columns):
+            names = ", ".join(column.name for column in columns)
+            raise InputError(
+                f"{name}= is read by none of the measures asked for ({names}); leave it out, or name one that does"
+            )
+
+
+def table_of(statistics: Statistics, columns: Iterable[Column], context: Context, progress: bool = True) -> Table:
+    """Evaluate columns on collected statistics; module outputs get a row for the measures of features."""
+    columns = list(columns)
     notes = {name: joined(found) for name, found in statistics.notes.items()}
     rows: dict[str, dict[str, float | None]] = {}
     errors: dict[str, dict[str, float]] = {}
 
-    def fill(row: str, layer: LayerStatistics, defined: Iterable[str]) -> None:
-        rows[row] = dict.fromkeys(names)
+    def fill(row: str, layer: LayerStatistics, defined: Iterable[Column]) -> None:
+        rows[row] = {column.name: None for column in columns}
         view = LayerView(layer, context)
-        for name in defined:
-            found = evaluate(name, view, notes)
+        for column in defined:
+            found = evaluate(column, view, notes)
             if found is not None:
-                rows[row][name] = found.value
+                rows[row][column.name] = float(found)
                 if found.error is not None:
-                    errors.setdefault(row, {})[name] = found.error
+                    errors.setdefault(row, {})[column.name] = found.error
 
-    names = list(names)
     with progress_bar("measuring", len(statistics), progress) as advance:
         for layer in statistics:
-            fill(layer.name, layer, names)
+            fill(layer.name, layer, columns)
             trim_malloc()
             advance()
-    for module, part in statistics.outputs.items():
-        # A module's output has features but no weight.
-        featured = LayerStatistics(module, torch.empty(0, 0, dtype=torch.float64), part.n, features=part)
+    for module, part in statistics.outputs.items():  # features, but no weight
+        empty = torch.empty(0, 0, dtype=torch.float64, device="cpu")
         row = f"{module} (output)" if module in rows else module
-        fill(row, featured, [name for name in names if COLUMNS[name].of_features])
+        featured = LayerStatistics(module, empty, part.n, {Features: Features.of(part)})
+        fill(row, featured, [column for column in columns if column.of_features])
     network = statistics.network
     summary: dict[str, float | None] = {"samples": network.n}
     if network.terms > network.n:
         summary["positions"] = network.terms
-    if network.loss_sum or any("loss" in COLUMNS[n].needs for n in names):
+    if network.loss_sum or "loss" in _needs(columns):
         summary["loss"] = network.loss
     if network.accuracy is not None:
         summary["accuracy"] = network.accuracy
     return Table(rows, summary, notes, errors)
 
 
-def evaluate(name: str, view: LayerView, notes: dict[str, Note]) -> Measured | None:
+def evaluate(column: Column, view: LayerView, notes: dict[str, Note]) -> Measured | None:
     """One cell of the table; where it has none, a note says why."""
-    key, prefix = f"{view.layer.name}.{name}", f"layer {view.layer.name!r}: "
+    key, prefix = f"{view.layer.name}.{column.name}", f"layer {view.layer.name!r}: "
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", GramscopeWarning)
         try:
-            found = COLUMNS[name](view)
+            found = column(view)
         except (Missing, InputError, NumericalError) as reason:
             why = view.context.statistics.notes.get(view.layer.name) if isinstance(reason, NotCollected) else None
             notes[key] = joined(why) if why else Note("undefined", str(reason).removeprefix(prefix))
             return None
     remarks = [Note("remark", found.remark)] if found.remark else []
-    if math.isnan(found.value) and not caught:
+    if math.isnan(found) and not caught:
         text = "undefined: a side of the quotient is zero, the features are constant, or both"
         remarks.append(Note("undefined", text))
     for warning in caught:
@@ -241,9 +337,33 @@ def evaluate(name: str, view: LayerView, notes: dict[str, Note]) -> Measured | N
     return found
 
 
-def _needs(names: Iterable[str]) -> set[str]:
-    """What must be collected for measures."""
-    return set().union(*(COLUMNS[name].needs for name in names))
+def _needs(columns: Iterable[Column]) -> set[str]:
+    """What must be collected for columns."""
+    return set().union(*(column.needs for column in columns))
+
+
+def columns_of(measures: str | Column | Iterable[str | Column] | None, given: set[str]) -> list[Column]:
+    """The columns to compute: those named or given, or the usual (all) ones that ``given`` allows."""
+    chosen = [measures] if isinstance(measures, Column) else measures
+    if chosen is None or isinstance(chosen, str):
+        return [COLUMNS[name] for name in names_of(chosen, given)]
+    found: dict[str, Column] = {}
+    for one in chosen:
+        if isinstance(one, Column):
+            check_given(one, given)
+            found[one.name] = one
+        else:
+            found |= {name: COLUMNS[name] for name in names_of([one], given)}
+    if not found:
+        raise InputError("measures=[] names nothing to measure")
+    return list(found.values())
+
+
+def check_given(column: Column, given: set[str]) -> None:
+    """Raise if the data do not give what a column needs."""
+    missing = sorted(column.needs - given)
+    if missing:
+        raise InputError(f"measure {column.name!r} needs {', '.join(f'{m}=' for m in missing)}")
 
 
 def names_of(measures: str | Iterable[str] | None, given: set[str]) -> list[str]:

@@ -24,8 +24,7 @@ from gramscope.linalg.moments import ClassMoments
 from gramscope.linalg.row_blocks import spans
 from gramscope.measures.linearity import IterativeResult
 from gramscope.statistics.feature_statistics import FeatureStatistics, present_classes
-from gramscope.statistics.layer import LayerStatistics
-from gramscope.statistics.result import Statistics
+from gramscope.statistics.result import LayerStatistics, Statistics
 
 #: passes over the data at most
 PASSES = 40

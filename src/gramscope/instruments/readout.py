@@ -22,7 +22,7 @@ from gramscope.linalg.arrays import Array, as_tensor, to_double
 from gramscope.linalg.moments import ClassMoments
 from gramscope.measures.neural_collapse import NeuralCollapse, nearest_class, neural_collapse_from_rows
 from gramscope.statistics.features import IGNORED
-from gramscope.statistics.layer import LayerStatistics
+from gramscope.statistics.result import LayerStatistics
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
+from gramscope.errors import InputError
 from gramscope.linalg.arrays import to_double
 from gramscope.linalg.autocast import without_autocast
 
@@ -60,15 +62,30 @@ class SymmetricSum:
                 else:
                     strip += (left @ right).to(strip.device)
 
+    def with_strips(self, strips: list[Tensor]) -> SymmetricSum:
+        """A sum of the same side with other numbers."""
+        other = copy.copy(self)
+        other.strips = strips
+        other.stack, other.dtype = tuple(strips[0].shape[:-2]), strips[0].dtype
+        return other
+
     def split(self, parts: int) -> SymmetricSum:
         """The same sum in equal ``parts`` along a first axis that had one."""
-        whole = SymmetricSum(self.d, (parts, *self.stack[1:]), self.dtype, self.strips[0].device)
-        whole.strips = [strip.expand(parts, *strip.shape[1:]) / parts for strip in self.strips]
-        return whole
+        if self.stack[0] == parts:
+            return self
+        return self.with_strips([(strip / parts).expand(parts, *strip.shape[1:]).clone() for strip in self.strips])
 
-    def is_finite(self) -> bool:
-        """Whether no entry is NaN or infinite."""
-        return all(bool(torch.isfinite(strip.sum())) for strip in self.strips)
+    def merge(self, other: SymmetricSum) -> SymmetricSum:
+        """The sum of both, along a first axis of parts; one part counts as equal shares of several."""
+        if self.d != other.d or self.stack[1:] != other.stack[1:]:
+            raise InputError(f"cannot merge sums of {self.stack} matrices of {self.d} and {other.stack} of {other.d}")
+        parts = max(self.stack[0], other.stack[0])
+        a, b = self.split(parts), other.split(parts)
+        return a.with_strips([x + y.to(x.device) for x, y in zip(a.strips, b.strips, strict=True)])
+
+    def to(self, device: torch.device) -> SymmetricSum:
+        """The same sum on another device."""
+        return self.with_strips([strip.to(device) for strip in self.strips])
 
     def dense(self) -> Tensor:
         """The whole matrix ``[..., d, d]``."""

@@ -15,10 +15,11 @@ from gramscope.linalg.measured import Measured
 from gramscope.linalg.moments import ClassMoments
 from gramscope.measures.large_spectrum import LargeSpectrum, large_weight_spectrum
 from gramscope.measures.linearity import IterativeResult
-from gramscope.statistics.layer import LayerStatistics
-from gramscope.statistics.result import Statistics
+from gramscope.statistics.result import LayerStatistics, Statistics
+from gramscope.statistics.sums import Sum
 
 T = TypeVar("T")
+OneSum = TypeVar("OneSum", bound=Sum)
 
 
 #: why measures of all eigenvalues of K have no answer for a large layer
@@ -82,6 +83,9 @@ class LayerView:
     context: Context
     _cache: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
+    def __getitem__(self, kind: type[OneSum]) -> OneSum:
+        return self.layer[kind]
+
     def once(self, key: str, make: Callable[[], T]) -> T:
         """``make()``, computed once for all columns of this layer."""
         if key not in self._cache:
@@ -142,6 +146,7 @@ class Column:
         null: the column to read it against, whose value it has without any learning.
         of_features: whether it reads features alone, so that outputs of any module have it too.
         at_inputs: whether ``WᵀΣW`` and ``WᵀKW`` are enough for it in place of Σ and K.
+        sums: further sums that it reads, ``view[MySum]``.
     """
 
     name: str
@@ -153,6 +158,7 @@ class Column:
     null: str | None = None
     of_features: bool = False
     at_inputs: bool = False
+    sums: tuple[type[Sum], ...] = ()
 
     def __call__(self, view: LayerView) -> Measured:
         """The column's value at a layer."""

@@ -26,7 +26,7 @@ from gramscope.measures.probed import ProbedAlignment, ProbedShifts, probed_alig
 from gramscope.measures.probed_products import probed_fle_residual
 from gramscope.measures.spectrum import weight_spectrum
 from gramscope.measures.step_shifts import StepShifts, step_shifts
-from gramscope.statistics.layer import LayerStatistics
+from gramscope.statistics.result import LayerStatistics
 
 # --- weights ----------------------------------------------------------------------------------------------------------
 
@@ -77,7 +77,7 @@ def _vcs(what: str) -> Callable[[LayerView], Value]:
 
 
 def _fle(view: LayerView) -> Value:
-    if view.layer.autograd is None or view.layer.shared:
+    if view.layer.autograd is None or view.layer.tied:
         raise Missing(
             "its weight is not a trainable parameter of this layer alone: it is computed, frozen or shared with another module"
         )

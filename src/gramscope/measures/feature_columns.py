@@ -34,7 +34,8 @@ from gramscope.measures.neural_collapse import (
 )
 from gramscope.measures.spectrum import feature_spectrum_from_moments, spectrum_of_few_rows
 from gramscope.statistics.feature_statistics import PROJECTION, FeatureStatistics, projected
-from gramscope.statistics.layer import LayerStatistics, NotCollected
+from gramscope.statistics.result import LayerStatistics
+from gramscope.statistics.sums import NotCollected
 
 
 def features_of(layer: LayerStatistics) -> FeatureStatistics:

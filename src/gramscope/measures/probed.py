@@ -100,7 +100,7 @@ def probed_alignment(X: Tensor, products: Tensor) -> ProbedAlignment:
     Args:
         X: ``[..., k, d]`` in any floating dtype: W, or its distance from another weight.
         products: ``[parts, ..., k, r + 1 + 64]`` that add up to ``K [XΩ, X1, Ψ]``
-            (:func:`gramscope.statistics.layer_sums.thin_of_kernel`).
+            (:func:`gramscope.statistics.square_sum.thin_of_kernel`).
     """
     k, d = X.shape[-2:]
     r = products.shape[-1] - 1 - FEWEST

@@ -1,9 +1,9 @@
-"""``gs.collect``: everything the measures need, from one pass over a loader, in memory of fixed size."""
+"""``gs.collect``: everything the measures need, from one run over a loader, in memory of fixed size."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,30 +14,24 @@ from torch import Tensor, nn
 from gramscope.distributed.exchange import Exchange, Group, find_exchange
 from gramscope.distributed.gathered import check_not_flattened, gathered
 from gramscope.errors import InputError
-from gramscope.layers.batches import NoBatchError, Unpack, batches, to_device
-from gramscope.layers.capture import capture
-from gramscope.layers.jacobians import MEMORY, check_samples_are_independent
+from gramscope.layers.batches import NoBatchError, Unpack
 from gramscope.layers.losses import Loss
-from gramscope.layers.model_call import (
-    OutputSelector,
-    evaluating,
-    may_compute_loss,
-    model_device,
-    model_dtype,
-)
+from gramscope.layers.model_call import OutputSelector, may_compute_loss, model_device
 from gramscope.layers.modules import unwrap
-from gramscope.layers.select import LayerSelector, select_modules
-from gramscope.layers.tape import Tape
+from gramscope.layers.select import LayerSelector, select_layers
 from gramscope.layers.validity import check_reference
-from gramscope.statistics.accumulate import Accumulator
-from gramscope.statistics.collect_options import Options
+from gramscope.linalg.budget import MEMORY, Budget
+from gramscope.statistics.covariance import Covariance
+from gramscope.statistics.feature_sum import Features
 from gramscope.statistics.features import IGNORED, Tokens
-from gramscope.statistics.layouts import check_channels, layout, sample_axes
-from gramscope.statistics.memory import trim_malloc
-from gramscope.statistics.one_batch import BatchRunner
+from gramscope.statistics.gradient import Gradient, ParameterGradient
+from gramscope.statistics.kernel import CenteredKernel, Kernel
+from gramscope.statistics.plan import Plan
 from gramscope.statistics.processes import over_processes
 from gramscope.statistics.progress import progress_bar
-from gramscope.statistics.result import Statistics
+from gramscope.statistics.result import LayerStatistics, NetworkStatistics, Statistics, drop_refuted, merge_orders
+from gramscope.statistics.run import output_of, run
+from gramscope.statistics.sums import LeftOut, Seen, Sum
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -67,19 +61,16 @@ def collect(
     reference: nn.Module | None = None,
     sketch: int | None = None,
     generator: torch.Generator | None = None,
+    sums: Sequence[type[Sum]] = (),
     memory: int = MEMORY,
     batch_dim: int = 0,
     eval_mode: bool = True,
     dtype: torch.dtype = torch.float64,
-    at_inputs: Sequence[str] = (),
-    snapshot: bool = True,
-    probed: bool = False,
-    visit: Callable[[str, Tensor], None] | None = None,
     progress: bool = True,
     process_group: Group = None,
     mesh: DeviceMesh | None = None,
 ) -> Statistics:
-    """Collect the statistics of every layer in one pass over ``loader``; results do not depend on the batch size.
+    """Collect the statistics of every layer in one run over ``loader``; results do not depend on the batch size.
 
     In several processes of ``torch.distributed`` each reads its own part of the data, which may be empty, and all return
     the statistics of all data.
@@ -120,6 +111,7 @@ def collect(
             frozen modules with the model, but no trainable weight.
         sketch: number of random output combinations instead of all outputs (large vocabularies).
         generator: source of their signs; by default one with seed 0.
+        sums: further sums of your own, subclasses of :class:`gramscope.Sum`; ``stats[layer][MySum]`` is one of a layer.
         memory: bytes a chunk of Jacobians may take, with the gradients on the way to it; and bytes for the ``Σ``, and for
             the ``JᵀJ``, of one layer: where k × k is larger, and larger than ``D`` (the readout of a large vocabulary), it is
             left out, with a note.
@@ -127,14 +119,6 @@ def collect(
             what is inside torch's own attention, Transformer and recurrent modules follows their ``batch_first``.
         eval_mode: ``False`` keeps the model's own modes (batch norm in train mode is then an error).
         dtype: of the sums; moments are always float64.
-        at_inputs: ``"covariance"``, ``"jacobians"`` or both, to keep ``WᵀΣW`` and ``WᵀKW``, which are d×d, in place of Σ and K
-            where k > d (:class:`~gramscope.statistics.layer.LayerStatistics`).
-        snapshot: ``False`` saves memory where the statistics are used before the model changes: they hold its weights
-            themselves, no copies, gradients that were summed in the weights' precision stay in it, and symmetric sums are kept
-            once: a layer is put together each time it is asked for.
-        probed: keep products with random probes in place of Σ and K of layers where those, or the weight and its gradient in
-            float64, do not fit ``memory``, for estimates (:mod:`gramscope.measures.probed`); ``gs.measure`` does so.
-        visit: called with the name of a layer and the feature rows of a batch, in place of keeping their moments.
         progress: show a bar with the time left, on terminals; ``False`` for none.
         process_group: the processes whose data are one sample: by default those of a ``DistributedDataParallel`` model, else
             the default group of ``torch.distributed`` where there is one; ``False`` for this process alone. Every process of
@@ -148,99 +132,141 @@ def collect(
     >>> stats.n, stats["0"].D.shape, stats["2"].features.joint.C_hh.shape
     (10, torch.Size([4, 3]), torch.Size([4, 4]))
     """
+    for name, value in (
+        ("features", features),
+        ("gradients", gradients),
+        ("covariance", covariance),
+        ("autograd", autograd),
+    ):
+        if not isinstance(value, bool):
+            raise InputError(f"{name}={value!r}: give True or False")
+    wanted = {
+        Gradient: gradients,
+        Covariance: gradients and covariance,
+        ParameterGradient: gradients and autograd,
+        Kernel: bool(jacobians) or reference is not None,
+        CenteredKernel: reference is not None,
+        Features: features,
+    }
+    plan = Plan(
+        sums=(*(kind for kind, is_wanted in wanted.items() if is_wanted), *sums),
+        layers=layers,
+        outputs=outputs,
+        channels=channels,
+        reduction=reduction,
+        output=output,
+        unpack=unpack,
+        targets=targets,
+        tokens=tokens,
+        ignore_index=getattr(loss, "ignore_index", IGNORED) if ignore_index is None else ignore_index,
+        gram=gram,
+        residuals=residuals,
+        jacobians=True if reference is not None else jacobians,
+        sketch=sketch,
+        generator=generator,
+        budget=Budget(memory),
+        batch_dim=batch_dim,
+        eval_mode=eval_mode,
+        dtype=dtype,
+    )
+    return collect_planned(model, loader, loss, plan, reference, find_exchange(process_group, mesh, model), progress)
+
+
+def collect_planned(
+    model: nn.Module,
+    loader: Any,
+    loss: Loss | None,
+    plan: Plan,
+    reference: nn.Module | None,
+    exchange: Exchange | None,
+    progress: bool,
+) -> Statistics:
+    """The statistics of a plan, over the data of all processes."""
     if loss is not None and not callable(loss):
         raise InputError(f"loss={loss!r} is not callable; give a criterion or a function of (output, target)")
     root = unwrap(model)
     check_not_flattened(root)
-    exchange = find_exchange(process_group, mesh, model)
-    if generator is None:  # every process draws signs of its own for sketched Jacobians
-        generator = torch.Generator().manual_seed(0 if exchange is None else exchange.rank)
     if reference is not None:
         check_reference(root, reference)
-    modules = select_modules(root, outputs) if outputs else {}
-    inferred = check_channels(channels) == "auto"
-    asked = Options(
-        gradients=gradients,
-        covariance=covariance,
-        features=features,
-        jacobians=True if reference is not None else jacobians,
-        sketch=sketch,
-        gram=gram,
-        residuals=residuals,
-        autograd=autograd,
-        tokens=tokens,
-        ignore_index=getattr(loss, "ignore_index", IGNORED) if ignore_index is None else ignore_index,
-        layouts={name: layout(module, root) if inferred else channels for name, module in modules.items()},
-        memory=memory,
-        batch_dim=batch_dim,
-        eval_mode=eval_mode,
-        dtype=dtype,
-        at_inputs=frozenset(at_inputs),
-        snapshot=snapshot,
-        probed=probed,
-        visit=visit,
-    )
-    options = replace(asked, gradients=gradients and (loss is not None or may_compute_loss(root)))
-    runner = BatchRunner(model, loss, reduction, output, targets, options)
-    accumulator = Accumulator(options, generator, sample_axes(root, batch_dim), modules)
-    read = partial(_read, model, reference, loader, layers, outputs, unpack, runner, accumulator, progress)
+    if plan.generator is None:  # every process draws signs of its own for sketched Jacobians
+        seed = 0 if exchange is None else exchange.rank
+        plan = replace(plan, generator=torch.Generator().manual_seed(seed))
+    given = loss is not None or may_compute_loss(root)
+    if not given:
+        of_loss = {"delta", "parameter_gradient"}
+        plan = replace(plan, residuals=False, sums=tuple(kind for kind in plan.sums if kind.needs.isdisjoint(of_loss)))
     with ExitStack() as whole:
         for network in (root, *([] if reference is None else [unwrap(reference)])):
             whole.enter_context(gathered(network, exchange))
-        return read() if exchange is None else _read_together(read, exchange, model_device(model))
-
-
-def _read_together(read: Callable[..., Statistics], exchange: Exchange, device: torch.device) -> Statistics:
-    """The statistics of the data of all processes."""
-    own = exchange.read_together(partial(read, may_be_empty=True), device)
-    whole = over_processes(own, exchange, device)
-    if whole.n == 0:
+        read = partial(_of_one_process, model, loader, loss, plan, reference, progress)
+        if exchange is None:
+            return read()
+        own = exchange.read_together(partial(read, may_be_empty=True), model_device(model))
+        found = over_processes(own, exchange, model_device(model))
+    if found.n == 0:
         raise NoBatchError("the loaders of all processes yielded no batch")
-    return whole
+    return found
 
 
-def _read(
+def _of_one_process(
     model: nn.Module,
-    reference: nn.Module | None,
     loader: Any,
-    layers: LayerSelector,
-    outputs: str | Sequence[str],
-    unpack: Unpack | None,
-    runner: BatchRunner,
-    accumulator: Accumulator,
+    loss: Loss | None,
+    plan: Plan,
+    reference: nn.Module | None,
     progress: bool,
     may_be_empty: bool = False,
 ) -> Statistics:
-    """The statistics of one pass over the data of this process."""
-    options = runner.options
-    root = unwrap(model)
-    names: list[str] = []
-    bar = progress_bar("collecting", batch_count(loader), progress)
+    """The statistics of one run over the data of this process."""
+    kept: dict[str, dict[type[Sum], Sum]] = {}
+    weights: dict[str, Tensor] = {}
+    order: list[str] = []
+    in_batch: list[str] = []
+    network = NetworkStatistics()
+    names = [layer.name for layer in select_layers(unwrap(model), plan.layers)]
+    options = plan.to_dict(names)
     try:
-        with bar as advance, _captures(model, reference, layers, outputs, options) as (tape, twin):
-            names = list(tape.records)
-            device = model_device(model)
-            for index, batch in enumerate(batches(loader, unpack, model_dtype(root))):
-                inputs, target = (to_device(part, device) for part in batch)
-                with nullcontext() if twin is None else twin.ignoring_calls():
-                    step = runner.run(tape, inputs, target, index)
-                if reference is None or twin is None:
-                    accumulator.add(tape, step, None)
-                else:
-                    with tape.ignoring_calls():
-                        reference_output = runner.run_reference(reference, step.inputs, step.output)
-                    accumulator.add(tape, step, (twin, reference_output))
-                    twin.clear()
-                    del reference_output
-                tape.clear()
-                del step  # its graph, before the next batch makes another
-                trim_malloc()
-                advance()
+        with (
+            progress_bar("collecting", batch_count(loader), progress) as advance,
+            closing(run(model, loader, loss, plan, reference, advance)) as stream,
+        ):
+            for seen in stream:
+                _add(kept.setdefault(seen.layer, {}), seen, plan)
+                if seen.record is not None:
+                    weights.setdefault(seen.layer, seen.weight)
+                    in_batch.append(seen.layer)
+                if seen.whole_batch:
+                    network = network.merge(NetworkStatistics.of_batch(seen.batch, plan.ignore_index))
+                    order, in_batch = merge_orders(order, in_batch), []
+                del seen  # its graph, before the next batch makes another
     except NoBatchError:
         if not may_be_empty:
             raise
-        return Statistics({}, options=options.to_dict(names, reference is not None))
-    return accumulator.result(tape.unsupported, options.to_dict(list(tape.records), reference is not None))
+        return Statistics({}, options=options)
+    for name, sums in kept.items():
+        kept[name] = {kind: total for kind, total in sums.items() if plan.notes.has(name, kind)}
+        for total in kept[name].values():
+            total.finish()
+    layers = {name: LayerStatistics(name, weights[name], network.n, kept[name], network.terms) for name in order}
+    parts = {name: sums[Features].statistics for name, sums in kept.items() if Features in sums and name not in weights}  # type: ignore[attr-defined]
+    found = {name.removesuffix(output_of()).strip(): part for name, part in parts.items() if part is not None}
+    network = replace(network, output=found.pop("", None))
+    notes = drop_refuted(plan.notes.found, layers)
+    return Statistics(layers, found, network, notes, frozenset(plan.notes.without), options)
+
+
+def _add(sums: dict[type[Sum], Sum], seen: Seen, plan: Plan) -> None:
+    """Add what is seen to the sums that read it; the first batch makes them."""
+    given = seen.given
+    for kind in plan.sums:
+        if not kind.needs <= given or not plan.notes.has(seen.layer, kind):
+            continue
+        try:
+            if kind not in sums:
+                sums[kind] = kind(seen.layer, seen.weight, plan)
+            sums[kind].add(seen)
+        except LeftOut as reason:
+            plan.notes.leave_out(seen.layer, kind, str(reason))
 
 
 def batch_count(loader: Any) -> int | None:
@@ -251,28 +277,3 @@ def batch_count(loader: Any) -> int | None:
         except TypeError:  # a loader over an iterable data set without a length
             return None
     return None
-
-
-@contextmanager
-def _captures(
-    model: nn.Module,
-    reference: nn.Module | None,
-    layers: LayerSelector,
-    outputs: str | Sequence[str],
-    options: Options,
-) -> Iterator[tuple[Tape, Tape | None]]:
-    """Capture the model and, if given, the reference network, in the modes that the options ask for."""
-    root, batch_dim = unwrap(model), options.batch_dim
-    with ExitStack() as stack:
-        stack.enter_context(evaluating(root, options.eval_mode))
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.set_grad_enabled(options.needs_graph))
-        check_samples_are_independent(root)
-        mine = capture(
-            model, layers, outputs=outputs, batch_dim=batch_dim, gradients=options.needs_graph, copy_weights=False
-        )
-        tape, twin = stack.enter_context(mine), None
-        if reference is not None:
-            stack.enter_context(evaluating(unwrap(reference), options.eval_mode))
-            twin = stack.enter_context(capture(reference, layers, batch_dim=batch_dim, copy_weights=False))
-        yield tape, twin

@@ -11,6 +11,7 @@ from torch import Tensor
 from gramscope.errors import InputError
 from gramscope.layers.positions import flattened
 from gramscope.layers.record import LayerRecord
+from gramscope.statistics.sums import LeftOut
 
 #: how sites become rows, see :func:`rows_and_targets`
 Tokens: TypeAlias = str | int | Callable[[Any, Any], Tensor]
@@ -19,7 +20,7 @@ Tokens: TypeAlias = str | int | Callable[[Any, Any], Tensor]
 IGNORED = -100
 
 
-class Unpaired(InputError):
+class Unpaired(LeftOut):
     """Features and targets of a layer do not go together; the message says why."""
 
 

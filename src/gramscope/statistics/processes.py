@@ -1,4 +1,4 @@
-"""Statistics of several processes as one: sums and moments are added by all-reduce, kept rows are sent and merged."""
+"""Statistics of several processes as one: each sum is reduced over them, or its parts are sent and merged in turn."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from gramscope.errors import InputError
 from gramscope.linalg.row_blocks import row_norm
 from gramscope.statistics.feature_reduction import can_add, outline, reduced
 from gramscope.statistics.feature_statistics import FeatureStatistics, merge_features
-from gramscope.statistics.layer import SUMS, LayerStatistics, merge_layers
-from gramscope.statistics.result import Statistics, drop_refuted, merge_orders
+from gramscope.statistics.result import LayerStatistics, Statistics, drop_refuted, merge_orders
+from gramscope.statistics.sums import Sum
 
 Part = TypeVar("Part")
 CPU = torch.device("cpu")
@@ -26,88 +26,65 @@ def over_processes(own: Statistics, exchange: Exchange, device: torch.device) ->
     """Statistics of all processes together, the same in each of them.
 
     Every process must have collected with the same options and the same weights; a process without data takes part with none.
-    One layer after the other is reduced, so that no process holds more than two copies of a layer's features.
+    One sum after the other is reduced, so that no process holds two copies of more than one.
 
     Args:
         own: of this process.
         exchange: the processes.
         device: where the results are kept, and where the group's operations work.
     """
-    outlines = exchange.gather_objects([_outline(layer) for layer in own])
+    outlines = exchange.gather_objects({layer.name: _outline(layer) for layer in own})
     heads = exchange.gather_objects(moved(replace(own, layers={}, outputs={}), CPU))
     whole: Statistics = reduce(Statistics.merge, heads)
     layers = {}
-    for name in reduce(merge_orders, [[known["name"] for known in found] for found in outlines]):
-        same = [known for found in outlines for known in found if known["name"] == name]
-        _check_alike(name, same)
-        layers[name] = _layer(name, own.layers.get(name), same, exchange, device)
+    for name in reduce(merge_orders, map(list, outlines)):
+        known = [found.get(name) for found in outlines]
+        layers[name] = _layer(name, own.layers.get(name), known, exchange, device)
     outputs = {}
     found = exchange.gather_objects({name: outline(part) for name, part in own.outputs.items()})
     for name in reduce(merge_orders, map(list, found)):
-        part = _features(name, own.outputs.get(name), [known.get(name) for known in found], exchange, device)
-        if part is not None:
-            outputs[name] = part
+        outputs[name] = _features(name, own.outputs.get(name), [part.get(name) for part in found], exchange, device)
     notes: dict[str, Any] = {}
     for head in heads:
         notes |= drop_refuted(head.notes, layers)
-    return replace(
-        moved(whole, device), layers=layers, outputs=outputs, notes=notes, processes=exchange.size
-    ).with_totals()
+    whole = replace(moved(whole, device), layers=layers, outputs=outputs, notes=notes, processes=exchange.size)
+    return whole.with_totals()
 
 
 def _outline(layer: LayerStatistics) -> dict[str, Any]:
-    """What must be known of a layer before its sums are added: shapes, and two numbers that tell its weights apart."""
-    sums = {what: getattr(layer, what) for what in SUMS}
-    return {
-        "name": layer.name,
-        "shape": tuple(layer.weight.shape),
-        "weight": (float(layer.weight.sum(dtype=torch.float64)), float(row_norm(layer.weight))),
-        "shared": layer.shared,
-        "sums": {what: (tuple(value.shape), value.dtype) for what, value in sums.items() if value is not None},
-        "features": outline(layer.features),
-    }
-
-
-def _check_alike(name: str, outlines: Sequence[dict[str, Any]]) -> None:
-    if len({(known["shape"], known["weight"]) for known in outlines}) > 1:
-        raise InputError(f"layer {name!r}: the processes collected with different weights")
+    """What must be known of a layer before its sums are added: two numbers tell its weights apart."""
+    weight = (tuple(layer.weight.shape), float(layer.weight.sum(dtype=torch.float64)), float(row_norm(layer.weight)))
+    return {"weight": weight, "sums": {kind: total.outline() for kind, total in layer.sums.items()}}
 
 
 def _layer(
     name: str,
     own: LayerStatistics | None,
-    outlines: Sequence[dict[str, Any]],
+    outlines: Sequence[dict[str, Any] | None],
     exchange: Exchange,
     device: torch.device,
 ) -> LayerStatistics:
-    if len(outlines) < exchange.size:  # some process has not seen it
-        weight = _merged(None if own is None else own.weight, lambda a, b: a, exchange, device)
-    else:
-        assert own is not None
+    known = [found for found in outlines if found is not None]
+    if len({found["weight"] for found in known}) > 1:
+        raise InputError(f"layer {name!r}: the processes collected with different weights")
+    if len(known) == len(outlines) and own is not None:
         weight = own.weight
-    sums: dict[str, Any] = {}
-    for what in SUMS:
-        kinds = {found["sums"][what] for found in outlines if what in found["sums"]}
-        mine = None if own is None else getattr(own, what)
-        if len(kinds) == 1:
-            shape, dtype = kinds.pop()
-            total = (
-                torch.zeros(shape, dtype=dtype, device=device)
-                if mine is None
-                else mine.to(device, copy=True).contiguous()
-            )
-            exchange.add(total)
-            sums[what] = total
-        elif kinds:  # parts of different numbers
-            kept: dict[str, Any] = {what: mine}
-            part = None if own is None else replace(LayerStatistics(name, weight[:0], 0), **kept)
-            found = _merged(part, merge_layers, exchange, device)
-            sums[what] = getattr(found, what)
-    features = _features(
-        name, None if own is None else own.features, [f["features"] for f in outlines], exchange, device
-    )
-    shared = any(found["shared"] for found in outlines)
-    return replace(LayerStatistics(name, weight, 0, features=features, shared=shared), **sums)
+    else:  # some process has not seen it
+        weight = _merged(None if own is None else own.weight, lambda a, b: a, exchange, device)
+    sums: dict[type[Sum], Sum] = {}
+    for kind in dict.fromkeys(kind for found in known for kind in found["sums"]):
+        mine = None if own is None else own.sums.get(kind)
+        of_all = [None if found is None else found["sums"].get(kind) for found in outlines]
+        total = kind.all_reduce(mine, of_all, exchange, device) if _all_have(kind, outlines) else None
+        if total is None:
+            total = _merged(mine, lambda a, b: a.merge(b), exchange, device)
+        sums[kind] = total
+    return LayerStatistics(name, weight, 0, sums)
+
+
+def _all_have(kind: type[Sum], outlines: Sequence[dict[str, Any] | None]) -> bool:
+    """Whether every process has a sum, so that all of them decide alike how it is reduced."""
+    return all(found is not None and kind in found["sums"] for found in outlines)
 
 
 def _features(
@@ -116,10 +93,8 @@ def _features(
     outlines: Sequence[dict[str, Any] | None],
     exchange: Exchange,
     device: torch.device,
-) -> FeatureStatistics | None:
-    """The features of all processes together, None where none has any."""
-    if all(known is None for known in outlines):
-        return None
+) -> FeatureStatistics:
+    """The features of all processes together."""
     if can_add(outlines):
         return reduced(name, own, outlines, exchange, device)
     return _merged(own, merge_features, exchange, device)
@@ -138,7 +113,7 @@ def _merged(mine: Part | None, merge: Callable[[Part, Part], Part], exchange: Ex
 
 def moved(value: Part, device: torch.device) -> Part:
     """A statistic, or a dictionary of them, with its tensors on ``device``."""
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor | Sum):
         return value.to(device)  # type: ignore[return-value]
     if isinstance(value, dict):
         return {key: moved(item, device) for key, item in value.items()}  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""The result of a collection: statistics of every layer, mergeable over parts of the data and over processes."""
+"""The result of a collection: sums of every layer, mergeable over parts of the data and over processes."""
 
 from __future__ import annotations
 
@@ -7,44 +7,267 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from gramscope.distributed.exchange import Group, find_exchange
-from gramscope.errors import InputError, LayerError
+from gramscope.errors import InputError, LayerError, no_such
+from gramscope.layers.losses import class_axis
 from gramscope.notes import Note
+from gramscope.statistics.covariance import Covariance
 from gramscope.statistics.feature_statistics import FeatureStatistics, merge_features
-from gramscope.statistics.layer import (
-    SUMS,
-    LayerStatistics,
-    NetworkStatistics,
-    merge_layers,
-    merge_networks,
-)
+from gramscope.statistics.feature_sum import Features
+from gramscope.statistics.gradient import Gradient, ParameterGradient
+from gramscope.statistics.kernel import CenteredKernel, Kernel
+from gramscope.statistics.plan import EVERY
+from gramscope.statistics.run import output_of
+from gramscope.statistics.sums import NotCollected, Sum
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-#: stands for every layer in ``Statistics.left_out``
-EVERY = "*"
+    from gramscope.statistics.batch import BatchResult
 
 Part = TypeVar("Part")
+OneSum = TypeVar("OneSum", bound=Sum)
+
+
+@dataclass(frozen=True)
+class LayerStatistics:
+    """Sums over samples and sites of one layer; ``layer[Covariance]`` is one of them.
+
+    Args:
+        name: the layer.
+        weight: ``W [k, d]`` (``[groups, k, d]``) the sums belong to.
+        n: samples seen.
+        sums: the sums by their class.
+        terms: what the mean loss divides by, ``D / terms`` is its gradient: samples, or positions with a loss of their own.
+    """
+
+    name: str
+    weight: Tensor
+    n: int
+    sums: dict[type[Sum], Sum] = field(default_factory=dict)
+    terms: int = 0
+
+    def __repr__(self) -> str:
+        kept = ", ".join(kind.__name__ for kind in self.sums)
+        return (
+            f"LayerStatistics({self.name!r}, weight {tuple(self.weight.shape)}, {self.n} samples, {kept or 'no sums'})"
+        )
+
+    def __getitem__(self, kind: type[OneSum]) -> OneSum:
+        if kind not in self.sums:
+            raise NotCollected(f"layer {self.name!r}: {kind.__name__} was not collected; there are: {list(self.sums)}")
+        return self.sums[kind]  # type: ignore[return-value]
+
+    def _get(self, kind: type[OneSum]) -> OneSum | None:
+        return self.sums.get(kind)  # type: ignore[return-value]
+
+    @property
+    def loss_terms(self) -> int:
+        """What the mean loss divides by."""
+        return self.terms or self.n
+
+    @property
+    def features(self) -> FeatureStatistics | None:
+        """Moments of the layer's inputs and the targets."""
+        found = self._get(Features)
+        return None if found is None else found.statistics
+
+    @property
+    def D(self) -> Tensor | None:
+        """``Σ δ hᵀ [k, d]``, the weight gradient of the summed loss."""
+        found = self._get(Gradient)
+        return None if found is None else found.total
+
+    @property
+    def autograd(self) -> Tensor | None:
+        """The parameter's own gradient of the summed loss ``[k, d]``, for checking ``D``."""
+        found = self._get(ParameterGradient)
+        return None if found is None else found.total
+
+    @property
+    def tied(self) -> bool:
+        """Whether another module uses the same parameter, so that ``autograd`` has its part of the gradient too."""
+        found = self._get(ParameterGradient)
+        return found is not None and found.tied
+
+    @property
+    def Sigma(self) -> Tensor | None:
+        """``Σ δ δᵀ [k, k]``."""
+        found = self._get(Covariance)
+        return None if found is None or found.sum is None or found.at_inputs else found.parts[0]
+
+    @property
+    def input_covariance(self) -> Tensor | None:
+        """``WᵀΣW [d, d]``, kept in place of Σ where k > d."""
+        found = self._get(Covariance)
+        return found.parts[0] if found is not None and found.at_inputs else None
+
+    @property
+    def covariance_probes(self) -> Tensor | None:
+        """``ΣWΩ [k, r]`` in place of Σ where exact measures do not fit the memory budget."""
+        found = self._get(Covariance)
+        return None if found is None or found.products is None else found.products[0, ..., :-1]
+
+    @property
+    def kernel_parts(self) -> Tensor | None:
+        """``[parts, ..., s, s]`` that add up to ``Σ_i J_iᵀJ_i``, or to ``WᵀJᵀJW`` with :attr:`at_inputs`."""
+        found = self._get(Kernel)
+        return None if found is None or found.sum is None else found.parts
+
+    @property
+    def JtJ(self) -> Tensor | None:
+        """``Σ_i J_iᵀJ_i [k, k]``."""
+        return None if self.at_inputs or self.kernel_parts is None else self.kernel_parts.sum(0)
+
+    @property
+    def JtJ_centered(self) -> Tensor | None:
+        """The same of ``J_i − J_i⁰`` against a reference network."""
+        found = self._get(CenteredKernel)
+        return None if found is None or found.sum is None else found.parts.sum(0)
+
+    @property
+    def kernel_probes(self) -> Tensor | None:
+        """Products of K with thin matrices, ``[parts, k, m]``, in place of K where it does not fit the budget."""
+        found = self._get(Kernel)
+        return None if found is None else found.products
+
+    @property
+    def centered_probes(self) -> Tensor | None:
+        """The same in place of ``K̄``."""
+        found = self._get(CenteredKernel)
+        return None if found is None else found.products
+
+    @property
+    def at_inputs(self) -> bool:
+        """Whether the kernel is ``WᵀKW`` of the layer's inputs."""
+        found = self._get(Kernel)
+        return found is not None and found.at_inputs
+
+    @property
+    def kernel(self) -> Tensor:
+        """``[parts, …, s, s]`` that add up to K, or to ``WᵀKW`` with :attr:`at_inputs`."""
+        return self._need(self.kernel_parts, "jacobians=True") / self.n
+
+    @property
+    def kernel_centered(self) -> Tensor:
+        """``[parts, …, k, k]`` that add up to ``K̄``."""
+        found = self._get(CenteredKernel)
+        parts = None if found is None or found.sum is None else found.parts
+        return self._need(parts, "reference=<the network at initialisation>") / self.n
+
+    @property
+    def K(self) -> Tensor:
+        """Tangent kernel ``K = (1/n) Σ J_iᵀJ_i``, ``[k, k]``."""
+        return self._need(self.JtJ, "jacobians=True") / self.n
+
+    @property
+    def K_centered(self) -> Tensor:
+        """``K̄ = (1/n) Σ (J_i − J_i⁰)ᵀ(J_i − J_i⁰)``, ``[k, k]``."""
+        return self.kernel_centered.sum(0)
+
+    @property
+    def gradient(self) -> Tensor:
+        """``D``, or an error that says it was not collected."""
+        return self._need(self.D, "a loss")
+
+    @property
+    def covariance(self) -> Tensor:
+        """``Σ``, or an error that says it was not collected."""
+        return self._need(self.Sigma, "a loss and covariance=True")
+
+    def _need(self, value: Tensor | None, what: str) -> Tensor:
+        if value is None:
+            raise NotCollected(f"layer {self.name!r}: this was not collected; collect with {what}")
+        return value
+
+    def merge(self, other: LayerStatistics) -> LayerStatistics:
+        """Statistics of the union of two samples seen by the same layer; a sum that is absent is zero."""
+        if self.weight.shape != other.weight.shape:
+            shapes = f"{tuple(self.weight.shape)} and {tuple(other.weight.shape)}"
+            raise InputError(f"layer {self.name!r}: cannot merge statistics of weights {shapes}")
+        if not torch.equal(self.weight, other.weight.to(self.weight)):
+            raise InputError(f"layer {self.name!r}: the two statistics were collected with different weights")
+        return replace(self, n=self.n + other.n, sums=merge_sums(self.sums, other.sums))
+
+
+def merge_sums(a: Mapping[type[Sum], Sum], b: Mapping[type[Sum], Sum]) -> dict[type[Sum], Sum]:
+    """The sums of both by their class."""
+    return {
+        kind: a[kind].merge(b[kind]) if kind in a and kind in b else a[kind] if kind in a else b[kind]
+        for kind in {**a, **b}
+    }
+
+
+@dataclass(frozen=True)
+class NetworkStatistics:
+    """What is kept of the whole network.
+
+    Args:
+        n: samples seen.
+        loss_sum: ``Σ_i L_i``.
+        correct: correctly classified targets, out of ``counted``; ``None`` for real targets.
+        counted: targets that count for the accuracy.
+        output: moments of the network's output and the targets.
+        terms: what the mean loss divides by: samples, or positions with a loss of their own; 0 without a loss.
+    """
+
+    n: int = 0
+    loss_sum: float = 0.0
+    correct: int | None = None
+    counted: int = 0
+    output: FeatureStatistics | None = None
+    terms: int = 0
+
+    @classmethod
+    def of_batch(cls, batch: BatchResult, ignore_index: int) -> NetworkStatistics:
+        """Loss and accuracy of one batch."""
+        target = batch.target if isinstance(batch.target, Tensor) else None
+        axis = class_axis(batch.output, target, batch.positions.lengths)
+        if target is None or axis is None or batch.output.shape[axis] < 2:
+            return cls(batch.n, batch.loss, terms=batch.terms)
+        counts = (target >= 0) & (target != ignore_index)
+        correct = int(((batch.output.argmax(axis) == target) & counts).sum())
+        return cls(batch.n, batch.loss, correct, int(counts.sum()), terms=batch.terms)
+
+    @property
+    def loss(self) -> float:
+        """Mean loss of a sample, or of a position where each has its own (:mod:`gramscope.layers.losses`)."""
+        return self.loss_sum / max(self.terms or self.n, 1)
+
+    @property
+    def accuracy(self) -> float | None:
+        """Fraction of correctly classified targets."""
+        return None if self.correct is None else self.correct / max(self.counted, 1)
+
+    def merge(self, other: NetworkStatistics) -> NetworkStatistics:
+        """Network statistics of the union of two samples, of which one may be empty."""
+        if self.n == 0 or other.n == 0:
+            return other if self.n == 0 else self
+        correct = None if self.correct is None or other.correct is None else self.correct + other.correct
+        outputs = [part for part in (self.output, other.output) if part is not None]
+        output = merge_features(*outputs) if len(outputs) == 2 else next(iter(outputs), None)
+        loss_sum, counted = self.loss_sum + other.loss_sum, self.counted + other.counted
+        return NetworkStatistics(self.n + other.n, loss_sum, correct, counted, output, self.terms + other.terms)
 
 
 @dataclass(frozen=True, repr=False)
 class Statistics:
-    """Everything collected in one pass.
+    """Everything collected in one run.
 
     Args:
-        layers: per linear-like layer, in order of execution; with ``snapshot=False`` each is put together when asked for.
+        layers: per linear-like layer, in order of execution.
         outputs: features of module outputs that were asked for.
         network: loss, accuracy and output moments of the whole network.
         notes: what was left out and why, by layer or module name.
-        left_out: pairs of a layer (``"<module> (output)"`` for a module's output, ``"*"`` for every layer) and the field
-            that some part of the data cannot have, so that none has it.
+        left_out: pairs of a layer (``"<module> (output)"`` for a module's output, ``"*"`` for every layer) and the name of a
+            sum that some part of the data cannot have, so that none has it.
         options: what was asked for; only statistics of the same options can be merged.
         processes: how many processes of ``torch.distributed`` these are the statistics of.
     """
 
-    layers: Mapping[str, LayerStatistics]
+    layers: dict[str, LayerStatistics]
     outputs: dict[str, FeatureStatistics] = field(default_factory=dict)
     network: NetworkStatistics = field(default_factory=NetworkStatistics)
     notes: dict[str, tuple[Note, ...]] = field(default_factory=dict)
@@ -55,13 +278,13 @@ class Statistics:
     def __repr__(self) -> str:
         """Its size, without the tensors."""
         kept = [f"{len(self)} layers", *([f"{len(self.outputs)} module outputs"] if self.outputs else [])]
-        fields_ = {what for layer in self for what in (*SUMS, "features") if getattr(layer, what) is not None}
-        kept.append("with " + ", ".join(sorted(fields_)) if fields_ else "without sums")
+        sums = {kind.__name__ for layer in self for kind in layer.sums}
+        kept.append("with " + ", ".join(sorted(sums)) if sums else "without sums")
         return f"Statistics({self.n} samples, {', '.join(kept)})"
 
     def __getitem__(self, name: str) -> LayerStatistics:
         if name not in self.layers:
-            raise LayerError(f"no statistics of layer {name!r}; there are: {', '.join(self.layers)}")
+            raise LayerError(no_such("layer", name, self.layers))
         return self.layers[name]
 
     def __iter__(self) -> Iterator[LayerStatistics]:
@@ -76,14 +299,14 @@ class Statistics:
         return self.network.n
 
     def merge(self, other: Statistics) -> Statistics:
-        """Statistics of both samples together, as one pass over both gives them; exact under any split and order.
+        """Statistics of both samples together, as one run over both gives them; exact under any split and order.
 
         A layer that one part has not seen (an expert that got no sample there) is taken from the other.
         """
         _check_options(self.options, other.options)
-        layers = _merge_named(self.layers, other.layers, merge_layers)
+        layers = _merge_named(self.layers, other.layers, LayerStatistics.merge)
         outputs = _merge_named(self.outputs, other.outputs, merge_features)
-        network = merge_networks(self.network, other.network)
+        network = self.network.merge(other.network)
         notes = drop_refuted(self.notes, layers) | drop_refuted(other.notes, layers)
         return Statistics(layers, outputs, network, notes, self.left_out | other.left_out, self.options).with_totals()
 
@@ -104,56 +327,27 @@ class Statistics:
         return over_processes(self, exchange, next((layer.weight.device for layer in self), torch.device("cpu")))
 
     def with_totals(self) -> Statistics:
-        """The same, with all samples counted in every layer; a statistic missing in one part is dropped for all."""
-        layers = {layer.name: layer_with_totals(layer, self.network, self.left_out) for layer in self}
-        outputs = {
-            name: part for name, part in self.outputs.items() if (output_of(name), "features") not in self.left_out
+        """The same, with all samples counted in every layer; a sum missing in one part is dropped for all."""
+        gone = self.left_out
+        layers = {
+            layer.name: replace(
+                layer,
+                n=self.n,
+                terms=self.network.terms,
+                sums={
+                    k: s
+                    for k, s in layer.sums.items()
+                    if gone.isdisjoint({(w, k.__name__) for w in (layer.name, EVERY)})
+                },
+            )
+            for layer in self
         }
-        network = self.network
-        if (output_of(), "features") in self.left_out:
-            network = replace(network, output=None)
+        outputs = {name: part for name, part in self.outputs.items() if (output_of(name), "Features") not in gone}
+        network = replace(self.network, output=None) if (output_of(), "Features") in gone else self.network
         return replace(self, layers=layers, outputs=outputs, network=network)
 
 
-class MadeWhenAsked(Mapping[str, Part]):
-    """A dictionary whose values are made each time they are asked for, so that one of them at a time takes memory.
-
-    >>> made = MadeWhenAsked({"three": lambda: [0, 0, 0]})
-    >>> made["three"], made["three"] is made["three"]
-    ([0, 0, 0], False)
-    """
-
-    def __init__(self, make: dict[str, Callable[[], Part]]) -> None:
-        self._make = make
-
-    def __getitem__(self, name: str) -> Part:
-        return self._make[name]()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._make)
-
-    def __len__(self) -> int:
-        return len(self._make)
-
-
-def layer_with_totals(
-    layer: LayerStatistics, network: NetworkStatistics, left_out: Iterable[tuple[str, str]]
-) -> LayerStatistics:
-    """The layer with all samples counted, without what is left out."""
-    gone: dict[str, Any] = {what: None for who, what in left_out if who in (layer.name, EVERY)}
-    return replace(layer, **(gone | {"n": network.n, "terms": network.terms}))
-
-
-def output_of(module: str = "") -> str:
-    """How the output of a module, or of the network, is named in ``left_out`` and in notes.
-
-    >>> output_of("block"), output_of()
-    ('block (output)', '(output)')
-    """
-    return f"{module} (output)".strip()
-
-
-def merge_orders(known: Sequence[str], seen: Sequence[str]) -> list[str]:
+def merge_orders(known: Sequence[str], seen: Iterable[str]) -> list[str]:
     """Two orders of execution as one: a new name follows the name that precedes it in ``seen``.
 
     >>> merge_orders(["embed", "expert 1", "readout"], ["embed", "expert 2", "readout"])
@@ -170,20 +364,17 @@ def merge_orders(known: Sequence[str], seen: Sequence[str]) -> list[str]:
 
 
 def drop_refuted(
-    notes: dict[str, tuple[Note, ...]], layers: Mapping[str, LayerStatistics]
+    notes: Mapping[str, Sequence[Note]], layers: Mapping[str, LayerStatistics]
 ) -> dict[str, tuple[Note, ...]]:
     """The notes without those that ``layers`` refute: a layer not reached by one batch may be reached by another."""
     kept = {}
     for name, found in notes.items():
-        layer, refuted = layers.get(name), set[str]()
-        if layer is not None:
+        refuted = set[str]()
+        if name in layers:
+            sums = layers[name].sums
             refuted = {"not applied"}
-            refuted |= {"no gradient"} if layer.D is not None else set()
-            refuted |= (
-                {"no Jacobians"}
-                if (layer.JtJ, layer.kernel_parts, layer.kernel_probes) != (None, None, None)
-                else set()
-            )
+            refuted |= {"no gradient"} if Gradient in sums else set()
+            refuted |= {"no Jacobians"} if Kernel in sums else set()
         kept[name] = tuple(note for note in found if note.kind not in refuted)
     return {name: found for name, found in kept.items() if found}
 
@@ -203,5 +394,5 @@ def _check_options(a: dict[str, Any], b: dict[str, Any]) -> None:
 def _merge_named(a: Mapping[str, Part], b: Mapping[str, Part], merge: Callable[[Part, Part], Part]) -> dict[str, Part]:
     return {
         name: merge(a[name], b[name]) if name in a and name in b else a[name] if name in a else b[name]
-        for name in merge_orders(list(a), list(b))
+        for name in merge_orders(list(a), b)
     }

@@ -1,0 +1,182 @@
+"""``Σ xxᵀ`` over vectors at a layer's outputs, k×k, in the form that the memory budget allows."""
+
+from __future__ import annotations
+
+import copy
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from gramscope.distributed.exchange import Exchange
+from gramscope.linalg.budget import FEWEST, Budget
+from gramscope.linalg.stochastic import gram_times, onto_columns, probes
+from gramscope.linalg.symmetric_sum import SymmetricSum, for_products
+from gramscope.statistics.sums import LeftOut, NotCollected, Seen, Sum, finite, reduced
+
+if TYPE_CHECKING:
+    from gramscope.statistics.plan import Plan
+
+
+class SquareSum(Sum):
+    """A sum of ``xxᵀ`` in parts that add up to it: one, or several independent random sketches.
+
+    It has one of three forms: the matrix itself ``[parts, ..., k, k]``; where measures look at it from the layer's fewer
+    inputs alone, ``WᵀAW [parts, ..., d, d]``; where neither fits, products ``[parts, ..., k, r]`` with a thin matrix.
+    """
+
+    of_single_samples: ClassVar[bool] = True
+    #: how it is called in notes
+    symbol: ClassVar[str]
+
+    def __init__(self, layer: str, weight: Tensor, plan: Plan) -> None:
+        super().__init__(layer, weight, plan)
+        self._dtype, self.budget = plan.dtype, plan.budget
+        self.estimated = plan.is_estimated(weight)
+        k, d = weight.shape[-2:]
+        self.at_inputs = not self.estimated and type(self) in plan.at_inputs and k > d
+        self.sum: SymmetricSum | None = None
+        self.products: Tensor | None = None
+        self._thin: Tensor | None = None
+        self.missing = ""
+        if self.estimated:
+            self.missing = (
+                f"no {self.symbol}, but products with random vectors: exact measures of {tuple(weight.shape)} do not fit the "
+                f"{self.budget}"
+            )
+            plan.notes.left_out(layer, self.missing)
+        each = plan.entry_bytes(weight)
+        if not (self.estimated or self.at_inputs or self.budget.keeps_square(weight.shape, each)):
+            size = weight[..., 0].numel() * k * each
+            raise LeftOut(
+                f"no {self.symbol}: {k} × {k} numbers take {size / 2**20:,.0f} MiB, more than the {self.budget}"
+            )
+
+    @abstractmethod
+    def thin(self, seen: Seen) -> Tensor:
+        """What the sum is multiplied by where only products are kept, ``[..., k, r]``."""
+
+    def add_rows(self, seen: Seen, rows: Tensor, part: int = 0, parts: int = 1) -> None:
+        """Add ``rowsᵀrows`` of ``rows [..., m, k]`` to one of the parts; one part of all counts as equal shares of several."""
+        if self.estimated:
+            self._add_products(seen, rows, part, parts)
+        else:
+            self.add_gram(self.in_basis(rows), part, parts)
+
+    def in_basis(self, rows: Tensor) -> Tensor:
+        """Gradients ``[..., m, k]`` at the outputs, or ``[..., m, d]`` at the inputs where those are fewer."""
+        return rows @ self.weight.to(rows.dtype) if self.at_inputs else rows
+
+    def add_gram(self, rows: Tensor, part: int = 0, parts: int = 1) -> None:
+        """Add the Gram matrix of rows in the sum's own basis."""
+        rows = for_products(rows) if parts > 1 else rows
+        if self.sum is None:
+            device = "cpu" if rows.device.type == "mps" else rows.device
+            dtype = rows.dtype if parts > 1 else self._dtype
+            self.sum = SymmetricSum(rows.shape[-1], (1, *rows.shape[:-2]), dtype, device)
+        kept = self.sum.stack[0]
+        if kept < parts:
+            self.sum = self.sum.split(parts)
+        if parts == 1 < kept:
+            rows = rows / kept**0.5
+        for i in [part] if parts > 1 else range(kept):
+            self.sum.add_gram(rows, i)
+
+    def _add_products(self, seen: Seen, rows: Tensor, part: int, parts: int) -> None:
+        if self._thin is None:
+            self._thin = self.thin(seen)
+        product = gram_times(rows, self._thin)
+        if self.products is None:
+            dtype = product.dtype if parts > 1 else self._dtype
+            device = "cpu" if product.device.type == "mps" else product.device
+            self.products = product.new_zeros(1, *product.shape, dtype=dtype, device=device)
+        if self.products.shape[0] < parts:
+            self.products = _split(self.products, parts)
+        if parts > 1:
+            self.products[part] += product
+        else:
+            self.products += product / self.products.shape[0]
+
+    @override
+    def finish(self) -> None:
+        self._thin = None
+        for tensor in self._tensors():
+            finite(self.symbol, self.layer, tensor)
+
+    @property
+    def parts(self) -> Tensor:
+        """``[parts, ..., s, s]`` that add up to it: s = k, or d with :attr:`at_inputs`."""
+        if self.sum is None:
+            raise NotCollected(f"layer {self.layer!r}: {self.missing}")
+        return self.sum.dense()
+
+    def _tensors(self) -> list[Tensor]:
+        if self.products is not None:
+            return [self.products]
+        return [] if self.sum is None else self.sum.strips
+
+    @override
+    def merge(self, other: Self) -> Self:
+        whole = copy.copy(self)
+        if self.products is not None and other.products is not None:
+            parts = max(self.products.shape[0], other.products.shape[0])
+            whole.products = _split(self.products, parts) + _split(other.products.to(self.products), parts)
+        elif self.sum is not None and other.sum is not None:
+            whole.sum = self.sum.merge(other.sum)
+        return whole
+
+    @override
+    def outline(self) -> Any:
+        return self.at_inputs, tuple((tuple(tensor.shape), tensor.dtype) for tensor in self._tensors())
+
+    @override
+    @classmethod
+    def all_reduce(
+        cls, own: Self | None, outlines: Sequence[Any], exchange: Exchange, device: torch.device
+    ) -> Self | None:
+        if own is None or len(set(outlines)) > 1:
+            return None
+        whole, total = copy.copy(own), reduced(own._tensors(), exchange, device)
+        if own.products is not None:
+            whole.products = total[0]
+        elif own.sum is not None:
+            whole.sum = own.sum.with_strips(total)
+        return whole
+
+    @override
+    @classmethod
+    def size(cls, shape: Sequence[int], memory: int) -> int:
+        *stack, k, d = shape
+        budget = Budget(memory)
+        if budget.is_large(shape):
+            return math.prod(stack) * 8 * k * (budget.probes(d) + 1 + FEWEST)
+        return math.prod(stack) * 8 * min(k, d) ** 2
+
+
+def times_probes(W: Tensor, count: int) -> Tensor:
+    """``WΩ [..., k, count]`` with random signs Ω of a fixed seed."""
+    W = W.to(torch.promote_types(W.dtype, torch.float32))
+    return W @ probes(W.shape[-1], count, W)
+
+
+def thin_of_kernel(W: Tensor, count: int) -> Tensor:
+    """``[WΩ, W1, Ψ]``: what K is multiplied by for its alignment with W.
+
+    Ω are ``count`` probes of the inputs and Ψ 64 of the outputs, projected onto the column space of W where k > d.
+    """
+    W = W.to(torch.promote_types(W.dtype, torch.float32))
+    k, d = W.shape[-2:]
+    outputs = probes(k, FEWEST, W).expand(*W.shape[:-2], k, FEWEST)
+    outputs = onto_columns(W, outputs) if k > d else outputs
+    return torch.cat([times_probes(W, count), W.sum(-1, keepdim=True), outputs], -1)
+
+
+def _split(parts: Tensor, count: int) -> Tensor:
+    """A single part, which is exact, as equal shares of several; several as they are."""
+    if parts.shape[0] == count:
+        return parts
+    return (parts / count).expand(count, *parts.shape[1:]).clone()
