@@ -12,7 +12,7 @@ warnings.simplefilter("default")
 import mlflow  # noqa: E402
 
 import gramscope as gs  # noqa: E402
-from gramscope.integrations.mlflow import MlflowLog  # noqa: E402
+from gramscope.integrations.loggers import MlflowLog  # noqa: E402
 
 torch.manual_seed(0)
 x = torch.randn(500, 8)

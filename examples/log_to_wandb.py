@@ -8,7 +8,7 @@ import wandb
 from torch import nn
 
 import gramscope as gs
-from gramscope.integrations.wandb import WandbLog
+from gramscope.integrations.loggers import WandbLog
 
 os.environ["WANDB_SILENT"] = "true"
 torch.manual_seed(0)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import gramscope as gs
-from gramscope.integrations.accelerate import log_measures
+from gramscope.instruments.log import scalars
 
 
 class JsonLines(GeneralTracker):
@@ -50,7 +50,10 @@ with tempfile.TemporaryDirectory() as folder:
         net, gs.VCL(net), DataLoader(TensorDataset(x[:800], y[:800]), batch_size=50)
     )
     for epoch in range(4):
-        log_measures(accelerator, model, (x[800:], y[800:]), nn.CrossEntropyLoss(), step=epoch)
+        if accelerator.is_main_process:
+            held_out = x[800:], y[800:]
+            table = gs.measure(accelerator.unwrap_model(model), held_out, nn.CrossEntropyLoss(), process_group=False)
+            accelerator.log(scalars(table.to_dict()), step=epoch)
         for inputs, labels in loader:
             optimizer.zero_grad()
             accelerator.backward(nn.functional.cross_entropy(model(inputs), labels))

@@ -5,7 +5,8 @@ import tempfile
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
 
-from gramscope.integrations.transformers import GramscopeCallback, Whitened
+import gramscope as gs
+from gramscope.integrations.transformers import GramscopeCallback
 
 set_seed(0)
 words = 40
@@ -15,6 +16,15 @@ rows = [{"input_ids": sentence, "labels": sentence} for sentence in sentences]
 model = GPT2LMHeadModel(
     GPT2Config(vocab_size=words, n_positions=12, n_embd=32, n_layer=2, n_head=2, bos_token_id=1, eos_token_id=2)
 )
+
+
+class Whitened(gs.GramWhitened):
+    """Made from parameters, as the trainer makes optimizers."""
+
+    def __init__(self, params, **options):
+        super().__init__(torch.optim.AdamW(params, **options), model)
+
+
 callback = GramscopeCallback(rows[256:], measures=["target_linearity", "effective_rank"], every_n_steps=16, ridge=1e-3)
 with tempfile.TemporaryDirectory() as folder:
     arguments = TrainingArguments(
@@ -34,7 +44,7 @@ with tempfile.TemporaryDirectory() as folder:
         arguments,
         train_dataset=rows[:256],
         callbacks=[callback],
-        optimizer_cls_and_kwargs=(Whitened, {"inner": torch.optim.AdamW, "network": model, "lr": 3e-3}),
+        optimizer_cls_and_kwargs=(Whitened, {"lr": 3e-3}),
     )
     trainer.train()
 for entry in trainer.state.log_history:

@@ -6,7 +6,8 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
-from typing import ParamSpec, TypeVar
+from importlib import import_module
+from typing import Any, ParamSpec, TypeVar
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -85,3 +86,14 @@ def checks_names(function: Callable[Arguments, Result]) -> Callable[Arguments, R
         return function(*args, **kwargs)
 
     return checked
+
+
+def load_extra(module: str, extra: str) -> Any:
+    """Import a module of an optional package, or say which extra of gramscope installs it."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise MissingExtraError(
+            f"this needs {package} ({error}): pip install --upgrade 'gramscope[{extra}]'"
+        ) from error

@@ -1,4 +1,4 @@
-"""A loop of Accelerate with our function and optimizers: what its tracker got is compared with gs.measure."""
+"""A loop of Accelerate with our measures and optimizers: what its tracker got, and a resumed run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import gramscope as gs
-from gramscope.integrations.accelerate import log_measures
+from gramscope.instruments.log import scalars
 
 accelerate = pytest.importorskip("accelerate")
 
@@ -63,10 +63,11 @@ def test_a_loop_logs_what_measure_gives_and_resumes(tmp_path: Path) -> None:
     for epoch in range(2):
         train(model, optimizer, loader)
         measures = ["target_linearity", "weight_norm", "gradient_norm"]
-        table = log_measures(accelerator, model, (x, y), nn.CrossEntropyLoss(), step=epoch, measures=measures)
+        plain = accelerator.unwrap_model(model)
+        table = gs.measure(plain, (x, y), nn.CrossEntropyLoss(), measures=measures, process_group=False)
+        accelerator.log(scalars(table.to_dict()), step=epoch)
         if epoch == 0:
             accelerator.save_state(tmp_path / "half")
-    assert table is not None
     expected = gs.measure(model, (x, y), nn.CrossEntropyLoss(), measures=measures)
     assert expected.rows == table.rows
     for layer in ("0", "2"):

@@ -163,11 +163,13 @@ def test_two_processes_log_the_same_numbers(tmp_path: Path) -> None:
 
 def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     assert_refused("give one of the two", GramscopeCallback, every_n_steps=2, every_n_epochs=1)
-    with pytest.raises(InputError, match="module='nett' is not a part of Net"):
+    with pytest.raises(InputError, match="no module 'nett'; did you mean 'net'"):
         fit(Net("sgd"), tmp_path, [GramscopeCallback(HELD, module="nett")])
 
     class NoForward(Net):
         forward = pl.LightningModule.forward
 
-    with pytest.raises(InputError, match="no forward of its own; name the part to measure with module=, one of 'net'"):
+    with pytest.raises(
+        InputError, match="no forward of its own; name the module to measure with module=, one of 'net'"
+    ):
         fit(NoForward("sgd"), tmp_path, [GramscopeCallback(HELD)])

@@ -15,7 +15,7 @@ from torch import nn
 
 import gramscope as gs
 from gramscope.instruments.history import Records
-from gramscope.integrations.notebook import LivePlot
+from gramscope.integrations.loggers import LivePlot
 from gramscope.measures.table import Table
 from gramscope.notes import Note
 

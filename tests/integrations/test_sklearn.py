@@ -33,7 +33,7 @@ def test_scorer_measures_the_features() -> None:
 def test_scorer_takes_a_function_and_refuses_estimators_without_features() -> None:
     linear = LinearRegression().fit(X, X[:, 0])
     assert TargetLinearityScorer(features=lambda _, rows: rows)(linear, X, X[:, 0]) == pytest.approx(1.0)
-    assert_refused("neither features", TargetLinearityScorer(), linear, X, X[:, 0])
+    assert_refused("LinearRegression has no transform", TargetLinearityScorer(), linear, X, X[:, 0])
 
 
 def test_scorer_in_cross_validation() -> None:

@@ -17,7 +17,7 @@ from refusals import assert_refused
 
 t = pytest.importorskip("transformers")
 
-from gramscope.integrations.transformers import FILE, GramscopeCallback, Whitened  # noqa: E402
+from gramscope.integrations.transformers import FILE, GramscopeCallback  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning"),
@@ -145,6 +145,11 @@ def test_records_of_a_run_equal_measure(kind: str, tmp_path: Path) -> None:
     assert callback.records[0]["network"]["loss"] != pytest.approx(loss, rel=1e-6)
 
 
+class Whitened(gs.GramWhitened):
+    def __init__(self, params: Any, network: nn.Module, **options: Any) -> None:
+        super().__init__(torch.optim.AdamW(params, **options), network)
+
+
 OPTIMIZERS: dict[str, Callable[[nn.Module], Any]] = {
     "vcl": lambda model: {"optimizers": (gs.VCL(model, gamma=0.05, solver="recursive"), None)},
     "vcl by class": lambda model: {
@@ -154,9 +159,7 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], Any]] = {
     "whitened": lambda model: {
         "optimizers": (gs.GramWhitened(torch.optim.AdamW(model.parameters(), lr=0.01), model), None)
     },
-    "whitened by class": lambda model: {
-        "optimizer_cls_and_kwargs": (Whitened, {"inner": torch.optim.AdamW, "network": model, "lr": 0.01})
-    },
+    "whitened by class": lambda model: {"optimizer_cls_and_kwargs": (Whitened, {"network": model, "lr": 0.01})},
 }
 
 
@@ -230,6 +233,7 @@ def test_numbers_go_through_the_trainer_to_its_reporters(tmp_path: Path) -> None
 
 def test_wrong_arguments_are_refused() -> None:
     assert_refused("every_n_steps=2 and every_n_epochs=1", GramscopeCallback, every_n_steps=2, every_n_epochs=1)
-    assert_refused("every_n_steps= or every_n_epochs=", GramscopeCallback, every=3)
+    assert_refused("no argument 'every'; there are: every_n_steps, every_n_epochs", GramscopeCallback, every=3)
+    assert_refused("no argument 'mesures'; did you mean 'measures'", GramscopeCallback, mesures="nfa")
     assert_refused("positive whole number", GramscopeCallback, every_n_steps=0)
     assert_refused("log=3", GramscopeCallback, log=3)

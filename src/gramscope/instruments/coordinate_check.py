@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from gramscope.errors import InputError, MissingExtraError
+from gramscope.errors import InputError, load_extra
 from gramscope.layers.batches import Unpack, batches, to_device
 from gramscope.layers.hooks import Observer, in_backward
 from gramscope.layers.labels import LabelReader
@@ -57,11 +57,9 @@ class CoordinateCheck:
 
     def plot(self) -> Figure:
         """Size against width for every step, both axes logarithmic, as a matplotlib figure."""
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise MissingExtraError("plot() needs matplotlib: pip install 'gramscope[lab]'") from error
-        figure = Figure(figsize=(2.6 * len(self.sizes) + 1.2, 3), layout="constrained")
+        figure: Figure = load_extra("matplotlib.figure", "lab").Figure(
+            figsize=(2.6 * len(self.sizes) + 1.2, 3), layout="constrained"
+        )
         panels = figure.subplots(1, len(self.sizes), sharex=True, sharey=True, squeeze=False)[0]
         for step, (axes, found) in enumerate(zip(panels, self.sizes, strict=True)):
             for layer in self.layers:

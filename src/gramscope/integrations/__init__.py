@@ -1,1 +1,1 @@
-"""gramscope inside scikit-learn, torchmetrics, Arrow and notebooks. Each file needs an optional extra, loaded on import."""
+"""gramscope inside other libraries' training loops, loggers and metrics. Each needs an optional extra."""

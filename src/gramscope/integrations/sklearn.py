@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from gramscope.errors import InputError
-from gramscope.integrations.extras import load_extra
+from gramscope.errors import InputError, load_extra
 from gramscope.measures.fit import fit_linear, held_out_target_linearity
 from gramscope.measures.linearity import target_linearity
 
-load_extra("sklearn", "scikit-learn", "sklearn", "1.6")
+load_extra("sklearn", "sklearn")
 
 from sklearn.base import is_classifier  # noqa: E402
 from sklearn.model_selection import KFold, StratifiedKFold  # noqa: E402
@@ -23,15 +22,14 @@ from sklearn.model_selection import KFold, StratifiedKFold  # noqa: E402
 class TargetLinearityScorer:
     """Target linearity of an estimator's features, as ``scoring=`` of ``GridSearchCV`` and ``cross_validate``.
 
-    Features are ``estimator.features(X)`` (the estimators of this module), else ``estimator.transform(X)``, of the last step of
-    a pipeline after the steps before it.
+    Features are ``estimator.transform(X)``, or what ``features`` gives, such as the hidden features of a net.
 
     Args:
         ridge: λ of the linear fit, on the scale of ``HᵀH``.
         intercept: fit a constant as well.
         folds: fit on all but one of this many parts of the scored rows and measure on that part, averaged. By default the fit
             is measured on its own rows ([Gram] Definition 2), which needs more rows than features.
-        features: a function ``(estimator, X) -> [n, d]`` for other estimators.
+        features: a function ``(estimator, X) -> [n, d]`` for estimators without ``transform``.
 
     >>> from sklearn.datasets import load_iris
     >>> from sklearn.decomposition import PCA
@@ -47,7 +45,12 @@ class TargetLinearityScorer:
 
     def __call__(self, estimator: Any, X: Any, y: Any) -> float:
         """The score of a fitted estimator on rows and targets."""
-        H = _features(estimator, X) if self.features is None else self.features(estimator, X)
+        if self.features is None and not hasattr(estimator, "transform"):
+            raise InputError(
+                f"{type(estimator).__name__} has no transform(); give TargetLinearityScorer a function "
+                "features=(estimator, X) -> [n, d]"
+            )
+        H = estimator.transform(X) if self.features is None else self.features(estimator, X)
         H = np.asarray(H.toarray() if hasattr(H, "toarray") else H)
         Y = np.asarray(y)
         labels = is_classifier(estimator) or not np.issubdtype(Y.dtype, np.floating)
@@ -61,17 +64,3 @@ class TargetLinearityScorer:
             for a, b in splitter.split(H, Y)
         ]
         return float(np.mean([float(score) for score in scores]))
-
-
-def _features(estimator: Any, X: Any) -> Any:
-    if hasattr(estimator, "best_estimator_"):
-        return _features(estimator.best_estimator_, X)
-    if hasattr(estimator, "steps") and hasattr(estimator[-1], "features"):
-        return estimator[-1].features(estimator[:-1].transform(X) if len(estimator.steps) > 1 else X)
-    for name in ("features", "transform"):
-        if hasattr(estimator, name):
-            return getattr(estimator, name)(X)
-    raise InputError(
-        f"{type(estimator).__name__} has neither features() nor transform(); give TargetLinearityScorer a function "
-        "features=(estimator, X) -> [n, d]"
-    )

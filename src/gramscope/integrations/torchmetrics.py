@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from gramscope.errors import InputError
-from gramscope.integrations.extras import load_extra
+from gramscope.errors import InputError, load_extra
 from gramscope.linalg.arrays import as_nonempty_floats
 from gramscope.linalg.moments import ClassMoments, Moments, class_moments, merge, moments
 from gramscope.linalg.row_blocks import OneHotRows, Rows
@@ -25,7 +24,7 @@ from gramscope.measures.neural_collapse import neural_collapse_from_moments
 from gramscope.measures.similarity import linear_cka_from_moments
 from gramscope.measures.targets import as_labels
 
-Metric: Any = load_extra("torchmetrics", "torchmetrics", "torchmetrics", "1.6").Metric
+Metric: Any = load_extra("torchmetrics", "torchmetrics").Metric
 #: sizes d and c, and whether the moments are those of classes
 Layout = tuple[int, int, bool]
 

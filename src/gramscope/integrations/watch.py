@@ -2,22 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypedDict
 
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
-from gramscope.errors import InputError
+from gramscope.distributed.exchange import Group
+from gramscope.errors import InputError, no_such
 from gramscope.instruments.history import Records
 from gramscope.instruments.log import Log, check_log, scalars, write_record
 from gramscope.instruments.monitor import Monitor, cadence
+from gramscope.layers.batches import Unpack
 from gramscope.layers.losses import Loss
+from gramscope.layers.model_call import OutputSelector
+from gramscope.layers.select import LayerSelector
 
+#: every so many, or ``count -> bool``; ``None`` for the usual cadence of a monitor
 Every = int | Callable[[int], bool] | None
 
 
+class MonitorOptions(TypedDict, total=False):
+    """Arguments of :class:`gramscope.Monitor` and :func:`gramscope.measure` that callbacks hand on."""
+
+    measures: str | Iterable[str] | None
+    layers: LayerSelector
+    samples: int
+    reference: nn.Module | str | None
+    held_out: Any
+    outputs: str | Sequence[str]
+    output: OutputSelector
+    unpack: Unpack | None
+    targets: Callable[[Any, Any], Tensor] | None
+    tokens: str
+    reduction: str | float | None
+    ignore_index: int | None
+    gamma: float
+    ridge: float
+    intercept: bool
+    center: bool
+    weight_decay: float | None
+    sketch: int | None
+    memory: int
+    batch_dim: int
+    eval_mode: bool
+    progress: bool
+    process_group: Group
+    mesh: DeviceMesh | None
+
+
+def check_options(options: Mapping[str, Any], *others: str) -> None:
+    """Raise for an argument that is neither one of :class:`MonitorOptions` nor one of the callback's ``others``."""
+    for name in options:
+        if name not in MonitorOptions.__annotations__:
+            raise InputError(no_such("argument", name, [*others, *MonitorOptions.__annotations__]))
+
+
 class Watch:
-    """A :class:`gramscope.Monitor` that follows the step numbers of a loop.
+    """Base of the callbacks: a :class:`gramscope.Monitor` that follows the step numbers of a loop.
 
     Args:
         data: what the monitor of one process holds; ``None`` if :meth:`begin` and :meth:`record` get each process's data.
@@ -26,35 +68,34 @@ class Watch:
             ``step -> bool``.
         every_n_epochs: measure after every this many epochs, in place of steps.
         log: a further log of the numbers, as that of the monitor.
-        options: further options of the monitor (``measures``, ``layers``, ``samples``, …).
+        options: further arguments of the monitor.
     """
 
     def __init__(
         self,
         data: Any,
         loss: Loss | None,
-        *,
-        every_n_steps: Every = None,
-        every_n_epochs: Every = None,
-        log: Log | None = None,
-        **options: Any,
+        every_n_steps: Every,
+        every_n_epochs: Every,
+        log: Log | None,
+        options: MonitorOptions,
     ) -> None:
+        super().__init__()
         if every_n_steps is not None and every_n_epochs is not None:
             raise InputError(
                 f"every_n_steps={every_n_steps!r} and every_n_epochs={every_n_epochs!r}: give one of the two"
             )
-        if "every" in options:
-            raise InputError(f"every={options['every']!r}: give every_n_steps= or every_n_epochs=")
+        check_options(options, "every_n_steps", "every_n_epochs", "log")
+        self.data, self.loss = data, loss
         # one process measures held-out data; batches as they pass are the parts of one sample in several processes
-        self._options = options if data is None else {"process_group": False, **options}
-        self.data, self._loss = data, loss
+        self._options: MonitorOptions = options if data is None else {"process_group": False, **options}
         self.by_epochs = every_n_epochs is not None
         self._due = cadence(every_n_epochs if self.by_epochs else every_n_steps)
         self._log = check_log(log)
         self._count = 0
+        self._loaded: dict[str, Any] | None = None
         #: whether this process writes to the log
         self.writes = True
-        self._loaded: dict[str, Any] | None = None
         self.monitor: Monitor | None = None
 
     @property
@@ -64,7 +105,7 @@ class Watch:
 
     def begin(self, model: nn.Module, data: Any, step: int) -> dict[str, float]:
         """Make the monitor and its first record; the numbers to log, none where a saved state was loaded."""
-        self.monitor = Monitor(model, data, self._loss, **self._options)
+        self.monitor = Monitor(model, data, self.loss, **self._options)
         if self._loaded is not None:
             self.monitor.load_state_dict(self._loaded)
             self._loaded = None
@@ -99,9 +140,9 @@ class Watch:
         """The monitor's state, empty before it has begun."""
         return {} if self.monitor is None else self.monitor.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a saved state, at once or as soon as the monitor begins."""
         if self.monitor is None:
-            self._loaded = state or None
-        elif state:
-            self.monitor.load_state_dict(state)
+            self._loaded = state_dict or None
+        elif state_dict:
+            self.monitor.load_state_dict(state_dict)

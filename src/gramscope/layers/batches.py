@@ -94,7 +94,7 @@ def batches(data: Any, unpack: Unpack | None = None, dtype: torch.dtype | None =
 
 def _loader(data: Any) -> Iterable[Any]:
     if isinstance(data, Dataset):
-        return DataLoader(data, batch_size=BATCH, generator=torch.Generator())
+        return DataLoader(data, batch_size=BATCH, generator=torch.Generator(device="cpu"))
     if is_array(data) or isinstance(data, Mapping) or _is_pair(data):
         return [data]
     if isinstance(data, tuple) and data and all(map(is_array, data)):

@@ -107,12 +107,16 @@ def in_eval_mode(module: nn.Module) -> Iterator[None]:
             child.training = training
 
 
-@cache
-def names_in_code(module_type: Any, method: str | None = None) -> frozenset[str]:
+def names_in_code(module_type: type[nn.Module], method: str | None = None) -> frozenset[str]:
     """Names of attributes and functions that the methods of a module type use, or one of its methods.
 
     torch's own classes have none, and neither have the methods that make, initialise or tie weights.
     """
+    return _names_in_code(module_type, method)  # type: ignore[arg-type]
+
+
+@cache
+def _names_in_code(module_type: Any, method: str | None) -> frozenset[str]:
     names: set[str] = set()
     for owner in module_type.__mro__:
         if owner.__module__.partition(".")[0] in ("torch", "builtins", "abc"):

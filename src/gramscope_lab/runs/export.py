@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gramscope.errors import InputError
-from gramscope.integrations.extras import load_extra
+from gramscope.errors import InputError, load_extra
 from gramscope.names import printable
 from gramscope_lab.runs.files import to_json, write_file
 
@@ -59,7 +58,7 @@ def to_arrow(records: Iterable[Mapping[str, Any]]) -> Any:
     Args:
         records: of ``RunDirectory.records()``, or of a monitor.
     """
-    arrow = load_extra("pyarrow", "pyarrow", "parquet", "15")
+    arrow = load_extra("pyarrow", "parquet")
     rows = to_rows(records)
     columns = {name: [row.get(name) for row in rows] for name in _names(rows)}
     return arrow.table({name: _column(arrow, values) for name, values in columns.items()})
@@ -88,7 +87,7 @@ def to_xarray(records: Iterable[Mapping[str, Any]]) -> Any:
     Args:
         records: of a monitor.
     """
-    xarray = load_extra("xarray", "xarray", "xarray", "2024.1")
+    xarray = load_extra("xarray", "xarray")
     kept = list(records)
     if any(not isinstance(record.get("layers"), Mapping) for record in kept):
         raise InputError("to_xarray takes the records of a monitor, which have layers; use to_arrow for those of a run")
@@ -118,7 +117,7 @@ def write_records(records: Iterable[Mapping[str, Any]], path: Path, form: str) -
     if form not in FORMATS:
         raise InputError(f"format {form!r} is not known; there are: {', '.join(FORMATS)}")
     if form == "parquet":
-        parquet = load_extra("pyarrow.parquet", "pyarrow", "parquet", "15")
+        parquet = load_extra("pyarrow.parquet", "parquet")
         buffer = io.BytesIO()
         parquet.write_table(to_arrow(records), buffer)
         content = buffer.getvalue()

@@ -1,15 +1,19 @@
-"""Weights & Biases as the ``log=`` of a monitor."""
+"""Weights & Biases, MLflow and a notebook as the ``log=`` of a monitor."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from gramscope.errors import InputError
+from gramscope.errors import InputError, load_extra
+from gramscope.instruments.history import Records
 from gramscope.instruments.log import scalars
-from gramscope.integrations.extras import load_extra
+
+#: metrics that MLflow takes at a time
+MOST = 1000
 
 
 class WandbLog:
@@ -28,7 +32,7 @@ class WandbLog:
     """
 
     def __init__(self, run: Any = None, pictures: bool = False) -> None:
-        self._wandb = load_extra("wandb", "wandb", "wandb", "0.17")
+        self._wandb = load_extra("wandb", "wandb")
         self.run = self._wandb.run if run is None else run
         if self.run is None:
             raise InputError("there is no active run: call wandb.init(…) first, or give its result as run=")
@@ -52,3 +56,49 @@ class WandbLog:
         pixels = (255 * img_tensor.permute(1, 2, 0).double().numpy()).round().astype(np.uint8)
         image = self._wandb.Image(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels)
         self.run.log({tag: image}, commit=False)
+
+
+class MlflowLog:
+    """Writes every record of a monitor to a run of MLflow, one metric ``gramscope/MEASURE/LAYER`` for each measure and layer.
+
+    MLflow allows letters, digits and ``_-. :/`` in names; anything else becomes ``_``.
+
+        with mlflow.start_run():
+            monitor = gs.Monitor(model, (x, y), loss, log=MlflowLog())
+
+    Args:
+        run_id: of the run; by default the active one, which MLflow starts if there is none.
+    """
+
+    def __init__(self, run_id: str | None = None) -> None:
+        self._mlflow = load_extra("mlflow", "mlflow")
+        self.run_id = run_id
+
+    def __call__(self, step: int, record: dict[str, Any]) -> None:
+        """Write the numbers of a record."""
+        values = [(re.sub(r"[^\w\-. :/]", "_", name, flags=re.ASCII), value) for name, value in scalars(record).items()]
+        for start in range(0, len(values), MOST):
+            self._mlflow.log_metrics(dict(values[start : start + MOST]), step=step, run_id=self.run_id)
+
+
+class LivePlot:
+    """Shows curves and the last table of a monitor in a notebook, and draws them anew with every record.
+
+        monitor = gs.Monitor(model, (x, y), loss, log=LivePlot())
+
+    A monitor itself is shown by naming it in the last line of a cell; that needs nothing from this module.
+    """
+
+    def __init__(self) -> None:
+        self._display = load_extra("IPython.display", "notebook")
+        self._handle: Any = None
+        self.records = Records()
+
+    def __call__(self, step: int, record: dict[str, Any]) -> None:
+        """Add a record and draw."""
+        self.records.append(record)
+        picture = self._display.HTML(self.records._repr_html_())
+        if self._handle is None:
+            self._handle = self._display.display(picture, display_id=True)
+        else:
+            self._handle.update(picture)
