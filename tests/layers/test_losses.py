@@ -184,7 +184,7 @@ def test_losses_of_pixels_are_means_over_all_of_them(loss: Any) -> None:
 def test_classes_may_be_last_and_padding_is_left_out() -> None:
     net, x = nn.Linear(4, 3).double(), normal(5, 6, 4)
     labels = torch.arange(30).reshape(5, 6) % 3
-    last = gs.measure(net, split(x, labels, 2), nn.CrossEntropyLoss(), measures="gradient_norm", jacobians=False)
+    last = gs.measure(net, split(x, labels, 2), nn.CrossEntropyLoss(), measures="gradient_norm")
     total = F.cross_entropy(net(x).flatten(0, 1), labels.flatten())
     assert last.network["loss"] == pytest.approx(float(total.detach()))
     assert last.network["accuracy"] == pytest.approx(float((net(x).argmax(-1) == labels).double().mean()))
