@@ -4,13 +4,48 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from benchmarks.benchmarks import ALL, BENCHMARKS, COMPARISONS, run_benchmark
 from gramscope.errors import GramscopeError, InputError
+
+#: name → what it compares
+BENCHMARKS = {
+    "measure": "measuring every layer against plain forward and backward passes",
+    "vcl": "VCL's solvers and FreeMuon against SGD, AdamW and Muon",
+    "whiten": "Gram-whitened steps against the optimizers they wrap",
+    "peers": "gramscope against scikit-learn, curvlinops, xrfm and plain programs: time and memory",
+    "train": "training epochs against pure arithmetic and a DataLoader; many runs at once",
+    "scale": "how time grows in samples, widths, layers and processes, and flops beside the matmul peak",
+}
+#: runs all of them
+ALL = "all"
+#: comparisons of results rather than speed
+COMPARISONS = {"optimizers": "FreeMuon against tuned SGD, AdamW and Muon: accuracy, spread over rates, seconds"}
+#: name → module of this folder, where they differ
+_MODULES = {"measure": "measure_speed", "vcl": "vcl_speed", "train": "train_speed"}
+
+
+def run_benchmark(name: str, *, device: str = "cpu", seconds: float | None = None) -> Iterator[Any]:
+    """Run one benchmark; each row comes as soon as it is measured.
+
+    Args:
+        name: a key of :data:`BENCHMARKS`; its module is imported now.
+        device: where to run it.
+        seconds: time to spend on each comparison; the benchmark's own choice by default.
+    """
+    if seconds is not None and not 0 <= seconds < math.inf:
+        raise InputError(f"seconds = {seconds:g}: must be a finite number of at least 0")
+    arguments = {} if seconds is None else {"seconds": seconds}
+    rows: Iterator[Any] = import_module(f"benchmarks.{_MODULES.get(name, name)}").run(device=device, **arguments)
+    return rows
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -65,7 +100,7 @@ def _speed(options: argparse.Namespace) -> None:
         if not options.json:
             print(f"{name} on {device}: {BENCHMARKS[name]}", flush=True)
         for row in run_benchmark(name, device=device, seconds=options.seconds):
-            rows[name].append(row.to_dict())
+            rows[name].append(asdict(row))
             if not options.json:
                 print(row.line(), flush=True)
     if options.json:
@@ -74,7 +109,7 @@ def _speed(options: argparse.Namespace) -> None:
 
 def _optimizers(options: argparse.Namespace) -> None:
     """Compare optimizers, print their scores and what rates do to them (as JSON one line for each method), and draw."""
-    from benchmarks.optimizer_table import rate_table, score_table
+    from benchmarks.optimizer_output import draw, rate_table, score_table
     from benchmarks.optimizers import compare_optimizers, lines
 
     tasks = [(net, data) for net, _, data in (text.partition(":") for text in options.task)] if options.task else None
@@ -98,12 +133,10 @@ def _optimizers(options: argparse.Namespace) -> None:
     )
     rows = lines(trials)
     if options.json:
-        print(json.dumps([row.to_dict() for row in rows], indent=1))
+        print(json.dumps([asdict(row) for row in rows], indent=1))
     else:
         print(f"{score_table(rows)}\n\nMedian over rates / spread (largest − least):\n\n{rate_table(rows)}")
     if options.picture is not None:
-        from benchmarks.optimizer_picture import draw
-
         draw(trials, options.picture)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 
 from benchmarks.timing import Row, compare, peak_extra_bytes, ratio_row
+from benchmarks.training import train
 from gramscope.instruments.agop import agop
 from gramscope.instruments.monitor import Monitor, geometric
 from gramscope.measures.linearity import surrogate, target_linearity
@@ -98,18 +100,17 @@ def collecting(device: str, seconds: float, generator: torch.Generator) -> Itera
         model = net.to(device).eval()
         x, y = _images(samples, device, generator)
         loader = list(zip(torch.split(x, 64), torch.split(y, 64), strict=True))
-
-        def plain(model: nn.Module = model, loader: list[tuple[Tensor, Tensor]] = loader) -> None:
-            for inputs, target in loader:
-                model.zero_grad()
-                F.cross_entropy(model(inputs), target).backward()  # type: ignore[no-untyped-call]
-
-        def ours(model: nn.Module = model, loader: list[tuple[Tensor, Tensor]] = loader) -> None:
-            collect(model, loader, nn.CrossEntropyLoss(), gram=False)
-
+        plain = partial(_forward_backward, model, loader)
+        ours = partial(collect, model, loader, nn.CrossEntropyLoss(), gram=False)
         times = compare({"forward/backward": plain, "gramscope": ours}, device=device, seconds=seconds)
         yield ratio_row(case, "forward/backward", times, "forward/backward")
         yield ratio_row(case, "gramscope", times, "forward/backward", at_most=goal)
+
+
+def _forward_backward(model: nn.Module, loader: list[tuple[Tensor, Tensor]]) -> None:
+    for x, y in loader:
+        model.zero_grad()
+        F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
 
 
 def monitoring(device: str, seconds: float, generator: torch.Generator) -> Iterator[Row]:
@@ -125,13 +126,8 @@ def monitoring(device: str, seconds: float, generator: torch.Generator) -> Itera
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
         monitor = Monitor(model, (x, y), nn.CrossEntropyLoss())
 
-        def step(
-            model: nn.Module = model, x: Tensor = x, y: Tensor = y, optimizer: torch.optim.Optimizer = optimizer
-        ) -> None:
-            optimizer.zero_grad()
-            F.cross_entropy(model(x[:64]), y[:64]).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-
+        loss = lambda net, pair: F.cross_entropy(net(pair[0]), pair[1])  # noqa: E731
+        step = train(model, [optimizer], loss, (x[:64], y[:64]), 64, 10**9, generator).__next__
         times = compare({"step": step, "record": monitor.record}, device=device, seconds=seconds)
         share = records * times["record"] / (steps * times["step"])
         note = f"{records} records in {steps:,} steps; step {1e3 * times['step']:.1f} ms"

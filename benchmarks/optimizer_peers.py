@@ -15,7 +15,7 @@ from torch.optim import SGD, AdamW, Muon, Optimizer
 from typing_extensions import override
 
 from gramscope.layers.select import select_layers
-from gramscope.optim.vcl import VCL
+from gramscope.optim.free_muon import FreeMuon
 
 #: AdamW's rate on what Muon does not train, as a share of Muon's
 BESIDE_MUON = 0.15
@@ -30,25 +30,22 @@ class Competitor:
         rates: the grid, from which a validation split chooses.
         make: the optimizers of a net at a rate.
         default: the rate that counts, whatever validation says; None lets validation choose.
-        wide: rates that are tried, but lie outside the range over which the spread is stated.
     """
 
     name: str
     rates: tuple[float, ...]
     make: Callable[[nn.Module, float], Sequence[Optimizer]]
     default: float | None = None
-    wide: tuple[float, ...] = ()
 
 
 def competitors(soap: bool | None = None) -> list[Competitor]:
-    """VCL as it is without arguments, over γ and over the length of its steps, and its peers; grids cover a factor of 100.
+    """FreeMuon, over a factor of its built-in step lengths, and its peers; grids cover a factor of 100.
 
     Args:
         soap: with SOAP from the package pytorch_optimizer; by default if it is installed.
     """
     found = [
-        Competitor("VCL", tuple(10.0**e for e in (-1, -0.5, 0, 0.5, 1)), _vcl, 1.0, (10**-1.5, 10**1.5)),
-        Competitor("VCL, all steps", tuple(10.0**e for e in (-1, -0.5, 0, 0.5, 1)), _vcl_rescaled, 1.0),
+        Competitor("FreeMuon", tuple(10.0**e for e in (-1, -0.5, 0, 0.5, 1)), _free_muon, 1.0),
         Competitor("Muon", (0.003, 0.01, 0.03, 0.1, 0.3), _muon),
         Competitor("Muon, decay 0.1", (0.003, 0.01, 0.03, 0.1, 0.3), partial(_muon, decay=0.1)),  # torch's default
         Competitor("AdamW", (3e-4, 1e-3, 3e-3, 1e-2, 3e-2), _adamw),
@@ -59,26 +56,12 @@ def competitors(soap: bool | None = None) -> list[Competitor]:
     return found
 
 
-def _vcl(net: nn.Module, factor: float) -> list[Optimizer]:
-    """The bare call, with γ times a factor where it is not 1."""
-    if factor == 1:
-        return [VCL(net)]
-    return [VCL(net, gamma=factor * default_gamma())]
-
-
-def _vcl_rescaled(net: nn.Module, factor: float) -> list[Optimizer]:
-    """The bare call with all its step lengths times a factor, as a peer's rate scales its steps; γ itself enters as γ^0.2."""
-    optimizer = VCL(net)
+def _free_muon(net: nn.Module, factor: float) -> list[Optimizer]:
+    """The bare call, with all its step lengths times a factor, as a peer's rate scales its steps."""
+    optimizer = FreeMuon(net)
     for group in optimizer.param_groups:
         group["lr"] *= factor
     return [optimizer]
-
-
-def default_gamma() -> float:
-    """γ of the bare call."""
-    import inspect
-
-    return float(inspect.signature(VCL).parameters["gamma"].default)
 
 
 def _sgd(net: nn.Module, rate: float) -> list[Optimizer]:

@@ -1,25 +1,22 @@
-"""VCL without arguments against peers at the rate that a validation split chose, from a few steps to thousands."""
+"""FreeMuon against peers at the rate that a validation split chose, from a few steps to thousands."""
 
 from __future__ import annotations
 
-import errno
 import json
 import math
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch.optim.lr_scheduler import LambdaLR
 
 from benchmarks.optimizer_peers import Competitor, competitors
 from benchmarks.optimizer_tasks import TASKS, Task, make_task
 from benchmarks.timing import synchronize
-from gramscope.errors import InputError, NumericalError, StorageError
+from benchmarks.training import train
+from gramscope.errors import InputError, NumericalError
 
 #: steps of a run and its seeds, by scale
 BUDGETS = {
@@ -69,38 +66,19 @@ class Line:
     spread: float
     milliseconds: float
 
-    def to_dict(self) -> dict[str, Any]:
-        """The line as plain values."""
-        return asdict(self)
-
 
 def run_trial(task: Task, method: Competitor, rate: float, steps: int, seed: int) -> Trial:
     """Train a net for a number of steps while all rates fall linearly to 0. A run that fails scores as a constant guess."""
     generator = torch.Generator().manual_seed(seed)
     net = task.build(generator)
-    optimizers = method.make(net, rate)
-    schedules = [LambdaLR(optimizer, lambda step: max(0.0, 1 - step / steps)) for optimizer in optimizers]
-    x, y = task.train
-    order: list[torch.Tensor] = []
     start = time.perf_counter()
     failed = False
-    for _ in range(steps):
-        if not order:
-            whole = len(x) // task.batch * task.batch
-            order = list(torch.split(torch.randperm(len(x), generator=generator)[:whole].to(x.device), task.batch))
-        index = order.pop()
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        task.loss(net, (x[index], y[index])).backward()  # type: ignore[no-untyped-call]
-        try:
-            for optimizer in optimizers:
-                optimizer.step()
-        except NumericalError:
-            failed = True
-            break
-        for schedule in schedules:
-            schedule.step()
-    synchronize(x.device)
+    try:
+        for _ in train(net, method.make(net, rate), task.loss, task.train, task.batch, steps, generator, steps):
+            pass
+    except NumericalError:
+        failed = True
+    synchronize(task.train[0].device)
     seconds = time.perf_counter() - start
     scores = [task.score(net, pair) for pair in (task.validation, task.test)]
     worst = -10.0 if task.text else 10.0  # a loss of 10 per character, or one class of ten
@@ -122,8 +100,8 @@ def compare_optimizers(
 ) -> list[Trial]:
     """Train every net by every method at every budget.
 
-    All rates of a method run with all seeds; in runs of more than 300 steps with the first one, and the rate that counts (VCL's
-    default, or the best on validation) with the others too.
+    All rates of a method run with all seeds; in runs of more than 300 steps with the first one, and the rate that counts
+    (FreeMuon's default, or the best on validation) with the others too.
 
     Args:
         scale: ``"quick"`` on shipped data, or ``"full"``, which reads MNIST and CIFAR-10 from ``data_dir``.
@@ -145,7 +123,8 @@ def compare_optimizers(
         if key not in done:
             done[key] = run_trial(task, method, rate, steps, seed)
             if records is not None:
-                append_trial(records, done[key])
+                with records.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(asdict(done[key])) + "\n")
         found.append(done[key])
         return done[key]
 
@@ -155,32 +134,12 @@ def compare_optimizers(
             count = seeds or BUDGETS[scale].get(steps, 3)
             trying = count if steps <= CHEAP else 1
             for method in methods or competitors():
-                rates = (*method.rates, *method.wide)
-                swept = [trial(task, method, rate, steps, seed) for rate in rates for seed in range(trying)]
+                swept = [trial(task, method, rate, steps, seed) for rate in method.rates for seed in range(trying)]
                 rate = rate_that_counts(method, validation_means(swept, method.rates))
                 for seed in range(trying, count):
                     trial(task, method, rate, steps, seed)
                 tell(f"{net} on {data}, {steps} steps: {method.name} done")
     return found
-
-
-def append_trial(records: Path, trial: Trial) -> None:
-    """Add a run to a file of JSON lines; where that fails (a full disk), the file stays as it was.
-
-    Raises:
-        StorageError: it cannot be written.
-    """
-    try:
-        with records.open("ab", buffering=0) as file:
-            size = file.tell()
-            line = (json.dumps(asdict(trial)) + "\n").encode()
-            if file.write(line) != len(line):
-                file.truncate(size)
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    except OSError as error:
-        raise StorageError(
-            f"cannot write {records}: {error.strerror}; the runs before are in it: run this again"
-        ) from error
 
 
 def read_trials(records: Path) -> list[Trial]:

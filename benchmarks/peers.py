@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -45,10 +45,6 @@ class PeerRow:
     ours_mb: float | None = None
     peer_mb: float | None = None
     note: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """The row as plain values for JSON."""
-        return asdict(self)
 
     def line(self) -> str:
         """The row as one line of text."""
@@ -92,20 +88,11 @@ def measure(case: PeerCase, seconds: float) -> PeerRow:
     times = compare(ways, seconds=seconds, warm_up=1, clock=time.process_time)
     ours, theirs = (_megabytes(way) for way in (case.ours, case.theirs))
     faster, smaller = times["theirs"] / times["ours"], theirs / ours
-    milliseconds = {"ours_ms": 1e3 * times["ours"], "peer_ms": 1e3 * times["theirs"]}
     installed = f"{case.package} {version(case.package)}, " if case.package else ""
     note = f"{installed}results agree to {off:.0e}"
-    return PeerRow(
-        case.case,
-        case.peer,
-        faster,
-        smaller,
-        faster >= 1 <= smaller,
-        **milliseconds,
-        ours_mb=ours,
-        peer_mb=theirs,
-        note=note,
-    )
+    met = faster >= 1 <= smaller
+    milliseconds = 1e3 * times["ours"], 1e3 * times["theirs"]
+    return PeerRow(case.case, case.peer, faster, smaller, met, *milliseconds, ours, theirs, note)
 
 
 def _megabytes(way: Callable[[], Any]) -> float:

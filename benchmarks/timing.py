@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import statistics
-import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from gramscope.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,6 @@ class Row:
     goal: str = ""
     met: bool | None = None
     note: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """The row as plain values for JSON."""
-        return asdict(self)
 
     def line(self) -> str:
         """The row as one line of text."""
@@ -112,52 +109,18 @@ def peak_extra_bytes(work: Callable[[], object], device: torch.device | str = "c
         work()
         torch.cuda.synchronize(device)
         return int(torch.cuda.max_memory_allocated(device) - before)
-    _release_free_memory()
-    before = peak = _resident_bytes()
-    if _reset_peak():
-        work()
-        return _peak_bytes() - before
-    done = threading.Event()
-
-    def watch() -> None:
-        nonlocal peak
-        while not done.is_set():
-            peak = max(peak, _resident_bytes())
-            done.wait(0.001)
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
-        work()
-    finally:
-        peak = max(peak, _resident_bytes())
-        done.set()
-        watcher.join()
-    return peak - before
-
-
-def _release_free_memory() -> None:
-    """Let the C library return what it holds, so that memory it would reuse counts too."""
-    with contextlib.suppress(OSError, AttributeError):
+    with contextlib.suppress(OSError, AttributeError):  # so that memory the C library would reuse counts too
         ctypes.CDLL("libc.so.6").malloc_trim(0)
-
-
-def _reset_peak() -> bool:
-    """Let the system forget this process's largest resident set; False where it cannot."""
     try:
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    except OSError:
-        return False
-    return True
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # forgets the largest resident set so far
+        before = _resident_bytes("VmRSS")
+        work()
+        return _resident_bytes("VmHWM") - before
+    except OSError as error:
+        raise InputError(f"peak memory is measured with Linux's /proc/self/clear_refs: {error}") from error
 
 
-def _peak_bytes() -> int:
-    """Largest resident set since it was reset."""
+def _resident_bytes(kind: str) -> int:
+    """The resident set of this process now (``VmRSS``), or the largest since it was reset (``VmHWM``)."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
-    return 1024 * int(status.partition("VmHWM:")[2].split()[0])
-
-
-def _resident_bytes() -> int:
-    """Resident set size of this process; Linux only, like the figures this is used for."""
-    with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 - read a thousand times a second
-        return int(file.read().split()[1]) * 4096
+    return 1024 * int(status.partition(f"{kind}:")[2].split()[0])

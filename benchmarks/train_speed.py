@@ -6,12 +6,14 @@ The data have the shapes of CIFAR-10 and random content; speed does not depend o
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
@@ -23,7 +25,6 @@ from gramscope_lab.training.execution import stack_obstacle
 from gramscope_lab.training.job import Job, prepare
 from gramscope_lab.training.loop import Loop
 from gramscope_lab.training.methods import build_method
-from gramscope_lab.training.sample_losses import cross_entropy
 from gramscope_lab.training.stacking import StackedEngine
 
 BATCH = 64
@@ -43,12 +44,14 @@ def run(device: str = "cpu", seconds: float = 10.0) -> Iterator[Row]:
 # -- one run ------------------------------------------------------------------------------------------------------
 def _epoch(data: DataSet, device: str, seconds: float) -> list[Row]:
     """An epoch of the loop, evaluation included, against the same steps on one batch that is ready, and a loader."""
-    ours, pure, loader = _job("sgd", data, device), _job("sgd", data, device), _job("sgd", data, device)
+    ours, pure, loaded = _job("sgd", data, device), _job("sgd", data, device), _job("sgd", data, device)
+    ready = data.x_train[:BATCH].clone(), data.y_train[:BATCH].clone()
+    loader = DataLoader(_Images(data), BATCH, shuffle=True, generator=torch.Generator().manual_seed(0))
     times = compare(
         {
             "gramscope": lambda: Loop(SingleEngine(ours)).run(),
-            "arithmetic": _pure_arithmetic(pure),
-            LOADER: _data_loader(loader, data),
+            "arithmetic": _plain(pure, lambda: [ready] * pure.plan.steps),
+            LOADER: _plain(loaded, lambda: loader),
         },
         device=device,
         seconds=seconds,
@@ -63,16 +66,14 @@ def _epoch(data: DataSet, device: str, seconds: float) -> list[Row]:
     ]
 
 
-def _pure_arithmetic(job: Job) -> Callable[[], None]:
-    """Forward, backward and optimizer step on one batch, as often as an epoch has steps; nothing else."""
-    method = build_method(job.config.method, job.model)
-    x, y = job.data.x_train[:BATCH].clone(), job.data.y_train[:BATCH].clone()
-    (optimizer,) = method.optimizers
+def _plain(job: Job, batches: Callable[[], Iterable[tuple[Tensor, Tensor]]]) -> Callable[[], None]:
+    """Forward, backward and optimizer step on each batch, nothing else."""
+    (optimizer,) = build_method(job.config.method, job.model).optimizers
 
     def epoch() -> None:
-        for _ in range(job.plan.steps):
+        for x, y in batches():
             optimizer.zero_grad()
-            cross_entropy(job.model(x), y).mean().backward()  # type: ignore[no-untyped-call]
+            F.cross_entropy(job.model(x.to(job.device)), y.to(job.device)).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
 
     return epoch
@@ -102,22 +103,6 @@ class _Images(Dataset[tuple[Tensor, int]]):
         image = torch.from_numpy(array).permute((2, 0, 1)).contiguous().to(torch.float32).div(255).clone()
         mean, std = torch.as_tensor(self.MEAN), torch.as_tensor(self.STD)
         return image.sub_(mean.view(-1, 1, 1)).div_(std.view(-1, 1, 1)), self._labels[index]
-
-
-def _data_loader(job: Job, data: DataSet) -> Callable[[], None]:
-    method = build_method(job.config.method, job.model)
-    (optimizer,) = method.optimizers
-    order = torch.Generator().manual_seed(0)
-    loader = DataLoader(_Images(data), batch_size=BATCH, shuffle=True, generator=order)
-    criterion = nn.CrossEntropyLoss()
-
-    def epoch() -> None:
-        for x, y in loader:
-            optimizer.zero_grad()
-            criterion(job.model(x.to(job.device)), y.to(job.device)).backward()
-            optimizer.step()
-
-    return epoch
 
 
 # -- many runs ----------------------------------------------------------------------------------------------------
@@ -151,15 +136,12 @@ def _difference(stack: StackedEngine, singles: Sequence[SingleEngine], steps: in
         stack.advance(step)
         for engine in singles:
             engine.advance(step)
-    alone = [[p.detach().clone() for p in engine.job.model.parameters()] for engine in singles]
-    together = [[p.detach().clone() for p in model.parameters()] for model in stack.models()]
-    gap = sum(
-        float((a - b).square().sum()) for x, y in zip(alone, together, strict=True) for a, b in zip(x, y, strict=True)
-    )
+    alone = [parameters_to_vector(engine.job.model.parameters()).detach().clone() for engine in singles]
+    together = [parameters_to_vector(model.parameters()).detach().clone() for model in stack.models()]
     for engine, weights in zip(singles, alone, strict=True):  # models() wrote the stack's weights into the nets
-        for p, value in zip(engine.job.model.parameters(), weights, strict=True):
-            p.detach().copy_(value)
-    return float((gap / sum(float(a.square().sum()) for x in alone for a in x)) ** 0.5)
+        vector_to_parameters(weights, engine.job.model.parameters())
+    ours, theirs = torch.stack(together), torch.stack(alone)
+    return float((ours - theirs).norm() / theirs.norm())
 
 
 def _repeat(steps: int, advance: Callable[[int], Any]) -> Callable[[], None]:

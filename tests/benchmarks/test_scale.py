@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks import benchmarks, scale
-from benchmarks.__main__ import main
+from benchmarks import scale
+from benchmarks.__main__ import BENCHMARKS, main
 from benchmarks.scale import Case, Growth, cases, fitted_exponent, processes
 from benchmarks.timing import Row
 
@@ -59,11 +59,11 @@ def test_bench_all_runs_them_all(monkeypatch: pytest.MonkeyPatch, capsys: pytest
         assert main(["all", *arguments]) == 0
         if arguments:
             out = json.loads(capsys.readouterr().out)
-            assert list(out) == list(benchmarks.BENCHMARKS)
+            assert list(out) == list(BENCHMARKS)
             assert out["scale"][0]["exponent"] == 1.0
             printed.clear()
-    assert len(printed) == len(benchmarks.BENCHMARKS)
-    for name, text in zip(benchmarks.BENCHMARKS, printed, strict=True):
+    assert len(printed) == len(BENCHMARKS)
+    for name, text in zip(BENCHMARKS, printed, strict=True):
         assert text.startswith(f"{name} on cpu")
         assert ("1 2 ms at n = 1 2" if name == "scale" else "1.000 ms") in text
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 
 import pytest
 import torch
@@ -30,7 +29,6 @@ def test_every_case_is_compared_with_muon_and_its_accuracy_measured() -> None:
         assert 0 <= row.excess_estimate < 0.02
         assert row.gram_error < 5e-7
         assert f"excess distance {100 * row.excess:.2f} % measured" in row.line()
-        assert json.loads(json.dumps(row.to_dict()))["excess"] == row.excess
 
 
 def test_rows_come_one_case_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
