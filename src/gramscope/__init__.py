@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from gramscope.measures.alignment import cosine as cosine
     from gramscope.measures.alignment import double_centered_ratio as double_centered_ratio
     from gramscope.measures.alignment import nfa as nfa
-    from gramscope.measures.fit import fit_linear as fit_linear
-    from gramscope.measures.fit import held_out_target_linearity as held_out_target_linearity
     from gramscope.measures.gram import fle_residual as fle_residual
     from gramscope.measures.gram import gram_shift as gram_shift
     from gramscope.measures.gram import gram_shift_residual as gram_shift_residual
     from gramscope.measures.gram import weight_gram as weight_gram
     from gramscope.measures.large_spectrum import large_weight_spectrum as large_weight_spectrum
+    from gramscope.measures.linearity import fit_linear as fit_linear
     from gramscope.measures.linearity import gram_induced_error as gram_induced_error
+    from gramscope.measures.linearity import held_out_target_linearity as held_out_target_linearity
     from gramscope.measures.linearity import surrogate as surrogate
     from gramscope.measures.linearity import target_linearity as target_linearity
     from gramscope.measures.similarity import linear_cka as linear_cka
@@ -75,10 +75,9 @@ _MODULES = {
     "layers.capture": "capture",
     "layers.tape": "Tape",
     "measures.alignment": "corrupted cosine double_centered_ratio nfa",
-    "measures.fit": "fit_linear held_out_target_linearity",
     "measures.gram": "fle_residual gram_shift gram_shift_residual weight_gram",
     "measures.large_spectrum": "large_weight_spectrum",
-    "measures.linearity": "gram_induced_error surrogate target_linearity",
+    "measures.linearity": "fit_linear gram_induced_error held_out_target_linearity surrogate target_linearity",
     "measures.similarity": "linear_cka linear_probe_accuracy",
     "measures.spectrum": "feature_spectrum weight_spectrum",
     "measures.surrogate_theory": "linearity_bound moving_target surrogate_step",

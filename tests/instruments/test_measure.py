@@ -15,7 +15,7 @@ from cases import BY_NAME, normal, randoms, refused, sample_losses, split, twin_
 from gramscope.errors import InputError
 from gramscope.layers.jacobians import jacobian_chunks
 from gramscope.measures.columns import COLUMNS, DEFAULT
-from gramscope.measures.fit import fit_linear, held_out_target_linearity
+from gramscope.measures.linearity import fit_linear, held_out_target_linearity
 from gramscope.measures.table import Table
 
 NAMES = [

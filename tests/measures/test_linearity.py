@@ -18,8 +18,14 @@ import reference
 from cases import randoms, refused
 from gramscope.errors import InputError, NumericalError, RescueWarning, ResultWarning
 from gramscope.linalg.moments import class_moments, moments
-from gramscope.measures.fit import fit_linear, held_out_target_linearity, probe_accuracy
-from gramscope.measures.linearity import gram_induced_error, surrogate_from_moments, target_linearity_from_moments
+from gramscope.measures.linearity import (
+    fit_linear,
+    gram_induced_error,
+    held_out_target_linearity,
+    probe_accuracy,
+    surrogate_from_moments,
+    target_linearity_from_moments,
+)
 from gramscope.measures.targets import label_rows, target_rows
 
 

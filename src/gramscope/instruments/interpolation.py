@@ -13,7 +13,7 @@ from torch import Tensor
 from gramscope.errors import InputError, ResultWarning
 from gramscope.linalg.arrays import Array, as_float_tensor, to_double
 from gramscope.linalg.row_blocks import Rows, check_pair, spans
-from gramscope.measures.fit import fit_linear, held_out_target_linearity
+from gramscope.measures.linearity import fit_linear, held_out_target_linearity
 
 
 @dataclass(frozen=True)

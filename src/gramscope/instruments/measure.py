@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from gramscope.distributed.exchange import Exchange, Group, find_exchange
 from gramscope.distributed.gathered import gathered
 from gramscope.errors import GramscopeWarning, InputError, NumericalError, checks_names
-from gramscope.instruments.passes import FurtherReadings, Source
 from gramscope.instruments.readout import nearest_mean_agreement
 from gramscope.layers.batches import Unpack
 from gramscope.layers.losses import Loss
@@ -40,7 +39,6 @@ from gramscope.statistics.memory import trim_malloc
 from gramscope.statistics.plan import Notes, Plan
 from gramscope.statistics.progress import progress_bar
 from gramscope.statistics.result import LayerStatistics, Statistics
-from gramscope.statistics.run import run
 from gramscope.statistics.sums import NotCollected, Sum
 
 if TYPE_CHECKING:
@@ -184,45 +182,15 @@ def measure(
         together = exchange if statistics.processes > 1 else None
         if together is not None:
             _check_alike(together, [column.name for column in columns], ridge, intercept)
-
-        def source(found: Statistics, data: Any) -> Source:
-            return Source(found, partial(_read_again, model, data, loss, of_features), data, together)
-
-        further = None if others is None else source(others, held_out)
-        readings = FurtherReadings(source(statistics, loader), further, ridge, intercept)
         nearest_mean = partial(
             nearest_mean_agreement, model=model, loader=loader, unpack=unpack, eval_mode=eval_mode, batch_dim=batch_dim,
             targets=targets, ignore_index=plan.ignore_index, exchange=together,
         )  # fmt: skip
         context = Context(
             statistics, gamma, ridge, intercept, center, weights, others, nearest_mean=nearest_mean,
-            weight_decay=weight_decay, readings=readings if plan.gram == "auto" else None, memory=memory,
+            weight_decay=weight_decay, memory=memory,
         )  # fmt: skip
         return table_of(statistics, columns, context, progress)
-
-
-def _read_again(
-    model: nn.Module,
-    data: Any,
-    loss: Loss | None,
-    plan: Plan,
-    visit: Callable[[str, Tensor], None],
-    layers: Any,
-    **_: Any,
-) -> None:
-    """Call ``visit`` with the feature rows of every batch."""
-    plan = replace(plan, layers=layers, outputs=(), notes=Notes())
-    with closing(run(model, data, loss, plan)) as stream:
-        for seen in stream:
-            if seen.rows is not None:
-                y = seen.target
-                kept = (
-                    slice(None)
-                    if y is None or y.is_floating_point()
-                    else y.reshape(len(y), -1)[:, 0] != plan.ignore_index
-                )
-                visit(seen.layer, seen.rows.detach()[kept if isinstance(kept, slice) else kept.to(seen.rows.device)])
-            del seen
 
 
 def _check_alike(exchange: Exchange, *settings: Any) -> None:

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from gramscope.errors import InputError, load_extra
-from gramscope.measures.fit import fit_linear, held_out_target_linearity
-from gramscope.measures.linearity import target_linearity
+from gramscope.measures.linearity import fit_linear, held_out_target_linearity, target_linearity
 
 load_extra("sklearn", "sklearn")
 

@@ -4,17 +4,15 @@ With ``H = U S Vᵀ`` the residual of the ridge fit is, exactly and without canc
 
     ‖Y − Hβ‖² = ‖(I − UUᵀ) Y‖² + Σ_r (λ / (s_r² + λ))² ‖u_rᵀ Y‖²
 
-From arrays, S and UᵀY come from a QR factorisation updated block by block (``n ≥ d``), or from one of ``Hᵀ``
-(``n < d``): the condition number is not squared, so singular values down to about ``max(n, d)·2.2e-16`` of the largest
-are seen. From moments they come from an eigendecomposition of the centred co-moments with every feature scaled to unit
-length, so that neither offsets nor mixed scales of the features cost digits. Directions that are shorter than
-``√(d·2.2e-16)`` in those units, about 2e-7 at d = 256, cannot be told from rounding. Without a ridge the columns of arrays are
-scaled to length 1 too.
+Of float64 features S and UᵀY come from a QR factorisation updated block by block (of ``Hᵀ`` where n < d): the condition number
+is not squared, so that singular values down to ``max(n, d)·2.2e-16`` of the largest are seen. Of moments, and of features that
+came in float32, they come from ``HᵀH`` (``HHᵀ``) with every feature scaled to unit length, so that neither offsets nor mixed
+scales cost digits. There directions shorter than ``√(d·2.2e-16)``, about 2e-7 at d = 256, cannot be told from rounding: float32
+features have directions of rounding of that size themselves (:func:`input_noise`), as after a layer normalisation, where their
+sum is zero up to rounding.
 
-Features that came in float32 carry rounding of 6e-8 of each entry, whatever they are computed with afterwards. Directions
-of that size (:func:`input_noise`) are rounding, not features: the features after a layer normalisation have one, since
-their sum is zero up to rounding. Directions below these tolerances count as absent: the fit is the one of minimum norm.
-What lies little above them is uncertain, and target linearity warns with its size.
+Directions below these tolerances count as absent, and the fit is the one of minimum norm. ``RidgeFit.uncertain`` says how much
+rounding may hide.
 """
 
 from __future__ import annotations
@@ -28,128 +26,106 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError
-from gramscope.linalg.arrays import check_range
+from gramscope.linalg.arrays import Array, check_range
 from gramscope.linalg.psd import EPS, svd
-from gramscope.linalg.row_blocks import Rows, ScaledRows, check_pair, spans
+from gramscope.linalg.row_blocks import Rows
 
 #: the part of a target along a direction counts as real above this many standard deviations of that along a random one
 CHANCE = 4.0
 #: the part of the targets along directions as short as the rounding of features that counts as uncertain
 UNCERTAIN = 1e-3
+#: eigenvalues of HᵀH that are all this many times above rounding need no decomposition
+CLEAR = 1e7
 #: the smallest positive number
 TINY = 5e-324
 
 
 @dataclass(frozen=True)
-class Reduced:
-    """A regression of Y on H in the coordinates of H's singular vectors (of the centred H with an intercept).
+class RidgeFit:
+    """A ridge fit ``Ŷ = Hβ + b``, a linear map from features to targets.
 
     Args:
         n: samples.
-        d: features.
-        intercept: whether a free constant is fitted (and not penalised).
-        singular_values: ``S [r]``, descending, ``r ≤ min(n, d)``.
-        tolerance: singular values up to this count as zero.
-        targets: ``UᵀY [r, c]``.
-        outside: ``‖(I − UUᵀ) y‖²`` of every target, ``[c]``.
+        ridge: λ.
+        beta: ``β [d, c]``, of minimum norm where several fit equally well.
+        intercept: ``b [c]``, zero without an intercept.
+        residuals: ``‖y − ŷ‖²`` of every target, ``[c]``.
         totals: ``‖y − ȳ‖²`` of every target, ``[c]``.
-        mean_h: ``[d]`` with an intercept, else None.
-        mean_y: ``[c]``.
-        right: ``Vᵀ [r, d]``, or None when ``n < d``.
-        left: ``U [n, r]`` when ``n < d``, else None.
-        scale: ``[d]``: everything is about ``H / scale``; None for H itself.
-        rounding: length by which the computation moves the directions of H.
+        mean_y: ``ȳ [c]``.
+        rank: numerical rank of the features, plus one for the intercept; with a ridge it may be the largest possible one.
+        hat_trace: trace of the matrix that maps targets to their fit (degrees of freedom), the intercept counted.
+        tolerance: singular values up to this count as zero.
+        uncertain: how much the residuals together may be off because of rounding.
+        limit: the share of the targets' variance from which that deserves a warning.
+        absent: directions of the features that count as zero, ``[·, d]``, in a fit without a ridge.
+        classes: label values of the columns, when fitted to labels.
+        shift: frequency of each class in training, which the one-hot targets had subtracted.
     """
 
     n: int
-    d: int
-    intercept: bool
-    singular_values: Tensor
-    tolerance: float
-    targets: Tensor
-    outside: Tensor
+    ridge: float
+    beta: Tensor
+    intercept: Tensor
+    residuals: Tensor
     totals: Tensor
-    mean_h: Tensor | None
     mean_y: Tensor
-    right: Tensor | None
-    left: Tensor | None
-    scale: Tensor | None = None
-    rounding: float = 0.0
+    rank: int
+    hat_trace: float
+    tolerance: float
+    uncertain: float = 0.0
+    limit: float = 1e-6
+    absent: Tensor | None = None
+    classes: Tensor | None = None
+    shift: Tensor | None = None
 
-    @property
-    def rank(self) -> int:
-        """Numerical rank of H (plus one for the intercept)."""
-        return int((self.singular_values > self.tolerance).sum()) + int(self.intercept)
+    def explained(self) -> Tensor:
+        """R² over all targets."""
+        return 1.0 - self.residuals.sum() / self.totals.sum()
 
-    def shrinkage(self, ridge: float) -> Tensor:
-        """``s²/(s² + λ)``, zero for the directions below the tolerance."""
-        kept = self.singular_values > self.tolerance
-        ratio = math.sqrt(ridge) / torch.where(kept, self.singular_values, 1.0)  # squares of s may not be representable
-        return torch.where(kept, 1 / (1 + ratio.square()), 0.0)
+    def predict(self, H: Array) -> Tensor:
+        """``Hβ + b``, ``[n, c]`` in float64."""
+        return torch.cat([self.predict_block(block) for block in self.features(H).blocks(self.beta.shape[1])])
 
-    @property
-    def total(self) -> Tensor:
-        """``‖Y − ȳ‖_F²``."""
-        return self.totals.sum()
+    def predict_block(self, block: Tensor) -> Tensor:
+        """Predictions for float64 rows ``[m, d]``."""
+        return block @ self.beta + self.intercept
 
-    def residual(self, ridge: float) -> Tensor:
-        """``‖Y − Hβ‖_F²`` of the ridge fit."""
-        return self.residuals(ridge).sum()
-
-    def residuals(self, ridge: float) -> Tensor:
-        """``‖y − Hβ‖²`` of the ridge fit, of every target, ``[c]``."""
-        seen = torch.where(self.singular_values > self.tolerance, self.singular_values, 0.0)
-        share = 1 / (1 + (seen / math.sqrt(ridge)).square()) if ridge else (seen == 0).to(seen.dtype)
-        return self.outside + (share[:, None] * self.targets).square().sum(0)
-
-    def uncertain(self) -> float:
-        """How much ``‖Y − Hβ‖²`` without a ridge may be off.
-
-        That is what rounding of the computation may change, and the part of Y along directions near the tolerance, and below
-        it where it is more than chance.
-        """
-        kept, along = self.singular_values > self.tolerance, self.targets.square().sum(1)
-        lengths, residual = torch.where(kept, self.singular_values, math.inf), float(self.residual(0.0))
-        below = along[~kept & (along > CHANCE**2 * residual / self.n)].sum()
-        near = float((self.tolerance / lengths).square() @ along + below)
-        computed = turned(self.rounding / lengths, along, residual, self.n - self.rank)
-        computed += 4 * EPS * math.sqrt(self.n * float(along.sum()) * residual)  # rounding of the targets
-        return computed + (near if near > UNCERTAIN * float(self.total) else 0.0)
-
-    def degrees_of_freedom(self, ridge: float) -> float:
-        """``tr H(HᵀH + λI)⁻¹Hᵀ`` (plus one for the intercept)."""
-        return float(self.shrinkage(ridge).sum()) + float(self.intercept)
-
-    def coefficients(self, H: Rows, ridge: float) -> Tensor:
-        """``β [d, c]`` of minimum norm; ``H`` is what the problem was reduced from."""
-        s = self.singular_values
-        kept = s > self.tolerance
-        scaled = (self.shrinkage(ridge) / torch.where(kept, s, 1.0))[:, None] * self.targets
-        scale = 1.0 if self.scale is None else self.scale[:, None]
-        if self.right is not None:
-            return self.right.mT @ scaled / scale
-        left = self.targets.new_zeros(self.n, 0) if self.left is None else self.left
-        weights = left @ (scaled / torch.where(kept, s, 1.0)[:, None])
-        parts = []
-        for start, stop in spans(self.d, self.n):
-            columns = H.columns(start, stop)
-            if self.intercept:
-                columns = columns - columns.mean(0)
-            parts.append(columns.mT @ weights)
-        return torch.cat(parts) / (1.0 if self.scale is None else self.scale.square()[:, None])
+    def features(self, H: Array) -> Rows:
+        """``H`` as rows of the width this fit expects."""
+        rows = Rows(H, "H")
+        if rows.width != self.beta.shape[0]:
+            raise InputError(f"H has {rows.width} features, the fit was made on {self.beta.shape[0]}")
+        return rows
 
 
 def check_ridge(ridge: float) -> float:
     """The ridge as a float; negative, infinite or NaN ones are refused."""
-    value = _number(ridge)
+    value = number(ridge)
     if not 0.0 <= value < math.inf:
         raise InputError(f"ridge must be a finite number ≥ 0, got {ridge!r}")
     return value
 
 
-def _number(value: Any) -> float:
+def number(value: Any) -> float:
     """A number as a float, anything else as NaN."""
     return float(value) if isinstance(value, Real | Tensor) else math.nan
+
+
+def input_noise(n: int, d: int, eps: float) -> float:
+    """Length of the directions that rounding alone gives n rows of d features of length 1; ``eps`` is 1.2e-7 for float32.
+
+    The entries' errors are about ε/4 each and add up like random numbers; a factor of 16 leaves room for errors of the
+    computations before.
+
+    >>> f"{input_noise(400, 100, torch.finfo(torch.float32).eps):.1e}"
+    '7.2e-07'
+    """
+    return 4 * eps * (1 + math.sqrt(d / n))
+
+
+def limit_of(eps: float) -> float:
+    """The share of the targets' variance that may be wrong without a warning."""
+    return 1e-6 if eps <= EPS else UNCERTAIN
 
 
 def turned(angles: Tensor, along: Tensor, residual: float, free: int) -> float:
@@ -166,124 +142,109 @@ def turned(angles: Tensor, along: Tensor, residual: float, free: int) -> float:
     return float((angles.square() * along + 2 * sideways * angles * along.sqrt()).sum())
 
 
-def input_noise(n: int, d: int, eps: float) -> float:
-    """Length of the directions that rounding alone gives n rows of d features of length 1; ``eps`` is 1.2e-7 for float32.
+def clear_factor(A: Tensor, noise: float, rounding: float = 0.0) -> tuple[Tensor, Tensor] | None:
+    """The upper Cholesky factor of ``A`` scaled to a diagonal of ones, and the scale ``[d]``.
 
-    The entries' errors are about ε/4 each and add up like random numbers; a factor of 16 leaves room for errors of the
-    computations before.
-
-    >>> f"{input_noise(400, 100, torch.finfo(torch.float32).eps):.1e}"
-    '7.2e-07'
+    None where some eigenvalue of the scaled matrix is not clearly above that of ``rounding`` in its entries, or above ``noise``
+    of features that came in less than float64.
     """
-    return 4 * eps * (1 + math.sqrt(d / n))
+    scale = A.diagonal().sqrt()
+    if not bool(((scale > 1e-145) & (scale < 1e145)).all()):
+        return None
+    scaled = (A / scale).div_(scale[:, None])
+    R, info = torch.linalg.cholesky_ex(scaled, upper=True)
+    if int(info) != 0:
+        return None
+    x = torch.ones_like(scale)[:, None]
+    for _ in range(8):  # inverse iteration
+        x = torch.cholesky_solve(x / x.norm(), R, upper=True)
+    largest = float(torch.linalg.vector_norm(scaled, dim=1).max())  # near the largest eigenvalue, to within √d
+    clear = 1 / float(x.norm()) >= max(CLEAR * max(scale.numel() * EPS, rounding) * largest, 1e4 * noise)
+    return (R, scale) if clear else None
 
 
-def reduce_rows(
-    H: Rows, Y: Rows, intercept: bool = False, rtol: float | None = None, equilibrate: bool = False
-) -> Reduced:
-    """Reduce the regression of ``Y [n, c]`` on ``H [n, d]``; extra memory is a few blocks and ``min(n, d)²``.
+@dataclass(frozen=True)
+class Small:
+    """A regression of n samples on few rows that have the same moments.
 
     Args:
-        H: features.
-        Y: targets.
-        intercept: fit a constant too.
-        rtol: singular values up to ``rtol`` times the largest (of the uncentred H) count as zero;
-            default ``max(n, d)·2.2e-16``.
-        equilibrate: scale every feature to length 1 first, which changes no fit without a ridge except the choice among
-            equally good ones; directions as short as the rounding of the features as they came count as zero then.
+        n: samples.
+        rows: ``[r, d]``, of the centred features with an intercept.
+        targets: of these rows, ``[r, c]``.
+        outside: ``‖y‖²`` of every target outside these rows, ``[c]``.
+        totals: ``‖y − ȳ‖²`` of every target, ``[c]``.
+        mean_h: ``[d]`` with an intercept, else None.
+        mean_y: ``[c]``.
+        angles: by which rounding may have turned each row, ``[r]``.
+        uncertain: how much the residuals may be off already.
+        eps: relative rounding of the features as they came.
     """
-    check_pair(H, Y)
-    relative = max(H.n, H.width) * EPS if rtol is None else _number(rtol)
-    if rtol is not None and not 0.0 <= relative < 1.0:
-        raise InputError(f"rtol={rtol!r}: give a number from 0 to below 1, or None")
-    reduced = _reduce_tall if H.n >= H.width else _reduce_wide
-    if not equilibrate:
-        return reduced(H, Y, intercept, relative)
-    scaled = ScaledRows(H)
-    check_range(scaled.scale, f"the length of a column of {H.name}")
-    problem = reduced(scaled, Y, intercept, relative)
-    noise = input_noise(H.n, H.width, H.eps) if rtol is None else 0.0
-    mean_h = None if problem.mean_h is None else problem.mean_h * scaled.scale
-    return replace(problem, tolerance=max(problem.tolerance, noise), scale=scaled.scale, mean_h=mean_h)
+
+    n: int
+    rows: Tensor
+    targets: Tensor
+    outside: Tensor
+    totals: Tensor
+    mean_h: Tensor | None
+    mean_y: Tensor
+    angles: Tensor | None = None
+    uncertain: float = 0.0
+    eps: float = EPS
 
 
-def triangular_factor(H: Rows, Y: Rows | None = None, ones: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """``R``, ``QᵀY`` and ``‖(I − QQᵀ)y‖² [c]`` of ``H = QR``, updated block by block; Q is never formed.
+def fit_small(p: Small, ridge: float, rtol: float | None = None) -> RidgeFit:
+    """The fit from the singular values of the rows, every column scaled to length 1 where there is no ridge."""
+    d, scale = p.rows.shape[1], p.rows.new_ones(p.rows.shape[1])
+    offset = torch.zeros_like(scale) if p.mean_h is None else math.sqrt(p.n) * p.mean_h
+    equilibrate = ridge == 0.0 and rtol is None  # changes no fit without a ridge but the choice among equally good ones
+    if equilibrate:
+        whole = torch.cat([p.rows, offset[None]])
+        size = whole.abs().amax(0).clamp(min=TINY)
+        scale = size * (whole / size).norm(dim=0)
+        scale = check_range(torch.where(scale > 0, scale, 1.0), "the length of a column of H")
+    U, s, Vt = svd(p.rows / scale)
+    targets = U.mT @ p.targets
+    outside = p.outside + (p.targets - U @ targets).square().sum(0)
+    largest = math.hypot(float(s[0]) if s.numel() else 0.0, float((offset / scale).norm()))
+    tolerance = largest * (max(p.n, d) * EPS if rtol is None else rtol)
+    tolerance = max(tolerance, input_noise(p.n, d, EPS)) if equilibrate else tolerance
+    angles = math.sqrt(p.n) * EPS * largest / s.clamp(min=TINY)
+    if p.angles is not None:
+        angles = angles + p.angles @ U.abs()
+    fit = fit_directions(p, s, targets, outside, ridge, tolerance, angles)
+    beta = Vt.mT @ fit.beta / scale[:, None]
+    kept = s > tolerance
+    if equilibrate and int(kept.sum()) < d:  # of minimum norm: in the span of the rows
+        basis = torch.linalg.qr((Vt[kept] * scale).mT)[0]
+        beta = basis @ (basis.mT @ beta)
+    constant = fit.intercept if p.mean_h is None else p.mean_y - p.mean_h @ beta
+    absent = (Vt[~kept] / scale) if equilibrate and not bool(kept.all()) else None
+    return replace(fit, beta=beta, intercept=constant, absent=absent)
 
-    Args:
-        H: ``[n, d]``.
-        Y: ``[n, c]``, or None for R only.
-        ones: put a column of ones before H.
+
+def fit_directions(
+    p: Small, s: Tensor, targets: Tensor, outside: Tensor, ridge: float, tolerance: float, angles: Tensor
+) -> RidgeFit:
+    """The fit on directions of lengths ``s [r]`` along which the targets have the parts ``targets [r, c]``.
+
+    ``beta`` is in units of the right singular vectors, ``[r, c]``.
     """
-    R: Tensor | None = None
-    rhs: Tensor | None = None
-    outside: Tensor | None = None
-    width = H.width + int(ones)
-    targets = 1 if Y is None else Y.width
-    # Blocks no shorter than R at most double the flops by being stacked below it.
-    for start, stop in spans(H.n, width + targets, least=width):
-        block = H.block(start, stop)
-        if ones:
-            block = torch.cat([block.new_ones(block.shape[0], 1), block], 1)
-        y = block.new_zeros(block.shape[0], 1) if Y is None else Y.block(start, stop)
-        if R is not None and rhs is not None:
-            block, y = torch.cat([R, block]), torch.cat([rhs, y])
-        reflectors, scales = torch.geqrf(block)
-        y = torch.ormqr(reflectors, scales, y, transpose=True)
-        rows = min(width, block.shape[0])
-        R, rhs = reflectors[:rows].triu(), y[:rows]
-        lost = y[rows:].square().sum(0)
-        outside = lost if outside is None else outside + lost
-    if R is None or rhs is None or outside is None:
-        raise InputError(f"{H.name} has no rows")
-    return R, rhs, outside
-
-
-def _reduce_tall(H: Rows, Y: Rows, intercept: bool, relative: float) -> Reduced:
-    R, rhs, outside = triangular_factor(H, Y, ones=intercept)
-    mean_y, total = _spread(Y)
-    mean_h, offset = None, 0.0
-    if intercept:
-        # The first column is constant, so what is left below the first row belongs to the centred H and Y.
-        mean_h, offset = R[0, 1:] / R[0, 0], float(R[0, 1:].norm())
-        R, rhs = R[1:, 1:], rhs[1:]
-    U, s, Vt = svd(R)  # R has no more rows than columns, so U is square and nothing is left outside it
-    largest = math.hypot(first(s), offset)
-    problem = Reduced(
-        H.n, H.width, intercept, s, relative * largest, U.mT @ rhs, outside, total, mean_h, mean_y, Vt, None
-    )
-    return replace(problem, rounding=math.sqrt(H.n) * EPS * largest)
-
-
-def _reduce_wide(H: Rows, Y: Rows, intercept: bool, relative: float) -> Reduced:
-    mean_y, total = _spread(Y)
-    y = Y.block(0, Y.n) - (mean_y if intercept else 0.0)
-    R: Tensor | None = None
-    means = []
-    for start, stop in spans(H.width, H.n, least=H.n):
-        columns = H.columns(start, stop)
-        if intercept:
-            means.append(columns.mean(0))
-            columns = columns - means[-1]
-        block = columns.mT if R is None else torch.cat([R, columns.mT])
-        R = torch.geqrf(block)[0][: min(block.shape)].triu()
-    if R is None:
-        raise InputError(f"{H.name} has no columns")
-    # Hᵀ = QR, so H = RᵀQᵀ has the left singular vectors and the singular values of Rᵀ, which is square.
-    U, s, _ = svd(R.mT)
-    mean_h = torch.cat(means) if intercept else None
-    offset = 0.0 if mean_h is None else math.sqrt(H.n) * float(mean_h.norm())
-    largest, outside = math.hypot(first(s), offset), torch.zeros_like(mean_y)
-    problem = Reduced(H.n, H.width, intercept, s, relative * largest, U.mT @ y, outside, total, mean_h, mean_y, None, U)
-    return replace(problem, rounding=math.sqrt(H.width) * EPS * largest)
-
-
-def _spread(Y: Rows) -> tuple[Tensor, Tensor]:
-    """``ȳ [c]`` and ``‖y − ȳ‖² [c]``, the latter by the two-pass formula."""
-    mean = Y.mean()
-    return mean, torch.stack([(block - mean).square().sum(0) for block in Y.blocks()]).sum(0)
-
-
-def first(s: Tensor) -> float:
-    """The largest of descending singular values, 0 if there are none."""
-    return float(s[0]) if s.numel() else 0.0
+    kept, along = s > tolerance, targets.square().sum(1)
+    lengths = torch.where(kept, s, 1.0)
+    shrinkage = torch.where(kept, 1 / (1 + (math.sqrt(ridge) / lengths).square()), 0.0)
+    seen = torch.where(kept, s, 0.0)
+    left = 1 / (1 + (seen / math.sqrt(ridge)).square()) if ridge else (~kept).to(s.dtype)
+    residuals = outside + (left[:, None] * targets).square().sum(0)
+    rank = int(kept.sum()) + (p.mean_h is not None)
+    uncertain = p.uncertain
+    if not ridge:
+        residual = float(residuals.sum())
+        below = along[~kept & (along > CHANCE**2 * residual / p.n)].sum()
+        near = float(((tolerance / lengths).square() * kept) @ along + below)
+        uncertain += near if near > UNCERTAIN * float(p.totals.sum()) else 0.0
+        uncertain += turned(torch.where(kept, angles, 0.0), along, residual, p.n - rank)
+        uncertain += 4 * EPS * math.sqrt(p.n * float(along.sum()) * residual)  # rounding of the targets
+    return RidgeFit(
+        p.n, ridge, shrinkage[:, None] * targets / lengths[:, None], torch.zeros_like(p.mean_y), residuals, p.totals, p.mean_y,
+        rank, float(shrinkage.sum()) + (p.mean_h is not None), tolerance, uncertain, limit_of(p.eps),
+    )  # fmt: skip

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from torch import Tensor
 
 from gramscope.linalg.arrays import to_double
 from gramscope.linalg.measured import Measured
-from gramscope.linalg.moments import ClassMoments
 from gramscope.measures.large_spectrum import LargeSpectrum, large_weight_spectrum
-from gramscope.measures.linearity import IterativeResult
 from gramscope.statistics.result import LayerStatistics, Statistics
 from gramscope.statistics.sums import Sum
 
@@ -32,19 +30,6 @@ class Missing(Exception):
     """The column has no answer for this layer; the message says why."""
 
 
-class Readings(Protocol):
-    """What further readings of the data tell of layers with neither rows nor ``HᵀH``, by name of the layer."""
-
-    def fits(self) -> Mapping[str, IterativeResult]:
-        """Linear fits of the targets."""
-
-    def class_moments(self) -> Mapping[str, ClassMoments]:
-        """Class moments in the span of the centred class means, with the scatter within classes."""
-
-    def held_out_spreads(self) -> Mapping[str, Tensor]:
-        """``‖Hβ‖²`` of the centred held-out features and both coefficients of the fits, ``[2]``."""
-
-
 @dataclass(frozen=True)
 class Context:
     """What the columns of a table share: the statistics of all layers, and the arguments of :func:`gramscope.measure`."""
@@ -59,8 +44,6 @@ class Context:
     corruption_seed: int = 0
     nearest_mean: Callable[[LayerStatistics], float] | None = None
     weight_decay: float | None = None
-    #: what further readings of the data tell of layers with neither rows nor HᵀH
-    readings: Readings | None = None
     #: bytes that matrices of a column may take
     memory: int = 256 * 2**20
 

@@ -5,35 +5,34 @@
 
 from __future__ import annotations
 
-import math
-import warnings
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from gramscope.errors import GramscopeWarning
+from gramscope.errors import InputError
 from gramscope.linalg.measured import Measured, ratio
-from gramscope.linalg.moments import ClassMoments, Moments
+from gramscope.linalg.moments import Moments
+from gramscope.linalg.ridge import RidgeFit
+from gramscope.linalg.ridge_moments import fit_moments
 from gramscope.linalg.row_blocks import row_product
 from gramscope.measures.column import Column, LayerView, Missing, Value
-from gramscope.measures.fit import coded_alike, held_out_from_moments, held_out_of_fit
-from gramscope.measures.linearity import (
-    Explained,
-    IterativeResult,
-    explained_by_iteration,
-    explained_from_moments,
-    explained_from_rows,
-    surrogate,
-    surrogate_from_moments,
-)
+from gramscope.measures.linearity import checked, fit_features, held_out_from_moments, surrogate, surrogate_from_moments
 from gramscope.measures.neural_collapse import (
     collapse_of_means,
     neural_collapse_from_moments,
     neural_collapse_from_rows,
 )
 from gramscope.measures.spectrum import feature_spectrum_from_moments, spectrum_of_few_rows
-from gramscope.statistics.feature_statistics import PROJECTION, FeatureStatistics, projected
+from gramscope.statistics.feature_statistics import (
+    PROJECTION,
+    FeatureStatistics,
+    projected,
+    projected_classes,
+    widen,
+    without_rows,
+)
 from gramscope.statistics.result import LayerStatistics
 from gramscope.statistics.sums import NotCollected
 
@@ -70,81 +69,64 @@ def _projection(part: FeatureStatistics) -> str:
     )
 
 
-def _fit(view: LayerView) -> Explained:
-    joint, part, context = _joint(view.layer, gram=False), features_of(view.layer), view.context
-    if part.rows is not None and part.row_targets is not None:
-        Y = projected(part.row_targets) - joint.mean_y if part.labels else part.row_targets
-        return explained_from_rows(part.rows, Y, context.ridge, context.intercept)
-    if joint.C_hh is not None:
-        return explained_from_moments(joint, context.ridge, context.intercept, part.eps)
-    return explained_by_iteration(joint, _fit_by_readings(view), context.ridge)
+def _fit(view: LayerView) -> RidgeFit:
+    """The fit of the targets on the layer's inputs."""
+    return view.once("fit", lambda: _fit_targets(view.layer, view.context.ridge, view.context.intercept))
+
+
+def _fit_targets(layer: LayerStatistics, ridge: float, intercept: bool) -> RidgeFit:
+    joint, part = _joint(layer, gram=True), features_of(layer)
+    if part.rows is None or part.row_targets is None:
+        return fit_moments(joint, ridge, intercept, part.eps)
+    Y = projected(part.row_targets) - part.joint.mean_y if part.labels else part.row_targets
+    return fit_features(part.rows, Y, ridge, intercept)
 
 
 def _target_linearity(view: LayerView) -> Measured:
-    found, part = _fit(view), features_of(view.layer)
+    found, part = checked(_fit(view)), features_of(view.layer)
     if part.labels:
-        estimate = ratio(found.totals - found.residuals, found.totals).with_remark(_projection(part))
-    else:
-        estimate = Measured(float(found.total()))
-    if part.rows is None and _joint(view.layer, gram=False).C_hh is None:
-        return _stopped(estimate, _fit_by_readings(view), float(found.totals.sum()))
-    return estimate
+        return ratio(found.totals - found.residuals, found.totals).with_remark(_projection(part))
+    return Measured(float(found.explained()))
 
 
 def _target_linearity_null(view: LayerView) -> float:
-    with warnings.catch_warnings():  # they are about the fit of these targets
-        warnings.simplefilter("ignore", GramscopeWarning)
-        trace = _fit(view).hat_trace
-    if math.isnan(trace):
-        raise Missing("it takes rows or HᵀH, and neither fits memory=")
-    return trace / _joint(view.layer, gram=False).n
+    fit = _fit(view)
+    return fit.hat_trace / fit.n
 
 
-def _fit_by_readings(view: LayerView) -> IterativeResult:
-    fit = None if view.context.readings is None else view.context.readings.fits().get(view.layer.name)
-    if fit is None:
-        raise _no_gram(features_of(view.layer).joint)
-    return fit
-
-
-def _stopped(estimate: Measured, fit: IterativeResult, total: float) -> Measured:
-    """With what more passes would add, as an error."""
-    more = fit.remaining / total
-    remark = (
-        f"from {fit.passes} passes of conjugate gradients over the data, because neither rows nor HᵀH fit memory=: a lower "
-        f"bound, to which more passes would add about {more:.1g}"
-    )
-    remark = f"{estimate.remark}; {remark}" if estimate.remark else remark
-    return Measured(estimate.value, math.hypot(estimate.error or 0.0, more), remark)
-
-
-def _held_out(view: LayerView) -> Tensor | float | Measured:
+def _held_out(view: LayerView) -> float:
     if view.context.held_out is None:
         raise Missing("no held-out data were given; pass held_out=<loader>")
     if view.layer.name not in view.context.held_out.layers:
         raise Missing("the held-out data do not reach it")
     held_out = view.context.held_out[view.layer.name]
-    joint, part, other = _joint(view.layer, gram=False), features_of(view.layer), features_of(held_out)
-    if part.rows is None and joint.C_hh is None:
-        return _held_out_by_readings(view, other)
-    _joint(held_out, gram=True)
-    return held_out_from_moments(*coded_alike(part, other), view.context.ridge, view.context.intercept)
+    for layer in (view.layer, held_out):
+        _joint(layer, gram=True)
+    train, test = coded_alike(features_of(view.layer), features_of(held_out))
+    return held_out_from_moments(train, test, view.context.ridge, view.context.intercept)
 
 
-def _held_out_by_readings(view: LayerView, other: FeatureStatistics) -> Measured:
-    """Of a fit by conjugate gradients; its error is how far the last steps moved it, and further ones by a rough bound."""
-    fit = _fit_by_readings(view)
-    assert view.context.readings is not None
-    train, test = coded_alike(features_of(view.layer), other, gram=False)
-    pairs = zip(fit.coefficients, view.context.readings.held_out_spreads()[view.layer.name], strict=True)
-    value, earlier = (held_out_of_fit(beta, train, test, view.context.intercept, spread) for beta, spread in pairs)
-    moved = fit.remaining / train.n * test.n / float(test.C_yy.trace())  # of the predictions, as in the data of the fit
-    remark = (
-        f"of a fit by {fit.passes} passes of conjugate gradients over the data, because neither rows nor HᵀH fit memory=; more "
-        "passes would move it by about the error, or more where the held-out data have other weak directions"
-    )
-    bound = moved + 2 * math.sqrt(moved * max(1 - value, 0.0))
-    return Measured(value, bound + abs(value - earlier), remark)
+def coded_alike(train: FeatureStatistics, test: FeatureStatistics) -> tuple[Moments, Moments]:
+    """Moments of both samples with the same target columns: labels one-hot minus the training frequencies."""
+    train, test = (without_rows(part, True) for part in (train, test))
+    if train.labels or test.labels:  # both projected, with the frequencies of the training data subtracted
+        left, right = (projected_classes(part).joint for part in (train, test))
+        shift = left.mean_y
+        return replace(left, mean_y=left.mean_y - shift), replace(right, mean_y=right.mean_y - shift)
+    if train.classes is None or test.classes is None:
+        return train.joint, test.joint
+    c = max(train.classes.counts.shape[0], test.classes.counts.shape[0])
+    a, b = widen(train.classes, c), widen(test.classes, c)
+    unknown = ((a.counts == 0) & (b.counts > 0)).nonzero().flatten().tolist()
+    if unknown:
+        raise InputError(f"the held-out data have classes {unknown} that the training data lack")
+    left, right = a.to_moments(), b.to_moments()
+    seen = a.counts > 0
+    return _columns(left, seen, left.mean_y), _columns(right, seen, left.mean_y)
+
+
+def _columns(m: Moments, keep: Tensor, shift: Tensor) -> Moments:
+    return Moments(m.n, m.mean_h, (m.mean_y - shift)[keep], m.C_hh, m.C_hy[:, keep], m.C_yy[keep][:, keep])
 
 
 def _surrogate_linearized(view: LayerView) -> Measured:
@@ -213,7 +195,7 @@ def _collapse(what: str) -> Callable[[LayerView], Value]:
             found = neural_collapse_from_rows(part.rows, part.row_targets, readout, normalized_surrogate=False)
         else:
             if classes.within is None and what == "nc1":
-                classes = _classes_by_reading(view)
+                raise _no_gram(part.joint)
             if classes.within is None:
                 found = collapse_of_means(classes, readout)
             else:
@@ -221,13 +203,6 @@ def _collapse(what: str) -> Callable[[LayerView], Value]:
         return float(getattr(found, what))
 
     return compute
-
-
-def _classes_by_reading(view: LayerView) -> ClassMoments:
-    found = None if view.context.readings is None else view.context.readings.class_moments().get(view.layer.name)
-    if found is None:
-        raise Missing("the scatter within classes was not collected; ask with gram=True")
-    return found
 
 
 def _frequent_collapse(what: str, part: FeatureStatistics) -> Measured:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -12,13 +11,12 @@ from torch import Tensor
 from gramscope.errors import InputError, RescueWarning, ResultWarning
 from gramscope.linalg.arrays import Array, as_float_tensor, check_range, check_same_device, to_double, unit_scale
 from gramscope.linalg.moments import Moments, class_moments, is_constant
-from gramscope.linalg.normal_equations import fit_normal_equations
 from gramscope.linalg.psd import EPS, add_gram_, frobenius, mirror_
-from gramscope.linalg.ridge import UNCERTAIN, Reduced, check_ridge, reduce_rows
-from gramscope.linalg.ridge_moments import least_squares_from_moments, reduce_moments
-from gramscope.linalg.row_blocks import MappedRows, OneHotRows, Rows, check_pair, spans, unit_rows
-from gramscope.linalg.short_directions import hidden_part
-from gramscope.measures.targets import target_rows
+from gramscope.linalg.ridge import RidgeFit, check_ridge
+from gramscope.linalg.ridge_moments import fit_moments
+from gramscope.linalg.ridge_rows import fit_rows
+from gramscope.linalg.row_blocks import MappedRows, OneHotRows, Rows, check_pair, scale_of, scaled, spans, unit_rows
+from gramscope.measures.targets import as_labels, label_rows, target_rows
 
 
 def target_linearity(
@@ -35,9 +33,8 @@ def target_linearity(
         Y: integer labels ``[n]`` (they become centred one-hot) or float targets ``[n]`` or ``[n, c]``.
         ridge: λ ≥ 0, on the scale of ``HᵀH`` (a sum over samples).
         intercept: fit a constant as well, unpenalised.
-        rtol: singular values of H up to ``rtol`` times the largest count as zero. By default, without a ridge and with every
-            feature scaled to length 1: those up to ``max(n, d)·2.2e-16`` times the largest, and those as short as the
-            rounding of float32 features (:func:`gramscope.linalg.ridge.input_noise`).
+        rtol: singular values of H up to ``rtol`` times the largest count as zero; by default those that are rounding
+            (:func:`gramscope.linalg.ridge.fit_rows`).
 
     Returns:
         A float64 number (0-dimensional tensor). Where H can fit any target (n ≤ rank) a :class:`ResultWarning` says so, and
@@ -48,7 +45,7 @@ def target_linearity(
     >>> target_linearity(H, H @ torch.tensor([2.0, -1.0])).item()
     1.0
     """
-    return explained_from_rows(H, Y, ridge, intercept, rtol).total()
+    return checked(fit_features(H, Y, ridge, intercept, rtol)).explained()
 
 
 def target_linearity_from_moments(m: Moments, ridge: float = 0.0, intercept: bool = False, eps: float = EPS) -> Tensor:
@@ -63,126 +60,132 @@ def target_linearity_from_moments(m: Moments, ridge: float = 0.0, intercept: boo
     >>> round(target_linearity_from_moments(moments(H, 3 * H)).item(), 12)
     1.0
     """
-    return explained_from_moments(m, ridge, intercept, eps).total()
+    return checked(fit_moments(m, ridge, intercept, eps)).explained()
 
 
-@dataclass(frozen=True)
-class Explained:
-    """What a fit leaves of every target.
-
-    Args:
-        residuals: ``‖y − Hβ‖²`` of every target, ``[c]``.
-        totals: ``‖y − ȳ‖²`` of every target, ``[c]``.
-        hat_trace: trace of the matrix that maps targets to their fit, with the intercept; NaN where it is not known.
-    """
-
-    residuals: Tensor
-    totals: Tensor
-    hat_trace: float
-
-    def total(self) -> Tensor:
-        """Target linearity, over all targets."""
-        return 1.0 - self.residuals.sum() / self.totals.sum()
-
-
-def explained(problem: Reduced, ridge: float, hidden: float = 0.0, limit: float = UNCERTAIN) -> Explained:
-    """What the ridge fit of a reduced regression explains.
-
-    Args:
-        problem: the regression.
-        ridge: λ.
-        hidden: the part of the targets along directions that the regression cannot tell from rounding.
-        limit: a warning comes where more than this share of it is uncertain.
-    """
-    freedom, residual = problem.degrees_of_freedom(ridge), problem.residuals(ridge)
-    uncertain = problem.uncertain() + hidden if ridge == 0.0 else 0.0
-    return _checked(problem.n, problem.mean_y, problem.totals, residual, problem.rank, freedom, uncertain, limit)
-
-
-def explained_from_rows(H: Array, Y: Array, ridge: float, intercept: bool, rtol: float | None = None) -> Explained:
-    """What the fit of :func:`target_linearity` explains; the squares of very large or small targets in other units."""
+def fit_features(H: Array, Y: Array, ridge: float, intercept: bool, rtol: float | None = None) -> RidgeFit:
+    """The fit behind :func:`target_linearity`; of very large or small features and targets, in other units."""
     features = Rows(H, "H")
-    ridge = check_ridge(ridge)
-    equilibrate = ridge == 0.0 and rtol is None
-    features = features if ridge else unit_rows(features)
     targets = unit_rows(target_rows(Y, features.n))
-    check_pair(features, targets)
-    fit = fit_normal_equations(features, targets, ridge, intercept) if rtol is None else None
-    if fit is None:
-        problem = reduce_rows(features, targets, intercept, rtol, equilibrate)
-        hidden = hidden_part(features, targets, problem) if equilibrate and features.eps <= EPS else 0.0
-        return explained(problem, ridge, hidden, _limit(features.eps))
-    return _checked(features.n, fit.mean_y, fit.totals, fit.residuals, fit.rank, fit.freedom)
+    return fit_rows(features if check_ridge(ridge) else unit_rows(features), targets, ridge, intercept, rtol)
 
 
-def explained_from_moments(m: Moments, ridge: float, intercept: bool, eps: float = EPS) -> Explained:
-    """:func:`explained` from moments of features that came with relative rounding ``eps``."""
-    if check_ridge(ridge) > 0.0:
-        return explained(reduce_moments(m, intercept), ridge)
-    fit = least_squares_from_moments(m, intercept, eps)
-    return _checked(m.n, m.mean_y, m.C_yy.diagonal(), fit.residual, fit.rank, fit.rank, fit.uncertain, _limit(eps))
-
-
-@dataclass(frozen=True)
-class IterativeResult:
-    """A fit by conjugate gradients (:mod:`gramscope.linalg.conjugate_gradients`), stopped after some steps.
-
-    Args:
-        residuals: ``‖y − Hβ‖²`` of every target, ``[c]``.
-        remaining: about how much they would fall together with more steps.
-        passes: readings of the data.
-        coefficients: β ``[d, c]``, without the constant of an intercept, and the same some steps before.
-    """
-
-    residuals: Tensor
-    remaining: float
-    passes: int
-    coefficients: tuple[Tensor, Tensor]
-
-
-def explained_by_iteration(m: Moments, fit: IterativeResult, ridge: float) -> Explained:
-    """What a stopped fit of targets with moments ``m`` explains; a little less than the best one."""
-    totals = m.C_yy.diagonal()
-    fits_all = float(fit.residuals.sum()) <= UNCERTAIN * float(totals.sum()) and m.n <= m.mean_h.shape[-1]
-    rank = m.n if fits_all and ridge == 0.0 else 0
-    found = _checked(m.n, m.mean_y, totals, fit.residuals, rank, rank)
-    return replace(found, hat_trace=math.nan)
-
-
-def _limit(eps: float) -> float:
-    """Target linearity that may be wrong without a warning, for features with relative rounding ``eps``."""
-    return 1e-6 if eps <= EPS else UNCERTAIN
-
-
-def _checked(
-    n: int,
-    mean_y: Tensor,
-    totals: Tensor,
-    residuals: Tensor,
-    rank: int,
-    freedom: float,
-    uncertain: float = 0.0,
-    limit: float = UNCERTAIN,
-) -> Explained:
-    """The one place where target linearity is formed and doubted."""
-    total = totals.sum()
-    if is_constant(n, mean_y, total):
-        raise InputError(f"Y is constant over the {n} samples: no variance is left to explain")
-    if rank >= n and freedom >= 0.99 * n:
+def checked(fit: RidgeFit) -> RidgeFit:
+    """The fit, with a warning where it fits any target or rests on rounding; an error where targets are constant."""
+    total, residual = float(fit.totals.sum()), float(fit.residuals.sum())
+    if is_constant(fit.n, fit.mean_y, fit.totals.sum()):
+        raise InputError(f"Y is constant over the {fit.n} samples: no variance is left to explain")
+    if fit.rank >= fit.n and fit.hat_trace >= 0.99 * fit.n:
         warnings.warn(
-            f"target linearity is near 1 for any target: {n} samples, features of rank {rank}; "
+            f"target linearity is near 1 for any target: {fit.n} samples, features of rank {fit.rank}; "
             "take more samples, a ridge, or held-out data",
             ResultWarning,
-            stacklevel=4,
+            stacklevel=3,
         )
-    elif uncertain > limit * max(float(total), float(residuals.sum())):
+    elif fit.uncertain > fit.limit * max(total, residual):
         warnings.warn(
-            f"target linearity may be off by up to {uncertain / float(total):.2g}: it rests on directions of the features, or "
-            "on digits of the numbers, that are little longer than rounding; a ridge leaves such directions out",
+            f"target linearity may be off by up to {fit.uncertain / total:.2g}: it rests on directions of the features, or on "
+            "digits of the numbers, that are little longer than rounding; a ridge leaves such directions out, and features in "
+            "float64, by gs.target_linearity of the features themselves, tell them from rounding",
             RescueWarning,
-            stacklevel=4,
+            stacklevel=3,
         )
-    return Explained(residuals, totals, float(freedom))
+    return fit
+
+
+def fit_linear(
+    H: Array, Y: Array, ridge: float = 0.0, intercept: bool = False, *, rtol: float | None = None
+) -> RidgeFit:
+    """The ridge fit behind :func:`target_linearity`, for held-out data; same arguments.
+
+    >>> H = torch.tensor([[0.0], [1.0], [2.0]])
+    >>> fit = fit_linear(H, torch.tensor([1.0, 3.0, 5.0]), intercept=True)
+    >>> [round(x, 12) for x in (fit.beta.item(), fit.intercept.item())]
+    [2.0, 1.0]
+    """
+    features = Rows(H, "H")
+    targets = target_rows(Y, features.n)
+    fit = fit_rows(features, targets, ridge, intercept, rtol)
+    check_range(fit.beta, "the coefficients of the fit")
+    return replace(fit, classes=targets.classes, shift=targets.shift) if isinstance(targets, OneHotRows) else fit
+
+
+def held_out_target_linearity(fit: RidgeFit, H: Array, Y: Array) -> Tensor:
+    """TL of data the fit has not seen: ``1 − ‖Y − Hβ − b‖² / ‖Y − ȳ‖²`` with ȳ the mean of these samples.
+
+    >>> H = torch.tensor([[0.0], [1.0], [2.0], [3.0]])
+    >>> fit = fit_linear(H, 2 * H)
+    >>> round(held_out_target_linearity(fit, H + 1, 2 * H + 2).item(), 12)
+    1.0
+    """
+    features = fit.features(H)
+    targets = _coded(fit, Y, features.n)
+    check_pair(features, targets)
+    exponent = scale_of(targets)
+    mean = scaled(targets.mean(), -exponent)
+    residual, total = torch.zeros_like(mean), torch.zeros_like(mean)
+    for start, stop in spans(features.n, features.width + targets.width):
+        y = scaled(targets.block(start, stop), -exponent)
+        predicted = scaled(fit.predict_block(features.block(start, stop)), -exponent)
+        residual += (y - predicted).square().sum(0)
+        total += (y - mean).square().sum(0)
+    if not float(total.sum()) > 0:
+        raise InputError(f"the held-out targets are constant over the {features.n} samples")
+    return check_range(1.0 - residual.sum() / total.sum(), "the residual divided by the spread of the targets")
+
+
+def probe_accuracy(fit: RidgeFit, H: Array, labels: Array) -> Tensor:
+    """Share of samples whose label has the largest prediction, for a fit made on labels.
+
+    >>> H = torch.tensor([[-2.0], [-1.0], [1.0], [2.0]])
+    >>> y = torch.tensor([0, 0, 1, 1])
+    >>> probe_accuracy(fit_linear(H, y), H, y).item()
+    1.0
+    """
+    if fit.classes is None or fit.shift is None:
+        raise InputError("probe_accuracy needs a fit made on integer labels")
+    features = fit.features(H)
+    targets = OneHotRows(as_labels(labels), fit.classes, fit.shift, "labels")
+    check_pair(features, targets)
+    right = torch.zeros((), dtype=torch.int64, device=fit.beta.device)
+    for start, stop in spans(features.n, features.width + targets.width):
+        predicted = (fit.predict_block(features.block(start, stop)) + fit.shift).argmax(1)
+        right += (predicted == targets.index(start, stop).to(predicted.device)).sum()
+    return right.double() / features.n
+
+
+def _coded(fit: RidgeFit, Y: Array, n: int) -> Rows:
+    """Targets coded as in training: labels with the training classes and frequencies."""
+    if fit.classes is None or fit.shift is None:
+        rows = target_rows(Y, n)
+        if isinstance(rows, OneHotRows) or rows.width != fit.beta.shape[1]:
+            raise InputError(f"Y must have the {fit.beta.shape[1]} float targets the fit was made on")
+        return rows
+    labels = label_rows(Y, fit.classes)
+    if labels.n != n:
+        raise InputError(f"Y has {labels.n} labels but there are {n} samples")
+    return OneHotRows(labels.data, labels.classes, fit.shift)
+
+
+def held_out_from_moments(train: Moments, test: Moments, ridge: float = 0.0, intercept: bool = False) -> float:
+    """``1 − ‖Y − Hβ − b‖² / ‖Y − ȳ‖²`` on ``test`` with β and b fitted on ``train``; both coded alike.
+
+    >>> from gramscope.linalg.moments import moments
+    >>> H = torch.tensor([[1.0], [2.0], [4.0]])
+    >>> round(held_out_from_moments(moments(H, 3 * H), moments(H + 1, 3 * H + 3)), 12)
+    1.0
+    """
+    return held_out_of_fit(fit_moments(train, ridge, intercept), test)
+
+
+def held_out_of_fit(fit: RidgeFit, test: Moments) -> float:
+    """``1 − ‖Y − Hβ − b‖² / ‖Y − ȳ‖²`` of a fit on data with the moments ``test``, whose targets are coded alike."""
+    beta, total = fit.beta, float(test.C_yy.trace())
+    if total <= 0:
+        raise InputError(f"the held-out targets are constant over the {test.n} samples")
+    offset = test.mean_y - test.mean_h @ beta - fit.intercept
+    within = test.C_yy.trace() - 2 * (beta * test.C_hy).sum() + (beta * (test.require_gram() @ beta)).sum()
+    return float(1 - (within + test.n * offset.square().sum()) / total)
 
 
 def surrogate(H: Array, Y: Array, W: Array | None = None, normalized: bool = False, center: bool = False) -> Tensor:
@@ -210,7 +213,7 @@ def surrogate(H: Array, Y: Array, W: Array | None = None, normalized: bool = Fal
         weight = None if weight is None else unit_scale(weight)
     if center:
         features = MappedRows(features, shift=features.mean())
-    cross = _cross(features, targets)
+    cross = cross_product(features, targets)
     cross = cross if weight is None else weight @ cross
     if not normalized:
         return check_range(cross.square().sum(), "the surrogate")
@@ -254,10 +257,10 @@ def gram_induced_error(H: Array, Y: Array, ridge: float, W: Array | None = None)
     weight = _weight(W, features)
     if weight is not None:
         features = MappedRows(features, weight)
-    return check_range(reduce_rows(features, targets).residual(float(ridge)), "the Gram-induced error")
+    return check_range(fit_rows(features, targets, ridge).residuals.sum(), "the Gram-induced error")
 
 
-def _cross(features: Rows, targets: Rows) -> Tensor:
+def cross_product(features: Rows, targets: Rows) -> Tensor:
     """``HᵀY [d, c]``; for labels from class means, which costs one addition per feature instead of c products."""
     if isinstance(targets, OneHotRows):
         return class_moments(features, targets, gram=False).to_moments().C_hy

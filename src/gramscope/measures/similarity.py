@@ -10,7 +10,7 @@ from gramscope.linalg.moments import Moments, is_constant, moments
 from gramscope.linalg.psd import frobenius
 from gramscope.linalg.row_blocks import Rows, check_pair, unit_rows
 from gramscope.measures.debiased_cka import debiased_cka
-from gramscope.measures.fit import fit_linear, probe_accuracy
+from gramscope.measures.linearity import fit_linear, probe_accuracy
 
 
 def linear_cka(X: Array, Y: Array, debiased: bool = False) -> Tensor:

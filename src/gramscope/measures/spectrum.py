@@ -11,7 +11,7 @@ from torch import Tensor
 from gramscope.linalg.arrays import Array, as_weight, binary_exponent, to_double, unit_scale
 from gramscope.linalg.moments import Moments, is_constant
 from gramscope.linalg.psd import EPS, eigvalsh, svdvals
-from gramscope.linalg.ridge import triangular_factor
+from gramscope.linalg.ridge_rows import triangular_factor
 from gramscope.linalg.row_blocks import MappedRows, Rows, scale_of, scaled, unit_rows
 
 

@@ -8,11 +8,11 @@ import torch
 
 from gramscope.errors import InputError
 from gramscope.linalg.arrays import Array, as_float_tensor, check_range
-from gramscope.linalg.ridge import check_ridge, reduce_rows
+from gramscope.linalg.ridge import check_ridge
+from gramscope.linalg.ridge_rows import fit_rows, singular_values
 from gramscope.linalg.row_blocks import Rows, check_pair, scale_of, scaled, spans, unit_rows
-from gramscope.measures.fit import fit_linear
 from gramscope.measures.gram import matrices
-from gramscope.measures.linearity import explained
+from gramscope.measures.linearity import checked, cross_product, fit_linear
 from gramscope.measures.targets import target_rows
 
 
@@ -55,18 +55,18 @@ def linearity_bound(H: Array, Y: Array, ridge: float) -> LinearityBound:
     ridge = check_ridge(ridge)
     if ridge == 0.0:
         raise InputError("the bound needs ridge > 0: with ridge = 0 the smallest eigenvalue of G + λI may be zero")
-    problem = reduce_rows(features, targets)
-    truth = float(explained(problem, ridge).total())
-    eigenvalues = check_range(problem.singular_values.square(), "the largest eigenvalue of HHᵀ")
+    truth = float(checked(fit_rows(features, targets, ridge)).explained())
+    eigenvalues = check_range(singular_values(features).square(), "the largest eigenvalue of HHᵀ")
     # G is n×n: beyond the min(n, d) singular values of H its eigenvalues are zero.
     smallest = ridge + (float(eigenvalues[-1]) if features.n <= features.width else 0.0)
     largest = ridge + float(eigenvalues[0])
-    S = float((eigenvalues[:, None] * problem.targets.square()).sum())
-    square = float(problem.targets.square().sum() + problem.outside.sum())
+    S = float(cross_product(features, targets).square().sum())
+    square = sum(float(block.square().sum()) for block in targets.blocks())
+    total = square - targets.n * float(targets.mean().square().sum())
     # λ²(M+m)² / (4Mm²(S + λ‖Y‖²)), in an order in which no product leaves the range of floats
     ratio = (ridge / smallest * (1 + smallest / largest)) ** 2 / (4 * (S / largest + ridge / largest * square))
-    bound = 1.0 - ratio * square * (square / float(problem.total))
-    S = float(check_range(scaled(problem.total.new_tensor(S), 2 * exponent), "the surrogate"))
+    bound = 1.0 - ratio * square * (square / total)
+    S = float(check_range(scaled(eigenvalues.new_tensor(S), 2 * exponent), "the surrogate"))
     return LinearityBound(bound, truth, truth - bound, S, smallest, largest)
 
 
