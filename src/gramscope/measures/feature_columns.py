@@ -254,7 +254,7 @@ FEATURE_COLUMNS = [
     Column(
         "target_linearity_null", "linearity",
         "what a linear map of the layer's inputs gives of targets that are noise",
-        "trace of the hat matrix H(HᵀH + λI)⁻¹Hᵀ over n, the intercept counted",
+        "tr(H(HᵀH + λI)⁻¹Hᵀ) / n, the intercept counted",
         _target_linearity_null, {"features", "targets", "gram"}, of_features=True,
     ),
     Column(

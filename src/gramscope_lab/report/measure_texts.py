@@ -35,7 +35,9 @@ class Group:
 
 MEASURES: dict[str, MeasureText] = {
     "target_linearity": MeasureText("Target linearity", "1 − ‖Y − Hβ‖² / ‖Y − ȳ‖²"),
-    "target_linearity_null": MeasureText("Target linearity, of noise", "tr(H(HᵀH + λI)⁻¹Hᵀ) / n"),
+    "target_linearity_null": MeasureText(
+        "Target linearity, of noise", "tr(H(HᵀH + λI)⁻¹Hᵀ) / n, the intercept counted"
+    ),
     "target_linearity_held_out": MeasureText("Target linearity, held out", "the same on data not fitted"),
     "surrogate": MeasureText("Surrogate", "‖HᵀY‖_F²"),
     "surrogate_linearized": MeasureText("Surrogate, linearised", "‖W HᵀY‖_F²"),
