@@ -25,7 +25,7 @@ from torch import nn
 
 import gramscope as gs
 from gramscope.errors import RescueWarning
-from gramscope.statistics.memory import trim_malloc
+from gramscope.linalg.budget import trim_malloc
 
 WIDTHS = (160, 24, 300, 16, 4)
 BATCH = 8

@@ -10,7 +10,7 @@ import torch
 
 import gramscope as gs
 from cases import BY_NAME
-from gramscope.statistics.progress import progress_bar
+from gramscope.statistics.collect import progress_bar
 
 
 class Terminal(io.StringIO):

@@ -23,8 +23,8 @@ from gramscope.layers.select import LayerSelector
 from gramscope.layers.tape import Tape
 from gramscope.measures.debiased_cka import FEWEST, batch_hsic, centred_kernel
 from gramscope.measures.table import format_value
-from gramscope.statistics.features import Tokens, Unpaired, inputs_of, rows_and_targets
-from gramscope.statistics.structure import SampleAxes, sample_axes
+from gramscope.statistics.features import Tokens, inputs_of, rows_and_targets
+from gramscope.statistics.structure import Structure, find_structure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -230,7 +230,8 @@ class _Side:
         self._tape: Tape = stack.enter_context(
             capture(model, layers, gradients=False, batch_dim=batch_dim, copy_weights=False)
         )
-        self._axes: SampleAxes = sample_axes(root, batch_dim)
+        self._batch_dim = batch_dim
+        self._structure: Structure | None = None
         self._reader = LabelReader(model)
         self.device = model_device(model)
 
@@ -242,17 +243,19 @@ class _Side:
             for side in sides:
                 if side is not self:
                     stack.enter_context(side._tape.ignoring_calls())
-            run_captured(self._model, self._tape, read.inputs)
+            returned = run_captured(self._model, self._tape, read.inputs)
+            if self._structure is None or self._tape.calls[-1].samples == 1:
+                self._structure = find_structure(self._model, self._tape, read.inputs, first_tensor(returned), None)
         n, lengths = self._tape.calls[-1].samples, read.positions.lengths
         found: dict[str, Tensor] = {}
         for record in self._tape:
             try:
-                h = inputs_of(
-                    record, self._axes.of(record.layer.module), n, self._tokens == "mean" and not lengths, lengths
-                )
+                x, averaged = record.applications[0].x, self._tokens == "mean" and not lengths
+                axis = self._structure.axis(record.name, x, self._batch_dim)
+                h = inputs_of(record, axis, n, averaged, lengths)
                 valid = read.positions.of(h.shape[-2], len(record.applications))
                 rows, _ = rows_and_targets(h, None, self._tokens, read.inputs, record.name, valid=valid)
-            except Unpaired:
+            except LeftOut:
                 continue  # its rows are not samples: experts, folded batches
             found[record.name] = rows
         self._tape.clear()

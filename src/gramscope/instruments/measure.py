@@ -23,21 +23,19 @@ from gramscope.layers.model_call import OutputSelector, may_compute_loss
 from gramscope.layers.modules import unwrap
 from gramscope.layers.select import LayerSelector, select_layers
 from gramscope.layers.validity import check_reference
-from gramscope.linalg.budget import MEMORY, Budget
+from gramscope.linalg.budget import MEMORY, Budget, trim_malloc
 from gramscope.linalg.measured import Measured
 from gramscope.measures.column import Column, Context, LayerView, Missing
 from gramscope.measures.columns import COLUMNS, DEFAULT
 from gramscope.measures.table import Table
 from gramscope.notes import Note, joined
-from gramscope.statistics.collect import collect_planned
+from gramscope.statistics.collect import collect_planned, progress_bar
 from gramscope.statistics.covariance import Covariance
 from gramscope.statistics.feature_sum import Features
 from gramscope.statistics.features import IGNORED, Tokens
 from gramscope.statistics.gradient import Gradient, ParameterGradient
 from gramscope.statistics.kernel import CenteredKernel, Kernel
-from gramscope.statistics.memory import trim_malloc
 from gramscope.statistics.plan import Notes, Plan
-from gramscope.statistics.progress import progress_bar
 from gramscope.statistics.result import LayerStatistics, Statistics
 from gramscope.statistics.sums import NotCollected, Sum
 
@@ -251,7 +249,7 @@ def table_of(statistics: Statistics, columns: Iterable[Column], context: Context
 
     def fill(row: str, layer: LayerStatistics, defined: Iterable[Column]) -> None:
         rows[row] = {column.name: None for column in columns}
-        view = LayerView(layer, context)
+        view = LayerView(replace(layer), context)  # a copy, so that what it puts together goes with it
         for column in defined:
             found = evaluate(column, view, notes)
             if found is not None:

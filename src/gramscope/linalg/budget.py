@@ -5,7 +5,10 @@ Matrices that a measurement keeps or forms of one layer, and a chunk of Jacobian
 
 from __future__ import annotations
 
+import ctypes
 import math
+import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,6 +24,11 @@ GROUPS, FEWEST, MOST = 16, 64, 512
 GRAM_SIDE = 4096
 #: d from which few rows are kept themselves in place of HᵀH
 ROWS_SIDE = 512
+#: seconds between two calls of the C library, and how many times longer than a call takes
+PAUSE, SHARE = 0.5, 10
+
+
+_next = 0.0
 
 
 @dataclass(frozen=True)
@@ -79,3 +87,19 @@ class Budget:
     def outputs_at_once(self, each: int, on_cpu: bool) -> int:
         """How many outputs a chunk of Jacobians takes, of ``each`` bytes; at least one."""
         return max(1, (min(self.memory, CPU_CHUNK) if on_cpu else self.memory) // max(each, 1))
+
+
+def trim_malloc() -> None:
+    """Let the C library return freed memory, so seldom that it takes a small part of the time.
+
+    glibc keeps what lies below tensors that are still alive.
+    """
+    global _next
+    start = time.monotonic()
+    if start < _next or sys.platform != "linux":
+        return
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
+    if trim is not None:
+        trim(0)
+    stop = time.monotonic()
+    _next = stop + max(PAUSE, SHARE * (stop - start))

@@ -34,8 +34,8 @@ from gramscope.layers.model_call import (
 )
 from gramscope.layers.positions import Positions
 from gramscope.layers.tape import Tape
+from gramscope.linalg.budget import trim_malloc
 from gramscope.notes import Note
-from gramscope.statistics.memory import trim_malloc
 from gramscope.statistics.plan import Plan
 
 #: losses whose targets are numbers, also where they are stored as integers

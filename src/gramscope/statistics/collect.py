@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from gramscope.layers.batches import NoBatchError, Unpack
 from gramscope.layers.losses import Loss
 from gramscope.layers.model_call import OutputSelector, may_compute_loss, model_device
 from gramscope.layers.modules import unwrap
-from gramscope.layers.select import LayerSelector, select_layers
+from gramscope.layers.select import LayerSelector
 from gramscope.layers.validity import check_reference
 from gramscope.linalg.budget import MEMORY, Budget
 from gramscope.statistics.covariance import Covariance
@@ -26,11 +27,11 @@ from gramscope.statistics.feature_sum import Features
 from gramscope.statistics.features import IGNORED, Tokens
 from gramscope.statistics.gradient import Gradient, ParameterGradient
 from gramscope.statistics.kernel import CenteredKernel, Kernel
-from gramscope.statistics.plan import Plan
+from gramscope.statistics.plan import EVERY, Plan
 from gramscope.statistics.processes import over_processes
-from gramscope.statistics.progress import progress_bar
 from gramscope.statistics.result import LayerStatistics, NetworkStatistics, Statistics, drop_refuted, merge_orders
-from gramscope.statistics.run import output_of, run
+from gramscope.statistics.run import run
+from gramscope.statistics.structure import output_of
 from gramscope.statistics.sums import LeftOut, Seen, Sum
 
 if TYPE_CHECKING:
@@ -223,8 +224,6 @@ def _of_one_process(
     order: list[str] = []
     in_batch: list[str] = []
     network = NetworkStatistics()
-    names = [layer.name for layer in select_layers(unwrap(model), plan.layers)]
-    options = plan.to_dict(names)
     try:
         with (
             progress_bar("collecting", batch_count(loader), progress) as advance,
@@ -242,7 +241,7 @@ def _of_one_process(
     except NoBatchError:
         if not may_be_empty:
             raise
-        return Statistics({}, options=options)
+        return Statistics({}, options=plan.to_dict())
     for name, sums in kept.items():
         kept[name] = {kind: total for kind, total in sums.items() if plan.notes.has(name, kind)}
         for total in kept[name].values():
@@ -252,14 +251,14 @@ def _of_one_process(
     found = {name.removesuffix(output_of()).strip(): part for name, part in parts.items() if part is not None}
     network = replace(network, output=found.pop("", None))
     notes = drop_refuted(plan.notes.found, layers)
-    return Statistics(layers, found, network, notes, frozenset(plan.notes.without), options)
+    return Statistics(layers, found, network, notes, frozenset(plan.notes.without), plan.to_dict())
 
 
 def _add(sums: dict[type[Sum], Sum], seen: Seen, plan: Plan) -> None:
     """Add what is seen to the sums that read it; the first batch makes them."""
-    given = seen.given
+    given, without = seen.given, plan.notes.without
     for kind in plan.sums:
-        if not kind.needs <= given or not plan.notes.has(seen.layer, kind):
+        if not kind.needs <= given or not without.isdisjoint({(seen.layer, kind.__name__), (EVERY, kind.__name__)}):
             continue
         try:
             if kind not in sums:
@@ -277,3 +276,35 @@ def batch_count(loader: Any) -> int | None:
         except TypeError:  # a loader over an iterable data set without a length
             return None
     return None
+
+
+@contextmanager
+def progress_bar(text: str, total: int | None, shown: bool = True) -> Iterator[Callable[[], None]]:
+    """Show a bar on standard error, if that is a terminal, and yield a function that advances it by one.
+
+    Args:
+        text: what is being done.
+        total: number of steps, ``None`` if it is not known.
+        shown: ``False`` shows nothing.
+
+    >>> with progress_bar("collecting", 2) as advance:
+    ...     advance()
+    """
+    if not (shown and sys.stderr is not None and sys.stderr.isatty()):
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+               TextColumn("left:"), TimeRemainingColumn())  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(text, total=total)
+        yield lambda: progress.advance(task)

@@ -30,10 +30,12 @@ class Notes:
     Args:
         found: by layer or module, ``"(output)"`` for the network's output.
         without: pairs of a layer and the name of the sum that it has not.
+        layers: those that the run watches.
     """
 
     found: dict[str, list[Note]] = field(default_factory=dict)
     without: set[tuple[str, str]] = field(default_factory=set)
+    layers: list[str] = field(default_factory=list)
 
     def add(self, name: str, note: Note) -> None:
         """Add a note once."""
@@ -134,11 +136,11 @@ class Plan:
         """Whether products with random probes take the place of this layer's k×k sums."""
         return self.estimates and self.budget.is_large(weight.shape, self.entry_bytes(weight))
 
-    def to_dict(self, layers: Sequence[str]) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The options that must agree for statistics to be merged."""
         names = ("gram", "residuals", "sketch", "ignore_index", "batch_dim", "eval_mode")
         return {
-            "layers": sorted(layers),
+            "layers": sorted(self.notes.layers),
             "outputs": [self.outputs] if isinstance(self.outputs, str) else sorted(self.outputs),
             "tokens": "a function" if callable(self.tokens) else self.tokens,
             "sums": sorted(kind.__name__ for kind in self.sums),

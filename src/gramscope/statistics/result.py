@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -19,7 +20,7 @@ from gramscope.statistics.feature_sum import Features
 from gramscope.statistics.gradient import Gradient, ParameterGradient
 from gramscope.statistics.kernel import CenteredKernel, Kernel
 from gramscope.statistics.plan import EVERY
-from gramscope.statistics.run import output_of
+from gramscope.statistics.structure import output_of
 from gramscope.statistics.sums import NotCollected, Sum
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class LayerStatistics:
         """What the mean loss divides by."""
         return self.terms or self.n
 
-    @property
+    @cached_property
     def features(self) -> FeatureStatistics | None:
         """Moments of the layer's inputs and the targets."""
         found = self._get(Features)
@@ -92,13 +93,13 @@ class LayerStatistics:
         found = self._get(ParameterGradient)
         return found is not None and found.tied
 
-    @property
+    @cached_property
     def Sigma(self) -> Tensor | None:
         """``Σ δ δᵀ [k, k]``."""
         found = self._get(Covariance)
         return None if found is None or found.sum is None or found.at_inputs else found.parts[0]
 
-    @property
+    @cached_property
     def input_covariance(self) -> Tensor | None:
         """``WᵀΣW [d, d]``, kept in place of Σ where k > d."""
         found = self._get(Covariance)
@@ -110,13 +111,13 @@ class LayerStatistics:
         found = self._get(Covariance)
         return None if found is None or found.products is None else found.products[0, ..., :-1]
 
-    @property
+    @cached_property
     def kernel_parts(self) -> Tensor | None:
         """``[parts, ..., s, s]`` that add up to ``Σ_i J_iᵀJ_i``, or to ``WᵀJᵀJW`` with :attr:`at_inputs`."""
         found = self._get(Kernel)
         return None if found is None or found.sum is None else found.parts
 
-    @property
+    @cached_property
     def JtJ(self) -> Tensor | None:
         """``Σ_i J_iᵀJ_i [k, k]``."""
         return None if self.at_inputs or self.kernel_parts is None else self.kernel_parts.sum(0)

@@ -14,7 +14,6 @@ from gramscope.errors import LayerError
 from gramscope.layers.batches import batches, to_device
 from gramscope.layers.capture import capture
 from gramscope.layers.jacobians import check_samples_are_independent, jacobian_chunks
-from gramscope.layers.kinds import LinearKind
 from gramscope.layers.losses import Loss
 from gramscope.layers.model_call import evaluating, model_device, model_dtype
 from gramscope.layers.modules import unwrap
@@ -23,28 +22,19 @@ from gramscope.layers.record import Application, LayerRecord
 from gramscope.layers.select import select_modules
 from gramscope.layers.tape import Tape
 from gramscope.layers.validity import COUPLED, shares_parameter
+from gramscope.linalg.budget import trim_malloc
 from gramscope.statistics.batch import BatchResult, BatchRunner
 from gramscope.statistics.feature_sum import Features
 from gramscope.statistics.features import NoSuchSites, Tokens, Unpaired, inputs_of, rows_and_targets
-from gramscope.statistics.memory import trim_malloc
 from gramscope.statistics.plan import EVERY, Plan
-from gramscope.statistics.structure import SampleAxes, Structure, find_structure, layout, output_rows, sample_axes
-from gramscope.statistics.sums import Seen
+from gramscope.statistics.structure import Structure, find_structure, layout, output_of, output_rows
+from gramscope.statistics.sums import LeftOut, Seen
 
 #: why a layer whose inputs serve several samples has no sums of single samples
 SERVES_MANY = (
     "no Σ, no K and no features: a row of its inputs serves several samples, so none has a gradient of its own there; batches "
     "of one sample give Σ and K"
 )
-
-
-def output_of(module: str = "") -> str:
-    """How the output of a module, or of the network, is named.
-
-    >>> output_of("block"), output_of()
-    ('block (output)', '(output)')
-    """
-    return f"{module} (output)".strip()
 
 
 def run(
@@ -69,6 +59,7 @@ def run(
     device = model_device(model)
     runner = BatchRunner(model, loss, plan)
     with _captures(model, reference, plan) as (tape, reference_tape):
+        plan.notes.layers = list(tape.records)
         view = _View(model, tape, plan)
         for index, batch in enumerate(batches(loader, plan.unpack, model_dtype(root))):
             inputs, target = (to_device(part, device) for part in batch)
@@ -121,10 +112,9 @@ class _View:
 
     def __post_init__(self) -> None:
         root, plan = unwrap(self.model), self.plan
-        self._modules = select_modules(root, plan.outputs) if plan.outputs else {}
+        modules = select_modules(root, plan.outputs) if plan.outputs else {}
         inferred = plan.channels == "auto"
-        self._layouts = {n: layout(m, root) if inferred else plan.channels for n, m in self._modules.items()}
-        self._axes: SampleAxes = sample_axes(root, plan.batch_dim)
+        self._layouts = {n: layout(m, root) if inferred else plan.channels for n, m in modules.items()}
         self._structure: Structure | None = None
         self._current = Structure()
         self._generator = plan.generator or torch.Generator().manual_seed(0)
@@ -165,8 +155,7 @@ class _View:
     def layers(self, result: BatchResult) -> Iterator[Seen]:
         """Inputs, output gradients and feature rows of every layer, in order of execution."""
         for record in self.tape:
-            trim_malloc()
-            name = record.name
+            name = record.layer.name
             weight = self._weight(record)
             seen = Seen(name, weight, result, result.positions, record, tied=name in self._tied)
             if name in result.parameter_gradients:
@@ -181,28 +170,25 @@ class _View:
             record.forget_gradients()  # Jacobians take as much memory
 
     def _weight(self, record: LayerRecord) -> Tensor:
-        if record.name not in self._weights:
+        if record.layer.name not in self._weights:
             weight = record.layer.weight()
-            self._weights[record.name] = weight.clone() if self.plan.snapshot else weight
+            self._weights[record.layer.name] = weight.clone() if self.plan.snapshot else weight
             if self.plan.wants("parameter_gradient") and shares_parameter(record.layer, self.tape.model):
-                self._tied.add(record.name)
-        return self._weights[record.name]
+                self._tied.add(record.layer.name)
+        return self._weights[record.layer.name]
 
     def _rows_of_layer(self, record: LayerRecord, result: BatchResult) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Feature rows at a layer's inputs, their targets and the residuals of samples."""
         layer, target, lengths = record.layer, _tensor(result.target), result.positions.lengths
-        known = record.name in self._current.axes
-        axis = self._current.axes[record.name] if known else self._axes.of(layer.module)
+        name, x = layer.name, record.applications[0].x
+        axis, known = self._current.axis(name, x, self.plan.batch_dim), self._current.axes.get(name) is not None
         labelled = target is not None and target.dim() == 2 and not target.is_floating_point()
         averaged = self.plan.tokens in ("auto", "mean") and not labelled and not lengths
         single = result.residual is not None and result.residual.dim() == 2 and len(record.applications) == 1
         residual = result.residual if single and _sites(record.applications[0], axis) == 1 else None
-        for a in record.applications:
-            if isinstance(layer.kind, LinearKind) and not known and self._axes.is_doubtful(layer.module, a.x):
-                raise Unpaired(_doubt(a.x))
         h = _cut_sites(layer.module, inputs_of(record, axis, result.n, averaged, lengths, known), lengths)
         valid = result.positions.of(h.shape[-2], len(record.applications))
-        return *self._rows(record.name, h, result, self.plan.tokens, valid), residual
+        return *self._rows(name, h, result, self.plan.tokens, valid), residual
 
     def _rows(
         self, name: str, h: Tensor, result: BatchResult, tokens: Tokens, valid: Tensor | None = None
@@ -220,7 +206,7 @@ class _View:
         """
         try:
             yield
-        except Unpaired as reason:
+        except LeftOut as reason:
             self.plan.notes.leave_out(key, Features, f"no features: {reason}")
             if isinstance(reason, NoSuchSites):
                 self._without_sites[name] = str(reason)
@@ -242,11 +228,8 @@ class _View:
             key, seen = output_of(name), self._empty(output_of(name), result)
             if self.plan.wants("rows") and self.plan.notes.has(key, Features):
                 with self._unpaired(name, key):
-                    module, where = self._modules[name], self._layouts[name]
-                    rows = output_rows(value, where, name, self._axes.of(module))
-                    last = where != "first" and (where == "last" or value.dim() == 3)
-                    if last and self._axes.is_doubtful(module, value):
-                        raise Unpaired(_doubt(value))
+                    axis = self._current.axis(key, value, self.plan.batch_dim)
+                    rows = output_rows(value, self._layouts[name], name, axis)
                     rows = flattened(rows, result.n, result.positions.lengths)
                     valid = result.positions.of(rows.shape[-2])
                     seen.rows, seen.target = self._rows(name, rows, result, self.plan.tokens, valid)
@@ -327,10 +310,3 @@ def _cut_sites(module: nn.Module, h: Tensor, lengths: tuple[int, ...]) -> Tensor
     length = h.shape[-2] - extra
     causal = extra and getattr(module, "padding", None) == (extra,) and length in lengths and h.shape[-2] not in lengths
     return h[..., :length, :] if causal else h
-
-
-def _doubt(value: Tensor) -> str:
-    return (
-        f"in shape {tuple(value.shape)}, beside sequence-first modules, either of the first axes could be the samples, so rows "
-        "and targets cannot be paired; take another batch size"
-    )

@@ -20,8 +20,8 @@ from gramscope.layers.capture import capture
 from gramscope.layers.jacobians import layers_with_shared_rows
 from gramscope.layers.kinds import LinearKind
 from gramscope.layers.model_call import OutputSelector, call_model, run_captured, select_output
-from gramscope.layers.record import Application
 from gramscope.layers.tape import Tape
+from gramscope.statistics.sums import LeftOut
 
 #: change of an output, in units of its rounding error, that is not taken for an influence of other samples
 _ROUNDING = 1000.0
@@ -43,13 +43,23 @@ class Structure:
     Args:
         coupled: whether samples of a batch influence each other's outputs.
         serves_many: layers of which one row of inputs serves several samples (learned queries, relative positions).
-        axes: by layer, where its inputs do not have one row for each sample: the axis along which it sees the samples, one
-            after the other.
+        axes: the axis along which samples stand one after the other, for those linear layers (and outputs of modules) whose
+            shape does not tell; ``None`` where two samples alone do not tell either.
     """
 
     coupled: bool = False
     serves_many: frozenset[str] = frozenset()
-    axes: dict[str, int] = field(default_factory=dict)
+    axes: dict[str, int | None] = field(default_factory=dict)
+
+    def axis(self, name: str, value: Tensor, default: int) -> int:
+        """The axis of the samples in a layer's input, or in the output of a module; an error where it is unclear."""
+        found = self.axes.get(name, default)
+        if found is None and value.dim() > 2 and value.shape[0] == value.shape[1]:
+            raise LeftOut(
+                f"in shape {tuple(value.shape)} either of the first axes could be the samples, so rows and targets cannot be "
+                "paired; take another batch size"
+            )
+        return default if found is None else found
 
 
 def find_structure(
@@ -71,13 +81,13 @@ def find_structure(
         random: the state of torch's generator before that forward.
     """
     n, batch_dim = tape.calls[-1].samples, tape.batch_dim
-    asked = _layers_with_other_rows(tape, n)
+    asked = _of_unclear_axis(tape, n)
     if n < 2:
-        return Structure(axes=dict.fromkeys(asked, 0))
+        return Structure(axes={name: int(x.dim() > 2 and x.shape[1] == 1) for name, x in asked.items()})
     across = bool(tape.calls[-1].across_samples)
     chosen = [n - 1, 0] if n > 2 else [0]
     with _run_alone(model, tape, inputs, n, chosen, random) as (alone, returned):
-        axes = {} if alone is None else _axes(asked, alone, n, chosen)
+        axes = _axes(asked, alone, n, chosen)
         if not torch.is_grad_enabled() or across:  # nothing is differentiated; or the tape has a note with the cause
             return Structure(axes=axes)
         try:
@@ -190,7 +200,8 @@ def _run_alone(
         try:
             few = of_samples(inputs, select, n, dim)
             gradients = torch.is_grad_enabled()
-            with capture(model, names, gradients=gradients, copy_weights=False, batch_dim=dim) as alone:
+            options: dict[str, Any] = {"gradients": gradients, "copy_weights": False, "batch_dim": dim}
+            with capture(model, names, outputs=list(tape.outputs), **options) as alone:
                 returned = run_captured(model, alone, few)
         except Exception:
             yield None, None
@@ -198,26 +209,39 @@ def _run_alone(
             yield alone, returned
 
 
-def _layers_with_other_rows(tape: Tape, n: int) -> dict[str, Tensor]:
-    """Inputs of linear layers, applied once, with another number of rows than samples, or with as many positions as samples.
+def _of_unclear_axis(tape: Tape, n: int) -> dict[str, Tensor]:
+    """Inputs of linear layers, applied once, and outputs of modules that have another number of rows than samples.
 
-    Attention in windows has several rows for each sample, and some models put positions first.
+    Attention in windows has several rows for each sample, and some models put positions first; with as many positions as
+    samples the shape does not show it.
     """
+    dim = tape.batch_dim
+    once = [record.applications[0] for record in tape if len(record.applications) == 1]
+    values = {a.layer.name: a.x for a in once if isinstance(a.layer.kind, LinearKind) and a.x.dim() > 1}
+    values |= {output_of(name): value for name, value in tape.outputs.items() if value.dim() == 3}
 
-    def is_asked(a: Application) -> bool:
-        other = a.layer.kind.samples(a.layer.module, a.x, tape.batch_dim) != n
-        doubtful = a.x.dim() > 2 and a.x.shape[0] == a.x.shape[1]
-        return isinstance(a.layer.kind, LinearKind) and a.x.dim() > 1 and n > 0 and (other or doubtful)
+    def is_unclear(x: Tensor) -> bool:
+        return x.shape[dim if x.dim() > 2 else 0] != n or (x.dim() > 2 and x.shape[0] == x.shape[1])
 
-    applied = {record.name: record.applications for record in tape if len(record.applications) == 1}
-    return {name: a.x for name, (a,) in applied.items() if is_asked(a)}
+    return {name: x for name, x in values.items() if n > 0 and is_unclear(x)}
 
 
-def _axes(asked: dict[str, Tensor], alone: Tape, n: int, chosen: Sequence[int]) -> dict[str, int]:
-    """The axis along which each layer sees the samples, of those where it can be told."""
-    seen = {record.name: record.applications[0].x for record in alone}
-    axes = {name: _axis(x, seen[name], n, chosen) for name, x in asked.items() if name in seen}
-    return {name: axis for name, axis in axes.items() if axis is not None}
+def _axes(asked: dict[str, Tensor], alone: Tape | None, n: int, chosen: Sequence[int]) -> dict[str, int | None]:
+    """The axis along which each of the values holds the samples."""
+    seen: dict[str, Tensor] = {}
+    if alone is not None:
+        seen = {record.layer.name: record.applications[0].x for record in alone}
+        seen |= {output_of(name): value for name, value in alone.outputs.items()}
+    return {name: _axis(x, seen[name], n, chosen) if name in seen else None for name, x in asked.items()}
+
+
+def output_of(module: str = "") -> str:
+    """How the output of a module, or of the network, is named.
+
+    >>> output_of("block"), output_of()
+    ('block (output)', '(output)')
+    """
+    return f"{module} (output)".strip()
 
 
 def _axis(whole: Tensor, few: Tensor, n: int, chosen: Sequence[int]) -> int | None:
@@ -267,52 +291,3 @@ def output_rows(value: Tensor, layout: str, name: str, batch_dim: int = 0) -> Te
     if layout == "first" or (layout != "last" and value.dim() > 3):
         return value.flatten(2).mT
     return value.movedim(batch_dim, 0).flatten(1, -2)
-
-
-@dataclass(frozen=True)
-class SampleAxes:
-    """Where the samples are in tensors of three and more axes.
-
-    Args:
-        batch_dim: the axis that the caller gave.
-        known: axes inside torch's own sequence modules, from their ``batch_first``.
-    """
-
-    batch_dim: int
-    known: dict[nn.Module, int]
-
-    def of(self, module: nn.Module) -> int:
-        """The axis of the samples in the module's inputs and outputs."""
-        return self.known.get(module, self.batch_dim)
-
-    def is_doubtful(self, module: nn.Module, value: Tensor) -> bool:
-        """Whether either of the first two axes may hold the samples: equally long, in a model with sequence-first modules."""
-        if module in self.known or self.batch_dim != 0 or 1 not in self.known.values():
-            return False
-        return value.dim() > 2 and value.shape[0] == value.shape[1]
-
-
-def sample_axes(model: nn.Module, batch_dim: int) -> SampleAxes:
-    """The axes of a model, from ``batch_dim`` and from torch's own sequence modules inside it.
-
-    >>> encoder = nn.TransformerEncoderLayer(4, 2, 8)
-    >>> sample_axes(nn.Sequential(nn.Linear(4, 4), encoder), 0).of(encoder.linear1)
-    1
-    """
-    known: dict[nn.Module, int] = {}
-    for module in model.modules():  # from the outside in
-        first = _batch_first(module)
-        if first is not None:
-            known |= dict.fromkeys(module.modules(), 0 if first else 1)
-    return SampleAxes(batch_dim, known)
-
-
-def _batch_first(module: nn.Module) -> bool | None:
-    """Whether a sequence module of torch has its samples first; ``None`` for other modules."""
-    if isinstance(module, nn.TransformerEncoder | nn.TransformerDecoder) and len(module.layers):
-        module = module.layers[0]
-    if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
-        module = module.self_attn
-    if isinstance(module, nn.RNNBase | nn.MultiheadAttention | nn.Transformer):
-        return bool(module.batch_first)
-    return None

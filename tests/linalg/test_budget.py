@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gramscope.statistics import memory
-from gramscope.statistics.memory import trim_malloc
+from gramscope.linalg import budget
+from gramscope.linalg.budget import trim_malloc
 
 
 def resident() -> int:
@@ -21,13 +21,13 @@ def resident() -> int:
     sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="only glibc keeps freed memory"
 )
 def test_freed_memory_goes_back_to_the_system_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_next", 0.0)
+    monkeypatch.setattr(budget, "_next", 0.0)
     tensors = [torch.ones(25_000) for _ in range(2000)]  # 100 kB each, too small to be returned one by one
     del tensors[:-1]
     before = resident()
     trim_malloc()
     assert before - resident() > 100e6
     assert float(tensors[0].sum()) == 25_000
-    pause = memory._next
+    pause = budget._next
     trim_malloc()  # too early
-    assert memory._next == pause
+    assert budget._next == pause
