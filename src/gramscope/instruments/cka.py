@@ -25,6 +25,7 @@ from gramscope.measures.debiased_cka import FEWEST, batch_hsic, centred_kernel
 from gramscope.measures.table import format_value
 from gramscope.statistics.features import Tokens, inputs_of, rows_and_targets
 from gramscope.statistics.structure import Structure, find_structure
+from gramscope.statistics.sums import LeftOut
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -231,7 +232,7 @@ class _Side:
             capture(model, layers, gradients=False, batch_dim=batch_dim, copy_weights=False)
         )
         self._batch_dim = batch_dim
-        self._structure: Structure | None = None
+        self._structure = Structure()
         self._reader = LabelReader(model)
         self.device = model_device(model)
 
@@ -243,9 +244,10 @@ class _Side:
             for side in sides:
                 if side is not self:
                     stack.enter_context(side._tape.ignoring_calls())
-            returned = run_captured(self._model, self._tape, read.inputs)
-            if self._structure is None or self._tape.calls[-1].samples == 1:
-                self._structure = find_structure(self._model, self._tape, read.inputs, first_tensor(returned), None)
+            run_captured(self._model, self._tape, read.inputs)
+            if not self._structure.axes:
+                nothing = torch.empty(0, dtype=torch.float32, device=self.device)
+                self._structure = find_structure(self._model, self._tape, read.inputs, nothing, None)
         n, lengths = self._tape.calls[-1].samples, read.positions.lengths
         found: dict[str, Tensor] = {}
         for record in self._tape:
