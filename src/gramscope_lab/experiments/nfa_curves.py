@@ -83,9 +83,9 @@ def _descend(s: Settings, options: Options, spectrum: str, varied: str, measures
     task = nets.chain_monomials(s.seeds, n=s.n, n_test=1000, d=s.d, rank=s.rank, alpha=alpha, device=device)
     weights = nets.initial_weights(s.d, s.width, len(LAYERS), s.scales, s.seeds, device, scaled=VARIED[varied][0])
     start = [w.clone() for w in weights]
-    first = nets.run_nets(start, task.x)
+    first = nets.apply_mlp(start, task.x)
     for step in recorder.track(range(s.steps + 1), s.steps + 1):
-        passed = nets.run_nets(weights, task.x)
+        passed = nets.apply_mlp(weights, task.x)
         if step % s.every == 0 or step == s.steps:
             losses = nets.losses(weights, passed, task)
             for layer in LAYERS:

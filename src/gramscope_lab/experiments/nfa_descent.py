@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gramscope.theory.montecarlo import AppliedMLP
+from gramscope.theory.montecarlo import apply_mlp as apply_mlp
 from gramscope_lab.data import load
 from gramscope_lab.data.seeds import generator
 
@@ -67,48 +69,15 @@ def initial_weights(
     return weights
 
 
-@dataclass(frozen=True)
-class Pass:
-    """One pass over the data: outputs ``f […, n]`` and per layer its inputs and tangents ``J = ∂f/∂z […, n, k]``."""
-
-    outputs: Tensor
-    inputs: list[Tensor]
-    tangents: list[Tensor]
-
-
-def run_nets(weights: Weights, x: Tensor) -> Pass:
-    """Forward and backward through ReLU nets; the readout's tangent is 1."""
-    inputs, slopes, h = [], [], x
-    for w in weights[:-1]:
-        inputs.append(h)
-        z = h @ w.mT
-        slopes.append(z > 0)
-        h = z.relu()
-    inputs.append(h)
-    outputs = (h @ weights[-1].mT).squeeze(-1)
-    tangents = [torch.ones_like(outputs).unsqueeze(-1)]
-    for layer in range(len(slopes) - 1, -1, -1):
-        tangents.append((tangents[-1] @ weights[layer + 1]) * slopes[layer])
-    return Pass(outputs, inputs, tangents[::-1])
-
-
-def outputs_of(weights: Weights, x: Tensor) -> Tensor:
-    """``f […, n]``."""
-    h = x
-    for w in weights[:-1]:
-        h = (h @ w.mT).relu()
-    return (h @ weights[-1].mT).squeeze(-1)
-
-
-def losses(weights: Weights, passed: Pass, task: Task) -> dict[str, Tensor]:
+def losses(weights: Weights, passed: AppliedMLP, task: Task) -> dict[str, Tensor]:
     """Mean squared errors of every net on the training set, whose pass is given, and on the test set."""
     return {
         "train_loss": (passed.outputs - task.y).square().mean(-1),
-        "test_loss": (outputs_of(weights, task.x_test) - task.y_test).square().mean(-1),
+        "test_loss": (apply_mlp(weights, task.x_test).outputs - task.y_test).square().mean(-1),
     }
 
 
-def descend(weights: Weights, passed: Pass, y: Tensor, lr: float) -> Weights:
+def descend(weights: Weights, passed: AppliedMLP, y: Tensor, lr: float) -> Weights:
     """One step of gradient descent on ``(1/2n) Σ (f − y)²``: ``D = (1/n) Jᵀ diag(f − y) H``.
 
     With the ½ the loss derivative is the residual, as in [NFA] §3.1. Without it the published step size 0.05 is beyond

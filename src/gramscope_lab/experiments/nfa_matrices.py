@@ -63,8 +63,8 @@ def _train(settings: Settings, options: Options, recorder: Recorder) -> None:
     )
     weights = nets.initial_weights(settings.d, settings.width, 2, [settings.init_scale], settings.seeds, device)
     for _ in recorder.track(range(settings.steps), settings.steps):
-        weights = nets.descend(weights, nets.run_nets(weights, task.x), task.y, settings.lr)
-    passed = nets.run_nets(weights, task.x)
+        weights = nets.descend(weights, nets.apply_mlp(weights, task.x), task.y, settings.lr)
+    passed = nets.apply_mlp(weights, task.x)
     kernels = nets.covariance(passed.tangents[0])[0]
     losses = {name: values[0] for name, values in nets.losses(weights, passed, task).items()}
     for index, seed in enumerate(settings.seeds):

@@ -8,12 +8,11 @@ from torch import nn
 
 from gramscope.instruments.agop import tangent_kernel
 from gramscope_lab.experiments.nfa_descent import (
+    apply_mlp,
     chain_monomials,
     covariance,
     descend,
     initial_weights,
-    outputs_of,
-    run_nets,
 )
 
 CPU = torch.device("cpu")
@@ -43,11 +42,10 @@ def inputs() -> tuple[torch.Tensor, torch.Tensor]:
 def test_pass_and_step_agree_with_autograd(i: int, j: int) -> None:
     weights = stack()
     x, y = inputs()
-    passed = run_nets(weights, x)
+    passed = apply_mlp(weights, x)
     net = module(weights, i, j)
     f = net(x[j]).squeeze(-1)
     torch.testing.assert_close(passed.outputs[i, j], f)
-    torch.testing.assert_close(outputs_of(weights, x)[i, j], f)
     (0.5 * (f - y[j]).square().mean()).backward()
     for w, layer in zip(descend(weights, passed, y, 0.3), net[::2], strict=True):
         torch.testing.assert_close(w[i, j], layer.weight.detach() - 0.3 * layer.weight.grad)
@@ -57,7 +55,7 @@ def test_covariance_is_the_tangent_kernel() -> None:
     weights, other = stack(), stack()
     other[1] = 0.5 * other[1]
     x, _ = inputs()
-    passed, first = run_nets(weights, x), run_nets(other, x)
+    passed, first = apply_mlp(weights, x), apply_mlp(other, x)
     found = tangent_kernel(module(weights, 1, 1), x[1], reference=module(other, 1, 1))
     for index, name in enumerate(("0", "2")):
         torch.testing.assert_close(covariance(passed.tangents[index])[1, 1], found[name].K)
