@@ -15,7 +15,7 @@ from gramscope.errors import InputError, MissingExtraError
 from gramscope_lab.data.dataset import DataSet
 from gramscope_lab.data.downloads import Files
 from gramscope_lab.data.images import Labelled, Scale, image_set
-from gramscope_lab.data.readers import Array, check_size, reading
+from gramscope_lab.data.readers import Array, reading
 
 
 def celeba(
@@ -108,9 +108,7 @@ def _pictures(path: Path) -> Callable[[str], bytes]:
 
     def from_archive(name: str) -> bytes:
         with reading(path, f"a zip file with img_align_celeba/{name}"):
-            member = archive.getinfo(f"img_align_celeba/{name}")
-            check_size(path, member.file_size)
-            return archive.read(member)
+            return archive.read(f"img_align_celeba/{name}")
 
     if path.is_dir():
         return from_folder

@@ -171,7 +171,7 @@ def load(
     import torch
 
     if name.endswith(".npz"):
-        from gramscope_lab.data.npz import load_npz
+        from gramscope_lab.data.images import load_npz
 
         _check_options(name, load_npz, options)
         return load_npz(Path(name).expanduser(), **options)

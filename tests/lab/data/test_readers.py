@@ -1,11 +1,9 @@
-"""File formats: what is read is what was written, and damaged or hostile files are refused before they take memory."""
+"""File formats: what is read is what was written, and damaged or hostile files are refused."""
 
 from __future__ import annotations
 
 import gzip
-import struct
 import zipfile
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +33,7 @@ def test_idx_round_trip(tmp_path: Path, suffix: str) -> None:
         (idx_bytes(np.zeros(3, np.uint8)), "a", "2 dimensions"),
         (b"<html>", "a", "3c 68 74 6d"),
         (b"", "a", "not an idx file"),
-        (bytes((0, 0, 8, 2)) + b"\xff" * 8, "a", "unpacks to 18,446,744,065,119,617,025 bytes"),
+        (bytes((0, 0, 8, 2)) + b"\xff" * 8, "a", "cannot be read as an idx file"),
         (b"<html>", "a.gz", "cannot be read as an idx file"),
         (gzip.compress(idx_bytes(np.zeros((20, 30), np.uint8)), mtime=0)[:-9], "a.gz", "fetch it again"),
     ],
@@ -97,27 +95,9 @@ def test_only_the_two_arrays_of_svhn_are_read(tmp_path: Path) -> None:
             read_svhn(path)
 
 
-def test_a_matlab_bomb_is_refused(tmp_path: Path) -> None:
-    def element(kind: int, data: bytes) -> bytes:
-        return struct.pack("<II", kind, len(data)) + data + b"\0" * (-len(data) % 8)
-
-    def matrix(name: bytes, *shape: int) -> bytes:
-        start = element(6, struct.pack("<II", 9, 0)) + element(5, struct.pack(f"<{len(shape)}i", *shape))
-        return element(14, start + element(1, name) + element(2, bytes(64)))
-
-    packed = b"".join(
-        struct.pack("<II", 15, len(data)) + data
-        for data in map(zlib.compress, (matrix(b"X", 32, 32, 3, 1 << 20), matrix(b"y", 1 << 20, 1)))
-    )
-    path = tmp_path / "a.mat"
-    path.write_bytes(b"MATLAB 5.0".ljust(124) + b"\x00\x01IM" + packed)
-    with pytest.raises(InputError, match="unpacks to 3,221,225,472 bytes"):
-        read_svhn(path)
-
-
-def zipped(path: Path, content: bytes, method: int = zipfile.ZIP_STORED) -> Path:
+def zipped(path: Path, content: bytes) -> Path:
     """An .npz file whose arrays have this content."""
-    with zipfile.ZipFile(path, "w", method) as file:
+    with zipfile.ZipFile(path, "w") as file:
         for key in KEYS:
             file.writestr(f"{key}.npy", content)
     return path
@@ -160,12 +140,6 @@ def test_hostile_headers_of_npz(tmp_path: Path, header: bytes) -> None:
     content = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(64)
     with pytest.raises(InputError, match="cannot be read as .npz"):
         read_npz(zipped(tmp_path / "a.npz", content), KEYS)
-
-
-def test_an_npz_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
-    path = zipped(tmp_path / "a.npz", bytes(140 << 20), zipfile.ZIP_DEFLATED)
-    with pytest.raises(InputError, match=r"unpacks to 293,601,280 bytes, more than 268,435,456"):
-        read_npz(path, KEYS)
 
 
 def test_any_error_of_a_library_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
