@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 #: names of the lists that hold the blocks of transformers and their relatives
@@ -64,3 +65,39 @@ def split_name(name: str) -> LayerName:
         if part in _LISTS and number.isascii() and number.isdigit() and len(number) < 10 and i + 2 < len(parts):
             return LayerName(int(number), ".".join(parts[i + 2 :]), ".".join(parts[: i + 1]))
     return LayerName(None, name)
+
+
+#: parts of names that wrappers insert: torch.compile, checkpointing, FSDP, PEFT
+_WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module", "base_layer"})
+
+
+def match_names(names: Iterable[str], others: Iterable[str]) -> dict[str, str]:
+    """Pairs of names that mean the same layer or weight of two models, which may be wrapped differently.
+
+    Parts that wrappers insert do not count, and one of the models may have one prefix more on all of its names
+    (``module.``, ``base_model.model.``): the one with which most names match.
+
+    >>> match_names(["h.0.fc.weight"], ["base_model.model.h.0.fc.base_layer.weight", "base_model.model.h.0.fc.lora_A.weight"])
+    {'h.0.fc.weight': 'base_model.model.h.0.fc.base_layer.weight'}
+    """
+    mine, theirs = ({_unwrapped(name): name for name in reversed(list(part))} for part in (names, others))
+    best: dict[str, str] = {}
+    for prefix in _prefixes(mine, theirs):
+        pairs = {mine[name]: theirs[prefix + name] for name in mine if prefix + name in theirs}
+        best = pairs if len(pairs) > len(best) else best
+    for prefix in _prefixes(theirs, mine):
+        pairs = {mine[prefix + name]: theirs[name] for name in theirs if prefix + name in mine}
+        best = pairs if len(pairs) > len(best) else best
+    return {name: best[name] for name in reversed(mine.values()) if name in best}
+
+
+def _unwrapped(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+def _prefixes(short: Iterable[str], long: Iterable[str]) -> list[str]:
+    """What stands before the first few of the short names in longer ones, and nothing."""
+    found = {""}
+    for name in list(short)[:8]:
+        found |= {other.removesuffix(name) for other in long if other.endswith(f".{name}")}
+    return sorted(found, key=len)

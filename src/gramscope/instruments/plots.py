@@ -1,0 +1,186 @@
+"""Figures of tables and series, by matplotlib or plotly: layers as a line, blocks × kinds or steps × depth as a map."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+from gramscope.errors import InputError, MissingExtraError, no_such
+from gramscope.measures.columns import COLUMNS
+from gramscope.measures.table_files import write_whole
+from gramscope.names import split_name
+
+if TYPE_CHECKING:
+    from gramscope.instruments.series import Series
+    from gramscope.measures.table import Table
+
+Backend: TypeAlias = Literal["matplotlib", "plotly"]
+_COLOURS = "viridis"
+
+
+class Grid(NamedTuple):
+    """A map: rows by columns of numbers, NaN where there is none."""
+
+    rows: list[str]
+    columns: list[str]
+    values: list[list[float]]
+
+
+def plot_table(table: Table, column: str, backend: Backend = "matplotlib") -> Any:
+    """A figure of one measure: kinds of layers × depth where there are two blocks or more, else a line over the layers.
+
+    The measure that ``column`` is to be read against (:attr:`Column.null`) is drawn into the same line plot.
+    """
+    if column not in table.columns:
+        raise InputError(no_such("measure", column, table.columns))
+    values = table.column(column)
+    grid = by_block(values)
+    if grid is not None:
+        return _map(grid, column, backend, "block", "")
+    known = COLUMNS.get(column)
+    lines = {column: values}
+    if known is not None and known.null in table.columns:
+        lines[str(known.null)] = table.column(str(known.null))
+    return _lines(lines, backend)
+
+
+def by_block(values: Mapping[str, float | None]) -> Grid | None:
+    """Values of layers as kinds × blocks; ``None`` unless there are two blocks or more.
+
+    >>> by_block({"h.0.fc": 1.0, "h.1.fc": 2.0, "head": 3.0})
+    Grid(rows=['fc', 'head'], columns=['0', '1'], values=[[1.0, 2.0], [3.0, nan]])
+    """
+    names = {layer: split_name(layer.removesuffix(" (output)")) for layer in values}
+    blocks = sorted({name.block for name in names.values() if name.block is not None})
+    if len(blocks) < 2:
+        return None
+    stacks = {name.stack for name in names.values() if name.block is not None}
+    rows: dict[str, list[float]] = {}
+    for layer, value in values.items():
+        name = names[layer]
+        kind = f"{name.stack}: {name.kind}" if len(stacks) > 1 and name.block is not None else name.kind
+        row = rows.setdefault(kind, [math.nan] * len(blocks))
+        row[0 if name.block is None else blocks.index(name.block)] = _number(value)
+    return Grid(list(rows), [str(block) for block in blocks], list(rows.values()))
+
+
+def plot_series(series: Series, column: str, backend: Backend = "matplotlib") -> Any:
+    """A figure of one measure over steps (across) and layers (down), with the loss below where it was measured."""
+    grid, losses = _over_steps(series, column), series.network("loss")
+    known = {step: value for step, value in losses.items() if value is not None}
+    return _map(grid, column, backend, "step", "layer", known)
+
+
+def _over_steps(series: Series, column: str) -> Grid:
+    found = series[column]
+    rows = {layer: [_number(row.get(step)) for step in series.steps] for layer, row in found.items()}
+    rows = {layer: row for layer, row in rows.items() if not all(map(math.isnan, row))}
+    return Grid(list(rows), [str(step) for step in series.steps], list(rows.values()))
+
+
+def write_report(series: Series, path: str | Path, title: str = "Series") -> None:
+    """A page that needs no network: every measure over steps and layers, chosen from a menu, with the loss below it."""
+    _plotly()
+    import plotly.io as pio
+
+    figures = [plot_series(series, column, "plotly") for column in series.columns]
+    first = figures[0]
+    count = len(first.data)
+    buttons = []
+    for i, (column, figure) in enumerate(zip(series.columns, figures, strict=True)):
+        if i:
+            first.add_traces(figure.data)
+        shown = [j // count == i for j in range(count * len(figures))]
+        buttons.append({"label": column, "method": "update", "args": [{"visible": shown}, {"title.text": column}]})
+    for j, trace in enumerate(first.data):
+        trace.visible = j < count
+    first.update_layout(updatemenus=[{"buttons": buttons, "x": 0, "xanchor": "left", "y": 1.12, "yanchor": "bottom"}])
+    remarks = "".join(f"<p>{escape(line)}</p>" for line in str(series).splitlines())
+    body = pio.to_html(first, include_plotlyjs=True, full_html=False, config={"responsive": True})
+    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
+    style = "<style>body{font:15px/1.5 sans-serif;margin:1rem auto;max-width:70rem;padding:0 1rem}</style>"
+    page = f"<!doctype html><html lang=en><head>{head}{style}</head><body><h1>{escape(title)}</h1>{remarks}{body}</body></html>"
+    write_whole(Path(path), page.encode())
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _map(
+    grid: Grid, title: str, backend: Backend, across: str, down: str, losses: Mapping[int, float] | None = None
+) -> Any:
+    height = 1.2 + 0.22 * len(grid.rows)
+    if backend == "plotly":
+        go, subplots = _plotly()
+        shares = [0.75, 0.25] if losses else [1.0]
+        figure = subplots.make_subplots(len(shares), 1, shared_xaxes=True, row_heights=shares, vertical_spacing=0.04)
+        figure.add_trace(go.Heatmap(z=grid.values, x=grid.columns, y=grid.rows, colorscale=_COLOURS, name=title), 1, 1)
+        if losses:
+            steps = [str(step) for step in losses]
+            figure.add_trace(go.Scatter(x=steps, y=list(losses.values()), name="loss", showlegend=False), 2, 1)
+            figure.update_yaxes(title="loss", row=2, col=1)
+        figure.update_yaxes(autorange="reversed", title=down, row=1, col=1)
+        figure.update_xaxes(type="category", title=across, row=len(shares), col=1)
+        figure.update_layout(title=title, height=max(320, 96 * height + 120 * bool(losses)), margin={"t": 110})
+        return figure
+    pyplot = _matplotlib(backend)
+    ratios = [max(height, 1.5), 1.0] if losses else [1.0]
+    size = (6.5, max(2.5, height + 1.2 * bool(losses)))
+    figure, axes = pyplot.subplots(
+        len(ratios), 1, squeeze=False, sharex=True, figsize=size, height_ratios=ratios, layout="constrained"
+    )
+    top = axes[0, 0]
+    image = top.imshow(grid.values, aspect="auto", interpolation="nearest", cmap=_COLOURS)
+    top.set_yticks(range(len(grid.rows)), grid.rows, fontsize=7)
+    top.set(title=title, ylabel=down)
+    figure.colorbar(image, ax=top)
+    bottom = axes[-1, 0]
+    if losses:
+        places = [grid.columns.index(str(step)) for step in losses]
+        bottom.plot(places, list(losses.values()), marker=".")
+        bottom.set_ylabel("loss")
+    every = max(1, len(grid.columns) // 12)
+    bottom.set_xticks(range(0, len(grid.columns), every), grid.columns[::every], fontsize=7)
+    bottom.set_xlabel(across)
+    return figure
+
+
+def _lines(lines: Mapping[str, Mapping[str, float | None]], backend: Backend) -> Any:
+    layers = list(next(iter(lines.values())))
+    values = {name: [_number(line[layer]) for layer in layers] for name, line in lines.items()}
+    if backend == "plotly":
+        go, _ = _plotly()
+        traces = [go.Scatter(x=layers, y=y, name=name, mode="lines+markers") for name, y in values.items()]
+        return go.Figure(traces).update_layout(title=next(iter(lines)), xaxis_type="category")
+    pyplot = _matplotlib(backend)
+    figure, axis = pyplot.subplots(figsize=(6.5, 3), layout="constrained")
+    for i, (name, y) in enumerate(values.items()):
+        axis.plot(range(len(layers)), y, marker="o", label=name, linestyle="--" if i else "-")
+    axis.set_xticks(range(len(layers)), layers, rotation=30, ha="right", fontsize=7)
+    axis.set_title(next(iter(lines)))
+    if len(lines) > 1:
+        axis.legend()
+    return figure
+
+
+def _matplotlib(backend: str) -> Any:
+    if backend != "matplotlib":
+        raise InputError(f"backend={backend!r}: give 'matplotlib' or 'plotly'")
+    try:
+        import matplotlib.pyplot as pyplot
+    except ImportError as error:
+        raise MissingExtraError("figures need matplotlib: pip install 'gramscope[lab]'") from error
+    return pyplot
+
+
+def _plotly() -> tuple[Any, Any]:
+    try:
+        import plotly.graph_objects as go
+        from plotly import subplots
+    except ImportError as error:
+        raise MissingExtraError("backend='plotly' needs plotly: pip install 'gramscope[lab]'") from error
+    return go, subplots
