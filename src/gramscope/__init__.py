@@ -15,14 +15,20 @@ if TYPE_CHECKING:
     from gramscope.instruments.agop import dual_tangent_kernel as dual_tangent_kernel
     from gramscope.instruments.agop import tangent_kernel as tangent_kernel
     from gramscope.instruments.cka import cka as cka
+    from gramscope.instruments.compare import compare as compare
+    from gramscope.instruments.compare import rank_pattern as rank_pattern
     from gramscope.instruments.coordinate_check import coordinate_check as coordinate_check
     from gramscope.instruments.egop import egop as egop
     from gramscope.instruments.estimate import estimate as estimate
     from gramscope.instruments.interpolation import interpolation_error as interpolation_error
+    from gramscope.instruments.linear_blocks import linear_blocks as linear_blocks
+    from gramscope.instruments.linear_blocks import replaced as replaced
     from gramscope.instruments.measure import measure as measure
     from gramscope.instruments.monitor import Monitor as Monitor
     from gramscope.instruments.readout import neural_collapse as neural_collapse
     from gramscope.instruments.regions import region_crossings as region_crossings
+    from gramscope.instruments.series import Series as Series
+    from gramscope.instruments.series import series as series
     from gramscope.layers.capture import capture as capture
     from gramscope.layers.tape import Tape as Tape
     from gramscope.measures.alignment import corrupted as corrupted
@@ -64,14 +70,17 @@ if TYPE_CHECKING:
 _MODULES = {
     "instruments.agop": "agop dual_tangent_kernel tangent_kernel",
     "instruments.cka": "cka",
+    "instruments.compare": "compare rank_pattern",
     "instruments.coordinate_check": "coordinate_check",
     "instruments.estimate": "estimate",
     "instruments.egop": "egop",
     "instruments.interpolation": "interpolation_error",
+    "instruments.linear_blocks": "linear_blocks replaced",
     "instruments.measure": "measure",
     "instruments.monitor": "Monitor",
     "instruments.readout": "neural_collapse",
     "instruments.regions": "region_crossings",
+    "instruments.series": "Series series",
     "layers.capture": "capture",
     "layers.tape": "Tape",
     "measures.alignment": "corrupted cosine double_centered_ratio nfa",

@@ -61,7 +61,8 @@ class Comparison(Table):
 def rank_pattern(spectra: Mapping[str, Tensor], share: float = SHARE, most: int | None = None) -> dict[str, int]:
     """How many of the leading singular values of each layer hold ``share`` of their squares, at least 1.
 
-    >>> rank_pattern({"q": torch.tensor([3.0, 1.0, 0.1]), "k": torch.tensor([1.0, 1.0, 1.0])})
+    >>> import torch
+    >>> rank_pattern({"q": torch.tensor([4.0, 1.0, 0.1]), "k": torch.tensor([1.0, 1.0, 1.0])})
     {'q': 1, 'k': 3}
     """
     if not 0 < share <= 1:

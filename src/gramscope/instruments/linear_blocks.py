@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from gramscope.errors import InputError, LayerError, no_such
 from gramscope.layers.batches import Unpack, batches, to_device
 from gramscope.layers.hooks import first_tensor
-from gramscope.layers.model_call import evaluating, model_device, model_dtype, run_model
+from gramscope.layers.model_call import evaluating, model_device, model_dtype, call_model
 from gramscope.layers.modules import unwrap
 from gramscope.linalg.moments import Moments, block_moments, merge
 from gramscope.names import split_name
@@ -87,7 +87,7 @@ def linear_blocks(model: nn.Module, data: Any, blocks: list[str] | None = None, 
             stack.callback(hook.remove)
         stack.enter_context(evaluating(root, True))
         for inputs, _ in batches(data, unpack, model_dtype(root)):
-            run_model(root, to_device(inputs, model_device(root)))
+            call_model(root, to_device(inputs, model_device(root)))
     return {name: _fitted(name, sums[name]) for name in names if name in sums}
 
 
