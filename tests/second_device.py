@@ -45,6 +45,9 @@ class SecondTensor(Tensor):
     def tolist(self) -> Any:
         return self.held.tolist()
 
+    def data_ptr(self) -> int:
+        return self.held.data_ptr()
+
     def untyped_storage(self) -> Any:
         return self.held.untyped_storage()
 
