@@ -22,7 +22,14 @@ aten = torch.ops.aten
 #: operations that may read one device and write another
 _COPIES = {aten._to_copy.default, aten.copy_.default, aten._copy_from.default, aten.to.device}
 #: operations for which CUDA takes no zero-dimensional CPU tensor either
-_STRICT = {aten.mm.default, aten.bmm.default, aten.addmm.default, aten.cat.default, aten.stack.default}
+_STRICT = {
+    aten.mm.default,
+    aten.bmm.default,
+    aten.addmm.default,
+    aten.cat.default,
+    aten.stack.default,
+    aten.ldexp.Tensor,
+}
 
 
 class SecondTensor(Tensor):

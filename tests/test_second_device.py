@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 import gramscope as gs
-import second_device  # registers the device
 from golden import store
 from golden.nets import NETS, made
 
@@ -44,7 +43,9 @@ def module_moved(model: nn.Module) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("name", [name for name in NETS if name != "lstm"])  # torch fuses an LSTM's cells on other devices
+@pytest.mark.parametrize(
+    "name", [name for name in NETS if name != "lstm"]
+)  # torch fuses an LSTM's cells on other devices
 @pytest.mark.filterwarnings("ignore")
 def test_tables_are_those_of_the_cpu(name: str) -> None:
     net = NETS[name]

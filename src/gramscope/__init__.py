@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from gramscope.measures.surrogate_theory import linearity_bound as linearity_bound
     from gramscope.measures.surrogate_theory import moving_target as moving_target
     from gramscope.measures.surrogate_theory import surrogate_step as surrogate_step
+    from gramscope.measures.table import Table as Table
     from gramscope.measures.virtual import AccumulatedShift as AccumulatedShift
     from gramscope.measures.virtual import virtual_covariance_shift as virtual_covariance_shift
     from gramscope.measures.virtual import virtual_trajectory as virtual_trajectory
@@ -90,6 +91,7 @@ _MODULES = {
     "measures.similarity": "linear_cka linear_probe_accuracy",
     "measures.spectrum": "feature_spectrum weight_spectrum",
     "measures.surrogate_theory": "linearity_bound moving_target surrogate_step",
+    "measures.table": "Table",
     "measures.virtual": "AccumulatedShift virtual_covariance_shift virtual_trajectory virtual_update",
     "measures.virtual_against_actual": "lipschitz_constant virtual_against_actual",
     "optim.free_muon": "FreeMuon",

@@ -54,7 +54,9 @@ def find_checkpoints(folder: str | Path) -> list[Checkpoint]:
             continue
         step = int(numbers[-1])
         if step in found:
-            raise InputError(f"{found[step]} and {path} are both of step {step}; keep one of them, or give (step, path) pairs")
+            raise InputError(
+                f"{found[step]} and {path} are both of step {step}; keep one of them, or give (step, path) pairs"
+            )
         found[step] = path
     if not found:
         raise InputError(
@@ -84,7 +86,9 @@ def weights(path: Path) -> Iterator[tuple[str, Tensor]]:
         except (CheckpointError, MissingExtraError):
             raise
         except Exception as error:
-            raise CheckpointError(f"{file} cannot be read ({type(error).__name__}: {error}); is it complete?") from error
+            raise CheckpointError(
+                f"{file} cannot be read ({type(error).__name__}: {error}); is it complete?"
+            ) from error
 
 
 def _files(path: Path) -> list[Path]:
@@ -96,7 +100,9 @@ def _files(path: Path) -> list[Path]:
             names = sorted(set(json.loads((path / name).read_text())["weight_map"].values()))
             missing = [shard for shard in names if Path(shard).name != shard or not (path / shard).is_file()]
             if missing:
-                raise CheckpointError(f"{path}: {len(missing)} of {len(names)} files are missing: {', '.join(missing[:3])}")
+                raise CheckpointError(
+                    f"{path}: {len(missing)} of {len(names)} files are missing: {', '.join(missing[:3])}"
+                )
             return [path / shard for shard in names]
     for name in _FILES:
         if (path / name).is_file():
@@ -121,7 +127,11 @@ def _state_dict(loaded: Any, file: Path) -> Mapping[str, Tensor]:
     for name in _NESTED:
         if isinstance(loaded, Mapping) and isinstance(loaded.get(name), Mapping):
             loaded = loaded[name]
-    tensors = {name: value for name, value in loaded.items() if isinstance(value, Tensor)} if isinstance(loaded, Mapping) else {}
+    tensors = (
+        {name: value for name, value in loaded.items() if isinstance(value, Tensor)}
+        if isinstance(loaded, Mapping)
+        else {}
+    )
     if not tensors:
         raise CheckpointError(f"{file} holds no state dict: save model.state_dict()")
     return tensors
@@ -198,11 +208,15 @@ def open_model(folder: Path) -> nn.Module:
     try:
         import transformers
     except ImportError as error:
-        raise MissingExtraError(f"{folder} is a model of transformers: pip install 'gramscope[transformers]'") from error
+        raise MissingExtraError(
+            f"{folder} is a model of transformers: pip install 'gramscope[transformers]'"
+        ) from error
     config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
     names = getattr(config, "architectures", None) or []
     kind = getattr(transformers, names[0], None) if names else None
     if kind is None:
-        raise CheckpointError(f"{folder}: config.json names no architecture that transformers has: {', '.join(names) or 'none'}")
+        raise CheckpointError(
+            f"{folder}: config.json names no architecture that transformers has: {', '.join(names) or 'none'}"
+        )
     model: nn.Module = kind.from_pretrained(folder, local_files_only=True)
     return model.eval()

@@ -43,7 +43,9 @@ class Comparison(Table):
 
     spectra: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
 
-    def rank_pattern(self, share: float = SHARE, layers: str | Iterable[str] = "*", most: int | None = None) -> dict[str, int]:
+    def rank_pattern(
+        self, share: float = SHARE, layers: str | Iterable[str] = "*", most: int | None = None
+    ) -> dict[str, int]:
         """Ranks for LoRA that keep this share of ``‖ΔW‖²`` of each layer, as ``peft.LoraConfig(rank_pattern=…)`` takes them.
 
         Args:

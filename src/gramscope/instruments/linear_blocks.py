@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from gramscope.errors import InputError, LayerError, no_such
 from gramscope.layers.batches import Unpack, batches, to_device
 from gramscope.layers.hooks import first_tensor
-from gramscope.layers.model_call import evaluating, model_device, model_dtype, call_model
+from gramscope.layers.model_call import call_model, evaluating, model_device, model_dtype
 from gramscope.layers.modules import unwrap
 from gramscope.linalg.moments import Moments, block_moments, merge
 from gramscope.names import split_name
@@ -50,7 +50,9 @@ def block_names(model: nn.Module) -> list[str]:
 
 
 @torch.no_grad()
-def linear_blocks(model: nn.Module, data: Any, blocks: list[str] | None = None, unpack: Unpack | None = None) -> dict[str, LinearBlock]:
+def linear_blocks(
+    model: nn.Module, data: Any, blocks: list[str] | None = None, unpack: Unpack | None = None
+) -> dict[str, LinearBlock]:
     """The best affine map in place of each block, in one pass over the data.
 
     Args:
@@ -73,7 +75,9 @@ def linear_blocks(model: nn.Module, data: Any, blocks: list[str] | None = None, 
     def add(name: str, args: Any, kwargs: Any, output: Any) -> None:
         x, y = _input_of(name, args, kwargs), _output_of(name, output)
         if x.shape[:-1] != y.shape[:-1]:
-            raise LayerError(f"block {name!r} turns {tuple(x.shape)} into {tuple(y.shape)}: no map of single positions does that")
+            raise LayerError(
+                f"block {name!r} turns {tuple(x.shape)} into {tuple(y.shape)}: no map of single positions does that"
+            )
         found = block_moments(x.flatten(0, -2).double(), y.flatten(0, -2).double(), True)
         sums[name] = merge(sums[name], found) if name in sums else found
 

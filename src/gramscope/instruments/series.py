@@ -115,7 +115,9 @@ class Series:
             except (OSError, ValueError) as error:
                 raise InputError(f"{path} holds no series: {error}") from error
         tables = {int(step): from_plain(table) for step, table in found["tables"].items()}
-        return cls(tables, *({int(step): value for step, value in found[name].items()} for name in ("skipped", "equal")))
+        return cls(
+            tables, *({int(step): value for step, value in found[name].items()} for name in ("skipped", "equal"))
+        )
 
     def __str__(self) -> str:
         steps = self.steps
@@ -265,7 +267,9 @@ class _Store:
             write_whole(path, json.dumps({"measuring": asked}).encode())
         stored = json.loads(path.read_bytes())["measuring"]
         if stored != asked:
-            raise InputError(f"{folder} holds a series with measuring={stored}, not {asked}; give another folder as out=")
+            raise InputError(
+                f"{folder} holds a series with measuring={stored}, not {asked}; give another folder as out="
+            )
 
     def write(self, step: int, table: Table, digest: str) -> None:
         """Store the table of a step."""
