@@ -98,31 +98,6 @@ def _compute(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     values = list(_tensors((args, kwargs)))
     _check_devices(function, values, kwargs.get("generator"))
     asked = kwargs.get("device")
-    ours = [value for value in values if isinstance(value, SecondTensor)]
-    if ours and generator is not None:
-        raise RuntimeError(f"Expected a 'second' device type for generator but found 'cpu': {function}")
-    others = [value for value in values if not isinstance(value, SecondTensor)]
-    if not ours or function in _COPIES:
-        return
-    if "index" in str(function):  # CUDA takes CPU indices
-        others = [value for value in others if value.is_floating_point()]
-    bad = [value for value in others if value.dim() or function in _STRICT]
-    if bad:
-        shapes = [tuple(value.shape) for value in bad]
-        raise RuntimeError(
-            f"Expected all tensors to be on the same device, but found at least two devices, second:0 and cpu: {function} "
-            f"of {[tuple(value.shape) for value in ours]} there and {shapes} on the CPU"
-        )
-
-
-def _compute(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Run an operation on the CPU tensors behind its arguments; results are on the device that torch would give them."""
-    values = list(_tensors((args, kwargs)))
-    _check_devices(function, values, kwargs.get("generator"))
-    asked = kwargs.get("device")
-    generator = kwargs.get("generator")
-    if _is_ours(asked) and generator is not None and generator.device.type == "cpu":
-        raise RuntimeError(f"Expected a 'second' device type for generator but found 'cpu': {function}")
     ours = _is_ours(asked) if asked is not None else any(isinstance(value, SecondTensor) for value in values)
     if function is aten.copy_.default or function is aten._copy_from.default:
         ours = isinstance(args[0], SecondTensor)

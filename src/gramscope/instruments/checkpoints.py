@@ -1,4 +1,4 @@
-"""Checkpoints on disk: those of a folder in the order of their steps, and their weights, read into a model one tensor at a time."""
+"""Checkpoints on disk: those of a folder in the order of their steps, and their weights, read one tensor at a time."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def _header(file: Path) -> bytes:
 
 
 def open_model(folder: Path) -> nn.Module:
-    """The model of transformers whose ``config.json`` and weights a folder holds. Nothing is downloaded, no code of it is run."""
+    """The model of transformers that a folder holds; nothing is downloaded, and no code of the folder is run."""
     try:
         import transformers
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""``gs.compare``: what separates two models of one architecture, layer by layer: base and fine-tuned, two seeds, two optimizers."""
+"""``gs.compare``: what separates two models of one architecture, layer by layer: base and fine-tuned, or two seeds."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def compare(
         agop_cosine       cosine of the AGOPs at the layer's input
         linearity_change  target linearity of b minus that of a
         nfa_change        the same of the neural feature ansatz
-        virtual_share     ρ², ρ the cosine of ``W_bᵀW_b − W_aᵀW_a`` and the virtual covariance shift of the data at a; 0 if ρ < 0
+        virtual_share     ρ² (0 if ρ < 0), ρ the cosine of ``W_bᵀW_b − W_aᵀW_a`` and a's virtual covariance shift
 
     >>> import torch, gramscope as gs
     >>> a, b = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)

@@ -1,4 +1,4 @@
-"""Which blocks of a deep model a linear map replaces: the best affine map from a block's input to its output, and how good it is."""
+"""Which blocks of a deep model a linear map replaces: the best affine map from each block's input to its output."""
 
 from __future__ import annotations
 

@@ -171,10 +171,10 @@ def _matplotlib(backend: str) -> Any:
     if backend != "matplotlib":
         raise InputError(f"backend={backend!r}: give 'matplotlib' or 'plotly'")
     try:
-        import matplotlib.pyplot as pyplot
+        import matplotlib.pyplot as plt
     except ImportError as error:
         raise MissingExtraError("figures need matplotlib: pip install 'gramscope[lab]'") from error
-    return pyplot
+    return plt
 
 
 def _plotly() -> tuple[Any, Any]:

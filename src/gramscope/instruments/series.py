@@ -84,8 +84,9 @@ class Series:
             write_whole(path, json.dumps({"tables": plain, **rest}).encode())
         elif path.suffix == ".parquet":
             cells = [
-                {"step": step, "layer": layer, "column": column, "value": value, "error": table["errors"].get(layer, {}).get(column)}
+                {"step": step, "layer": layer, "column": column, "value": value, "error": errors.get(layer, {}).get(column)}
                 for step, table in plain.items()
+                for errors in [table["errors"]]
                 for layer, row in table["layers"].items()
                 for column, value in row.items()
             ]  # fmt: skip
