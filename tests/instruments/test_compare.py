@@ -148,5 +148,5 @@ def test_affine_blocks_are_replaced_without_a_trace() -> None:
         assert not torch.allclose(net(x), before)
     assert torch.equal(net(x), before)
     assert [len(m._forward_hooks) for m in net.modules()] == hooks
-    with pytest.raises(LayerError, match="did you mean 'blocks.1'"):
+    with pytest.raises(LayerError, match="did you mean 'blocks.1.1'"):
         gs.linear_blocks(net, x, ["blocks.11"])
