@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 import gramscope as gs
 
-P, WIDTH, RATE, BATCH, SAMPLES = 47, 256, 1e-3, 256, 1024
+P, WIDTH, RATE, BATCH, SAMPLES = 47, 256, 1e-3, 256, 768
 DECAYS, SHARES, SEEDS = (0.0, 0.1, 0.3, 1.0), (0.4, 0.55), 6
 SIZES = (2 * P, WIDTH, WIDTH, WIDTH, P)
 MEMORISED, GROKKED = 0.99, 0.95
