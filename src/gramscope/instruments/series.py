@@ -18,7 +18,7 @@ from gramscope.instruments.measure import measure
 from gramscope.layers.losses import Loss
 from gramscope.measures.table import Table
 from gramscope.measures.table_files import from_plain, read_parquet, to_plain, write_parquet, write_whole
-from gramscope.statistics.progress import progress_bar
+from gramscope.statistics.collect import progress_bar
 
 #: what one checkpoint may be
 Source: TypeAlias = nn.Module | Mapping[str, Tensor] | str | Path
