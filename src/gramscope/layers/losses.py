@@ -27,7 +27,7 @@ import copy
 import functools
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -106,28 +106,26 @@ def _losses(
 ) -> Losses:
     counted = _counted(target, ignore_index)
     if reduction is not None:
-        return _stated(loss(output, target), n, reduction, counted)
+        return _stated(_tensor(loss(output, target)), n, reduction, counted)
     of_classes = isinstance(loss, _OF_CLASSES) or _without_options(loss) in _FUNCTIONS_OF_CLASSES
     if of_classes and class_axis(output, target, positions.lengths) == -1:
         output = output.movedim(-1, 1)
     valid = positions.of(output.shape[1]) if isinstance(output, Tensor) and output.dim() > 1 else None
     own = reduction_of(loss)
-    if own is not None and isinstance(loss, nn.Module):
+    if own is None:
+        value = _tensor(loss(output, target))
+        if value.numel() == 1 and n > 1:
+            raise InputError(
+                f"the loss {_name(loss)} returns one number for {n} samples; state how "
+                "it reduces over the batch with reduction='mean', 'sum' or a factor, or return one loss per sample"
+            )
+        return _within_samples(value, output, n, "none", counted)
+    if isinstance(loss, nn.Module):
         unreduced = copy.copy(loss)
         unreduced.reduction = "none"  # type: ignore[assignment]
         return _within_samples(unreduced(output, target), output, n, own, counted, valid)
-    if own is not None:
-        value = loss(output, target, reduction="none")  # type: ignore[call-arg]
-        return _within_samples(value, output, n, own, counted, valid)
-    value = loss(output, target)
-    if not isinstance(value, Tensor):
-        raise InputError(f"the loss returned a {type(value).__name__}, not a tensor")
-    if value.numel() == 1 and n > 1:
-        raise InputError(
-            f"the loss {_name(loss)} returns one number for {n} samples; state how "
-            "it reduces over the batch with reduction='mean', 'sum' or a factor, or return one loss per sample"
-        )
-    return _within_samples(value, output, n, "none", counted)
+    value = loss(output, target, reduction="none")  # type: ignore[call-arg]
+    return _within_samples(value, output, n, own, counted, valid)
 
 
 def own_losses(value: Tensor, output: Tensor, target: Any, n: int, ignore_index: int) -> Losses:
@@ -152,10 +150,7 @@ def takes_batch(loss: Any) -> bool:
     >>> takes_batch(lambda returned, batch: 0), takes_batch(lambda output, target: 0)
     (True, False)
     """
-    try:
-        names = list(inspect.signature(loss).parameters)
-    except (TypeError, ValueError):
-        return False
+    names = list(_parameters(loss))
     return len(names) > 1 and names[1] == "batch"
 
 
@@ -177,12 +172,8 @@ def class_axis(output: Any, target: Any, lengths: tuple[int, ...] = ()) -> int |
     >>> class_axis(torch.zeros(2, 3, 5), torch.zeros(2, 3).long()), class_axis(torch.zeros(2, 5, 3), torch.zeros(2, 3).long())
     (-1, 1)
     """
-    if (
-        not isinstance(target, Tensor)
-        or target.is_floating_point()
-        or not isinstance(output, Tensor)
-        or output.dim() < 2
-    ):
+    labels = isinstance(target, Tensor) and not target.is_floating_point()
+    if not labels or not isinstance(output, Tensor) or output.dim() < 2:
         return None
     last = output.shape[:-1] == target.shape
     second = output.dim() > 2 and output.shape[0] == target.shape[0] and output.shape[2:] == target.shape[1:]
@@ -198,9 +189,13 @@ def _counted(target: Any, ignore_index: int) -> tuple[int, int] | None:
     return target.numel(), int((target != ignore_index).sum())
 
 
-def _stated(value: Tensor, n: int, reduction: str | float, counted: tuple[int, int] | None) -> Losses:
+def _tensor(value: Any) -> Tensor:
     if not isinstance(value, Tensor):
         raise InputError(f"the loss returned a {type(value).__name__}, not a tensor")
+    return value
+
+
+def _stated(value: Tensor, n: int, reduction: str | float, counted: tuple[int, int] | None) -> Losses:
     if not isinstance(check_reduction(reduction), str):
         return Losses(value.sum() * float(reduction), n)
     if reduction == "none":
@@ -257,11 +252,16 @@ def _within_samples(
 
 def reduction_of(loss: Any) -> str | None:
     """The ``reduction`` of a criterion, or the default of a function's ``reduction`` argument, if it has one."""
-    if isinstance(loss, nn.Module):
-        own = getattr(loss, "reduction", None)
-        return own if isinstance(own, str) else None
+    own = getattr(loss, "reduction", None)
+    if not isinstance(loss, nn.Module):
+        parameter = _parameters(loss).get("reduction")
+        own = None if parameter is None else parameter.default
+    return own if isinstance(own, str) else None
+
+
+def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:
+    """The arguments of a function; none where Python cannot tell."""
     try:
-        parameter = inspect.signature(loss).parameters.get("reduction")
+        return inspect.signature(function).parameters
     except (TypeError, ValueError):
-        return None
-    return parameter.default if parameter is not None and isinstance(parameter.default, str) else None
+        return {}
