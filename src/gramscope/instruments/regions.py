@@ -70,7 +70,7 @@ def region_crossings(
     samples = as_float_tensor(X, "X")
     if isinstance(points, bool) or not isinstance(points, int) or points < 2:
         raise InputError(f"points must be a whole number of at least 2, got {points!r}")
-    places = torch.linspace(0.0, 1.0, points, dtype=torch.float64).to(samples.device, samples.dtype)
+    places = torch.linspace(0.0, 1.0, points, dtype=torch.float64, device="cpu").to(samples.device, samples.dtype)
     counts: list[Tensor] = []
     with _state_reader(network) as states, torch.no_grad():
         for first, second in pair_blocks(samples.shape[0], pairs, generator, points * samples[0].numel()):

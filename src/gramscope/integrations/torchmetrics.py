@@ -43,7 +43,7 @@ class _MomentsMetric(Metric):  # type: ignore[misc]
                 raise InputError(f"{type(self).__name__}: {name} is {size!r}; give a positive whole number")
         self._layout: Layout = (features, columns, labels)
         length = sum(math.prod(shape) for shape in _shapes(self._layout))
-        empty = torch.zeros(length, dtype=torch.float64)
+        empty = torch.zeros(length, dtype=torch.float64, device="cpu")
         self.add_state("moments", default=empty, dist_reduce_fx=partial(_merge_packed, layout=self._layout))
 
     def update(self, features: Tensor, targets: Tensor) -> None:
@@ -55,8 +55,10 @@ class _MomentsMetric(Metric):  # type: ignore[misc]
         batch: Moments | ClassMoments
         if labels:
             given = as_labels(targets, "targets")
-            values = torch.arange(c, device=given.device)
-            batch = class_moments(rows, OneHotRows(given, values, torch.zeros(c, device=given.device), "targets"))
+            values = torch.arange(c, dtype=torch.int64, device=given.device)
+            batch = class_moments(
+                rows, OneHotRows(given, values, torch.zeros(c, dtype=torch.float32, device=given.device), "targets")
+            )
         else:
             floats = as_nonempty_floats(targets.detach(), "targets")
             columns = Rows(floats[:, None] if floats.dim() == 1 else floats, "targets")

@@ -37,7 +37,7 @@ class Routing:
         self.counts: list[int] = torch.bincount(self.expert, minlength=experts).tolist()
         #: row of each expert and token, ``[experts, tokens]``; the number of rows where the token does not reach the expert
         self.row = self.expert.new_full((experts, tokens), len(self.order))
-        self.row[self.expert, self.token] = torch.arange(len(self.order), device=chosen.device)
+        self.row[self.expert, self.token] = torch.arange(len(self.order), dtype=torch.int64, device=chosen.device)
 
     def spread(self, x: Tensor) -> Tensor:
         """``[rows, d]`` as ``[experts, tokens, 1, d]``, zero where a token does not reach an expert."""

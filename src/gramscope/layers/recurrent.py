@@ -118,7 +118,7 @@ def run_sequence(cell: Cell, names: Sequence[str], report: Report, args: Sequenc
     batch_first = not packed and args[8]
     alive = None
     if sizes is not None:  # to [steps, batch, d] with zeros after each sequence
-        alive = torch.arange(int(sizes[0]))[None, :] < sizes[:, None]
+        alive = torch.arange(int(sizes[0]), dtype=sizes.dtype, device=sizes.device)[None, :] < sizes[:, None]
         alive = alive.to(x.device).unsqueeze(-1)
         x = x.new_zeros(*alive.shape[:2], x.shape[-1]).masked_scatter(alive, x)
     elif batch_first:
