@@ -55,8 +55,8 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
 }
 METHODS: dict[str, Make] = {
     "free": gs.FreeMuon,
-    "recursive": partial(gs.VCL, solver="recursive", readout=_rest, refresh=1),
-    "recursive, rank 16": partial(gs.VCL, solver="recursive", readout=_rest, refresh=1, rank=16),
+    "recursive": partial(gs.VCL, solver="recursive", readout=_rest),
+    "recursive, rank 16": partial(gs.VCL, solver="recursive", readout=_rest, rank=16),
     "exact": partial(gs.VCL, solver="exact", readout=_rest),
     "exact, alpha 0.3": partial(gs.VCL, solver="exact", readout=_rest, alpha=0.3, gamma=0.1),
     "whitened": lambda model: gs.GramWhitened(_rest(model.parameters()), model),

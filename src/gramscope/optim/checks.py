@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
 
 from gramscope.errors import InputError, NumericalError, no_such
 
@@ -48,3 +51,12 @@ def check_gradients(gradients: Iterable[tuple[str, Tensor]]) -> dict[str, float]
             "the rates, clip the gradients, or skip such steps (torch.amp.GradScaler does)"
         )
     return dict(zip(named, sizes, strict=True))
+
+
+def keep_dtypes(optimizer: Optimizer, state_dict: Mapping[str, Any]) -> None:
+    """After ``load_state_dict`` give tensors of the state their stored dtypes back; torch casts them to the parameter's."""
+    for stored, group in zip(state_dict["param_groups"], optimizer.param_groups, strict=True):
+        for key, parameter in zip(stored["params"], group["params"], strict=True):
+            if key in state_dict["state"]:
+                copied = partial(torch.Tensor.to, device=parameter.device, copy=True)
+                optimizer.state[parameter] = tree_map_only(Tensor, copied, state_dict["state"][key])

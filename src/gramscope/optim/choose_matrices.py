@@ -27,11 +27,15 @@ Parameters: TypeAlias = Iterable[Tensor | tuple[str, Tensor] | str]
 
 @dataclass(frozen=True)
 class Choice:
-    """The chosen matrices, every other parameter with the reason why it is not one of them, and the names of all."""
+    """The chosen matrices, every other parameter with the reason why it is not one of them, and the names of all.
+
+    ``head`` are the layers of the output weight where it was left out.
+    """
 
     matrices: tuple[WeightMatrix, ...]
     others: dict[str, str]
     names: dict[Tensor, str]
+    head: tuple[Layer, ...] = ()
 
     def table(self, verb: str, otherwise: str = "") -> str:
         """A table: parameter, its shape as matrices, and ``verb``, or ``otherwise`` and why not."""
@@ -98,7 +102,7 @@ def choose_trained(model: nn.Module, layers: LayerSelector, *, embeddings: bool)
     """The matrices that an optimizer with steps of its own trains.
 
     With ``layers=None`` these are the weights of all linear-like layers, except for the head where there are others
-    (:func:`head_weight`), and with ``embeddings`` also lookup tables that nothing else uses.
+    (:func:`head_layers`), and with ``embeddings`` also lookup tables that nothing else uses.
 
     Raises:
         LayerError: a layer asked for by ``layers`` cannot be trained, or none can.
@@ -114,7 +118,7 @@ def choose_trained(model: nn.Module, layers: LayerSelector, *, embeddings: bool)
         others = {name: reason for name, reason in others.items() if name not in {table.name for table in tables}}
         candidates = [*candidates, *tables]
     wanted = None if layers is None else {layer.name for layer in select_layers(root, layers, factors=True)}
-    head = head_weight(root) if wanted is None and several else None
+    head = head_layers(root) if wanted is None and several else ()
     matrices: list[WeightMatrix] = []
     for matrix in candidates:
         asked = wanted is not None and any(layer.name in wanted for layer in matrix.layers)
@@ -123,7 +127,7 @@ def choose_trained(model: nn.Module, layers: LayerSelector, *, embeddings: bool)
             others[matrix.name] = "not among layers="
         elif asked and reason:
             raise LayerError(f"layer {matrix.layers[0].name!r} {reason}; leave it out of layers=")
-        elif matrix.parameter is head:
+        elif any(layer.name == last.name for layer in matrix.layers for last in head):
             others[matrix.name] = "the readout"
         elif reason:
             others[matrix.name] = reason
@@ -145,23 +149,21 @@ def choose_trained(model: nn.Module, layers: LayerSelector, *, embeddings: bool)
         name = names[id(p)]
         if id(p) not in taken and not any(other == name or other.startswith(name + "[") for other in others):
             others[name] = _reason(p, None, root)
-    return Choice(tuple(matrices), others, {p: names[id(p)] for p in trained})
+    return Choice(tuple(matrices), others, {p: names[id(p)] for p in trained}, head)
 
 
-def head_weight(model: nn.Module) -> Tensor | None:
-    """The weight of the output layer; None where it is computed.
+def head_layers(model: nn.Module) -> tuple[Layer, ...]:
+    """The layer that gives the output, or several with its weight.
 
-    The head is the layer that a Hugging Face model names in ``get_output_embeddings()``, else the one whose weight is that of
-    an embedding, else the linear-like layer registered last.
+    It is the one that a Hugging Face model names in ``get_output_embeddings()``, else the one whose weight is that of an
+    embedding, else the linear-like layer registered last.
     """
-    output = getattr(model, "get_output_embeddings", None)
-    weight = getattr(output() if callable(output) else None, "weight", None)
-    if isinstance(weight, Tensor):
-        return weight
-    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     layers = [layer for layer in select_layers(model, factors=True) if not layer.kind.not_for_vcl]
-    tied = [layer.parameter for layer in layers if id(layer.parameter) in tables]
-    return [*tied, *(layer.parameter for layer in layers)][0 if tied else -1] if layers else None
+    output = getattr(model, "get_output_embeddings", None)
+    named = getattr(output() if callable(output) else None, "weight", None)
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    wanted = {id(named)} if isinstance(named, Tensor) else tables
+    return tuple(layer for layer in layers if id(layer.parameter) in wanted) or tuple(layers[-1:])
 
 
 def _own_tables(model: nn.Module, names: dict[int, str]) -> list[WeightMatrix]:

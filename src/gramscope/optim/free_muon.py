@@ -28,7 +28,7 @@ from gramscope.layers.kinds import EmbeddingKind
 from gramscope.layers.modules import outside_graphs
 from gramscope.layers.select import LayerSelector
 from gramscope.linalg.autocast import without_autocast
-from gramscope.optim.checks import check_gradients, refuse_arguments
+from gramscope.optim.checks import check_gradients, keep_dtypes, refuse_arguments
 from gramscope.optim.choose_matrices import choose_trained
 from gramscope.optim.orthogonalise import orthogonalised
 from gramscope.optim.weight_matrix import WeightMatrix
@@ -218,11 +218,7 @@ class FreeMuon(Optimizer):
                 name = self._choice.names[p]
                 raise InputError(f"the state of {name} is one of shape {tuple(mean.shape)}, not {tuple(p.shape)}")
         super().load_state_dict(state_dict)
-        for stored, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
-            for key, p in zip(stored["params"], group["params"], strict=True):
-                for name, value in state_dict["state"].get(key, {}).items():
-                    if isinstance(value, Tensor):  # torch casts it to the parameter's dtype
-                        self.state[p][name] = value.to(p.device, copy=True)
+        keep_dtypes(self, state_dict)
 
     @override
     def __getstate__(self) -> dict[str, Any]:

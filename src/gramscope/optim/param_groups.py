@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from torch import Tensor, nn
+from torch import nn
 
 from gramscope.errors import InputError
 from gramscope.layers.modules import public_name, unwrap
 from gramscope.layers.select import LayerSelector, select_layers
-from gramscope.optim.choose_matrices import choose_matrices
+from gramscope.optim.choose_matrices import choose_matrices, head_layers
 
 
 def param_groups(
@@ -68,7 +68,7 @@ def param_groups(
         shapes.setdefault(id(found.parameter), []).append(tuple(found.shape))
     left_out = _embeddings(root) | _parameters_of(root, exclude)
     if not head:
-        left_out |= _head(root, shapes)
+        left_out |= {id(layer.parameter) for layer in head_layers(root)}
     names = [
         name
         for name, p in trained.items()
@@ -98,11 +98,3 @@ def _embeddings(model: nn.Module) -> set[int]:
 
 def _parameters_of(model: nn.Module, layers: LayerSelector) -> set[int]:
     return set() if layers is None else {id(layer.parameter) for layer in select_layers(model, layers)}
-
-
-def _head(model: nn.Module, shapes: Mapping[int, object]) -> set[int]:
-    """The weight of the output layer."""
-    output = getattr(model, "get_output_embeddings", None)
-    found = output() if callable(output) else None
-    weight = getattr(found, "weight", None)
-    return {id(weight)} if isinstance(weight, Tensor) else set(list(shapes)[-1:])

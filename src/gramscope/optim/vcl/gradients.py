@@ -1,162 +1,117 @@
-"""The gradients of one layer since the last step, as few rows of inputs and output gradients where possible.
+"""What a step of Algorithm 1 needs from forward and backward passes: batch sizes, ``D = Σ δhᵀ`` and ``Σ = Σ δδᵀ``.
 
-A step uses the reduction's factor times ``parameter.grad`` as it is at that moment: scaled by clipping, unscaled by
-GradScaler, summed over micro-batches. Where D = Σ δhᵀ is a sum over fewer samples than outputs, the samples' h and δ are kept
-as well, because they make the step cheaper. A product with one fixed random vector, the probe, checks whether ``.grad`` is
-still a multiple of that sum.
+D is the reduction's factor times ``parameter.grad`` as it is at the step: scaled by clipping, unscaled by GradScaler, summed
+over micro-batches. Hooks add up Σ in backward passes. A product of ``.grad`` with one fixed random vector, the probe, taken
+after the backward pass and at the step, tells how ``.grad`` was scaled in between; Σ is scaled by the square.
 """
 
 from __future__ import annotations
 
+import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from gramscope.errors import LayerError
+from gramscope.errors import InputError, LayerError
+from gramscope.layers.hooks import Observer, in_backward
 from gramscope.layers.linear_layer import Layer
-from gramscope.optim.lowrank import column_space
-from gramscope.optim.vcl.rules import Batch
+from gramscope.layers.modules import ModuleHook, unwrap
+from gramscope.layers.sample_count import Call
+from gramscope.layers.select import select_layers
+from gramscope.layers.watchers import Watcher
 from gramscope.optim.weight_matrix import WeightMatrix
+
+#: how the loss is reduced over the batch: ``"mean"``, ``"sum"``, the factor that makes gradients sums over samples, or a
+#: function from the batch size to that factor
+Reduction: TypeAlias = str | float | Callable[[int], float]
+#: relative rounding of gradients in half precision
+_ROUGH = 0.05
 
 
 @dataclass(frozen=True)
-class Gradients:
-    """A batch, and the relative distance of ``.grad`` from any multiple of it, None where the batch is ``.grad`` itself."""
+class Batch:
+    """The gradient of one matrix, summed over samples.
 
-    batch: Batch
-    distance: Tensor | None = None
+    Attributes:
+        D: ``Σ δhᵀ``, ``[…, k, d]``.
+        sigma: ``Σ δδᵀ``, ``[…, k, k]``.
+        count: over how many rows D is a sum.
+        tolerance: the part of D that its rounding explains.
+    """
+
+    D: Tensor
+    sigma: Tensor
+    count: int
+    tolerance: float
 
 
 @dataclass(frozen=True)
 class _Part:
-    """The gradient of one application of the layer.
-
-    Attributes:
-        task: autograd's number of the backward pass.
-        factor: that makes it a sum over samples.
-        rows, left: inputs ``[…, b, d]`` and output gradients ``[…, b, k]``, kept while they are few.
-        sigma: ``Σ δδᵀ``, where the γ² term is wanted.
-        summed: ``Σ δhᵀ``, where no rows are kept and the factor differs from the first one.
-        count: how many rows the gradient is a sum over.
-        rough: computed in half precision.
-    """
+    """One application of a layer: autograd's number of the backward pass, the reduction's factor, how many rows, their Σ."""
 
     task: int
     factor: float
     count: int
-    rows: Tensor | None
-    left: Tensor | None
-    sigma: Tensor | None
-    summed: Tensor | None
+    sigma: Tensor
     rough: bool
 
 
-@dataclass(frozen=True)
-class Reduced:
-    """What several processes know together of one matrix (:mod:`gramscope.optim.vcl.processes`).
-
-    Attributes:
-        factor: that makes the average of ``.grad`` over processes a sum over all samples.
-        response: the product of that average with the probe, as backward passes left it.
-        sigma: ``Σ δδᵀ`` of all samples, where the γ² term is wanted.
-        correction: what ``factor`` leaves out where micro-batches have other factors.
-        count: the gradient is a sum over at most this many rows.
-    """
-
-    factor: float
-    count: int
-    response: Tensor
-    sigma: Tensor | None
-    correction: Tensor | None
-
-
-class Gatherer:
-    """Collects the gradients of one weight matrix.
+class GradientCollector:
+    """Collects what hooks see of one weight matrix between two steps.
 
     Args:
-        weight: the matrix.
-        rows: whether to keep inputs and output gradients while they are few.
-        sigma: whether ``Σ δδᵀ`` is wanted.
+        matrix: the matrix.
         dtype: of the results.
+        averaged: whether several processes average ``.grad`` among them.
     """
 
-    def __init__(self, weight: WeightMatrix, *, rows: bool, sigma: bool, dtype: torch.dtype) -> None:
-        self.weight = weight
-        self.dtype = dtype
-        self._want_rows = rows
-        self._want_sigma = sigma
+    def __init__(self, matrix: WeightMatrix, dtype: torch.dtype, averaged: bool) -> None:
+        self.matrix, self.dtype = matrix, dtype
+        self._averaged = averaged
         self._pending: list[_Part] = []
         self._parts: list[_Part] = []
-        self._factor: float | None = None  # of the first part
         self._probe: Tensor | None = None
         self._response: Tensor | None = None
         self._grad: Callable[[], Tensor | None] = lambda: None
         self._version = 0
-        #: whether several processes average ``.grad`` among them
-        self.averaged = False
-        self.reduced: Reduced | None = None
 
     def clear(self) -> None:
         """Forget everything; gradients start anew."""
         self._pending, self._parts = [], []
-        self.reduced = None
-        self._factor = self._response = None
+        self._response = None
         self._grad = lambda: None
 
-    @property
-    def seen(self) -> bool:
-        """Whether some application of the layer has received a gradient."""
-        return bool(self._parts or self._pending)
-
-    @property
-    def idle(self) -> bool:
-        """Whether no gradient reaches the weight, as that of an expert without tokens."""
-        grad = self.weight.gradient()
-        return grad is None or (not self._parts and not bool(grad.any()))
-
     @torch.no_grad()
-    def receive(self, layer: Layer, x: Tensor, dz: Tensor, factor: float) -> None:
+    def receive(self, layer: Layer, dz: Tensor, factor: float) -> None:
         """Take in the gradient of one application's output."""
         self._forget_if_zeroed()
-        if self.averaged and self.weight.parameter.grad is None:
+        if self._averaged and self.matrix.parameter.grad is None:
             self._parts = []
-        if self._factor is None:
-            self._factor = factor
-        rough = dz.dtype in (torch.bfloat16, torch.float16)
         delta = layer.kind.outputs(layer.module, dz).flatten(-3, -2).to(self.dtype)
-        kept = sum(part.left.shape[-2] for part in (*self._parts, *self._pending) if part.left is not None)
-        few = self._want_rows and not self.averaged and 0 < delta.shape[-2] <= delta.shape[-1] - kept
-        self._pending.append(
-            _Part(
-                task=int(torch._C._current_graph_task_id()),
-                factor=factor,
-                count=delta.shape[-2],
-                rows=self.weight.rows(layer, x).to(self.dtype) if few else None,
-                left=delta if few else None,
-                sigma=delta.mT @ delta if self._want_sigma else None,
-                summed=None if few or factor == self._factor else self.weight.summed(layer, x, dz).to(self.dtype),
-                rough=rough or torch.is_autocast_enabled(dz.device.type),
-            )
-        )
+        rough = dz.dtype in (torch.bfloat16, torch.float16) or torch.is_autocast_enabled(dz.device.type)
+        task = int(torch._C._current_graph_task_id())
+        self._pending.append(_Part(task, factor, delta.shape[-2], factor**2 * (delta.mT @ delta), rough))
 
     @torch.no_grad()
     def accumulated(self) -> None:
         """Take over the parts of the backward pass that has just added to ``.grad``, and remember ``.grad``."""
-        grad = self.weight.parameter.grad
-        gradient = self.weight.gradient()
-        if grad is None or gradient is None:
+        grad = self.matrix.parameter.grad
+        if grad is None:
             return
         # a new tensor: the gradient had been set to None, unless DistributedDataParallel put one of its own there
-        if self._grad() is not grad and not self.averaged:
+        if self._grad() is not grad and not self._averaged:
             self._parts = []
         task = int(torch._C._current_graph_task_id())
         self._parts += [part for part in self._pending if part.task == task]
         self._pending = []
         self._grad, self._version = weakref.ref(grad), grad._version
-        self._response = self._probed(gradient)
+        self._response = self._probed(grad)
 
     def _forget_if_zeroed(self) -> None:
         """Start anew where ``.grad`` was set to zero in place; its values are read only where its version changed."""
@@ -166,74 +121,27 @@ class Gatherer:
             if not bool(grad.any()):
                 self.clear()
 
-    def gradients(self, dense: bool) -> Gradients:
-        """The summed gradient of everything since the last clear.
+    @property
+    def idle(self) -> bool:
+        """Whether no gradient reaches the weight, as that of an expert without tokens."""
+        grad = self.matrix.gradient()
+        return grad is None or (not self._parts and not bool(grad.any()))
 
-        Where its distance exceeds :attr:`tolerance` (noise or penalties were added, elements were clipped), ask again with
-        ``dense=True``.
-
-        Args:
-            dense: return ``.grad`` itself, not the kept rows.
+    @property
+    def factor(self) -> float | None:
+        """The reduction's factor; None where no gradient came through the layer.
 
         Raises:
-            LayerError: there is no gradient, or it did not come through the layer.
+            LayerError: micro-batches have different factors.
         """
-        name, grad = self.weight.name, self.weight.gradient()
-        if self.reduced is not None and grad is not None:
-            return self._of_all_processes(grad.to(self.dtype), self.reduced, dense)
-        if grad is None:
+        found = {part.factor for part in self._parts}
+        if len(found) > 1:
             raise LayerError(
-                f"VCL layer {name!r} has no gradient: run backward() of a loss that depends on it before step(), or leave "
-                "the layer out of layers="
+                f"{self.matrix.name}: the micro-batches of this step have different sizes (factors {sorted(found)}), so the "
+                "gradient of each would need a weight of its own. Sum the losses of the samples and give reduction='sum', or "
+                "divide all sums by one number and give that number"
             )
-        if self._response is None or not self._parts:
-            raise LayerError(
-                f"VCL layer {name!r} has a gradient but was not seen in a forward pass. VCL must be made before the model "
-                "runs (under torch.compile: before its first call), the layer must be called, or its weight used "
-                "by F.linear, a product or a convolution, and gradients must come from backward(). Or leave it out of layers="
-            )
-        grad = grad.to(self.dtype)
-        now = self._probed(grad)
-        scale = self._scale(now, self._response)
-        sigma = self.sigma()
-        sigma = None if sigma is None else sigma * scale**2
-        if not dense and all(part.rows is not None for part in self._parts):
-            return self._factored(now, scale, sigma)
-        usual = self._factor if self._factor is not None else 1.0
-        D, correction = usual * grad, self.correction(usual)
-        return Gradients(Batch(D if correction is None else D + scale * correction, None, sigma))
-
-    def _of_all_processes(self, grad: Tensor, reduced: Reduced, dense: bool) -> Gradients:
-        """The summed gradient of all processes, from the average that ``.grad`` is.
-
-        Inputs and output gradients stay in their processes. Where they are few, D has low rank, and factors of it take their
-        place.
-        """
-        scale = self._scale(self._probed(grad), reduced.response)
-        sigma = None if reduced.sigma is None else reduced.sigma * scale**2
-        D = reduced.factor * grad
-        if reduced.correction is not None:
-            D = D + scale * reduced.correction
-        if dense or not self._want_rows or not 0 < reduced.count < D.shape[-2]:
-            return Gradients(Batch(D, None, sigma))
-        Q = column_space(D, reduced.count)
-        expected = self._probed(D)
-        found = (Q @ (Q.mT @ expected.unsqueeze(-1))).squeeze(-1)
-        return Gradients(Batch(Q.mT @ D, Q.mT, sigma), relative_distance(found, expected))
-
-    def sigma(self) -> Tensor | None:
-        """``Σ δδᵀ`` of the samples seen here, before clipping; None where it is not wanted."""
-        if not self._want_sigma:
-            return None
-        k = self.weight.shape[-2]
-        found = [part.factor**2 * part.sigma for part in self._parts if part.sigma is not None]
-        nothing = torch.zeros(*self.weight.shape[:-2], k, k, dtype=self.dtype, device=self.weight.parameter.device)
-        return sum(found[1:], found[0]) if found else nothing
-
-    def correction(self, usual: float) -> Tensor | None:
-        """``Σ (factor − usual) δhᵀ`` over parts with another factor, before clipping; None where there are none."""
-        odd = [(part.factor - usual) * self._own_sum(part) for part in self._parts if part.factor != usual]
-        return sum(odd[1:], odd[0]) if odd else None
+        return next(iter(found), None)
 
     @property
     def count(self) -> int:
@@ -241,66 +149,195 @@ class Gatherer:
         return sum(part.count for part in self._parts)
 
     @property
-    def factors(self) -> list[float]:
-        """The factors of the parts, in their order."""
-        return [part.factor for part in self._parts]
-
-    def responses(self) -> tuple[Tensor, Tensor]:
-        """The products of ``.grad`` with the probe, as backward passes left it and as it is now; zero without a gradient."""
-        grad = self.weight.gradient()
-        like = self.weight.parameter
-        nothing = torch.zeros(self.weight.shape[:-1], dtype=self.dtype, device=like.device)
-        then = self._response if self._response is not None and self._parts else nothing
-        return then, nothing if grad is None else self._probed(grad)
-
-    @property
     def tolerance(self) -> float:
-        """The largest distance of :meth:`gradients` that rounding explains."""
+        """The part of the gradient that rounding explains."""
         if any(part.rough for part in self._parts):
-            return 0.05
-        return 1e4 * max(torch.finfo(dtype).eps for dtype in (self.dtype, self.weight.parameter.dtype))
+            return _ROUGH
+        return 1e4 * max(torch.finfo(dtype).eps for dtype in (self.dtype, self.matrix.parameter.dtype))
 
-    def _factored(self, now: Tensor, scale: Tensor, sigma: Tensor | None) -> Gradients:
-        pairs = [(part.rows, part.left, part.factor) for part in self._parts]
-        rows = _joined([r for r, _, _ in pairs if r is not None])
-        left = _joined([l for _, l, _ in pairs if l is not None])
-        expected = scale * (left.mT @ (rows @ self.probe(now)).unsqueeze(-1)).squeeze(-1)
-        weight = scale * pairs[0][2]
-        if len({f for _, _, f in pairs}) > 1:
-            weight = scale * torch.cat([l.new_full((l.shape[-2], 1), f) for _, l, f in pairs if l is not None])
-        return Gradients(Batch(rows, left * weight, sigma), relative_distance(expected, now))
+    def sigma(self) -> Tensor:
+        """``Σ δδᵀ`` of the samples seen here, as backward passes left it."""
+        k = self.matrix.shape[-2]
+        nothing = torch.zeros(*self.matrix.shape[:-2], k, k, dtype=self.dtype, device=self.matrix.parameter.device)
+        return sum((part.sigma for part in self._parts), nothing)
 
-    def _own_sum(self, part: _Part) -> Tensor:
-        """``Σ δhᵀ`` of one part, unscaled."""
-        if part.summed is not None:
-            return part.summed
-        assert part.left is not None
-        assert part.rows is not None
-        return part.left.mT @ part.rows
+    def responses(self) -> Tensor:
+        """The products of ``.grad`` with the probe, as backward passes left it and as it is now, ``[2, …, k]``."""
+        grad = self.matrix.parameter.grad
+        nothing = torch.zeros(self.matrix.shape[:-1], dtype=self.dtype, device=self.matrix.parameter.device)
+        then = self._response if self._response is not None and self._parts else nothing
+        return torch.stack([then, nothing if grad is None else self._probed(grad)])
 
-    def _probed(self, gradient: Tensor) -> Tensor:
+    def batch(self, factor: float, responses: Tensor, sigma: Tensor, count: int) -> Batch:
+        """The gradient of all samples; the arguments may be those of several processes."""
+        grad = self.matrix.gradient()
+        assert grad is not None
+        then, now = responses
+        scale = (now * then).sum() / then.square().sum().clamp_min(torch.finfo(then.dtype).tiny)
+        return Batch(factor * grad.to(self.dtype), sigma * scale**2, count, self.tolerance)
+
+    def _probed(self, grad: Tensor) -> Tensor:
         """``gradient @ probe``, ``[…, k]``."""
-        return gradient.to(self.dtype) @ self.probe(gradient)
-
-    def probe(self, like: Tensor) -> Tensor:
-        """A fixed random vector ``[d]`` on the device of ``like``."""
-        if self._probe is None or self._probe.device != like.device:
-            probe = torch.randn(self.weight.shape[-1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-            self._probe = probe.to(like.device, self.dtype)
-        return self._probe
-
-    @staticmethod
-    def _scale(now: Tensor, then: Tensor) -> Tensor:
-        """The factor by which clipping or unscaling multiplied ``.grad`` since backward, by least squares."""
-        return (now * then).sum() / then.square().sum().clamp_min(torch.finfo(then.dtype).tiny)
+        if self._probe is None or self._probe.device != grad.device:
+            probe = torch.randn(self.matrix.shape[-1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+            self._probe = probe.to(grad.device, self.dtype)
+        return self.matrix.view(grad.detach()).to(self.dtype) @ self._probe
 
 
-def relative_distance(a: Tensor, b: Tensor) -> Tensor:
-    """``‖a − b‖/‖b‖``, zero where both vanish."""
-    size: Tensor = torch.linalg.vector_norm(b).clamp_min(torch.finfo(b.dtype).tiny)
-    distance: Tensor = torch.linalg.vector_norm(a - b)
-    return distance / size
+def batch_of(collector: GradientCollector) -> Batch:
+    """The gradient of one matrix in a single process.
+
+    Raises:
+        LayerError: there is no gradient, or it did not come through the layer.
+    """
+    name = collector.matrix.name
+    if collector.matrix.gradient() is None:
+        raise LayerError(
+            f"{name} has no gradient: run backward() of a loss that depends on it before step(), or leave the layer out of "
+            "layers="
+        )
+    factor = collector.factor
+    if factor is None:
+        raise LayerError(unseen_gradient(name))
+    return collector.batch(factor, collector.responses(), collector.sigma(), collector.count)
 
 
-def _joined(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts, -2)
+def unseen_gradient(name: str) -> str:
+    """The text of an error for a gradient that did not come through its layer."""
+    return (
+        f"{name} has a gradient but was not seen in a forward pass. VCL must be made before the model runs (under "
+        "torch.compile: before its first call), the layer must be called, or its weight used by F.linear, a product or a "
+        "convolution, and gradients must come from backward(). Or leave it out of layers="
+    )
+
+
+class ModelHooks(Watcher):
+    """Feeds the collectors of a model's layers from its forward and backward passes.
+
+    The hooks refer to this object weakly, so that a model does not keep an old optimizer alive.
+    """
+
+    def __init__(self, model: nn.Module, collectors: Sequence[GradientCollector], reduction: Reduction) -> None:
+        super().__init__(unwrap(model))
+        self._reduction = reduction
+        self._by_layer = {layer.name: c for c in collectors for layer in c.matrix.layers}
+        self._collectors = list(collectors)
+        self._call: Call | None = None
+        self._handles: list[RemovableHandle] = []
+        #: the layer applied last in a forward pass
+        self.last: Layer | None = None
+        self._place()
+
+    def clear(self) -> None:
+        """Forget the collected gradients."""
+        for collector in self._collectors:
+            collector.clear()
+
+    def close(self) -> None:
+        """Remove every hook."""
+        self._observer.detach()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _place(self) -> None:
+        self._entrances = _entrances(self.model)
+        several = len(self._entrances) > 1
+        for module in self._entrances:
+            self._handles.append(module.register_forward_pre_hook(_weakly(self, ModelHooks._called), with_kwargs=True))
+            self._handles.append(module.register_forward_hook(_weakly(self, ModelHooks._returned), always_call=several))
+        self._entrance: nn.Module | None = None
+        layers = [layer for layer in select_layers(self.model, factors=True) if not layer.kind.not_for_vcl]
+        self._observer = Observer(layers, _weakly(self, ModelHooks._applied))
+        self._observer.attach()
+        accumulated = _weakly(self, ModelHooks._accumulated)
+        for number, collector in enumerate(self._collectors):
+            hook = partial(accumulated, number)
+            self._handles.append(collector.matrix.parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+
+    def _called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not any(module is entrance for entrance in self._entrances):  # a copy that shares the hooks
+            return
+        if self._entrance not in (None, module) and module is not self.model:
+            return
+        self._call, self._entrance = Call(args, kwargs), module
+
+    def _returned(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if module is not self._entrance:
+            return
+        self._entrance = None
+        if self._call is not None:
+            self._call.returned(output)
+
+    def _accumulated(self, number: int, parameter: Tensor) -> None:
+        self._collectors[number].accumulated()
+
+    def _applied(self, layer: Layer, x: Tensor, z: Tensor) -> None:
+        if not torch.is_grad_enabled() or not z.requires_grad:
+            return
+        if not in_backward():
+            self.last = layer
+        call = self._call
+        if call is not None:
+            call.applied(layer, x.detach())
+        collector = self._by_layer.get(layer.name)
+        if collector is None:
+            return
+        me = weakref.ref(self)
+
+        def receive(dz: Tensor) -> None:
+            hooks = me()
+            if hooks is not None and collector.matrix.parameter.requires_grad:
+                collector.receive(layer, dz.detach(), hooks._factor(call, layer.name))
+
+        z.register_hook(ModuleHook(receive))  # type: ignore[no-untyped-call]
+
+    def _factor(self, call: Call | None, name: str) -> float:
+        reduction = self._reduction
+        if reduction == "sum":
+            return 1.0
+        if isinstance(reduction, int | float):
+            return float(reduction)
+        if call is None or not call.arguments:
+            raise LayerError(
+                f"layer {name!r} ran outside a call of the model with a tensor, so the batch size is not known; call the "
+                "model itself, or give the factor of the gradients as reduction="
+            )
+        batch_size = call.samples
+        if isinstance(reduction, str):
+            if call.doubt is not None:
+                raise LayerError(f"reduction='mean': {call.doubt}; or give the factor of the gradients as reduction=")
+            return float(batch_size)
+        factor = float(reduction(batch_size))
+        if not (math.isfinite(factor) and factor > 0):
+            raise InputError(f"reduction({batch_size}) returned {factor}; the factor of the gradients must be positive")
+        return factor
+
+
+def _entrances(model: nn.Module) -> list[nn.Module]:
+    """The modules whose call is one batch: the model, and its parts where a training loop inside it calls them.
+
+    A LightningModule does so in ``training_step``; a model without a forward of its own must.
+    """
+    if not hasattr(model, "training_step") and type(model).forward is not nn.Module.forward:
+        return [model]
+    parts, found = list(model.children()), [model]
+    while parts:
+        part = parts.pop(0)
+        if isinstance(part, nn.ModuleList | nn.ModuleDict):
+            parts += part.children()
+        else:
+            found.append(part)
+    return found
+
+
+def _weakly(hooks: ModelHooks, method: Callable[..., None]) -> Callable[..., None]:
+    """A hook that calls ``method(hooks, …)`` while ``hooks`` lives and is watching."""
+    reference = weakref.ref(hooks)
+
+    def hook(*args: Any) -> None:
+        found = reference()
+        if found is not None and found.watching:
+            method(found, *args)
+
+    return ModuleHook(hook)

@@ -3,96 +3,81 @@
 from __future__ import annotations
 
 import copy
+import math
+import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Optimizer
-from torch.utils._pytree import tree_map_only
+from torch.optim import LBFGS, SGD, Optimizer
 from typing_extensions import override
 
 from gramscope.distributed.exchange import Group, find_exchange
-from gramscope.errors import InputError
-from gramscope.layers.modules import outside_graphs, unwrap
+from gramscope.errors import InputError, LayerError, NumericalError, RescueWarning, ResultWarning
+from gramscope.layers.modules import outside_graphs
+from gramscope.layers.modules import unwrap
 from gramscope.layers.select import LayerSelector
 from gramscope.layers.watchers import unseen
 from gramscope.linalg.autocast import without_autocast
-from gramscope.optim.vcl.algorithm_1 import Algorithm1
-from gramscope.optim.vcl.averaged import AveragedTrainer
-from gramscope.optim.vcl.checks import (
-    check_arguments,
-    check_averaged,
-    check_facts,
-    check_gamma,
-    check_reduction,
-    error_of_gradients,
-)
-from gramscope.optim.vcl.direction import Direction
-from gramscope.optim.vcl.execution_order import ExecutionOrder, Trained
-from gramscope.optim.vcl.falling_adamw import FallingAdamW
-from gramscope.optim.vcl.form import Averaged, Form, Unit
-from gramscope.optim.vcl.matrix_trainer import MatrixTrainer
-from gramscope.optim.vcl.model_hooks import Reduction
-from gramscope.optim.vcl.readout_layer import ReadoutFactory, head_parameters, make_readout
-from gramscope.optim.vcl.rules import Anchor, Rules, Solver
-from gramscope.optim.vcl.spectral_map import SpectralMap
-from gramscope.optim.vcl.summary_table import summary_table
-from gramscope.optim.vcl.trainable import find_embeddings, find_trainable
+from gramscope.optim.checks import check_gradients, keep_dtypes, refuse_arguments
+from gramscope.optim.choose_matrices import choose_trained
+from gramscope.optim.vcl.exact import cutoff, exact_step
+from gramscope.optim.vcl.gradients import Batch, GradientCollector, ModelHooks, Reduction, batch_of
+from gramscope.optim.vcl.processes import batches_of_all
+from gramscope.optim.vcl.recursion import Recursion, factors, rebased, recursive_step, start
 from gramscope.optim.vcl.warm_up import warm_up
+from gramscope.optim.weight_matrix import WeightMatrix
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+Solver: TypeAlias = Literal["recursive", "exact"]
+#: makes the optimizer of all parameters that VCL does not train
+ReadoutFactory: TypeAlias = Callable[[list[nn.Parameter]], Optimizer]
+#: larger values have no square in float64
+_MOST_GAMMA = 1e150
+#: by default nothing is truncated up to this many inputs, or twice as many as outputs
+_UNTRUNCATED = 256
+_INSTEAD = {
+    "lr": "its step is gamma=; the rate of the other parameters goes into readout=",
+    "weight_decay": "Algorithm 1 decays no weights; that of the other parameters goes into readout=",
+    "momentum": "Algorithm 1 has none; that of the other parameters goes into readout=",
+}
+#: state of one matrix → its new state, its new weights, diagnostics
+_Step: TypeAlias = tuple[dict[str, Any], Tensor, dict[str, Tensor]]
+
 
 class VCL(Optimizer):
-    """Virtual covariance learning of a model's linear-like layers; another optimizer trains the rest.
+    """Virtual covariance learning of a model's linear-like layers ([VCL] Algorithm 1); another optimizer trains the rest.
 
-    ``gs.VCL(model)`` needs no rate. Its steps go along the orthogonalised mean of recent gradients, and their length follows
-    from the number of steps taken (:mod:`gramscope.optim.vcl.averaged`). With ``solver="recursive"`` or ``"exact"`` it is [VCL]
-    Algorithm 1: after every backward pass the weights become the matrix nearest to the present one whose Gram is the power 2α
-    of ``W_tᵀW_t + V_t``, where ``V_t`` sums the virtual covariance shifts of all batches so far.
+    After every backward pass the weights of a layer become the matrix nearest to the present one whose Gram is the power 2α of
+    ``W_tᵀW_t + V_t``, where ``V_t`` sums the virtual covariance shifts of all batches so far. VCL places hooks on the model's
+    layers; :meth:`close` removes them.
 
     Args:
-        model: any module. VCL places hooks on its layers; :meth:`close` removes them.
+        model: any module.
         gamma: step γ of the virtual update ``h − γ ∂L/∂h``. It is the ``lr`` of this optimizer's first parameter group, so
-            that learning-rate schedulers change it. Averaged steps depend on it as γ^2α, to first order as Algorithm 1 does.
-        alpha: power of the eigenvalues; 0.1 in the paper. At 0.5 the Gram of the new weights is G itself (see ``anchor``).
+            that learning-rate schedulers change it.
+        alpha: power of the eigenvalues; 0.1 in the paper. At 0.5 the Gram of the new weights is G itself.
         reduction: how the loss is reduced over the batch. Algorithm 1 needs the sum of per-sample gradients: ``"mean"``
             multiplies gradients by the batch size of their forward pass, ``"sum"`` takes them as they are, a number is the
             factor, and a function returns the factor for a batch size. Gradients do not show what a loss divided by: where that
             is not the number of samples (class weights, ignored labels, a mean over tokens), give the divisor as a number or
-            function, or sum the losses of the samples yourself. Averaged steps do not depend on the scale of gradients.
-        layers: names, globs or module types of the layers to train by VCL. ``None``: every linear-like layer but the last
-            one executed, or the only one there is; with averaged steps embeddings too.
-        readout: a function from the list of all other parameters to their optimizer. By default AdamW, whose rate of 0.02
-            falls as averaged steps do; beside Algorithm 1 ``SGD(lr=0.1)``. Its parameter groups follow the first one in
-            ``param_groups``.
-        solver: ``"averaged"``, or how Algorithm 1 is computed: ``"recursive"`` works in a small moving basis; ``"exact"`` is
-            Algorithm 1 to the letter on d×d matrices in float64; ``"auto"`` is exact for up to 64 inputs. The arguments below
-            belong to Algorithm 1.
+            function, or sum the losses of the samples yourself.
+        layers: names, globs or module types of the layers to train by VCL. ``None``: every linear-like layer but the head,
+            which a Hugging Face model names in ``get_output_embeddings()`` and which else is registered last.
+        readout: a function from the list of all other parameters to their optimizer, by default ``SGD(lr=0.1)``. Its parameter
+            groups follow the first one in ``param_groups``.
+        solver: ``"recursive"`` works in a small moving basis; ``"exact"`` is Algorithm 1 to the letter on d×d matrices in
+            float64.
         rank: directions that the recursive solver keeps in a layer of k outputs and d inputs: by default all for d up to 256
-            or 2k, else k + max(16, k/16). A rank of d or more also makes every step a full one.
-        anchor: ``"current"``: ``G = W_tᵀW_t + V_t``, as in the paper; ``"initial"``: ``G = W₀ᵀW₀ + V_t``, which counts no shift
-            twice and stays bounded at α = ½ with ``second_order=False``.
-        second_order: whether the shift has its γ² term ``γ²Wᵀ(Σδδᵀ)W``, which amplifies itself at large α.
-        floor: τ of a smooth floor ``(λ + √(λ² + 4τ²))/2`` of the eigenvalues, which keeps the rank of W; 0 clamps at zero.
-        cutoff: eigenvalues up to this times the largest are zero; by default ``2·eps·√n`` of the precision used.
-        refresh: the recursive solver takes a full step at least once in this many steps. The light steps in between are
-            accurate to a few per cent of a step; one whose own error estimate is large is replaced by a full one. 1 makes
-            every step a full one.
-        momentum: β of a running mean of the gradient, which then forms the shift.
-        orthogonalise: form the shift from the orthogonalised gradient.
-        aim: of all weights with the new Gram take the nearest to ``W − aim·γ·D`` instead of W; D is the direction used.
-        bias: train a VCL layer's bias with its weight, as the weight of a constant input.
-        precision: dtype of the computation: by default float64 for ``"exact"`` and for ``"recursive"`` with ``refresh=1``
-            where nothing is truncated, else that of the weights, at least float32.
+            or 2k, else k + max(16, k/16).
         process_group: the processes that average their gradients: by default those of a ``DistributedDataParallel`` model,
             else the default group of ``torch.distributed``; ``False`` where every process trains a model of its own. The steps
-            are those of one process on the batches of all. Of Algorithm 1, each process computes the steps of the layers that
-            it owns (:meth:`summary` names the owners) and keeps their state (:meth:`consolidate_state_dict`).
+            are those of one process on the batches of all.
         mesh: a device mesh of one dimension, in place of ``process_group``.
 
     Example:
@@ -105,11 +90,11 @@ class VCL(Optimizer):
         ...     torch.nn.functional.cross_entropy(model(x), y).backward()
         ...     optimizer.step()
         >>> print(optimizer.summary())
-        parameter  shape     trained by
-        0.weight   16 × 8    VCL averaged
-        0.bias     16        FallingAdamW
-        2.weight   3 × 16    FallingAdamW (readout)
-        2.bias     3         FallingAdamW
+        parameter  matrix
+        0.weight   16 × 8  VCL recursive
+        2.weight           SGD: the readout
+        0.bias             SGD: 1-dimensional, not a matrix
+        2.bias             SGD: 1-dimensional, not a matrix
     """
 
     def __init__(
@@ -120,93 +105,43 @@ class VCL(Optimizer):
         reduction: Reduction = "mean",
         layers: LayerSelector = None,
         readout: ReadoutFactory | None = None,
-        solver: Solver = "averaged",
+        solver: Solver = "recursive",
         rank: int | None = None,
-        *,
-        anchor: Anchor = "current",
-        second_order: bool = True,
-        floor: float = 0.0,
-        cutoff: float | None = None,
-        refresh: int = 32,
-        momentum: float = 0.0,
-        orthogonalise: bool = False,
-        aim: float = 0.0,
-        bias: bool = False,
-        precision: torch.dtype | None = None,
         process_group: Group = None,
         mesh: DeviceMesh | None = None,
+        **unknown: Any,
     ) -> None:
-        arguments = {name: value for name, value in locals().items() if name not in ("self", "model", "__class__")}
-        self._arguments = arguments  # for __deepcopy__
-        check_arguments(gamma, solver, anchor, rank, refresh, aim, precision)
-        check_reduction(reduction)
-        averaged = solver == "averaged"
-        if averaged:
-            check_averaged(arguments)
-        direction = Direction(momentum, orthogonalise)
-        if direction.active and second_order:
-            raise InputError(
-                "momentum and orthogonalise change what the shift is formed from; they need second_order=False"
-            )
-        rules = Rules(SpectralMap(alpha, floor, cutoff), anchor, aim)
-        self.model = model
-        found = find_trainable(model, layers, bias)
-        self._refused = found.refused
-        exchange = find_exchange(process_group, mesh, model)
-        self._form: Form
-        if averaged:
-            embeddings = find_embeddings(model) if layers is None else []
-            self._form = Averaged([AveragedTrainer(weight) for weight in (*embeddings, *found.matrices)])
-        else:
-            make = partial(
-                MatrixTrainer,
-                rules=rules,
-                direction=direction,
-                second_order=second_order,
-                solver=solver,
-                rank=rank,
-                refresh=refresh,
-                precision=precision,
-            )
-            untrained = [layer for layer, _ in found.refused]
-            self._form = Algorithm1(model, [make(w) for w in found.matrices], untrained, reduction, exchange)
-        # the first forward pass shows which layer is executed last; until then take it to be the one registered last
-        self._presumed = found.last if layers is None and len(found.matrices) > 1 else None
-        self._form.head = self._presumed
-        self._settled = self._presumed is None
-        self._closed_to_groups = False
-        facts = {"layers": self._vcl_names(), "head": None, "anchor": anchor, "alpha": alpha, "gamma": gamma}
-        super().__init__([{"params": self._vcl_parameters(), "lr": gamma, **facts}], {"lr": gamma})
-        self._closed_to_groups = True
-        usual: ReadoutFactory = FallingAdamW if averaged else partial(SGD, lr=0.1)
-        self.readout = make_readout(readout or usual, self._other_parameters())
-        self._add_cycled()
+        known = "model gamma alpha reduction layers readout solver rank process_group mesh"
+        refuse_arguments("VCL", unknown, known, _INSTEAD)
+        _check_arguments(gamma, alpha, reduction, solver, rank)
+        # for __deepcopy__
+        self._arguments = {"gamma": gamma, "alpha": alpha, "reduction": reduction, "layers": layers, "readout": readout,
+                           "solver": solver, "rank": rank, "process_group": process_group, "mesh": mesh}  # fmt: skip
+        self.model, self.solver, self.alpha = model, solver, alpha
+        self._choice = choose_trained(model, layers, embeddings=False)
+        self._exchange = find_exchange(process_group, mesh, model)
+        self._ranks = {matrix: _rank(matrix, rank) for matrix in self.matrices}
+        self._collectors = {
+            matrix: GradientCollector(matrix, _precision(matrix.parameter, solver), self._exchange is not None)
+            for matrix in self.matrices
+        }
+        self._diagnostics: dict[str, dict[str, Tensor]] = {}
+        self._warned: set[str] = set()
+        facts = {"layers": [matrix.name for matrix in self.matrices], "alpha": alpha}
+        trained = list(dict.fromkeys(matrix.parameter for matrix in self.matrices))
+        self._open = True
+        super().__init__([{"params": trained, "lr": gamma, **facts}], {"lr": gamma})
+        self._open = False
+        others = [p for p in self._choice.names if p not in set(trained)]
+        self.readout = _make_readout(readout or partial(SGD, lr=0.1), others)
         self._share()
-        self._order = None if self._settled else ExecutionOrder(model, found.layers, found.matrices, traced=averaged)
-        self._finalizer = weakref.finalize(self, _close, self._form, self._order)
-
-    @classmethod
-    def best(cls, *args: Any, **options: Any) -> VCL:
-        """Removed: ``gs.VCL(model)`` took its place."""
-        raise InputError("gs.VCL.best was removed: use gs.VCL(model), which needs no gamma and no other argument")
-
-    # --- who trains what ----------------------------------------------------------------------------------------------
+        self._hooks = ModelHooks(model, list(self._collectors.values()), reduction)
+        self._finalizer = weakref.finalize(self, self._hooks.close)
 
     @property
-    def units(self) -> list[Unit]:
+    def matrices(self) -> Sequence[WeightMatrix]:
         """The matrices trained by VCL."""
-        return list(self._form.units)
-
-    def _vcl_names(self) -> list[str]:
-        return [unit.weight.name for unit in self.units]
-
-    def _vcl_parameters(self) -> list[Tensor]:
-        found = {id(p): p for unit in self.units for p in unit.weight.parameters}
-        return list(found.values())
-
-    def _other_parameters(self) -> list[nn.Parameter]:
-        mine = {id(p) for p in self._vcl_parameters()}
-        return [p for p in unwrap(self.model).parameters() if p.requires_grad and id(p) not in mine]
+        return self._choice.matrices
 
     def _share(self) -> None:
         """Give both optimizers one state and one list of groups, so that schedulers and checkpoints see everything."""
@@ -216,47 +151,16 @@ class VCL(Optimizer):
                 self.state.update(self.readout.state)
             self.readout.param_groups = self.param_groups[1:]
             self.readout.state = self.state
-
-    def _add_cycled(self) -> None:
-        """Give the group of VCL the entry that OneCycleLR and CyclicLR change in every group beside ``lr``.
-
-        It is the readout optimizer's ``momentum`` or ``betas``. VCL's own momentum does not follow it.
-        """
+        # what OneCycleLR and CyclicLR change in every group beside lr
         known = {} if self.readout is None else self.readout.defaults
-        cycled: dict[str, Any] = {name: known[name] for name in ("momentum", "betas") if name in known} or {
-            "momentum": 0.0
-        }
+        cycled = {name: known[name] for name in ("momentum", "betas") if name in known} or {"momentum": 0.0}
         self.defaults.update(cycled)
         for name, value in cycled.items():
             self.param_groups[0].setdefault(name, value)
 
-    def _settle(self) -> None:
-        """Find out which layer is executed last, and give it to the readout optimizer."""
-        if self._order is not None and not self._settled:
-            self._regroup(self._order.last())
-
-    def _regroup(self, head: Trained | None, settled: bool = True) -> None:
-        before, self._form.head, self._settled = self._form.head, head, settled
-        if self._order is not None:
-            if settled:
-                self._order.detach()
-            else:
-                self._order.attach()
-        self.param_groups[0]["layers"] = self._vcl_names()
-        self.param_groups[0]["head"] = head.name if settled and head is not None else None
-        if head is before or self.readout is None:
-            return
-        others = self._other_parameters()
-        wanted = {id(p) for p in others}
-        self.param_groups[0]["params"] = self._vcl_parameters()
-        for group in self.param_groups[1:]:
-            group["params"] = [p for p in group["params"] if id(p) in wanted]
-        present = {id(p) for group in self.param_groups[1:] for p in group["params"]}
-        self.param_groups[1]["params"] += [p for p in others if id(p) not in present]
-
     @override
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        if getattr(self, "_closed_to_groups", False):
+        if not self._open:
             raise InputError(
                 "VCL takes its parameters from the model: parameter groups cannot be added. Choose layers with layers= and "
                 "group all other parameters in the optimizer that readout= makes"
@@ -264,11 +168,11 @@ class VCL(Optimizer):
         super().add_param_group(param_group)
 
     def summary(self) -> str:
-        """A table of all parameters: shape, and which optimizer trains each."""
-        form = self._form
-        return summary_table(
-            self.model, form.units, form.head, self._settled, self.readout, self._refused, form.owners()
-        )
+        """A table of all parameters: which are trained by VCL, and why the others by the readout's optimizer."""
+        ranks = [rank for matrix, rank in self._ranks.items() if rank < matrix.shape[-1]]
+        rank = f", rank {'/'.join(map(str, dict.fromkeys(ranks)))}" if ranks and self.solver == "recursive" else ""
+        other = "nothing" if self.readout is None else type(self.readout).__name__
+        return self._choice.table(f"VCL {self.solver}{rank}", other)
 
     # --- training -----------------------------------------------------------------------------------------------------
 
@@ -287,25 +191,109 @@ class VCL(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._settle()
-        check_gamma(float(self.param_groups[0]["lr"]))
-        with torch.no_grad(), without_autocast(self._form.all_units[0].weight.parameter.device):
-            problem = error_of_gradients(self.model, self.param_groups[1:])
-            proposals = self._form.propose(self._state_of, self.param_groups[0], problem)
+        gamma = float(self.param_groups[0]["lr"])
+        _check_gamma(gamma)
+        self._check_head()
+        with torch.no_grad(), without_autocast(self.matrices[0].parameter.device):
+            self._check_gradients()
+            steps = {matrix: self._step(matrix, batch, gamma) for matrix, batch in self._batches().items()}
+            self._check_steps(steps)
         if self.readout is not None:
             self.readout.step()
-        for unit, proposal in proposals:
-            unit.weight.assign(proposal.weights)
-            self._store(unit, proposal.state)
-            unit.report = proposal.report
-        self._form.finish(self.state)
+        for matrix, (state, weights, found) in steps.items():
+            matrix.assign(weights)
+            if self._exchange is not None:
+                self._exchange.send_from(0, matrix.parameter.data)
+            if self.solver == "recursive":
+                state["written"] = matrix.read().clone()
+            own = {matrix.part: state} if matrix.part else state
+            self.state[matrix.parameter].update(own)
+            self._diagnostics[matrix.name] = found
+        self._hooks.clear()
         return loss
+
+    def _batches(self) -> dict[WeightMatrix, Batch]:
+        """The gradients of the matrices that have one."""
+        collectors = list(self._collectors.values())
+        if self._exchange is not None:
+            return {collector.matrix: batch for collector, batch in batches_of_all(collectors, self._exchange).items()}
+        busy = [collector for collector in collectors if not collector.idle] or collectors
+        return {collector.matrix: batch_of(collector) for collector in busy}
+
+    def _step(self, matrix: WeightMatrix, batch: Batch, gamma: float) -> _Step:
+        """One step of one matrix; nothing is written."""
+        old = self._state_of(matrix)
+        W = matrix.read()
+        if self.solver == "exact":
+            V, new, found = exact_step(old.get("matrix"), W.to(batch.D.dtype), batch.D, batch.sigma, gamma, self.alpha)
+            return {"matrix": V}, new, found
+        if not old:
+            state = start(W.to(batch.D.dtype))
+        else:
+            state = Recursion(old["basis"], old["shift"], old["weights"], old["steps"])
+            if not torch.equal(old["written"], W):  # changed from outside
+                state = rebased(state, W.to(batch.D.dtype))
+        factored = factors(batch.D, batch.count, batch.tolerance)
+        state, new, found = recursive_step(state, factored, batch.sigma, gamma, self.alpha, self._ranks[matrix])
+        return {name: getattr(state, name) for name in Recursion.__dataclass_fields__}, new, found
+
+    def _check_head(self) -> None:
+        """Raise where the layer taken for the head is not the one executed last."""
+        last, head = self._hooks.last, self._choice.head
+        trained = {layer.name for matrix in self.matrices for layer in matrix.layers}
+        if head and last is not None and last.name in trained:
+            raise LayerError(
+                f"layer {head[-1].name!r}, registered last, was taken for the readout, but {last.name!r} ran last: name the "
+                "layers that VCL trains with layers="
+            )
+
+    def _check_gradients(self) -> None:
+        """Raise in all processes if a gradient is not finite in one."""
+        error: Exception | None = None
+        try:
+            check_gradients((name, p.grad) for p, name in self._choice.names.items() if p.grad is not None)
+        except (NumericalError, InputError) as raised:
+            error = raised
+        if self._exchange is not None:
+            self._exchange.raise_together(error, self.matrices[0].parameter.device)
+        if error is not None:
+            raise error
+
+    def _check_steps(self, steps: Mapping[WeightMatrix, _Step]) -> None:
+        """Raise if new weights are not finite; warn, once for each matrix, of weights that lose rank."""
+        for matrix, (_, new, found) in steps.items():
+            dtype = matrix.parameter.dtype
+            norm, cut = torch.stack([torch.linalg.vector_norm(new.to(dtype).double()), found["cut"].sum()]).tolist()
+            if not math.isfinite(norm):
+                raise NumericalError(
+                    f"the VCL step of {matrix.name} has weights that are not finite or too large for {dtype}; weights and "
+                    "state are as before this step. Lower gamma"
+                )
+            if matrix.name in self._warned:
+                continue
+            if norm == 0 and matrix.name not in self._diagnostics:
+                self._warned.add(matrix.name)
+                warnings.warn(
+                    f"all weights of {matrix.name} are zero and stay so: Algorithm 1 changes weights by products with them. "
+                    "Start from other weights, or leave the layer to readout= with layers=",
+                    ResultWarning,
+                    stacklevel=4,
+                )
+            elif cut:
+                self._warned.add(matrix.name)
+                share = cutoff(torch.float64, matrix.shape[-1])
+                warnings.warn(
+                    f"{matrix.name}: positive eigenvalues at rounding level (up to {share:.1e} of the largest) are taken as "
+                    "zero, so W loses rank. A smaller gamma= or alpha= keeps it",
+                    RescueWarning,
+                    stacklevel=4,
+                )
 
     @override
     @outside_graphs
     def zero_grad(self, set_to_none: bool = True) -> None:
         super().zero_grad(set_to_none)
-        self._form.clear()
+        self._hooks.clear()
 
     def warm_up(
         self,
@@ -316,8 +304,8 @@ class VCL(Optimizer):
     ) -> list[float]:
         """Train the last layer alone with the readout optimizer, as the paper does before virtual covariance learning.
 
-        Where the last layer executed is itself trained by VCL, or ``layers=`` was given, all of the readout optimizer's
-        parameters are trained.
+        Where the last layer is itself trained by VCL, or ``layers=`` was given, all of the readout optimizer's parameters are
+        trained.
 
         Args:
             loader: batches ``(x, y)``, mappings with labels, or anything with ``unpack``; moved to the model's device.
@@ -330,40 +318,45 @@ class VCL(Optimizer):
         """
         if self.readout is None:
             raise InputError("there is nothing to warm up: VCL trains every parameter of the model")
-        with unseen(unwrap(self.model), by_all_but=self._order):
-            return warm_up(self, loader, loss, epochs, unpack)
+        with unseen(unwrap(self.model)):
+            return warm_up(self.model, self.readout, self.warm_up_parameters(), loader, loss, epochs, unpack)
 
     def warm_up_parameters(self) -> list[nn.Parameter]:
-        """The parameters that :meth:`warm_up` trains, once the last layer executed is known."""
-        self._settle()
-        head = self._form.head
-        if head is None:
-            return self._other_parameters()
-        own = {id(p) for p in head_parameters(head)}
-        found = [p for p in self._other_parameters() if id(p) in own]
+        """The parameters that :meth:`warm_up` trains."""
+        others = [p for group in self.param_groups[1:] for p in group["params"]]
+        if not self._choice.head:
+            return others
+        own = {id(p) for layer in self._choice.head for p in layer.module.parameters()}
+        found = [p for p in others if id(p) in own and p.requires_grad]
         if not found:
-            raise InputError(f"there is nothing to warm up: the last layer executed, {head.name!r}, is frozen")
+            raise InputError(f"there is nothing to warm up: the last layer, {self._choice.head[-1].name!r}, is frozen")
         return found
 
     def diagnostics(self) -> dict[str, dict[str, float | list[float]]]:
-        """Numbers about the last step of each VCL layer (lists for grouped convolutions); waits for the device.
+        """Numbers about the last step of each VCL matrix (lists for grouped convolutions); waits for the device.
 
-        Averaged steps have ``step``, their length ρ, and ``moved``, ``‖W⁺ − W‖``. Those of Algorithm 1 have ``moved`` and:
-        ``rank``: singular values in use. ``largest``, ``most_negative``: eigenvalues of G. ``constraint``: share of G (by
-        norm) that the weights cannot represent, at α = ½ the residual of the constraint. ``discarded``: share of ``‖G‖²``
-        dropped by truncation. ``unsettled``: error estimate of a light step, 0 after a full one (see ``refresh``).
+        ``moved``: ``‖W⁺ − W‖``. ``rank``: singular values in use. ``cut``: positive eigenvalues taken as zero. ``largest``,
+        ``most_negative``: eigenvalues of G. ``constraint``: share of G (by norm) that the weights cannot represent, at α = ½
+        the residual of the constraint. ``discarded``: share of ``‖G‖²`` dropped by truncation.
         """
-        return {unit.weight.name: unit.report.numbers() for unit in self.units if unit.report is not None}
+        return {
+            name: {key: value.tolist() for key, value in found.items()} for name, found in self._diagnostics.items()
+        }
 
     def close(self) -> None:
-        """Remove every hook from the model. Algorithm 1 cannot step any more, nor averaged steps before their first one."""
+        """Remove every hook from the model; after that no step can be taken."""
         self._finalizer()
 
     # --- state --------------------------------------------------------------------------------------------------------
 
+    def _state_of(self, matrix: WeightMatrix) -> dict[str, Any]:
+        """The state of one matrix within that of its parameter, which may be a packed weight of several matrices."""
+        state = self.state[matrix.parameter]
+        found: dict[str, Any] = state.get(matrix.part, {}) if matrix.part else state
+        return found
+
     def __deepcopy__(self, memo: dict[int, Any]) -> VCL:
         """An optimizer with the same state for a copy of the model."""
-        _finish_copies(self.model, memo)
         copied = type(self)(copy.deepcopy(self.model, memo), **self._arguments)
         memo[id(self)] = copied
         copied.load_state_dict(copy.deepcopy(self.state_dict()))
@@ -373,37 +366,6 @@ class VCL(Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         raise InputError("VCL holds hooks on its model and cannot be pickled; save optimizer.state_dict()")
 
-    def _state_of(self, unit: Unit) -> dict[str, Any]:
-        return _own(unit, self.state[unit.weight.parameter])
-
-    def _store(self, unit: Unit, state: dict[str, Any]) -> None:
-        if unit.weight.part:
-            self.state[unit.weight.parameter][unit.weight.part] = state
-        else:
-            self.state[unit.weight.parameter] = state
-
-    def consolidate_state_dict(self) -> None:
-        """Give every process the state of all layers, for :meth:`state_dict`; every process of the group must call this.
-
-        One layer after the other is sent. The next step drops again what this process does not own. In a single process
-        this does nothing. ``torch.distributed.optim.ZeroRedundancyOptimizer`` has a method of the same name and purpose.
-        """
-        self._form.consolidate(self.state)
-
-    @override
-    def state_dict(self) -> dict[str, Any]:
-        """The state of all layers and of the readout optimizer.
-
-        Raises:
-            InputError: other processes own some layers and :meth:`consolidate_state_dict` was not called since the last step.
-        """
-        if not self._form.complete:
-            raise InputError(
-                "the state of some VCL layers is in other processes: call optimizer.consolidate_state_dict() in every process "
-                "before state_dict()"
-            )
-        return super().state_dict()
-
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a :meth:`state_dict`; training then continues with the same bits as without the interruption.
@@ -411,54 +373,95 @@ class VCL(Optimizer):
         The model must hold the weights it had when the state was saved. States that torch's distributed checkpoint has stored,
         which turns the numbers of parameters into text, are taken too.
         """
-        numbered = {
-            int(key) if str(key).isdigit() else key: value for key, value in state_dict.get("state", {}).items()
-        }
+        numbered = {int(key) if str(key).isdigit() else key: value for key, value in state_dict["state"].items()}
         state_dict = {**state_dict, "state": numbered}
-        facts = state_dict["param_groups"][0] if state_dict.get("param_groups") else {}
-        name = facts.get("head")
-        layers = {layer.name: layer for layer, _ in self._refused}
-        matrices = {unit.weight.name: unit.weight for unit in self._form.all_units}
-        head = self._presumed if name is None else matrices.get(name, layers.get(name))
-        names = [layer for layer, weight in matrices.items() if weight is not head]
-        check_facts(facts, {**self.param_groups[0], "layers": names})
-        if self._presumed is not None:
-            self._regroup(head, settled=name is not None)
-        keys = dict(zip(self.param_groups[0]["params"], state_dict["param_groups"][0]["params"], strict=True))
-        for unit in self.units:
-            unit.forget()
-            unit.check_state(_own(unit, state_dict["state"].get(keys[unit.weight.parameter], {})))
+        stored, own = state_dict["param_groups"][0], self.param_groups[0]
+        if "layers" not in stored:
+            raise InputError("this state is not one of VCL; was the checkpoint saved with another optimizer?")
+        for fact in ("layers", "alpha"):
+            if stored.get(fact) != own[fact]:
+                raise InputError(f"this state belongs to {fact}={stored.get(fact)!r}, not {own[fact]!r}")
+        keys = dict(zip(own["params"], stored["params"], strict=True))
+        for matrix in self.matrices:
+            state = numbered.get(keys[matrix.parameter], {})
+            _check_state(matrix, state.get(matrix.part, {}) if matrix.part else state, self.solver)
         super().load_state_dict(state_dict)
-        self._add_cycled()
+        keep_dtypes(self, state_dict)
         self._share()
-        # torch casts floating-point state to the parameter's dtype; V must keep its own
-        vcl = {id(unit.weight.parameter) for unit in self.units}
-        for group, mine in zip(state_dict["param_groups"], self.param_groups, strict=True):
-            for key, parameter in zip(group["params"], mine["params"], strict=True):
-                if id(parameter) in vcl and key in state_dict["state"]:
-                    copied = partial(torch.Tensor.to, device=parameter.device, copy=True)
-                    self.state[parameter] = tree_map_only(Tensor, copied, state_dict["state"][key])
-        self._form.clear()
-        self._form.complete = True
+        self._hooks.clear()
 
 
-def _close(form: Form, order: ExecutionOrder | None) -> None:
-    form.close()
-    if order is not None:
-        order.close()
+def _check_state(matrix: WeightMatrix, state: Mapping[str, Any], solver: Solver) -> None:
+    """Raise an InputError unless a stored state is empty or fits this matrix and solver."""
+    if not state:
+        return
+    found = "exact" if "matrix" in state else "recursive"
+    if found != solver:
+        raise InputError(f"the state of {matrix.name} is one of solver={found!r}, not {solver!r}")
+    shape = state["written"].shape if solver == "recursive" else (*matrix.shape[:-1], state["matrix"].shape[-1])
+    if tuple(shape) != tuple(matrix.shape):
+        raise InputError(f"the state of {matrix.name} is one of shape {tuple(shape)}, not {tuple(matrix.shape)}")
 
 
-def _finish_copies(model: nn.Module, memo: dict[int, Any]) -> None:
-    """Finish the copies of modules that are being made, of a model that holds its own optimizer."""
-    for module in model.modules():
-        made = memo.get(id(module))
-        if made is not None and "_modules" not in made.__dict__:
-            for name, value in module.__dict__.items():
-                if not isinstance(value, VCL):
-                    made.__dict__[name] = copy.deepcopy(value, memo)
+def _make_readout(factory: ReadoutFactory, parameters: Sequence[Tensor]) -> Optimizer | None:
+    """The optimizer of everything that VCL does not train; None where there is nothing.
+
+    Raises:
+        InputError: ``factory`` does not return an optimizer that can work beside VCL.
+    """
+    if not parameters:
+        return None
+    made = factory(list(parameters)) if callable(factory) else factory  # type: ignore[arg-type]
+    if not isinstance(made, Optimizer):
+        raise InputError(
+            "readout= must be a function that returns a torch optimizer, such as "
+            f"lambda params: torch.optim.AdamW(params, lr=1e-3); got {type(made).__name__}"
+        )
+    if isinstance(made, LBFGS):
+        raise InputError(
+            "readout=LBFGS evaluates the loss several times a step, and VCL once: choose another optimizer"
+        )
+    given, taken = {id(p) for p in parameters}, {id(p) for group in made.param_groups for p in group["params"]}
+    if given != taken:
+        raise InputError(
+            f"the optimizer made by readout= holds {len(taken)} parameters, not exactly the {len(given)} it was given"
+        )
+    return made
 
 
-def _own(unit: Unit, state: dict[str, Any]) -> dict[str, Any]:
-    """The state of one matrix within that of its parameter, which may be a packed weight of several matrices."""
-    found: dict[str, Any] = state.get(unit.weight.part, {}) if unit.weight.part else state
-    return found
+def _check_gamma(gamma: float) -> None:
+    if not (isinstance(gamma, int | float) and 0 <= gamma <= _MOST_GAMMA):
+        raise InputError(f"gamma={gamma!r}: the step of the virtual update must be a number from 0 to {_MOST_GAMMA:g}")
+
+
+def _check_arguments(gamma: float, alpha: float, reduction: object, solver: str, rank: int | None) -> None:
+    """Raise an InputError that names the first argument with an invalid value."""
+    _check_gamma(gamma)
+    if not (isinstance(alpha, int | float) and 0 < alpha <= 1):
+        raise InputError(f"alpha={alpha!r}: the power of the eigenvalues must lie in (0, 1]; the paper uses 0.1")
+    if isinstance(reduction, int | float) and not (math.isfinite(reduction) and reduction > 0):
+        raise InputError(f"reduction={reduction!r}: the factor must be a positive number")
+    if not (reduction in ("mean", "sum") or isinstance(reduction, int | float) or callable(reduction)):
+        raise InputError(f"reduction={reduction!r}: give 'mean', 'sum', a number, or a function of the batch size")
+    if solver not in ("recursive", "exact"):
+        hint = "; its steps are those of gs.FreeMuon(model)" if solver == "averaged" else ""
+        raise InputError(f"solver={solver!r}: choose 'recursive' or 'exact'{hint}")
+    if not (rank is None or isinstance(rank, int)):
+        raise InputError(f"rank={rank!r}: the number of directions to keep must be a whole number")
+
+
+def _rank(matrix: WeightMatrix, rank: int | None) -> int:
+    """How many directions to keep of a matrix."""
+    k, d = matrix.shape[-2:]
+    if rank is None:
+        return d if d <= max(_UNTRUNCATED, 2 * k) else k + max(16, k // 16)
+    if rank < min(k, d):
+        raise InputError(f"rank={rank} is below the rank {min(k, d)} of {matrix.name}'s weights")
+    return min(rank, d)
+
+
+def _precision(parameter: Tensor, solver: Solver) -> torch.dtype:
+    """In which a step is computed: float64 for the exact solver, else that of the weights, at least float32."""
+    if parameter.device.type == "mps":
+        return torch.float32
+    return torch.float64 if solver == "exact" else torch.promote_types(parameter.dtype, torch.float32)
