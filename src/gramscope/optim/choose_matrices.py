@@ -232,8 +232,6 @@ def _layer_matrices(model: nn.Module, names: dict[int, str]) -> tuple[list[Weigh
         if parameter is None:
             others[f"{layer.name}.weight"] = "computed by a parametrisation, so it cannot be set"
             continue
-        if nn.parameter.is_lazy(parameter):
-            raise LayerError(f"layer {layer.name!r} is lazy: run one forward pass before making the optimizer")
         name = names.get(id(parameter), f"{layer.name}.weight")
         if isinstance(layer.kind, AttentionProjectionKind) and name.endswith("in_proj_weight"):
             name = f"{name}[{layer.kind.weight_name}]"

@@ -18,14 +18,10 @@ from cases import Around
 from gramscope.errors import LayerError
 from optim.nets import data, mlp, net, same, train
 
-pytestmark = pytest.mark.usefixtures("light_steps")
-
 
 def stepped(model: nn.Module, backward: Callable[[nn.Module], object], lr: float = 0.1, **options: Any) -> nn.Module:
     model = copy.deepcopy(model)
-    optimizer = gs.VCL(
-        model, gamma=0.1, refresh=1, readout=partial(torch.optim.SGD, lr=lr), **options, solver="recursive"
-    )
+    optimizer = gs.VCL(model, gamma=0.1, readout=partial(torch.optim.SGD, lr=lr), **options)
     for _ in range(3):
         optimizer.zero_grad()
         backward(model)
@@ -34,7 +30,7 @@ def stepped(model: nn.Module, backward: Callable[[nn.Module], object], lr: float
 
 
 @pytest.mark.parametrize("kind", ["narrow", "wide", "conv"])
-def test_reductions_and_unequal_micro_batches_agree(kind: str):
+def test_reductions_and_micro_batches_agree(kind: str):
     model, d = net(kind)
     x, y = data(d)
 
@@ -42,12 +38,12 @@ def test_reductions_and_unequal_micro_batches_agree(kind: str):
         return F.cross_entropy(m(x[piece]), y[piece], reduction=reduction)
 
     first = stepped(model, lambda m: loss(m, reduction="sum").backward(), 0.0, reduction="sum")
-    pieces = (slice(0, 3), slice(3, 9), slice(9, 10))
+    halves = (slice(0, 5), slice(5, 10))
     for other in (
         stepped(model, lambda m: loss(m).backward(), 0.0),
         stepped(model, lambda m: (0.25 * loss(m)).backward(), 0.0, reduction=40.0),
         stepped(model, lambda m: (0.5 * loss(m)).backward(), 0.0, reduction=lambda n: 2 * n),
-        stepped(model, lambda m: [loss(m, piece).backward() for piece in pieces], 0.0),
+        stepped(model, lambda m: [loss(m, half).backward() for half in halves], 0.0),
     ):
         same(first, other, atol=1e-9, rtol=0)
 
@@ -68,12 +64,21 @@ def test_clipping_by_norm_scales_the_loss(kind: str):
     same(scaled, first, atol=1e-9, rtol=0)
 
 
+def test_micro_batches_of_different_sizes_are_an_error():
+    model, (x, y) = mlp(7, 5, 3), data()
+    optimizer = gs.VCL(model)
+    for piece in (slice(0, 3), slice(3, 9)):
+        F.cross_entropy(model(x[piece]), y[piece]).backward()
+    with pytest.raises(LayerError, match=r"different sizes \(factors \[3.0, 6.0\]\).*reduction='sum'"):
+        optimizer.step()
+
+
 @pytest.mark.parametrize("change", ["clip", "penalty"])
 def test_changed_gradients_are_taken_as_they_are(change: str):
-    """Element-wise clipping and penalties on the weights: D is .grad, whatever the inputs say."""
+    """Element-wise clipping and penalties on the weights: D is .grad, though it has more than the batch's directions."""
     model, d = net("narrow")
-    x, y = data(d, 3)  # fewer samples than outputs, so their rows are kept
-    optimizer = gs.VCL(model, second_order=False, reduction="sum", gamma=0.1, refresh=1, solver="recursive")
+    x, y = data(d, 3)  # fewer samples than outputs
+    optimizer = gs.VCL(model, reduction="sum", gamma=1e-3)
     W = model[0].weight.detach().clone()
     loss = F.cross_entropy(model(x), y, reduction="sum")
     (loss + 0.5 * model[0].weight.square().sum() if change == "penalty" else loss).backward()
@@ -82,8 +87,9 @@ def test_changed_gradients_are_taken_as_they_are(change: str):
     D = model[0].weight.grad.clone()
     optimizer.step()
     V, identity = torch.zeros(d, d).double(), torch.eye(d).double()
-    expected, _ = reference.vcl_step(W, V, identity, D.mT, 0.1, 0.1, second_order=False)
-    torch.testing.assert_close(model[0].weight.detach(), expected, atol=1e-7, rtol=0)
+    expected, _ = reference.vcl_step(W, V, identity, D.mT, 1e-3, 0.1, second_order=False)
+    moved = (expected - W).norm()
+    assert (model[0].weight - expected).norm() < 2e-2 * moved  # what the second order adds
 
 
 def test_grad_scaler_unscales_and_skips():
@@ -91,8 +97,8 @@ def test_grad_scaler_unscales_and_skips():
     x, y = data(30, dtype=torch.float32)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=1000)
     plain, scaled = copy.deepcopy(model), copy.deepcopy(model)
-    train(plain, gs.VCL(plain, gamma=0.1, solver="recursive"), x, y, 3)
-    optimizer = gs.VCL(scaled, gamma=0.1, solver="recursive")
+    train(plain, gs.VCL(plain, gamma=0.1), x, y, 3)
+    optimizer = gs.VCL(scaled, gamma=0.1)
     for step in range(4):
         optimizer.zero_grad()
         loss = F.cross_entropy(scaled(x), y)
@@ -112,7 +118,7 @@ def test_stale_gradients_are_dropped_with_the_model_s_own_zero_grad(set_to_none:
     model = mlp(30, 4, 3)
     x, y = data(30)
     mirror = copy.deepcopy(model)
-    optimizer, clean = (gs.VCL(m, gamma=0.1, solver="recursive") for m in (model, mirror))
+    optimizer, clean = (gs.VCL(m, gamma=0.1) for m in (model, mirror))
     F.cross_entropy(model(3 * x[:4]), y[:4]).backward()
     model.zero_grad(set_to_none)
     z = model(x)
@@ -123,12 +129,11 @@ def test_stale_gradients_are_dropped_with_the_model_s_own_zero_grad(set_to_none:
     same(model, mirror)
 
 
-@pytest.mark.parametrize("precision", [torch.float32, torch.float64])
-def test_kept_rows_are_used_in_any_precision(precision: torch.dtype):
-    """Float32 gradients differ from float64 sums of their rows by rounding, which is no reason to fall back on .grad."""
-    model = mlp(60, 10, 3, bias=False, dtype=torch.float32)
-    optimizer = gs.VCL(model, gamma=0.05, precision=precision, solver="recursive")
-    train(model, optimizer, *data(60, 8, seed=0, dtype=torch.float32))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_few_samples_add_few_directions(dtype: torch.dtype):
+    model = mlp(400, 10, 3, bias=False, dtype=dtype)
+    optimizer = gs.VCL(model, gamma=0.05, rank=200)
+    train(model, optimizer, *data(400, 8, seed=0, dtype=dtype))
     assert optimizer.state[model[0].weight]["basis"].shape[0] == 18  # ten rows of W, eight samples
 
 
@@ -148,7 +153,7 @@ def test_a_weight_that_a_function_uses_is_trained_as_that_of_a_layer():
     model = Used(copy.deepcopy(twin.a), copy.deepcopy(twin.head))
     x, y = data()
     for either in (model, twin):
-        optimizer = gs.VCL(either, gamma=0.1, solver="recursive")
+        optimizer = gs.VCL(either, gamma=0.1)
         for _ in range(3):
             train(either, optimizer, x, y)
     same(model, twin)
@@ -165,12 +170,12 @@ def test_missing_gradients_and_captures_are_errors():
 
     x, y = data()
     model = Unused().double()
-    with pytest.raises(LayerError, match=r"'b' has no gradient"):
-        train(model, gs.VCL(model, layers=["b"], solver="recursive"), x, y)
-    with pytest.raises(LayerError, match=r"'a' has a gradient but was not seen"):
-        train(model, gs.VCL(model, layers=["a"], solver="recursive"), x, y)
+    with pytest.raises(LayerError, match=r"b\.weight has no gradient"):
+        train(model, gs.VCL(model, layers=["b"]), x, y)
+    with pytest.raises(LayerError, match=r"a\.weight has a gradient but was not seen"):
+        train(model, gs.VCL(model, layers=["a"]), x, y)
     body = mlp(7, 5, 3)
-    optimizer = gs.VCL(body, solver="recursive")
+    optimizer = gs.VCL(body)
     loss = F.cross_entropy(body[2](body[1](body[0](x))), y)
     with pytest.raises(LayerError, match="call the model itself"):
         loss.backward()
@@ -185,7 +190,7 @@ def test_an_expert_without_tokens_keeps_its_weights_and_state(set_to_none: bool)
         return m.head(torch.tanh(z))
 
     model = Around(run, experts=nn.ModuleList([nn.Linear(7, 5) for _ in range(3)]), head=nn.Linear(5, 3))
-    optimizer, (x, y) = gs.VCL(model, gamma=0.1, solver="recursive"), data()
+    optimizer, (x, y) = gs.VCL(model, gamma=0.1), data()
     before = model.experts[2].weight.clone()
     for used in ((0, 1), (1, 2), (0, 2)):
         model.used = used

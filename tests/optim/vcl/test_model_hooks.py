@@ -16,8 +16,6 @@ import gramscope as gs
 from gramscope.errors import LayerError
 from optim.nets import data, mlp, same, train
 
-pytestmark = pytest.mark.usefixtures("light_steps")
-
 
 @pytest.mark.parametrize("solver", ["recursive", "exact"])
 def test_autocast(solver: str):
@@ -44,7 +42,7 @@ def test_compiled_models(backend: str):
     model = mlp(30, 4, 3, dtype=torch.float32)
     mirror = copy.deepcopy(model)
     compiled = torch.compile(model, backend=backend)
-    optimizer, eager = gs.VCL(compiled, gamma=0.05, solver="recursive"), gs.VCL(mirror, gamma=0.05, solver="recursive")
+    optimizer, eager = gs.VCL(compiled, gamma=0.05), gs.VCL(mirror, gamma=0.05)
     train(compiled, optimizer, x, y, 3)
     train(mirror, eager, x, y, 3)
     same(model, mirror, atol=1e-5, rtol=0)
@@ -56,7 +54,7 @@ def test_a_model_that_ran_compiled_before_is_refused():
     model = mlp(30, 4, 3, dtype=torch.float32)
     compiled = torch.compile(model, backend="eager")
     compiled(x).sum().backward()
-    optimizer = gs.VCL(compiled, gamma=0.05, solver="recursive")
+    optimizer = gs.VCL(compiled, gamma=0.05)
     weights = copy.deepcopy(model.state_dict())
     with pytest.raises(LayerError, match="torch.compile"):
         train(compiled, optimizer, x, y)
@@ -78,11 +76,10 @@ def test_checkpointed_activations():
     x, y = data(30)
     x.requires_grad_()
     for layers in (["body.*"], None):
-        results = [Checkpointed(reentrant) for reentrant in (None, False, True)]
+        results = [Checkpointed(reentrant) for reentrant in (None, False)]
         for model in results:
-            train(model, gs.VCL(model, gamma=0.05, layers=layers, solver="recursive"), x, y, 2)
-        for other in results[1:]:
-            same(results[0], other, atol=1e-9, rtol=0)
+            train(model, gs.VCL(model, gamma=0.05, layers=layers), x, y, 2)
+        same(*results, atol=1e-9, rtol=0)
 
 
 def test_hooks_leave_with_the_optimizer():
@@ -92,15 +89,15 @@ def test_hooks_leave_with_the_optimizer():
         own = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
         return own + sum(len(p._post_accumulate_grad_hooks or ()) for p in model.parameters())
 
-    optimizer = gs.VCL(model, solver="recursive")
+    optimizer = gs.VCL(model)
     assert hooks() > 0
     optimizer.close()
     assert hooks() == 0
-    optimizer = gs.VCL(model, solver="recursive")
+    optimizer = gs.VCL(model)
     twin = copy.deepcopy(model)
     x, y = data()
     F.cross_entropy(twin(x), y).backward()
-    with pytest.raises(LayerError, match="first"):
+    with pytest.raises(LayerError, match="no gradient"):
         optimizer.step()
     del optimizer
     gc.collect()
@@ -109,7 +106,7 @@ def test_hooks_leave_with_the_optimizer():
 
 def test_a_model_can_be_saved_while_it_is_trained() -> None:
     model, x, y = mlp(7, 6, 3), *data()
-    optimizer = gs.VCL(model, gamma=0.1, solver="recursive")
+    optimizer = gs.VCL(model, gamma=0.1)
     train(model, optimizer, x, y)
     file = io.BytesIO()
     torch.save(model, file)
@@ -130,7 +127,7 @@ class WithTrainingStep(nn.Module):
         self.net = mlp(7, 6, 3)
         self.heads = nn.ModuleDict({"a": nn.Linear(3, 3).double()})
         self.parts = parts
-        self.optimizer = gs.VCL(self, gamma=0.1, solver="recursive")
+        self.optimizer = gs.VCL(self, gamma=0.1)
 
     def training_step(self, x: Tensor) -> Tensor:
         if self.parts:
@@ -142,7 +139,7 @@ def test_a_module_that_holds_its_optimizer_and_trains_its_parts() -> None:
     x, y = data()
     model = WithTrainingStep()
     plain = nn.Sequential(copy.deepcopy(model.net), nn.Tanh(), copy.deepcopy(model.heads["a"]))
-    optimizer = gs.VCL(plain, gamma=0.1, solver="recursive")
+    optimizer = gs.VCL(plain, gamma=0.1)
     for _ in range(3):
         model.optimizer.zero_grad()
         F.cross_entropy(model.training_step(x), y).backward()
@@ -150,14 +147,6 @@ def test_a_module_that_holds_its_optimizer_and_trains_its_parts() -> None:
         train(plain, optimizer, x, y)
     torch.testing.assert_close(model.net[0].weight, plain[0][0].weight, rtol=0, atol=0)
     assert "heads.a.weight" in model.optimizer.summary()
-    copied = copy.deepcopy(model)
-    assert copied.optimizer.model is copied
-    for one in (model, copied):
-        one.optimizer.zero_grad()
-        F.cross_entropy(one.training_step(x), y).backward()
-        one.optimizer.step()
-    same(model, copied, atol=0, rtol=0)
-    assert not torch.equal(copied.net[0].weight, plain[0][0].weight)
 
 
 def test_parts_called_outside_any_entrance_are_still_refused() -> None:

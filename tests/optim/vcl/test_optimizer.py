@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import copy
 from functools import partial
-from operator import eq
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 
 import gramscope as gs
 import reference
-from gramscope.errors import InputError, LayerError, NumericalError
+from gramscope.errors import InputError, LayerError, NumericalError, RescueWarning, ResultWarning
 from optim.nets import KINDS, AdamW, data, deltas, mlp, net, same, train, train_both
-
-pytestmark = pytest.mark.usefixtures("light_steps")
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
@@ -46,25 +44,18 @@ def test_both_solvers_match_the_reference_in_patch_space(kind: str):
     """One step against Algorithm 1 on captured inputs, then the solvers against each other."""
     (model, d), (mirror, _) = net(kind), net(kind)
     x, y = data(d)
-    common = {"gamma": 0.05, "alpha": 0.3, "floor": 0.01}
-    optimizers = (
-        gs.VCL(model, rank=1000, refresh=1, **common, solver="recursive"),
-        gs.VCL(mirror, solver="exact", **common),
-    )
+    optimizers = gs.VCL(model, 0.05, 0.3, rank=1000), gs.VCL(mirror, 0.05, 0.3, solver="exact")
     observed = net(kind)[0]
     with gs.capture(observed, reduction="mean") as tape:
         F.cross_entropy(observed(x), y).backward()
-    before = {unit.weight.name: unit.weight.read().clone() for unit in optimizers[1].units}
+    before = {matrix.name: matrix.read().clone() for matrix in optimizers[1].matrices}
     train_both((model, mirror), optimizers, [(x, y)])
-    for unit in optimizers[1].units:
-        W, matrix = before.get(unit.weight.name), unit.weight
-        if W is None:  # taken for the last layer until the first step
-            continue
-        records = [tape[layer.name] for layer in matrix.layers]
+    for matrix in optimizers[1].matrices:
+        W, records = before[matrix.name], [tape[layer.name] for layer in matrix.layers]
         for g in range(W.shape[0]) if W.dim() == 3 else [...]:
             h, delta = (torch.cat([getattr(r, which)[g].flatten(-3, -2) for r in records]) for which in ("h", "delta"))
             V = torch.zeros(h.shape[1], h.shape[1], dtype=torch.float64)
-            expected, _ = reference.vcl_step(W[g], V, h, delta, 0.05, 0.3, floor=0.01)
+            expected, _ = reference.vcl_step(W[g], V, h, delta, 0.05, 0.3)
             torch.testing.assert_close(matrix.read()[g], expected, atol=1e-8, rtol=0, msg=matrix.name)
     train_both((model, mirror), optimizers, [data(d, seed=step) for step in range(2, 5)])
     same(model, mirror, atol=1e-6, rtol=0)
@@ -72,84 +63,125 @@ def test_both_solvers_match_the_reference_in_patch_space(kind: str):
     assert all(torch.tensor(m).min() > 1e-4 for m in moved)
 
 
-def test_light_steps_and_truncation_stay_close_to_the_exact_solver():
-    """Float32 and light steps over 80 steps, with inputs of 12 directions among 60 (nothing truncated) or 400."""
-    for d, gamma, steps, tolerance in ((60, 0.02, 80, 2e-3), (400, 1e-3, 40, 0.01)):
-        mixing = torch.randn(12 if d == 400 else d, d, generator=torch.Generator().manual_seed(5)) / d**0.5
-        models = [mlp(d, 10, 3, dtype=torch.float32) for _ in range(2)]
-        optimizers = [gs.VCL(m, gamma=gamma, solver=s) for m, s in zip(models, ("recursive", "exact"), strict=True)]
-        start = models[0][0].weight.detach().clone()
-        light = 0
-        for step in range(steps):
-            x, y = data(len(mixing), 8, seed=step % 9, dtype=torch.float32)
-            train_both(models, optimizers, [(x @ mixing, y)])
-            light = max(light, optimizers[0].state[models[0][0].weight]["since"])
-        assert light >= 7
-        W, expected = (model[0].weight.detach() for model in models)
-        assert (W - expected).norm() < tolerance * (expected - start).norm()
+def test_truncation_stays_close_to_the_exact_solver():
+    mixing = torch.randn(12, 400, generator=torch.Generator().manual_seed(5)) / 20
+    models = [mlp(400, 10, 3, dtype=torch.float32) for _ in range(2)]
+    optimizers = [gs.VCL(models[0], 1e-3), gs.VCL(models[1], 1e-3, solver="exact")]
+    start = models[0][0].weight.detach().clone()
+    for step in range(40):
+        x, y = data(12, 8, seed=step % 9, dtype=torch.float32)
+        train_both(models, optimizers, [(x @ mixing, y)])
+    assert optimizers[0].state[models[0][0].weight]["basis"].shape == (26, 400)
+    W, expected = (model[0].weight.detach() for model in models)
+    assert (W - expected).norm() < 0.01 * (expected - start).norm()
 
 
-def test_bias_inside_the_gram_is_a_constant_input():
-    model, mirror = mlp(7, 5, 3), mlp(8, 5, 3)
-    with torch.no_grad():
-        mirror[0].weight.copy_(torch.cat([model[0].weight, model[0].bias[:, None]], 1))
-        mirror[0].bias.zero_()
-        mirror[2].load_state_dict(model[2].state_dict())
-    mirror[0].bias.requires_grad_(False)
-    x, y = data()
-    for solver in ("exact", "recursive"):
-        a, b = copy.deepcopy(model), copy.deepcopy(mirror)
-        train(a, gs.VCL(a, gamma=0.1, bias=True, solver=solver), x, y, 4)
-        train(b, gs.VCL(b, gamma=0.1, solver=solver), torch.cat([x, torch.ones(10, 1).double()], 1), y, 4)
-        torch.testing.assert_close(a[0].weight, b[0].weight[:, :7], atol=1e-6, rtol=0)
-        torch.testing.assert_close(a[0].bias, b[0].weight[:, 7], atol=1e-6, rtol=0)
+@pytest.mark.parametrize(("d", "rank"), [(60, None), (600, None), (600, 600)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_same_batch_again_and_again_does_not_spoil_the_basis(d: int, rank: int | None, dtype: torch.dtype) -> None:
+    """Its rows lie in the basis already; what is left of them is rounding, which is no direction."""
+    x, y = data(d, 12)
+    exact, model = mlp(d, 8, 3), mlp(d, 8, 3).to(dtype)
+    train(exact, gs.VCL(exact, gamma=0.02, solver="exact"), x, y, 25)
+    optimizer = gs.VCL(model, gamma=0.02, rank=rank)
+    train(model, optimizer, x.to(dtype), y, 25)
+    basis = optimizer.state[model[0].weight]["basis"]
+    eps = torch.finfo(dtype).eps
+    assert (basis @ basis.mT - torch.eye(len(basis), dtype=dtype)).abs().max() < 200 * eps
+    assert (model[0].weight.double() - exact[0].weight).norm() < 200 * eps * exact[0].weight.norm()
 
 
 @pytest.mark.parametrize(
-    "options", [{"momentum": 0.9}, {"orthogonalise": True}, {"momentum": 0.9, "orthogonalise": True}]
-)
-def test_averaged_and_orthogonalised_shifts(options: dict[str, object]):
-    model = mlp(12, 6, 3)
-    x, y = data(12)
-    optimizer = gs.VCL(model, gamma=0.05, second_order=False, solver="exact", **options)
-    W, mean = model[0].weight.detach().clone(), torch.zeros(6, 12, dtype=torch.float64)
-    V = torch.zeros(12, 12, dtype=torch.float64)
-    for _ in range(3):
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        D = 10 * model[0].weight.grad
-        if "momentum" in options:
-            mean = 0.9 * mean + 0.1 * D
-            D = 0.9 * mean + 0.1 * D
-        if "orthogonalise" in options:
-            U, s, Vh = torch.linalg.svd(D, full_matrices=False)
-            s = s / s.norm()
-            for _ in range(5):
-                s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
-            D = U @ torch.diag(s) @ Vh
-        W, V = reference.vcl_step(W, V, torch.eye(12).double(), D.mT, 0.05, 0.1, second_order=False)
-        optimizer.step()
-        torch.testing.assert_close(model[0].weight.detach(), W, atol=1e-8, rtol=0)
+    ("dtype", "factor", "tolerance"),
+    [(torch.float64, 1.5, 1e-6), (torch.float32, 1 - 1e-5, 1e-4), (torch.bfloat16, 0.7, 0.05), (torch.float16, 1.05, 0.05)],
+)  # fmt: skip
+def test_weights_changed_from_outside_are_noticed(dtype: torch.dtype, factor: float, tolerance: float):
+    """As by the exact solver, which keeps no weights of its own; in float64 through ``.data``, which no version counts."""
+    models = [mlp(20, 12, 4).to(dtype) for _ in range(2)]
+    optimizers = [gs.VCL(m, 1e-3, 0.5, solver=s) for m, s in zip(models, ("recursive", "exact"), strict=True)]
+    for seed in range(8):
+        if seed >= 3:
+            with torch.no_grad():
+                for model in models:
+                    weight = model[0].weight.data if dtype == torch.float64 else model[0].weight
+                    weight[:6].mul_(factor)
+        train_both(models, optimizers, [data(20, 16, 4, seed)])
+    W, expected = (model[0].weight.detach().double() for model in models)
+    assert (W - expected).norm() < tolerance * expected.norm()
 
 
-@pytest.mark.filterwarnings("ignore::gramscope.errors.RescueWarning")
-def test_half_power_is_bounded_in_its_stable_form():
-    for options, bounded in (({"anchor": "initial", "second_order": False}, True), ({}, False)):
-        model = mlp(20, 8, 3)
-        optimizer = gs.VCL(model, gamma=1.0, alpha=0.5, solver="exact", **options)
-        try:
-            for step in range(60):
-                train(model, optimizer, *data(20, seed=step))
-            largest = model[0].weight.detach().norm()
-        except NumericalError:
-            largest = torch.tensor(float("inf"))
-        assert (largest < 1e3) == bounded
+@pytest.mark.parametrize("solver", ["recursive", "exact"])
+def test_lost_rank_and_weights_that_cannot_leave_zero_are_announced_once(solver: str):
+    for zero, kind, words in ((True, ResultWarning, "are zero and stay so"), (False, RescueWarning, "loses rank")):
+        model = mlp(6, 6, 3)
+        with torch.no_grad():
+            model[0].weight.zero_() if zero else model[0].weight[:3].copy_(model[0].weight[3:] * (1 + 1e-14))
+        x, y = data(6)
+        optimizer = gs.VCL(model, gamma=0.3 if zero else 1e-12, solver=solver)
+        with pytest.warns(kind, match=rf"0\.weight.*{words}"):
+            train(model, optimizer, x, y, 1 if zero else 4)
+        train(model, optimizer, x, y, 2)
+
+
+class Head(nn.Module):
+    """The layer executed last is registered first, and its embedding may be tied to it."""
+
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        self.head, self.embedding = nn.Linear(8, 11, bias=False), nn.Embedding(11, 8)
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+        if tied:
+            self.head.weight = self.embedding.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.embedding(x)
+        return self.head(h + self.down(torch.tanh(self.up(h)))).flatten(0, 1)  # type: ignore[no-any-return]
+
+
+def test_the_head_is_registered_last_or_tied_else_layers_are_to_be_named() -> None:
+    x = torch.arange(24).reshape(4, 6) % 11
+    optimizer = gs.VCL(Head(tied=True), reduction=24.0)
+    assert [matrix.name for matrix in optimizer.matrices] == ["up.weight", "down.weight"]
+    train(optimizer.model, optimizer, x, x.flatten())
+    optimizer = gs.VCL(Head(tied=False), reduction=24.0)
+    with pytest.raises(LayerError, match=r"'down', registered last.*'head' ran last.*layers="):
+        train(optimizer.model, optimizer, x, x.flatten())
+    optimizer = gs.VCL(Head(tied=False), reduction=24.0, layers=["up", "down"])
+    train(optimizer.model, optimizer, x, x.flatten())
+
+
+@pytest.mark.parametrize("computed", [False, True])
+def test_warm_up_trains_the_last_layer_only(computed: bool):
+    model = mlp(7, 5, 5, 3)
+    if computed:
+        weight_norm(model[4])
+    x, y = data()
+    before = copy.deepcopy(model.state_dict())
+    optimizer = gs.VCL(model, readout=partial(torch.optim.SGD, lr=0.5))
+    losses = optimizer.warm_up([(x[:5], y[:5]), {"input": x[5:], "labels": y[5:]}], F.cross_entropy, epochs=4)
+    assert len(losses) == 4
+    assert losses[-1] < losses[0]
+    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed == {name for name in before if name.startswith("4.")}
+    assert all(p.requires_grad and p.grad is None for p in model.parameters())
+    assert not any("basis" in state for state in optimizer.state.values())
+    train(model, optimizer, x, y)
+    model[4].requires_grad_(False)
+    with pytest.raises(InputError, match="the last layer, '4', is frozen"):
+        optimizer.warm_up([(x, y)], F.cross_entropy)
+
+
+def test_a_single_layer_has_nothing_to_warm_up():
+    optimizer = gs.VCL(mlp(7, 3, bias=False))
+    assert optimizer.readout is None
+    with pytest.raises(InputError, match="nothing to warm up"):
+        optimizer.warm_up([data()], F.cross_entropy)
 
 
 def test_closures_hooks_and_schedulers():
     model = mlp(7, 5, 3)
     x, y = data()
-    optimizer = gs.VCL(model, gamma=0.4, readout=AdamW, solver="recursive")
+    optimizer = gs.VCL(model, gamma=0.4, readout=AdamW)
     assert [group["lr"] for group in optimizer.param_groups] == [0.4, 1e-2]
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=4)
     calls: list[str] = []
@@ -177,34 +209,26 @@ def test_closures_hooks_and_schedulers():
     torch.testing.assert_close(model[2].weight.detach(), W, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"gamma": 0.1, "readout": AdamW, "solver": "recursive"}], ids=["averaged", "recursive"]
-)
 @pytest.mark.parametrize("where", [0, 2])
-def test_non_finite_gradients_change_nothing(where: int, options: dict[str, Any]):
+def test_non_finite_gradients_change_nothing(where: int):
     model = mlp(30, 4, 3)
     x, y = data(30)
-    optimizer = gs.VCL(model, **options)
+    optimizer = gs.VCL(model, gamma=0.1, readout=AdamW)
     train(model, optimizer, x, y, 2)
     weights, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
     optimizer.zero_grad()
     F.cross_entropy(model(x), y).backward()
     model[where].weight.grad[0, 0] = float("nan")
-    with pytest.raises(NumericalError, match=r"VCL layer '0'" if where == 0 else r"2\.weight"):
+    with pytest.raises(NumericalError, match=rf"{where}\.weight has NaN"):
         optimizer.step()
     assert all(torch.equal(weights[k], v) for k, v in model.state_dict().items())
-    now = optimizer.state_dict()
-    assert now["param_groups"] == state["param_groups"]
-    for key, values in state["state"].items():
-        for name, value in values.items():
-            same_value = torch.equal if isinstance(value, Tensor) else eq
-            assert same_value(value, now["state"][key][name]), name
+    assert str(optimizer.state_dict()) == str(state)
     train(model, optimizer, x, y)
 
 
 def test_an_empty_batch_moves_as_a_zero_gradient():
     model, mirror = mlp(40, 6, 3, bias=False), mlp(40, 6, 3, bias=False)
-    optimizers = [gs.VCL(m, gamma=0.1, reduction="sum", solver="recursive") for m in (model, mirror)]
+    optimizers = [gs.VCL(m, gamma=0.1, reduction="sum") for m in (model, mirror)]
     x, y = data(40, 8, seed=0)
     F.cross_entropy(model(x[:0]), y[:0], reduction="sum").backward()
     (0 * F.cross_entropy(mirror(x), y)).backward()
@@ -214,42 +238,37 @@ def test_an_empty_batch_moves_as_a_zero_gradient():
 
 
 def test_summary_and_diagnostics():
-    model = mlp(30, 4, 3)
-    optimizer = gs.VCL(model, gamma=0.1, solver="recursive")
+    model = mlp(300, 4, 3)
+    optimizer = gs.VCL(model, gamma=0.1)
     assert optimizer.diagnostics() == {}
-    train(model, optimizer, *data(30))
-    numbers = optimizer.diagnostics()["0"]
-    assert numbers["rank"] == 4
+    train(model, optimizer, *data(300))
+    assert optimizer.diagnostics()["0.weight"]["rank"] == 4
     lines = optimizer.summary().splitlines()
-    assert lines[1].split() == ["0.weight", "4", "×", "30", "VCL", "recursive,", "rank", "30"]
-    assert lines[3].split()[-2:] == ["SGD", "(readout)"]
+    assert lines[1].split() == ["0.weight", "4", "×", "300", "VCL", "recursive,", "rank", "20"]
+    assert lines[2].split() == ["2.weight", "SGD:", "the", "readout"]
     grouped, d = net("conv")
-    optimizer = gs.VCL(grouped, gamma=0.1, solver="recursive")
+    optimizer = gs.VCL(grouped, gamma=0.1)
     train(grouped, optimizer, *data(d))
-    assert len(optimizer.diagnostics()["3"]["moved"]) == 2
+    assert len(optimizer.diagnostics()["3.weight"]["moved"]) == 2
 
 
 BAD = [
-    ("gamma", -1.0), ("gamma", float("inf")), ("alpha", 0.0), ("alpha", 1.5), ("alpha", "a"), ("solver", "fast"),
-    ("anchor", "last"), ("refresh", 0), ("refresh", 1.5), ("rank", 9.5), ("rank", 3), ("precision", torch.float16),
-    ("aim", float("nan")), ("floor", -1.0), ("floor", "a"), ("cutoff", 1.0), ("cutoff", "a"), ("momentum", 1.0),
-    ("momentum", "a"), ("reduction", None), ("reduction", "none"), ("reduction", -2.0), ("readout", "sgd"),
-    ("readout", torch.optim.LBFGS), ("readout", lambda params: params), ("layers", "nothing"), ("layers", 3),
-    ("readout", lambda params: torch.optim.SGD(params[:1], lr=0.1)),
+    ("gamma", -1.0), ("gamma", float("inf")), ("gamma", 1e300), ("alpha", 0.0), ("alpha", 1.5), ("alpha", "a"),
+    ("solver", "fast"), ("solver", "averaged"), ("rank", 9.5), ("rank", 3), ("reduction", None), ("reduction", "none"),
+    ("reduction", -2.0), ("readout", "sgd"), ("readout", torch.optim.LBFGS), ("readout", lambda params: params),
+    ("readout", lambda params: torch.optim.SGD(params[:1], lr=0.1)), ("layers", "nothing"), ("layers", 3), ("lr", 0.1),
+    ("weight_decay", 0.1), ("gama", 1.0),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "value"), BAD)
 def test_bad_arguments_name_themselves(name: str, value: object):
-    options = {"second_order": False} if name == "momentum" else {}
     with pytest.raises((InputError, LayerError), match=name if value != "nothing" else "nothing"):
-        gs.VCL(mlp(7, 5, 3), **{"solver": "recursive", name: value}, **options)
+        gs.VCL(mlp(7, 5, 3), **{name: value})
 
 
-def test_arguments_that_do_not_go_together():
-    with pytest.raises(InputError, match="second_order=False"):
-        gs.VCL(mlp(7, 5, 3), momentum=0.9, solver="recursive")
-    optimizer = gs.VCL(mlp(7, 5, 3), solver="recursive")
+def test_groups_and_scheduled_gammas_are_checked():
+    optimizer = gs.VCL(mlp(7, 5, 3))
     with pytest.raises(InputError, match="layers="):
         optimizer.add_param_group({"params": [torch.zeros(1, requires_grad=True)]})
     optimizer.param_groups[0]["lr"] = float("nan")
@@ -273,7 +292,7 @@ def test_cuda_agrees_with_the_cpu(solver: str):
 @pytest.mark.parametrize("readout", [partial(torch.optim.SGD, lr=0.1, momentum=0.9), torch.optim.AdamW, None])
 def test_one_cycle(readout: Any) -> None:
     model, (x, y) = mlp(7, 6, 3), data()
-    optimizer = gs.VCL(model, gamma=0.1, readout=readout, solver="recursive")
+    optimizer = gs.VCL(model, gamma=0.1, readout=readout)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=[0.4, 0.02], total_steps=8)
     rates = []
     for step in range(6):
@@ -289,23 +308,13 @@ def test_one_cycle(readout: Any) -> None:
     assert 0.85 <= (group["betas"][0] if "betas" in group else group["momentum"]) < 0.95
 
 
-@pytest.mark.parametrize("solver", ["averaged", "recursive", "exact"])
+@pytest.mark.parametrize("solver", ["recursive", "exact"])
 def test_steps_too_large_for_the_weights_change_nothing(solver: str):
-    dtype = torch.float32 if solver == "averaged" else torch.float16
-    sgd = partial(torch.optim.SGD, lr=0.1)
-    model = mlp(7, 5, 3, dtype=dtype)
-    optimizer = gs.VCL(model, gamma=1e150 if solver == "averaged" else 1e30, alpha=0.5, solver=solver, readout=sgd)
+    model = mlp(7, 5, 3, dtype=torch.float16)
+    optimizer = gs.VCL(model, gamma=1e30, alpha=0.5, solver=solver)
     before = [p.detach().clone() for p in model.parameters()]
-    F.cross_entropy(model(data(dtype=dtype)[0]), data()[1]).backward()
-    with pytest.raises(NumericalError, match="'0'.*weights and state are as before this step"):
+    F.cross_entropy(model(data(dtype=torch.float16)[0]), data()[1]).backward()
+    with pytest.raises(NumericalError, match=r"0\.weight.*weights and state are as before this step"):
         optimizer.step()
     assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
     assert not any(optimizer.state.values())
-
-
-def test_a_gamma_without_a_square_and_float16_under_adamw_are_refused():
-    for solver in ("averaged", "recursive"):
-        with pytest.raises(InputError, match="gamma=1e[+]300"):
-            gs.VCL(mlp(7, 5, 3), gamma=1e300, solver=solver)
-    with pytest.raises(InputError, match="AdamW gives NaN with float16 weights"):
-        gs.VCL(mlp(7, 5, 3, dtype=torch.float16))

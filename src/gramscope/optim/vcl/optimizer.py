@@ -17,8 +17,7 @@ from typing_extensions import override
 
 from gramscope.distributed.exchange import Group, find_exchange
 from gramscope.errors import InputError, LayerError, NumericalError, RescueWarning, ResultWarning
-from gramscope.layers.modules import outside_graphs
-from gramscope.layers.modules import unwrap
+from gramscope.layers.modules import outside_graphs, unwrap
 from gramscope.layers.select import LayerSelector
 from gramscope.layers.watchers import unseen
 from gramscope.linalg.autocast import without_autocast

@@ -6,14 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gramscope.optim.lowrank import (
-    BlockReflection,
-    column_space,
-    extend_basis,
-    leading_directions,
-    positive_slope,
-    reorthonormalised,
-)
+from gramscope.optim.vcl.basis import column_space, extend_basis, reorthonormalised
 
 sizes = st.integers(1, 6)
 
@@ -66,68 +59,6 @@ def test_reorthonormalising_squares_the_error(generator: torch.Generator):
     before = (basis @ basis.mT - eye).norm()
     better = reorthonormalised(basis)
     assert (better @ better.mT - eye).norm() < before**2
-
-
-@given(sizes, sizes, st.floats(0.01, 30.0))
-def test_reflection_is_orthogonal_and_applies_everywhere_alike(p: int, q: int, scale: float):
-    generator = torch.Generator().manual_seed(p + 10 * q)
-    turn = BlockReflection.towards(scale * rows(generator, 2, p, q))
-    eye = torch.eye(p + q, dtype=torch.float64).expand(2, -1, -1)
-    dense = turn.apply(eye[:, :p], eye[:, p:])
-    torch.testing.assert_close(dense @ dense.mT, eye)
-    torch.testing.assert_close(dense, dense.mT)
-    C = rows(generator, 2, p + q, p + q)
-    C = C + C.mT
-    torch.testing.assert_close(turn.congruence(C), dense @ C @ dense)
-    A = rows(generator, 2, 3, p + q)
-    torch.testing.assert_close(turn.leading_part(A), (A @ dense)[..., :p])
-    A[..., p:] = 0
-    torch.testing.assert_close(turn.leading_part(A[..., :p]), (A @ dense)[..., :p])
-
-
-@pytest.mark.parametrize("coupling", [0.01, 0.1, 0.3])
-def test_slope_turns_into_the_positive_eigenspace(generator: torch.Generator, coupling: float):
-    p, q = 6, 4
-    gram = torch.diag(
-        torch.cat([1 + 3 * torch.rand(p, generator=generator), -torch.rand(q, generator=generator)])
-    ).double()
-    B = coupling * rows(generator, p, q)
-    gram[:p, p:], gram[p:, :p] = B, B.mT
-    slope, unsettled = positive_slope(gram, p)
-    assert unsettled < 0.05
-    eye = torch.eye(p + q, dtype=torch.float64)
-    leading = BlockReflection.towards(slope).apply(eye[:p], eye[p:])[:p]
-    space = torch.linalg.eigh(gram)[1][:, q:]
-    error = (leading - leading @ space @ space.mT).norm()
-    start = (eye[:p] - eye[:p] @ space @ space.mT).norm()
-    assert error < 0.06 * start
-
-
-def test_unsettled_slopes_say_so(generator: torch.Generator):
-    gram = rows(generator, 8, 8)
-    gram = gram + gram.mT - 3 * torch.eye(8, dtype=torch.float64)
-    assert positive_slope(gram, 4)[1] > 0.2
-
-
-@given(n=st.integers(2, 30), seed=st.integers(0, 10**6))
-def test_leading_directions_are_orthonormal_and_span_the_largest(n: int, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    r = 1 + seed % n
-    Q = torch.linalg.qr(torch.randn(2, n, n, generator=generator, dtype=torch.float64))[0]
-    values = torch.logspace(0, -6, n, dtype=torch.float64)
-    values[1::2] *= -1
-    values[r:] *= 0.02  # a gap after the first r
-    A = (Q * values) @ Q.mT
-    found = leading_directions(A, r)
-    assert torch.allclose(found.mT @ found, torch.eye(r, dtype=torch.float64).expand(2, r, r), atol=1e-10)
-    own = Q[..., :r]
-    assert (own - found @ (found.mT @ own)).norm() < 0.1
-
-
-def test_leading_directions_of_little_have_no_length() -> None:
-    assert not leading_directions(torch.zeros(5, 5), 3).any()
-    found = leading_directions(torch.diag(torch.tensor([0.0, 2.0, 0.0, -1.0])), 3)
-    assert torch.allclose((found @ found.mT)[[1, 3], [1, 3]], torch.ones(2), atol=1e-5)
 
 
 @pytest.mark.parametrize("stack", [(), (2,)])
