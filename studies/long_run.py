@@ -3,8 +3,8 @@
     python studies/long_run.py --steps 100000 --out studies/reliability/long_run.json
 
 Every hundredth of the run prints the memory of the process and the largest entry of |UUᵀ − I| over all bases U. The net has
-one layer for each form of the recursion: all directions kept with light steps in between, all kept with full steps alone,
-and fewer directions kept than the layer has inputs.
+one layer for each form of the recursion: all directions kept in a basis that grows, all kept from the start, and fewer
+directions kept than the layer has inputs.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def long_run(steps: int, looks: int = 100, seed: int = 0) -> Iterator[Look]:
     layers = [part for sizes in pairwise(WIDTHS) for part in (nn.Linear(*sizes), nn.ReLU())]
     model = nn.Sequential(*layers[:-1])
     teacher = torch.randn(WIDTHS[0], WIDTHS[-1], generator=generator)
-    optimizer = gs.VCL(model, gamma=0.01, solver="recursive")
+    optimizer = gs.VCL(model, gamma=0.01)
     for step in range(1, steps + 1):
         x = torch.randn(BATCH, WIDTHS[0], generator=generator)
         optimizer.zero_grad()

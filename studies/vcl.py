@@ -3,7 +3,7 @@
     python studies/vcl.py select  --data cifar10 --data-dir DIR --out vcl.jsonl     # γ and learning rates on a validation split
     python studies/vcl.py claims  --data cifar10 --data-dir DIR --out vcl.jsonl     # 5 seeds, 20 epochs, test accuracy
     python studies/vcl.py rank    --data cifar10 --data-dir DIR --out vcl.jsonl     # default rank against the exact solver
-    python studies/vcl.py tune    --data cifar10 --data-dir DIR --out vcl.jsonl     # Muon and VCL variants, same effort
+    python studies/vcl.py tune    --data cifar10 --data-dir DIR --out vcl.jsonl     # Muon and VCL, same effort
     python studies/vcl.py compare --data cifar10 --data-dir DIR --out vcl.jsonl     # the tuned ones, 5 seeds
     python studies/vcl.py report  --out vcl.jsonl
 
@@ -64,26 +64,16 @@ class Run:
         return json.dumps(asdict(self), sort_keys=True)
 
 
-#: Algorithm 1 with averaged, orthogonalised shifts, before averaged steps without a decomposition took its place
-ORTHOGONALISED: dict[str, Any] = {
-    "solver": "recursive", "gamma": 0.01, "alpha": 0.5, "anchor": "initial", "second_order": False, "floor": 0.05,
-    "momentum": 0.95, "orthogonalise": True, "aim": 1.0, "bias": True,
-}  # fmt: skip
-
-
 # --- one run ----------------------------------------------------------------------------------------------------------
 
 
 def optimizers(net: nn.Sequential, method: str, options: dict[str, Any]) -> list[Optimizer]:
     """The optimizers of a method; ``readout_lr`` is the rate of what VCL or Muon does not train."""
-    options = {key: value for key, value in options.items() if key not in ("schedule", "warm_up")}
+    options = {key: value for key, value in options.items() if key not in ("schedule", "warm_up", "bias")}
     readout = AdamW if options.pop("readout", "sgd") == "adamw" else SGD
     rate = options.pop("readout_lr", 0.1)
     if method == "vcl":
-        return [gs.VCL(net, readout=partial(readout, lr=rate), **{"solver": "recursive", **options})]
-    if method == "vcl-best":
-        return [gs.VCL(net, readout=partial(AdamW, lr=rate), **{**ORTHOGONALISED, **options})]
-    options.pop("bias", None)
+        return [gs.VCL(net, readout=partial(readout, lr=rate), **options)]
     if method in ("muon", "whitened-muon"):
         hidden = [m.weight for m in list(net)[:-1] if isinstance(m, nn.Linear)]
         rest = [p for p in net.parameters() if not any(p is q for q in hidden)]
@@ -192,12 +182,12 @@ def claims(data: str, gamma: float, lr: float) -> list[Run]:
 def rank(data: str) -> list[Run]:
     """Default solver and larger ranks against the exact one, one epoch of half the images, three seeds."""
     common = {"study": "rank", "data": data, "method": "vcl", "epochs": 1, "images": 25600}
-    solvers = ({}, {"refresh": 1}, {"rank": 320}, {"rank": 512}, {"solver": "exact"})
+    solvers = ({}, {"rank": 320}, {"rank": 512}, {"solver": "exact"})
     return [Run(options={"gamma": 1.0, "warm_up": 1, **s}, seed=seed, **common) for seed in range(3) for s in solvers]
 
 
 def tune(data: str) -> list[Run]:
-    """Twelve settings each for Muon and for VCL's best form: five epochs, a linear schedule, AdamW on the rest, one seed."""
+    """Twelve settings each for Muon and for VCL: five epochs, a linear schedule, AdamW on the rest, one seed."""
     common = {"study": "tune", "data": data, "epochs": 5, "validation": 5000}
     rest = {"schedule": "linear", "bias": True}
     muon = [
@@ -206,13 +196,12 @@ def tune(data: str) -> list[Run]:
         for readout_lr in (3e-4, 1e-3, 3e-3)
     ]
     vcl = [
-        {"gamma": gamma, "alpha": alpha, "aim": aim, "readout_lr": 1e-3, **rest}
-        for gamma in (0.005, 0.01, 0.02)
-        for alpha in (0.35, 0.5)
-        for aim in (0.7, 1.0)
+        {"gamma": gamma, "alpha": alpha, "readout": "adamw", "readout_lr": 1e-3, "warm_up": 1, **rest}
+        for gamma in (0.3, 1.0, 3.0)
+        for alpha in (0.05, 0.1, 0.15, 0.2)
     ]
     runs = [Run(method="muon", options=options, **common) for options in muon]
-    return runs + [Run(method="vcl-best", options=options, **common) for options in vcl]
+    return runs + [Run(method="vcl", options=options, **common) for options in vcl]
 
 
 def compare(data: str, chosen: Iterable[tuple[str, dict[str, Any]]]) -> list[Run]:
@@ -288,7 +277,7 @@ def main() -> None:
         gamma = best_options(results, "select", data, "vcl")["gamma"]
         runs = claims(data, gamma, best_options(results, "select", data, "sgd")["lr"])
     elif arguments.study == "compare":
-        tuned = {method: best_options(results, "tune", data, method) for method in ("muon", "vcl-best")}
+        tuned = {method: best_options(results, "tune", data, method) for method in ("muon", "vcl")}
         runs = compare(data, [*tuned.items(), ("whitened-muon", tuned["muon"])])
     else:
         runs = {"select": select, "rank": rank, "tune": tune}[arguments.study](data)

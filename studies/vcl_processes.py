@@ -4,7 +4,7 @@ GRAMSCOPE_DATA=folder OMP_NUM_THREADS=2 python studies/vcl_processes.py
 GRAMSCOPE_DATA=folder OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 studies/vcl_processes.py
 
 Every run sees the same global batches of 64 samples, so that the losses must agree. Times are medians over the steps after
-the first ones; "update" is the optimizer's part, in which the recursive VCL exchanges sums and weights.
+the first ones; "update" is the optimizer's part, in which VCL exchanges sums and weights.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -43,8 +42,8 @@ def main() -> None:
     rows = [slice(i + rank * share, i + (rank + 1) * share) for i in range(0, count, given.batch)]
     methods: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
         "SGD": lambda model: torch.optim.SGD(model.parameters(), lr=0.05),
-        "VCL averaged": gs.VCL,
-        "VCL recursive": partial(gs.VCL, solver="recursive", readout=partial(torch.optim.SGD, lr=0.1)),
+        "FreeMuon": gs.FreeMuon,
+        "VCL": gs.VCL,
     }
     for name, make in methods.items():
         torch.manual_seed(0)
@@ -78,7 +77,7 @@ def run(
         end = time.perf_counter()
         steps.append(1e3 * (end - start))
         updates.append(1e3 * (end - middle))
-    skipped = len(steps) // 4  # VCL's first steps are all full ones
+    skipped = len(steps) // 4
     return statistics.median(steps[skipped:]), statistics.median(updates[skipped:]), loss.detach()
 
 

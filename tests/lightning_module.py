@@ -36,7 +36,7 @@ class Net(pl.LightningModule):
     def configure_optimizers(self) -> Any:
         optimizer: Any = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
         if self.kind == "vcl":
-            optimizer = gs.VCL(self, gamma=0.1, reduction=lambda n: self.accumulated * n, solver="recursive")
+            optimizer = gs.VCL(self, gamma=0.1, reduction=lambda n: self.accumulated * n)
         elif self.kind == "whitened":
             optimizer = gs.GramWhitened(optimizer, self)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)

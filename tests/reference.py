@@ -194,13 +194,10 @@ def vcl_step(
     delta: Tensor,
     gamma: float,
     alpha: float,
-    W0: Tensor | None = None,
     second_order: bool = True,
-    floor: float = 0.0,
-    aim: float = 0.0,
     dtype: type = np.float64,
 ) -> tuple[Tensor, Tensor]:
-    """``(W⁺, V⁺)`` of Algorithm 1 for inputs ``h [n, d]`` and ``delta [n, k]``; ``W0`` replaces W_t in ``WᵀW + V``."""
+    """``(W⁺, V⁺)`` of Algorithm 1 for inputs ``h [n, d]`` and ``delta [n, k]``."""
     w, v = W.numpy().astype(dtype), V.numpy().astype(dtype)
     k, d = w.shape
     for hi, di in zip(h.numpy().astype(dtype), delta.numpy().astype(dtype), strict=True):
@@ -208,12 +205,9 @@ def vcl_step(
         v = v - gamma * (np.outer(g, hi) + np.outer(hi, g))
         if second_order:
             v = v + gamma**2 * np.outer(g, g)
-    anchor = w if W0 is None else W0.numpy().astype(dtype)
-    values, vectors = np.linalg.eigh(anchor.T @ anchor + v)
+    values, vectors = np.linalg.eigh(w.T @ w + v)
     top = np.argsort(-values)[: min(k, d)]
-    lifted = (values[top] + np.sqrt(values[top] ** 2 + 4 * floor**2)) / 2
-    lifted = np.where(lifted > 1e-12 * values.max(), lifted, 0) if floor == 0 else lifted
-    proposal = np.diag(lifted**alpha) @ vectors[:, top].T
-    target = w - aim * gamma * (delta.numpy().astype(dtype).T @ h.numpy().astype(dtype))
-    P, _, R = np.linalg.svd(target @ proposal.T, full_matrices=False)
+    kept = np.where(values[top] > 1e-12 * values.max(), values[top], 0)
+    proposal = np.diag(kept**alpha) @ vectors[:, top].T
+    P, _, R = np.linalg.svd(w @ proposal.T, full_matrices=False)
     return torch.from_numpy(P @ R @ proposal), torch.from_numpy(v)

@@ -41,7 +41,6 @@ def case_vcl_comes_back_at_another_number_of_processes(folder: Path) -> None:
     path = shared(folder, "vcl")
     data = global_batches(4)
     _, _, model, optimizer = both([[batch] for batch in data[:2]], **EXACT)
-    optimizer.consolidate_state_dict()
     dcp.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, checkpoint_id=path)
     alone = both([[batch] for batch in data], **EXACT)[0]
     half, group = fewer()

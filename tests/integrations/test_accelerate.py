@@ -48,9 +48,7 @@ def test_a_loop_logs_what_measure_gives_and_resumes(tmp_path: Path) -> None:
         with torch.random.fork_rng(devices=[]):
             torch.random.default_generator.manual_seed(0)
             net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))
-        return accelerator.prepare(
-            net, gs.VCL(net, gamma=0.1, solver="recursive"), DataLoader(TensorDataset(x, y), batch_size=8)
-        )
+        return accelerator.prepare(net, gs.VCL(net, gamma=0.1), DataLoader(TensorDataset(x, y), batch_size=8))
 
     def train(model: Any, optimizer: Any, loader: Any) -> None:
         for inputs, labels in loader:

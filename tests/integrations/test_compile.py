@@ -24,8 +24,8 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], Any]] = {
     "sgd": lambda net: torch.optim.SGD(net.parameters(), lr=0.1),
     "whitened": lambda net: gs.GramWhitened(torch.optim.SGD(net.parameters(), lr=0.1), net),
     "fixed": lambda net: gs.GramFixed(torch.optim.SGD(net.parameters(), lr=0.1), net),
-    "vcl": lambda net: gs.VCL(net),
-    "algorithm 1": lambda net: gs.VCL(net, gamma=0.1, solver="recursive"),
+    "free muon": gs.FreeMuon,
+    "vcl": lambda net: gs.VCL(net, gamma=0.1),
 }
 
 
@@ -83,7 +83,7 @@ def test_no_break_and_no_graph_that_sgd_has_not(compiled: str) -> None:
     _, least = train("sgd", compiled)
     graphs = counters["stats"]["unique_graphs"]
     assert least == 0 or compiled != "model"  # backward() and SGD's own step break the graph
-    for kind in ("sgd", "whitened", "fixed", "vcl"):
+    for kind in ("sgd", "whitened", "fixed", "free muon"):
         torch.compiler.reset()
         weights, breaks = train(kind, compiled, monitored=True)
         assert breaks <= least
@@ -99,10 +99,10 @@ def test_a_monitor_inside_a_compiled_step_is_one_break() -> None:
 
 
 @pytest.mark.parametrize("compiled", ["model", "step"])
-def test_algorithm_1_breaks_at_its_hooks_and_trains_as_it_does_eagerly(compiled: str) -> None:
-    weights, breaks = train("algorithm 1", compiled)
+def test_vcl_breaks_at_its_hooks_and_trains_as_it_does_eagerly(compiled: str) -> None:
+    weights, breaks = train("vcl", compiled)
     assert 0 < breaks < 8
-    for a, b in zip(weights, train("algorithm 1", None)[0], strict=True):
+    for a, b in zip(weights, train("vcl", None)[0], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
@@ -113,7 +113,7 @@ def test_the_documented_counts() -> None:
     assert len(rows) == 3
     for compiled, (_, cells) in zip(("model", "passes", "step"), rows, strict=True):
         found = []
-        for kind in ("sgd", "monitored", "whitened", "vcl", "algorithm 1"):
+        for kind in ("sgd", "monitored", "whitened", "free muon", "vcl"):
             torch.compiler.reset()
             monitored = kind == "monitored"
             _, breaks = train("sgd" if monitored else kind, compiled, monitored, monitored and compiled == "step")
@@ -137,7 +137,7 @@ def test_a_compiled_forward_is_measured() -> None:
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_a_model_in_training_is_exported_as_without_us(kind: str, steps: int, strict: bool) -> None:
     """``torch.export`` sees no hook of an optimizer or a monitor, before the first step and after."""
-    if strict and kind == "algorithm 1":
+    if strict and kind == "vcl":
         pytest.skip("the compiler, which strict=True uses, cannot put its hooks into one graph")
     net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
     alone = torch.export.export(net, (X,), strict=strict)

@@ -151,11 +151,9 @@ class Whitened(gs.GramWhitened):
 
 
 OPTIMIZERS: dict[str, Callable[[nn.Module], Any]] = {
-    "vcl": lambda model: {"optimizers": (gs.VCL(model, gamma=0.05, solver="recursive"), None)},
-    "vcl by class": lambda model: {
-        "optimizer_cls_and_kwargs": (gs.VCL, {"model": model, "gamma": 0.05, "solver": "recursive"})
-    },
-    "averaged vcl": lambda model: {"optimizers": (gs.VCL(model), None)},
+    "vcl": lambda model: {"optimizers": (gs.VCL(model, gamma=0.05), None)},
+    "vcl by class": lambda model: {"optimizer_cls_and_kwargs": (gs.VCL, {"model": model, "gamma": 0.05})},
+    "free muon": lambda model: {"optimizers": (gs.FreeMuon(model), None)},
     "whitened": lambda model: {
         "optimizers": (gs.GramWhitened(torch.optim.AdamW(model.parameters(), lr=0.01), model), None)
     },
@@ -194,7 +192,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(name: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "t5", "vit", "mixtral", "lora"])
 def test_other_models_train_with_our_optimizers(kind: str, tmp_path: Path) -> None:
-    for name in ("vcl by class", "averaged vcl", "whitened"):
+    for name in ("vcl by class", "free muon", "whitened"):
         model = made(kind)
         before = {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad}
         options = OPTIMIZERS[name](model)

@@ -112,7 +112,7 @@ def test_virtual_covariance_learning_counts_the_same() -> None:
         model = Around(masked, l=nn.Linear(3, 2, bias=False))
         with torch.no_grad():
             model.l.weight.copy_(normal(2, 3))
-        optimizer = gs.VCL(model, gamma=0.01, reduction=reduction, solver="recursive")
+        optimizer = gs.VCL(model, gamma=0.01, reduction=reduction)
         for _ in range(2):
             optimizer.zero_grad()
             F.cross_entropy(model(mask, x), y).backward()
@@ -125,7 +125,7 @@ def test_virtual_covariance_learning_counts_the_same() -> None:
 
 def test_virtual_covariance_learning_refuses_samples_that_cannot_be_told() -> None:
     model = Around(lambda m, mask: m.l(normal(7, 3) * mask.sum()), l=nn.Linear(3, 2))
-    optimizer = gs.VCL(model, gamma=0.01, solver="recursive")
+    optimizer = gs.VCL(model, gamma=0.01)
     with pytest.raises(LayerError, match=r"inputs have 3 rows and its layers saw 7.*reduction="):
         model(torch.eye(3, dtype=torch.float64)).mean().backward()
     optimizer.close()

@@ -102,7 +102,7 @@ def test_virtual_covariance_learning_is_not_disturbed(build: Callable[[], nn.Mod
     net = build()
     twin = copy.deepcopy(net)
     for model, measures in ((net, True), (twin, False)):
-        optimizer = gs.VCL(model, gamma=0.01, solver="recursive")
+        optimizer = gs.VCL(model, gamma=0.01)
         for _ in range(3):
             optimizer.zero_grad()
             value = CE(model(X), Y)
@@ -120,7 +120,7 @@ def test_a_warm_up_is_not_recorded_but_still_learns() -> None:
     net = network()
     twin = copy.deepcopy(net)
     for model in (net, twin):
-        optimizer = gs.VCL(model, gamma=0.01, solver="recursive")
+        optimizer = gs.VCL(model, gamma=0.01)
         with gs.capture(model) as tape:
             if model is net:
                 optimizer.warm_up([(XS, YS)], CE, epochs=2)

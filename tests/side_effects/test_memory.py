@@ -79,7 +79,7 @@ def test_steps_of_a_monitor(model: nn.Module, record_property: Any) -> None:
 
 
 def test_steps_of_virtual_covariance_learning(model: nn.Module, record_property: Any) -> None:
-    optimizer = gs.VCL(model, 0.01, solver="recursive")
+    optimizer = gs.VCL(model, 0.01)
 
     def once() -> None:
         optimizer.zero_grad()

@@ -12,9 +12,7 @@ from torch import Tensor, nn
 import gramscope as gs
 from gramscope.errors import GramscopeError, NumericalError
 from gramscope.measures.neural_collapse import neural_collapse_from_rows
-from gramscope.optim.vcl.recursion import advance
-from gramscope.optim.vcl.rules import Batch, Rules
-from gramscope.optim.vcl.state import start
+from gramscope.optim.vcl.recursion import recursive_step, start
 
 
 @pytest.fixture
@@ -88,11 +86,11 @@ def test_region_crossings_checks_its_points(points: object) -> None:
 
 
 def test_a_basis_without_truncation_is_made_orthonormal_again(generator: torch.Generator) -> None:
-    k, d, rules = 6, 16, Rules()
-    state = start(torch.randn(k, d, generator=generator) / d**0.5, rules)
+    k, d = 6, 16
+    state = start(torch.randn(k, d, generator=generator) / d**0.5)
     state = replace(state, basis=torch.linalg.qr(torch.randn(d, d, generator=generator))[0] * (1 + 1e-4))
     for _ in range(32):
         h, delta = torch.randn(4, d, generator=generator), torch.randn(4, k, generator=generator)
-        state, _, _ = advance(state, Batch(h, delta, delta.mT @ delta), 1e-3, rules, d)
+        state, _, _ = recursive_step(state, (delta, h), delta.mT @ delta, 1e-3, 0.1, d)
     assert state.basis.shape == (d, d)
     assert float((state.basis @ state.basis.mT - torch.eye(d)).abs().max()) < 2e-6

@@ -17,7 +17,6 @@ from gramscope_lab.training.methods import build_method
 from gramscope_lab.training.random_state import PrivateRandomState, epoch_order
 from gramscope_lab.training.report_matrices import ShiftWatcher
 from gramscope_lab.training.sample_losses import evaluate
-from gramscope_lab.training.stacked_vcl_checkpoint import load_stacked_vcl
 
 
 class Engine(ABC):
@@ -163,11 +162,8 @@ class SingleEngine(Engine):
             self.job.model.load_state_dict(weights)
         except RuntimeError as error:
             raise InputError(f"it has weights of another model: {error}") from error
-        if "stacked" in training:
-            load_stacked_vcl(self.method, self.job, training["stacked"])
-        else:
-            self.method.load_state_dict(training["optimizers"])
-            self._random.load(training["random"])
+        self.method.load_state_dict(training["optimizers"])
+        self._random.load(training["random"])
         self._loss_sum[0] = training["loss_sum"].to(self.job.device)
         self._loss_count = training["loss_count"]
         if self._watcher is not None:

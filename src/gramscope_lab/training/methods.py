@@ -12,7 +12,7 @@ from typing_extensions import override
 from gramscope.errors import InputError
 from gramscope.layers.select import select_layers
 from gramscope_lab.training.config_tables import MethodTable
-from gramscope_lab.training.options import METHODS, optimizer_options, split_wrapper
+from gramscope_lab.training.options import optimizer_options, split_wrapper
 
 if TYPE_CHECKING:
     from gramscope.optim.vcl import VCL
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 #: the hyper-parameter of a parameter group that the schedule multiplies; VCL's γ goes by that name too
 SCALED = "lr"
 #: entries of a parameter group that change in training; all others are options, which stay as configured
-_CHANGING = ("params", SCALED, "layers", "head")
+_CHANGING = ("params", SCALED, "layers")
 #: entries of an optimizer's state that count steps
-_COUNTS = ("step", "steps", "since", "wait")
+_COUNTS = ("step", "steps")
 
 
 class Method:
@@ -188,7 +188,7 @@ class VCLMethod(Method):
     def __init__(self, vcl: VCL, warm_up_steps: int) -> None:
         notes = []
         if vcl.readout is not None:
-            trained = ", ".join(unit.weight.name for unit in vcl.units)
+            trained = ", ".join(matrix.name for matrix in vcl.matrices)
             notes = [f"VCL trains {trained}; {type(vcl.readout).__name__} trains the other parameters"]
         super().__init__([vcl], notes)
         self.vcl = vcl
@@ -224,15 +224,7 @@ def _vcl(model: nn.Module, options: Mapping[str, Any], reduction: str, steps_per
     from gramscope.optim.vcl import VCL
 
     beside = {key.removeprefix("readout_"): value for key, value in options.items() if key.startswith("readout_")}
-    readout: Callable[[list[nn.Parameter]], optim.Optimizer] | None
     readout = lambda parameters: _torch_optimizer(options["readout"], parameters, beside)  # noqa: E731
-    if options["solver"] == "averaged":
-        readout = None  # these steps bring an AdamW of their own
-        for key in ("readout", *(f"readout_{name}" for name in beside)):
-            if options[key] != METHODS["vcl"][key].default:
-                raise InputError(
-                    f"method.{key} = {options[key]!r}: averaged steps bring an AdamW of their own; leave it out"
-                )
     own = optimizer_options("vcl", options)
     vcl = VCL(model, reduction=reduction, layers=options["layers"] or None, readout=readout, **own)
     return VCLMethod(vcl, round(float(options["warm_up_epochs"]) * steps_per_epoch))

@@ -96,20 +96,8 @@ OPTIMIZERS: dict[str, dict[str, Option]] = {
     "vcl": {
         "gamma": Option(1.0, "step γ of the virtual update", least=0.0),
         "alpha": Option(0.1, "power α of the eigenvalues", least=0.0),
-        "solver": Option(
-            "recursive",
-            "how the eigenproblem is solved; averaged: none is, and AdamW trains the rest, as in gs.VCL(model)",
-            choices=("recursive", "exact", "auto", "averaged"),
-        ),
+        "solver": Option("recursive", "how the eigenproblem is solved", choices=("recursive", "exact")),
         "rank": Option(None, "directions the recursive solver keeps", least=1, types=(int,)),
-        "anchor": Option("current", "W_tᵀW_t + V_t as published, or W₀ᵀW₀ + V_t", choices=("current", "initial")),
-        "second_order": Option(True, "the γ² term of the shift"),
-        "floor": Option(0.0, "τ of a smooth floor under the eigenvalues", least=0.0),
-        "refresh": Option(32, "most steps between decompositions of the recursive solver", least=1, earlier=16),
-        "momentum": Option(0.0, "β of a running mean of the gradient that forms the shift", least=0.0),
-        "orthogonalise": Option(False, "form the shift from the orthogonalised gradient"),
-        "aim": Option(0.0, "take the solution nearest to W − aim·γ·D instead of W", least=0.0),
-        "bias": Option(False, "train a layer's bias with its weight, as the weight of a constant input"),
     },
 }
 

@@ -24,7 +24,6 @@ FORMS: list[dict[str, Any]] = [
     {"name": "sgd", "momentum": 0.9, "nesterov": True},
     {"name": "vcl", "readout": "adamw", "warm_up_epochs": 1.0},
     {"name": "vcl", "solver": "exact"},
-    {"name": "vcl", "anchor": "initial", "momentum": 0.5, "second_order": False},
 ]
 
 

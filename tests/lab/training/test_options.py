@@ -9,8 +9,6 @@ import pytest
 from torch import nn
 
 import gramscope as gs
-from gramscope.errors import InputError
-from gramscope_lab.training.config import TrainConfig
 from gramscope_lab.training.config_tables import MethodTable
 from gramscope_lab.training.methods import build_method
 from gramscope_lab.training.options import METHODS, OPTIMIZERS, Option, optimizer_options
@@ -19,8 +17,7 @@ from gramscope_lab.training.options import METHODS, OPTIMIZERS, Option, optimize
 def test_vcl_has_the_defaults_of_the_table() -> None:
     signature = inspect.signature(gs.VCL).parameters
     defaults = {key: signature[key].default for key in OPTIMIZERS["vcl"]}
-    # the method "vcl" of a training run is Algorithm 1, as published; a bare gs.VCL(model) takes averaged steps
-    assert defaults | {"solver": "recursive"} == optimizer_options("vcl", {})
+    assert defaults == optimizer_options("vcl", {})
 
 
 def other(option: Option) -> Any:
@@ -45,28 +42,6 @@ def built(method: str, options: dict[str, Any]) -> list[Any]:
 @pytest.mark.parametrize("method", METHODS)
 def test_every_option_reaches_an_optimizer(method: str) -> None:
     needed = {"nesterov": {"momentum": 0.9}}
-    if method == "vcl":
-        needed = {"momentum": {"second_order": False}, "orthogonalise": {"second_order": False}}
     for key, option in METHODS[method].items():
         base = needed.get(key, {})
         assert built(method, base) != built(method, {**base, key: other(option)}), key
-
-
-def test_averaged_steps_refuse_options_of_another_readout_and_of_algorithm_1() -> None:
-    with pytest.raises(InputError, match=r"method.readout_lr = 0.5: averaged steps bring an AdamW of their own"):
-        built("vcl", {"solver": "averaged", "readout_lr": 0.5})
-    with pytest.raises(InputError, match="floor=0.1 belongs to Algorithm 1"):
-        built("vcl", {"solver": "averaged", "floor": 0.1})
-
-
-def test_a_stored_run_keeps_the_earlier_default() -> None:
-    tree: dict[str, Any] = {"data": {"name": "digits"}, "model": {"name": "mlp"}, "method": {"name": "vcl"}}
-    now = TrainConfig.from_dict(tree)
-    before = TrainConfig.from_stored(tree)  # an option that is not stored
-    assert (now.method.options["refresh"], before.method.options["refresh"]) == (32, 16)
-    assert TrainConfig.from_stored(before.to_dict()) == before  # and one that is: every option is
-    assert "refresh = 16" in before.to_toml()
-    assert now.to_resume(before) == before
-    chosen = now.with_values({"method.refresh": 5})
-    assert chosen.to_resume(before) == chosen
-    assert now.to_resume(now.with_values({"method.refresh": 8})) == now

@@ -1,7 +1,7 @@
-"""What the constants of averaged VCL steps do: validation scores of small nets with other values in their place.
+"""What the constants of the steps of FreeMuon do: validation scores of small nets with other values in their place.
 
-    python studies/averaged_steps.py --data-dir DIR --steps 3000 --decay 0 0.1 0.2 0.3
-    python studies/averaged_steps.py --data-dir DIR --steps 10 30 --first-step 0.12 0.15 0.18 0.25 --seeds 3
+    python studies/free_muon.py --data-dir DIR --steps 3000 --decay 0 0.1 0.2 0.3
+    python studies/free_muon.py --data-dir DIR --steps 10 30 --first-step 0.12 0.15 0.18 0.25 --seeds 3
 
 Nets and data are those of ``python -m benchmarks optimizers --scale full``; rates fall linearly to 0. Test data are not read.
 """
@@ -16,7 +16,7 @@ import torch
 from benchmarks.optimizer_peers import Competitor
 from benchmarks.optimizer_tasks import TASKS, make_task
 from benchmarks.optimizers import run_trial
-from gramscope.optim.vcl import VCL, averaged
+from gramscope.optim import free_muon
 
 
 def main() -> None:
@@ -24,22 +24,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir")
     parser.add_argument("--steps", type=int, nargs="+", default=[300])
-    parser.add_argument("--decay", type=float, nargs="+", default=[averaged.DECAY], help="λ of late steps")
+    parser.add_argument("--decay", type=float, nargs="+", default=[free_muon.DECAY], help="λ of late steps")
     parser.add_argument(
-        "--first-step", type=float, nargs="+", default=[averaged.STEP], help="ρ; later steps in proportion"
+        "--first-step", type=float, nargs="+", default=[free_muon.STEP], help="ρ; later steps in proportion"
     )
     parser.add_argument("--seeds", type=int, default=1)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    vcl = Competitor("VCL", (1.0,), lambda net, _: [VCL(net)], 1.0)
+    free = Competitor("FreeMuon", (1.0,), lambda net, _: [free_muon.FreeMuon(net)], 1.0)
     print(f"{'net':9} {'data':8} {'steps':>5} {'ρ':>5} {'λ':>5} {'validation':>10}   deviation")
     for net, data in TASKS["full"][:5]:
         task = make_task(net, data, given.data_dir)
         for steps in given.steps:
             for first in given.first_step:
                 for decay in given.decay:
-                    averaged.STEP, averaged.DECAY = first, decay
-                    scores = [run_trial(task, vcl, 1.0, steps, seed).validation for seed in range(given.seeds)]
+                    free_muon.STEP, free_muon.DECAY = first, decay
+                    scores = [run_trial(task, free, 1.0, steps, seed).validation for seed in range(given.seeds)]
                     deviation = f"{statistics.stdev(scores):.3f}" if len(scores) > 1 else "–"
                     mean = statistics.fmean(scores)
                     print(f"{net:9} {data:8} {steps:5} {first:5} {decay:5} {mean:10.3f}   {deviation}", flush=True)
