@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gramscope.linalg.products import antisymmetric_part, coarse, coarse_product, precise_product, rounding, transposed
+from gramscope.optim.products import antisymmetric_part, coarse, coarse_product, precise_product, rounding, transposed
 
 DEVICES = [
     "cpu",

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from gramscope.linalg.products import has_bfloat16
+from gramscope.optim.products import has_bfloat16
 
 #: of ``aX + b(XXᵀ)X + c(XXᵀ)²X``, which moves singular values in (0, 1] towards 1
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from gramscope.errors import InputError, NumericalError
 from gramscope.linalg.cuda_graph import Replay, Tensors
-from gramscope.linalg.products import has_bfloat16, precise_product
 from gramscope.optim.polar import PolarMethod, polar
+from gramscope.optim.products import has_bfloat16, precise_product
 from gramscope.optim.rotation import (
     LARGEST_STEP,
     LARGEST_STEP_OF_PAIRS,

@@ -22,7 +22,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from gramscope.linalg.products import (
+from gramscope.optim.products import (
     antisymmetric_part,
     coarse,
     coarse_product,
