@@ -32,12 +32,11 @@ from gramscope.layers.model_call import (
 )
 from gramscope.layers.modules import unwrap
 from gramscope.layers.select import LayerSelector
-from gramscope.layers.validity import COUPLED
 from gramscope.linalg.psd import psd_power, symmetric_product
 from gramscope.notes import Note, joined
 from gramscope.statistics.collect import collect
 from gramscope.statistics.result import LayerStatistics
-from gramscope.statistics.structure import find_structure
+from gramscope.statistics.structure import COUPLED, find_structure
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

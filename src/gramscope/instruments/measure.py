@@ -22,14 +22,13 @@ from gramscope.layers.losses import Loss
 from gramscope.layers.model_call import OutputSelector, may_compute_loss
 from gramscope.layers.modules import unwrap
 from gramscope.layers.select import LayerSelector, select_layers
-from gramscope.layers.validity import check_reference
 from gramscope.linalg.budget import MEMORY, Budget, trim_malloc
 from gramscope.linalg.measured import Measured
 from gramscope.measures.column import Column, Context, LayerView, Missing
 from gramscope.measures.columns import COLUMNS, DEFAULT
 from gramscope.measures.table import Table
 from gramscope.notes import Note, joined
-from gramscope.statistics.collect import collect_planned, progress_bar
+from gramscope.statistics.collect import check_reference, collect_planned, progress_bar
 from gramscope.statistics.covariance import Covariance
 from gramscope.statistics.feature_sum import Features
 from gramscope.statistics.features import IGNORED, Tokens

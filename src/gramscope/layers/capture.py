@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -10,12 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from gramscope.errors import LayerError
+from gramscope.errors import LayerError, ResultWarning
 from gramscope.layers.hooks import Observer, first_tensor, in_backward
 from gramscope.layers.modules import ModuleHook, is_compiled, unwrap
 from gramscope.layers.select import LayerSelector, select_layers, select_modules
 from gramscope.layers.tape import Reduction, Tape
-from gramscope.layers.validity import check_seen
+from gramscope.notes import Note
 
 
 @contextmanager
@@ -109,3 +110,32 @@ def _keep_output(tape: Tape, name: str, module: nn.Module, args: object, output:
     if tape.watching and not in_backward():
         tape.outputs[name] = value.detach().clone()  # what follows may overwrite it
         tape.output_counts[name] = tape.output_counts.get(name, 0) + 1
+
+
+def check_seen(tape: Tape) -> None:
+    """After a capture: raise if layers that were asked for (or all of them) were not seen or reached, else note it."""
+    if not tape.ran and not tape.applied_layers:
+        warnings.warn(
+            "nothing was captured: the model did not run inside the block, or it ran inside a compiled function that holds "
+            "it; run the module itself",
+            ResultWarning,
+            stacklevel=4,
+        )
+    if not tape.ran:
+        return
+    unseen = [name for name in tape.records if name not in tape.applied_layers]
+    known = {name: tape.unsupported[name] for name in unseen if name in tape.unsupported}
+    if known and tape.explicit:
+        raise LayerError("; ".join(f"layer {name!r} cannot be captured: {why}" for name, why in known.items()))
+    if unseen and (tape.explicit or len(unseen) == len(tape.records)):
+        raise LayerError(
+            f"the model ran but these layers were never applied: {', '.join(unseen)}. Either the forward does not use them, "
+            "or it uses their weights without calling the layers"
+        )
+    for name in unseen:
+        tape.unsupported.setdefault(name, Note("not applied", "not reached by the forward"))
+    idle = {name: why for name, why in tape.unsupported.items() if why.kind == "no gradient"}
+    without = {name: why for name, why in tape.unsupported.items() if why.kind == "no Jacobians"} | idle
+    if without and (tape.explicit or len(idle) == len(tape.applied_layers)):
+        reasons = "; ".join(f"layer {name!r}: {why}" for name, why in without.items())
+        raise LayerError(f"{reasons}; leave it out of layers=")

@@ -16,8 +16,7 @@ from torch.autograd.graph import GradientEdge
 
 from gramscope.errors import InputError, LayerError
 from gramscope.layers.record import Application
-from gramscope.layers.tape import Tape
-from gramscope.layers.validity import batch_dependence
+from gramscope.layers.tape import Tape, batch_dependence
 from gramscope.notes import Note
 
 #: bytes one chunk of Jacobians may take by default, with everything on the way to it

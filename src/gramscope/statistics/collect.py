@@ -20,7 +20,6 @@ from gramscope.layers.losses import Loss
 from gramscope.layers.model_call import OutputSelector, may_compute_loss, model_device
 from gramscope.layers.modules import unwrap
 from gramscope.layers.select import LayerSelector
-from gramscope.layers.validity import check_reference
 from gramscope.linalg.budget import MEMORY, Budget
 from gramscope.statistics.covariance import Covariance
 from gramscope.statistics.feature_sum import Features
@@ -266,6 +265,22 @@ def _add(sums: dict[type[Sum], Sum], seen: Seen, plan: Plan) -> None:
             sums[kind].add(seen)
         except LeftOut as reason:
             plan.notes.leave_out(seen.layer, kind, str(reason))
+
+
+def check_reference(model: nn.Module, reference: nn.Module) -> None:
+    """Raise if the reference network shares a trainable weight with the model: it would change along with it."""
+    places = {
+        p.untyped_storage().data_ptr(): name
+        for name, p in unwrap(model).named_parameters()
+        if p.requires_grad and p.device.type != "meta" and p.numel()
+    }
+    known = [p for p in unwrap(reference).parameters() if p.device.type != "meta"]
+    shared = [places[p.untyped_storage().data_ptr()] for p in known if p.untyped_storage().data_ptr() in places]
+    if shared:
+        raise InputError(
+            f"reference shares {len(shared)} trainable parameters with the model ({', '.join(shared[:3])}), so it is not "
+            "the network at initialisation; keep copy.deepcopy(model) before training"
+        )
 
 
 def batch_count(loader: Any) -> int | None:

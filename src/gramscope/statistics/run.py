@@ -14,6 +14,7 @@ from gramscope.errors import LayerError
 from gramscope.layers.batches import batches, to_device
 from gramscope.layers.capture import capture
 from gramscope.layers.jacobians import check_samples_are_independent, jacobian_chunks
+from gramscope.layers.linear_layer import Layer
 from gramscope.layers.losses import Loss
 from gramscope.layers.model_call import evaluating, model_device, model_dtype
 from gramscope.layers.modules import unwrap
@@ -21,13 +22,12 @@ from gramscope.layers.positions import flattened
 from gramscope.layers.record import Application, LayerRecord
 from gramscope.layers.select import select_modules
 from gramscope.layers.tape import Tape
-from gramscope.layers.validity import COUPLED, shares_parameter
 from gramscope.linalg.budget import trim_malloc
 from gramscope.statistics.batch import BatchResult, BatchRunner
 from gramscope.statistics.feature_sum import Features
 from gramscope.statistics.features import NoSuchSites, Tokens, Unpaired, inputs_of, rows_and_targets
 from gramscope.statistics.plan import EVERY, Plan
-from gramscope.statistics.structure import Structure, find_structure, layout, output_of, output_rows
+from gramscope.statistics.structure import COUPLED, Structure, find_structure, layout, output_of, output_rows
 from gramscope.statistics.sums import LeftOut, Seen
 
 #: why a layer whose inputs serve several samples has no sums of single samples
@@ -310,3 +310,11 @@ def _cut_sites(module: nn.Module, h: Tensor, lengths: tuple[int, ...]) -> Tensor
     length = h.shape[-2] - extra
     causal = extra and getattr(module, "padding", None) == (extra,) and length in lengths and h.shape[-2] not in lengths
     return h[..., :length, :] if causal else h
+
+
+def shares_parameter(layer: Layer, model: nn.Module) -> bool:
+    """Whether another module of the model uses the layer's weight too, so that its gradient is not the layer's own."""
+    parameter = layer.parameter
+    if parameter is None:
+        return False
+    return sum(any(p is parameter for p in module._parameters.values()) for module in model.modules()) > 1

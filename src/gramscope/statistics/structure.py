@@ -23,6 +23,12 @@ from gramscope.layers.model_call import OutputSelector, call_model, run_captured
 from gramscope.layers.tape import Tape
 from gramscope.statistics.sums import LeftOut
 
+#: why coupled samples have no Jacobians of their own
+COUPLED = (
+    "samples of a batch influence each other: the outputs of some change with the inputs of others, so Jacobians of single "
+    "samples do not exist. If a batch is one object (a graph whose nodes are rows), make it one sample with a wrapper that "
+    "adds a batch axis; if the model uses statistics of the batch, give batches of one sample"
+)
 #: change of an output, in units of its rounding error, that is not taken for an influence of other samples
 _ROUNDING = 1000.0
 _FIRST = (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.GroupNorm)
