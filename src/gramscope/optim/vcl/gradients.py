@@ -22,8 +22,8 @@ from gramscope.errors import InputError, LayerError
 from gramscope.layers.hooks import Observer, in_backward
 from gramscope.layers.linear_layer import Layer
 from gramscope.layers.modules import ModuleHook, unwrap
-from gramscope.layers.sample_count import Call
 from gramscope.layers.select import select_layers
+from gramscope.layers.tape import Call
 from gramscope.layers.watchers import Watcher
 from gramscope.optim.weight_matrix import WeightMatrix
 
