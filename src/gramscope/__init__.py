@@ -35,11 +35,6 @@ if TYPE_CHECKING:
     from gramscope.measures.alignment import cosine as cosine
     from gramscope.measures.alignment import double_centered_ratio as double_centered_ratio
     from gramscope.measures.alignment import nfa as nfa
-    from gramscope.measures.gram import fle_residual as fle_residual
-    from gramscope.measures.gram import gram_shift as gram_shift
-    from gramscope.measures.gram import gram_shift_residual as gram_shift_residual
-    from gramscope.measures.gram import weight_gram as weight_gram
-    from gramscope.measures.large_spectrum import large_weight_spectrum as large_weight_spectrum
     from gramscope.measures.linearity import fit_linear as fit_linear
     from gramscope.measures.linearity import gram_induced_error as gram_induced_error
     from gramscope.measures.linearity import held_out_target_linearity as held_out_target_linearity
@@ -48,15 +43,20 @@ if TYPE_CHECKING:
     from gramscope.measures.similarity import linear_cka as linear_cka
     from gramscope.measures.similarity import linear_probe_accuracy as linear_probe_accuracy
     from gramscope.measures.spectrum import feature_spectrum as feature_spectrum
+    from gramscope.measures.spectrum import large_weight_spectrum as large_weight_spectrum
     from gramscope.measures.spectrum import weight_spectrum as weight_spectrum
     from gramscope.measures.surrogate_theory import linearity_bound as linearity_bound
     from gramscope.measures.surrogate_theory import moving_target as moving_target
     from gramscope.measures.surrogate_theory import surrogate_step as surrogate_step
     from gramscope.measures.table import Table as Table
     from gramscope.measures.virtual import AccumulatedShift as AccumulatedShift
+    from gramscope.measures.virtual import fle_residual as fle_residual
+    from gramscope.measures.virtual import gram_shift as gram_shift
+    from gramscope.measures.virtual import gram_shift_residual as gram_shift_residual
     from gramscope.measures.virtual import virtual_covariance_shift as virtual_covariance_shift
     from gramscope.measures.virtual import virtual_trajectory as virtual_trajectory
     from gramscope.measures.virtual import virtual_update as virtual_update
+    from gramscope.measures.virtual import weight_gram as weight_gram
     from gramscope.measures.virtual_against_actual import lipschitz_constant as lipschitz_constant
     from gramscope.measures.virtual_against_actual import virtual_against_actual as virtual_against_actual
     from gramscope.optim.free_muon import FreeMuon as FreeMuon
@@ -85,14 +85,15 @@ _MODULES = {
     "layers.capture": "capture",
     "layers.tape": "Tape",
     "measures.alignment": "corrupted cosine double_centered_ratio nfa",
-    "measures.gram": "fle_residual gram_shift gram_shift_residual weight_gram",
-    "measures.large_spectrum": "large_weight_spectrum",
     "measures.linearity": "fit_linear gram_induced_error held_out_target_linearity surrogate target_linearity",
     "measures.similarity": "linear_cka linear_probe_accuracy",
-    "measures.spectrum": "feature_spectrum weight_spectrum",
+    "measures.spectrum": "feature_spectrum large_weight_spectrum weight_spectrum",
     "measures.surrogate_theory": "linearity_bound moving_target surrogate_step",
     "measures.table": "Table",
-    "measures.virtual": "AccumulatedShift virtual_covariance_shift virtual_trajectory virtual_update",
+    "measures.virtual": (
+        "AccumulatedShift fle_residual gram_shift gram_shift_residual virtual_covariance_shift virtual_trajectory "
+        "virtual_update weight_gram"
+    ),
     "measures.virtual_against_actual": "lipschitz_constant virtual_against_actual",
     "optim.free_muon": "FreeMuon",
     "optim.param_groups": "param_groups",

@@ -13,7 +13,7 @@ from mpmath import mpf
 from torch import Tensor
 
 import gramscope as gs
-from gramscope.linalg.factored import FactoredGram
+from gramscope.linalg.gram import Factor, Factored
 from gramscope.linalg.moments import class_moments, moments
 from gramscope.measures.linearity import held_out_from_moments, surrogate_from_moments, target_linearity_from_moments
 from gramscope.measures.neural_collapse import neural_collapse_from_rows
@@ -112,8 +112,8 @@ def shift(W: Numbers, D: Numbers, Sigma: Numbers) -> tuple[Numbers, Any]:
     return second - first - first.T, max(abs(first).max(), abs(second).max())
 
 
-def accumulated(form: Any, rank: int | None, W: Tensor, D: Tensor, Sigma: Tensor) -> dict[str, Any]:
-    total = gs.AccumulatedShift(form, rank)
+def accumulated(form: Any, W: Tensor, D: Tensor, Sigma: Tensor) -> dict[str, Any]:
+    total = gs.AccumulatedShift(form)
     total.add(W, D, Sigma, GAMMA)
     return {"diagonal": total.diagonal()}
 
@@ -221,7 +221,7 @@ ROUTINES = {
     ),
     "cosine of factors": Routine(
         {"A": "kd", "B": "dd"},
-        lambda A, B: {"": gs.cosine(FactoredGram.gram(A.double()), B)},
+        lambda A, B: {"": gs.cosine(Factored.of(Factor(A)), B)},
         lambda A, B: {"": rho(A.T @ A, B)},
         least=-1000,
     ),
@@ -282,10 +282,10 @@ ROUTINES = {
     **{
         f"accumulated shift, {form}": Routine(
             {"W": "kd", "D": "kd", "Sigma": "kk"},
-            lambda W, D, Sigma, form=form, rank=rank: accumulated(form, rank, W, D, Sigma),
+            lambda W, D, Sigma, form=form: accumulated(form, W, D, Sigma),
             lambda W, D, Sigma: {"diagonal": (lambda v, s: (np.diag(v), s))(*shift(W, D, Sigma))},
         )
-        for form, rank in (("dense", None), ("diagonal", None), ("low-rank", 6))
+        for form in ("dense", "diagonal")
     },
     "virtual update": Routine(
         {"h": "nd", "g": "nd"},

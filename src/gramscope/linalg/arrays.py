@@ -14,6 +14,8 @@ from gramscope.errors import InputError, NumericalError
 
 #: a torch tensor, a NumPy array or anything NumPy can read
 Array: TypeAlias = Tensor | ArrayLike
+#: entries outside 1e±70 have products of four, such as inner products of Gram matrices, near the ends of float64
+LIMIT = 1e70
 
 
 def as_tensor(x: Array, name: str) -> Tensor:
@@ -58,6 +60,7 @@ def as_float_tensor(x: Array, name: str, dim: int | None = None) -> Tensor:
     if dim is not None and tensor.dim() != dim:
         raise InputError(f"{name} must have {dim} axes, got shape {tuple(tensor.shape)}")
     check_finite(tensor, name)
+    check_size(tensor, name)
     return tensor
 
 
@@ -138,6 +141,19 @@ def check_range(x: Tensor, name: str) -> Tensor:
     if not bool(torch.isfinite(x).all()):
         raise NumericalError(
             f"{name} exceeds the range of {x.dtype}; divide the arguments by a constant, or pass float64"
+        )
+    return x
+
+
+def check_size(x: Tensor, name: str, limit: float = LIMIT) -> Tensor:
+    """``x``; raises :class:`NumericalError` where its largest entry is above ``limit`` or below its inverse."""
+    if x.dtype != torch.float64 or not x.numel():
+        return x  # products of four numbers of the smaller types are within the range of float64
+    largest = float(torch.linalg.vector_norm(x, torch.inf))
+    if largest and not 1 / limit < largest < limit:
+        raise NumericalError(
+            f"{name} has entries up to {largest:.1e}, and their products exceed the range of float64; multiply it (or the "
+            "loss) by a constant"
         )
     return x
 

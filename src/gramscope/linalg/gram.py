@@ -16,22 +16,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from functools import cached_property
+from functools import reduce
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from gramscope.errors import InputError, NumericalError
-from gramscope.linalg.arrays import to_double
+from gramscope.errors import InputError
+from gramscope.linalg.arrays import LIMIT, check_size, to_double
 from gramscope.linalg.measured import Measured, jackknife
 from gramscope.linalg.row_blocks import row_product, spans
 from gramscope.linalg.stochastic import GROUPS, by_group
 
 REMARK = "an estimate from random probes, because the matrix itself would not fit memory="
-#: entries of a factor outside 1e±70, or of a matrix outside 1e±140, would leave the range of float64 in inner products
-FACTOR_LIMIT, MATRIX_LIMIT = 1e70, 1e140
 
 
 class Gram(ABC):
@@ -100,7 +98,7 @@ class Dense(Gram):
     """
 
     def __init__(self, parts: Tensor) -> None:
-        self.parts = check_scale(to_double(parts), MATRIX_LIMIT)
+        self.parts = check_size(to_double(parts), "a Gram matrix", LIMIT**2)
         self.shape = self.parts.shape[1:]
 
     @override
@@ -127,9 +125,12 @@ class Dense(Gram):
 
     @override
     def __add__(self, other: Gram) -> Dense:
-        assert isinstance(other, Dense | Factored)
-        _check_parts(self.parts, other.dense()[None])
-        return Dense(self.parts + other.dense())
+        parts = (
+            other._dense_parts() if isinstance(other, Factored) else other.parts if isinstance(other, Dense) else None
+        )
+        assert parts is not None
+        _check_parts(self.parts, parts)
+        return Dense(self.parts + parts)
 
     @override
     def __mul__(self, factor: float) -> Dense:
@@ -144,7 +145,7 @@ class Factor:
     """
 
     def __init__(self, rows: Tensor) -> None:
-        self.rows = check_scale(rows, FACTOR_LIMIT)
+        self.rows = check_size(rows, "a factor of a Gram matrix")
         self._products: dict[Factor, Tensor] = {}
 
     def product(self, other: Factor) -> Tensor:
@@ -155,7 +156,6 @@ class Factor:
             self._products[other] = to_double(self.rows) @ to_double(other.rows).mT
         return self._products[other]
 
-    @override
     def times(self, X: Tensor) -> Tensor:
         """``A X`` in float64."""
         return row_product(self.rows, to_double(X))
@@ -164,7 +164,7 @@ class Factor:
         """``Aᵀ X`` in float64, read in blocks of rows."""
         width = self.rows.shape[:-2].numel() * self.rows.shape[-1]
         blocks = spans(self.rows.shape[-2], width)
-        return torch.stack([to_double(self.rows[..., i:j, :]).mT @ X[..., i:j, :] for i, j in blocks]).sum(0)
+        return reduce(torch.add, (to_double(self.rows[..., i:j, :]).mT @ X[..., i:j, :] for i, j in blocks))
 
     def dot(self, other: Factor) -> Tensor:
         """``tr A Bᵀ``, read in blocks of rows."""
@@ -270,8 +270,10 @@ class Factored(Gram):
 
     @override
     def __add__(self, other: Gram) -> Gram:
-        if isinstance(other, Dense):
-            return other + self
+        return Dense(self._dense_parts()) + other if isinstance(other, Dense) else self.plus(other)
+
+    def plus(self, other: Gram) -> Factored:
+        """The sum with another factored matrix."""
         assert isinstance(other, Factored)
         return Factored([*self.terms, *other.terms])
 
@@ -300,18 +302,17 @@ class Estimated(Gram):
     def __init__(self, thin: Tensor, omega: Tensor, ones: Tensor | None = None, traces: Tensor | None = None) -> None:
         self.omega = omega
         self.shape = torch.Size((*thin.shape[1:-1], thin.shape[-2]))
-        thin = to_double(thin)
-        self.along = None if ones is None else to_double(ones) / self.shape[-1] ** 0.5  # A u, u = 1/√d
-        self.across = thin if self.along is None else thin - self.along * self._omega_sums
+        self.across = to_double(thin)
+        self.along: Tensor | None = None
+        if ones is not None:
+            root = self.shape[-1] ** 0.5
+            self.along = to_double(ones) / root  # A u, u = 1/√d
+            self.across = self.across - self.along * (to_double(omega).sum(-2, keepdim=True) / root)
         if traces is None:
             traces = _by_group(to_double(omega) * self.across)
             if self.along is not None:
                 traces = traces + self.along.flatten(1).sum(1)[:, None] / self.shape[-1] ** 0.5
         self.traces = traces.expand(-1, GROUPS)  # by group of probes
-
-    @cached_property
-    def _omega_sums(self) -> Tensor:
-        return to_double(self.omega).sum(-2, keepdim=True) / self.shape[-1] ** 0.5
 
     @classmethod
     def from_gram(cls, gram: Gram, omega: Tensor, ones: bool = True) -> Estimated:
@@ -392,17 +393,6 @@ def correlation(
     return inner / (square_a.at_least(0.0) ** 0.5 * square_b.at_least(0.0) ** 0.5)
 
 
-def check_scale(x: Tensor, limit: float) -> Tensor:
-    """``x``; raises :class:`NumericalError` where its largest entry is above ``limit`` or below its inverse."""
-    largest = float(torch.linalg.vector_norm(x, torch.inf)) if x.numel() else 0.0
-    if largest and not 1 / limit < largest < limit:
-        raise NumericalError(
-            f"the largest entry of a matrix is {largest:.1e}, and its powers exceed the range of float64; divide the "
-            "arguments (or the loss) by a constant"
-        )
-    return x
-
-
 def _spread(square: Measured, total: Measured, entries: int) -> Measured:
     """``Σ(x − x̄)²`` from ``Σx²`` and ``Σx``; NaN where that is no more than rounding leaves of a constant."""
     spread = square - total**2 / entries
@@ -423,7 +413,7 @@ def _sum(terms: Sequence[Tensor]) -> Tensor:
     """The sum of terms with the same number of parts."""
     for term in terms[1:]:
         _check_parts(terms[0], term)
-    return torch.stack(tuple(terms)).sum(0)
+    return reduce(torch.add, terms)
 
 
 def _check_parts(a: Tensor, b: Tensor) -> None:

@@ -1,52 +1,53 @@
-"""How alike two feature matrices are: cosines, the neural feature ansatz in its four forms, and its controls ([NFA])."""
+"""How alike two feature matrices are: cosines, the neural feature ansatz in its forms, and its controls ([NFA])."""
 
 from __future__ import annotations
 
+import math
 import warnings
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from gramscope.errors import InputError, ResultWarning
-from gramscope.linalg.arrays import (
-    Array,
-    as_float_tensor,
-    as_matrices,
-    binary_exponent,
-    check_range,
-    check_same_device,
-    result_dtype,
-    to_double,
-    unit_scale,
-)
-from gramscope.linalg.factored import FactoredGram
-from gramscope.linalg.psd import eigh, nonzero_power, psd_eigen, psd_power, random_orthogonal
-from gramscope.linalg.row_blocks import spans
-from gramscope.measures.gram import matrices
+from gramscope.linalg import gram
+from gramscope.linalg.arrays import Array, as_float_tensor, as_matrices, check_same_device, result_dtype, to_double
+from gramscope.linalg.gram import Dense, Factor, Factored, Gram, correlation
+from gramscope.linalg.measured import Measured
+from gramscope.linalg.psd import EPS, eigh, psd_eigen, random_orthogonal
+from gramscope.measures.virtual import matrices
 
 Kind = Literal["uncentered", "centered", "double", "ptk"]
+#: powers among which the best one is sought
+SMALLEST, LARGEST = 1 / 64, 4.0
 
 
-def cosine(A: Array | FactoredGram, B: Array | FactoredGram, center: bool = False) -> Tensor:
+def cosine(A: Array | Gram, B: Array | Gram, center: bool = False) -> Measured:
     """``ρ(A, B) = tr(AᵀB) / (‖A‖_F ‖B‖_F)``, uncentred as in [NFA]; with ``center`` the Pearson correlation of the entries.
 
     Args:
-        A: a matrix, a stack (counted as the diagonal blocks of one matrix), a diagonal, or thin factors.
+        A: a matrix, a stack (counted as the diagonal blocks of one matrix), a diagonal, or a Gram matrix of gramscope.
         B: the same shape.
         center: subtract each one's mean over all its entries.
 
     Returns:
-        A float64 number, NaN when one of them is zero (constant, with ``center``).
+        A float, NaN when one of them is zero (constant, with ``center``).
 
-    >>> round(cosine(torch.eye(2), torch.ones(2, 2)).item(), 6)
+    >>> round(cosine(torch.eye(2), torch.ones(2, 2)), 6)
     0.707107
     """
-    if isinstance(A, FactoredGram):
-        return _factored_cosine(A, B, center)
-    if isinstance(B, FactoredGram):
-        return _factored_cosine(B, A, center)
-    return _dense_cosine(as_float_tensor(A, "A"), as_float_tensor(B, "B"), center)
+    if isinstance(A, Gram) or isinstance(B, Gram):
+        grams = [x if isinstance(x, Gram) else Dense(as_matrices(x, "the dense matrix")[None]) for x in (A, B)]
+        return gram.cosine(grams[0], grams[1], center)
+    first, second = as_float_tensor(A, "A"), as_float_tensor(B, "B")
+    check_same_device(A=first, B=second)
+    if first.shape != second.shape:
+        raise InputError(f"A and B must have one shape, got {tuple(first.shape)} and {tuple(second.shape)}")
+    a, b = (to_double(x).flatten() for x in (first, second))
+    if center:
+        a, b = (torch.zeros_like(x) if bool((x == x[0]).all()) else x - x.mean() for x in (a, b))
+    return Measured((a @ b) / (a.square().sum().sqrt() * b.square().sum().sqrt()))
 
 
 def nfa(
@@ -57,7 +58,7 @@ def nfa(
     kind: Kind = "uncentered",
     center: bool = False,
     power: float = 1.0,
-) -> Tensor:
+) -> Measured:
     """The neural feature ansatz: ρ between a weight Gram and the average gradient outer product it should follow ([NFA]).
 
     With ``W̄ = W − W₀``:
@@ -77,46 +78,30 @@ def nfa(
         power: compare with this power of the gradient outer product (½ in other papers on the ansatz).
 
     Returns:
-        A float64 number; NaN where a side is zero, such as the centred ansatz at initialisation.
+        A float; NaN where a side is zero, such as the centred ansatz at initialisation.
 
-    >>> round(nfa(torch.eye(2), torch.eye(2)).item(), 12)
+    >>> round(nfa(torch.eye(2), torch.eye(2)), 12)
     1.0
     """
-    V, kernel = map(unit_scale, _sides(W, K, W0, K_centered, kind))  # a correlation does not depend on scales
+    V, kernel = _sides(W, K, W0, K_centered, kind)
     if power != 1.0:
-        return _power_alignment(V, kernel, power, center)
-    if V.shape[-2] > V.shape[-1]:
-        return _dense_cosine(V.mT @ V, V.mT @ (kernel @ V), center)
-    # Everything about d×d matrices that is needed lives in S = VVᵀ (k×k).
-    S = V @ V.mT
-    SK = S @ kernel
-    sums = V.sum(-1, keepdim=True)
-    return _correlation(
-        (SK @ S).diagonal(dim1=-2, dim2=-1).sum(),
-        S.square().sum(),
-        ((SK @ S) * kernel).sum(),
-        sums.square().sum(),
-        (sums * (kernel @ sums)).sum(),
-        V.shape[:-2].numel() * V.shape[-1] ** 2,
-        center,
-    )
+        return agop_spectrum(V, kernel).alignment(power, center)
+    factor = Factor(V)
+    return gram.cosine(Factored.of(factor).small(), Factored.of(factor, factor, kernel[None]).small(), center)
 
 
-def double_centered_ratio(W: Array, K: Array, W0: Array, K_centered: Array) -> Tensor:
+def double_centered_ratio(W: Array, K: Array, W0: Array, K_centered: Array) -> Measured:
     """``tr(W̄ᵀW̄ W̄ᵀK̄W̄) / tr(W̄ᵀW̄ W̄ᵀKW̄)`` ([NFA] Figure 4): the share of the alignment that needs both to have moved.
 
     >>> eye = torch.eye(2)
-    >>> double_centered_ratio(2 * eye, 4 * eye, eye, eye).item()
+    >>> float(double_centered_ratio(2 * eye, 4 * eye, eye, eye))
     0.25
     """
     V, kernel = _sides(W, K, W0, None, "centered")
     _, centred = _sides(W, K, W0, K_centered, "double")
-    V = unit_scale(V)
-    S = V @ V.mT
-    SS = S @ S
-    exponent = -binary_exponent(kernel)
-    moved, whole = ((SS * torch.ldexp(x, exponent)).sum() for x in (centred, kernel))
-    return check_range(moved / whole, "the ratio") if bool(whole) else moved / whole
+    factor = Factor(V)
+    weight, moved, whole = (Factored.of(factor, factor, core).small() for core in (None, centred[None], kernel[None]))
+    return weight.inner(moved) / weight.inner(whole)
 
 
 def corrupted(K: Array, generator: torch.Generator) -> Tensor:
@@ -137,6 +122,93 @@ def corrupted(K: Array, generator: torch.Generator) -> Tensor:
     values, _ = eigh((double + double.mT) / 2)
     Q = random_orthogonal(kernel.shape[-1], generator, tuple(kernel.shape[:-2])).to(double.device)
     return ((Q * values.unsqueeze(-2)) @ Q.mT).to(result_dtype(kernel))
+
+
+@dataclass(frozen=True)
+class AgopSpectrum:
+    """What the ansatz needs with any power of the gradient outer product ``G = WᵀKW = Σ λ_i v_i v_iᵀ``.
+
+    Args:
+        values: λ over their largest.
+        along: ``v_iᵀ WᵀW v_i``.
+        sums: ``1ᵀ v_i``.
+        square: ``‖WᵀW‖_F²``.
+        total: sum of the entries of ``WᵀW``.
+        entries: how many these are.
+    """
+
+    values: Tensor
+    along: Tensor
+    sums: Tensor
+    square: Tensor
+    total: Tensor
+    entries: int
+
+    def alignment(self, power: float, center: bool = False) -> Measured:
+        """``ρ(WᵀW, G^power)``, zero on the null space of G; NaN where a side is zero.
+
+        In deep linear networks with balanced weights the ansatz holds with ``power = 1/L``, where L counts the layers from
+        this one to the output (Tansley, Massart and Cartis 2025, "On the neural feature ansatz for deep neural networks").
+        """
+        raised = torch.where(self.values > 0, self.values**power, 0.0)
+        inner, square = (self.along * raised).sum(), raised.square().sum()
+        totals = (Measured(self.total), Measured((raised * self.sums.square()).sum())) if center else None
+        return correlation(Measured(inner), Measured(self.square), Measured(square), totals, self.entries)
+
+    def best_power(self) -> float:
+        """The power in ``[1/64, 4]`` that aligns best: a scan of 65 powers, 9 % apart, then bisection of the slope."""
+        powers = [SMALLEST * (LARGEST / SMALLEST) ** (i / 64) for i in range(65)]
+        scanned = [float(self.alignment(power)) for power in powers]
+        if any(math.isnan(rho) for rho in scanned):
+            return math.nan
+        best = max(range(65), key=scanned.__getitem__)
+        low, high = powers[max(best - 1, 0)], powers[min(best + 1, 64)]
+        for _ in range(60):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self._slope(middle) > 0 else (low, middle)
+        return (low + high) / 2
+
+    def _slope(self, power: float) -> float:
+        """The derivative of ``log ρ`` by the power."""
+        kept = self.values > 0
+        values, along, logs = self.values[kept], self.along[kept], self.values[kept].log()
+        first, second = along * values**power, values ** (2 * power)
+        return float((first * logs).sum() / first.sum() - (second * logs).sum() / second.sum())
+
+
+def agop_spectrum(W: Array, K: Array) -> AgopSpectrum:
+    """The eigenvalues and eigenvectors of ``WᵀKW`` beside ``WᵀW``.
+
+    The eigenvalues that are not zero are those of ``K^½WWᵀK^½``, so the smaller side is decomposed. Those up to the rounding
+    of W's type (1.2e-7 of the largest for float32) belong to the null space: a small power would make them large.
+
+    Args:
+        W: weight ``[..., k, d]``.
+        K: tangent kernel ``[..., k, k]``.
+
+    >>> W = torch.diag(torch.tensor([2.0, 1.0]))
+    >>> spectrum = agop_spectrum(W, W.mT @ W)  # the AGOP is (WᵀW)²
+    >>> round(spectrum.alignment(0.5), 12), round(spectrum.best_power(), 4)
+    (1.0, 0.5)
+    """
+    (weight, kernel), _ = matrices(W=W, K=K)
+    k, d = weight.shape[-2:]
+    rtol = max(max(k, d) * EPS, torch.finfo(as_matrices(W, "W").dtype).eps)
+    if k >= d:
+        values, vectors = psd_eigen(weight.mT @ kernel @ weight, rtol)
+        rows = vectors.mT
+        small = weight.mT @ weight
+    else:
+        eigenvalues, basis = psd_eigen(kernel, rtol)
+        B = eigenvalues.sqrt().unsqueeze(-1) * (basis.mT @ weight)  # BᵀB = WᵀKW
+        values, vectors = psd_eigen(B @ B.mT, rtol)
+        rows = torch.where(values > 0, values, 1.0).rsqrt().unsqueeze(-1) * (vectors.mT @ B)  # the eigenvectors v_i
+        small = weight @ weight.mT
+    along = torch.where(values > 0, (rows @ weight.mT).square().sum(-1), 0.0).flatten()
+    entries, total = weight.shape[:-2].numel() * d**2, weight.sum(-1).square().sum()
+    return AgopSpectrum(
+        values.flatten() / values.amax(), along, rows.sum(-1).flatten(), small.square().sum(), total, entries
+    )
 
 
 def _sides(W: Array, K: Array, W0: Array | None, K_centered: Array | None, kind: Kind) -> tuple[Tensor, Tensor]:
@@ -161,74 +233,3 @@ def _sides(W: Array, K: Array, W0: Array | None, K_centered: Array | None, kind:
         raise InputError(f"kind={kind!r} needs K_centered; tangent_kernel(..., reference=initial_network) gives it")
     (weight, initial, kernel), _ = matrices(W=W, W0=W0, K_centered=K_centered)
     return (initial if kind == "ptk" else weight - initial), kernel
-
-
-def _power_alignment(V: Tensor, K: Tensor, power: float, center: bool) -> Tensor:
-    """ρ(VᵀV, (VᵀKV)^power); for k < d from the k×k matrices of ``B = K^½V``, since ``(BᵀB)^p = Bᵀ(BBᵀ)^{p−1}B``."""
-    if V.shape[-2] >= V.shape[-1]:
-        return _dense_cosine(V.mT @ V, psd_power(V.mT @ K @ V, power), center)
-    B = psd_power(K, 0.5) @ V
-    values, P = psd_eigen(B @ B.mT)
-    rotated = P.mT @ B
-    small = nonzero_power(values, power - 1.0)
-    S = V @ V.mT
-    return _correlation(
-        (small * (rotated @ V.mT).square().sum(-1)).sum(),
-        S.square().sum(),
-        nonzero_power(values, 2 * power).sum(),
-        V.sum(-1).square().sum(),
-        (small * rotated.sum(-1).square()).sum(),
-        V.shape[:-2].numel() * V.shape[-1] ** 2,
-        center,
-    )
-
-
-def _dense_cosine(A: Tensor, B: Tensor, center: bool) -> Tensor:
-    check_same_device(A=A, B=B)
-    if A.shape != B.shape:
-        raise InputError(f"A and B must have one shape, got {tuple(A.shape)} and {tuple(B.shape)}")
-    a, b = A.reshape(-1), B.reshape(-1)
-    blocks = list(spans(a.numel(), 1))
-    exponent_a, exponent_b = (
-        -torch.stack([binary_exponent(to_double(t[i:j])) for i, j in blocks]).amax() for t in (a, b)
-    )
-    sums = torch.zeros(3, dtype=torch.float64, device=to_double(a[:1]).device)
-    mean_a = mean_b = 0.0
-    if center:
-        if bool((a == a[0]).all()) or bool((b == b[0]).all()):
-            return sums[0] * float("nan")
-        mean_a = sum(float(torch.ldexp(to_double(a[i:j]), exponent_a).sum()) for i, j in blocks) / a.numel()
-        mean_b = sum(float(torch.ldexp(to_double(b[i:j]), exponent_b).sum()) for i, j in blocks) / a.numel()
-    for i, j in blocks:
-        x = torch.ldexp(to_double(a[i:j]), exponent_a) - mean_a
-        y = torch.ldexp(to_double(b[i:j]), exponent_b) - mean_b
-        sums += torch.stack([x @ y, x @ x, y @ y])
-    return sums[0] / (sums[1].sqrt() * sums[2].sqrt())
-
-
-def _factored_cosine(A: FactoredGram, B: Array | FactoredGram, center: bool) -> Tensor:
-    A = FactoredGram(*(unit_scale(as_float_tensor(x, "A")) for x in (A.left, A.right)))
-    if isinstance(B, FactoredGram):
-        B = FactoredGram(*(unit_scale(as_float_tensor(x, "B")) for x in (B.left, B.right)))
-    else:
-        B = unit_scale(to_double(as_matrices(B, "the dense matrix")))
-    if tuple(A.shape) != tuple(B.shape):
-        raise InputError(f"A and B must have one shape, got {tuple(A.shape)} and {tuple(B.shape)}")
-    square, total = (B.square().sum(), B.sum()) if isinstance(B, Tensor) else (B.inner(B), B.total())
-    return _correlation(A.inner(B), A.inner(A), square, A.total(), total, A.shape.numel(), center)
-
-
-def _correlation(
-    inner: Tensor, square_a: Tensor, square_b: Tensor, sum_a: Tensor, sum_b: Tensor, entries: int, center: bool
-) -> Tensor:
-    """A cosine from inner products, or from the same and the sums of all entries a Pearson correlation."""
-    if center:
-        inner = inner - sum_a * sum_b / entries
-        square_a, square_b = (_spread(q, s, entries) for q, s in ((square_a, sum_a), (square_b, sum_b)))
-    return inner / (square_a.clamp(min=0.0).sqrt() * square_b.clamp(min=0.0).sqrt())
-
-
-def _spread(square: Tensor, total: Tensor, entries: int) -> Tensor:
-    """``Σ(x − x̄)²`` from ``Σx²`` and ``Σx``; NaN where that is no more than rounding leaves of a constant."""
-    spread = square - total.square() / entries
-    return torch.where(spread > 16 * torch.finfo(spread.dtype).eps * square, spread, torch.nan)

@@ -10,9 +10,8 @@ from typing import Any, TypeAlias, TypeVar
 
 from torch import Tensor
 
-from gramscope.linalg.arrays import to_double
 from gramscope.linalg.measured import Measured
-from gramscope.measures.large_spectrum import LargeSpectrum, large_weight_spectrum
+from gramscope.measures.spectrum import LargeSpectrum, large_weight_spectrum
 from gramscope.statistics.result import LayerStatistics, Statistics
 from gramscope.statistics.sums import Sum
 
@@ -75,11 +74,6 @@ class LayerView:
             self._cache[key] = make()
         value: T = self._cache[key]
         return value
-
-    @property
-    def weight(self) -> Tensor:
-        """``W [..., k, d]`` in float64."""
-        return self.once("weight", lambda: to_double(self.layer.weight))
 
     @property
     def reference_weight(self) -> Tensor:
@@ -147,6 +141,13 @@ class Column:
         """The column's value at a layer."""
         value = self.compute(view)
         return value if isinstance(value, Measured) else Measured(float(value))
+
+
+def sketched(layer: LayerStatistics) -> str:
+    """A remark on functions of all eigenvalues of K, where K is a sketch."""
+    if layer.kernel_parts is None or layer.kernel_parts.shape[0] == 1:
+        return ""
+    return "from a sketch of K, whose eigenvalues are spread wider than those of K; jacobians=True takes every output"
 
 
 #: families of columns

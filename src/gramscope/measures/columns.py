@@ -1,7 +1,7 @@
 """Every measure of a layer that follows from collected statistics, by name: the columns of :func:`gramscope.measure`.
 
 A column says what must have been collected and computes one number from a :class:`~gramscope.measures.column.LayerView`.
-To add one, write its function and add a :class:`~gramscope.measures.column.Column` to a list.
+To add one, write its formula and add a :class:`~gramscope.measures.column.Column` to a list.
 """
 
 from __future__ import annotations
@@ -13,20 +13,15 @@ import torch
 from torch import Tensor
 
 from gramscope.linalg.arrays import to_double
-from gramscope.linalg.measured import Measured, jackknife
+from gramscope.linalg.gram import Dense, Factor, Gram, cosine
+from gramscope.linalg.measured import Measured
 from gramscope.linalg.row_blocks import row_norm
-from gramscope.linalg.stochastic import is_large
-from gramscope.measures.alignment import corrupted, double_centered_ratio, nfa
-from gramscope.measures.column import NO_KERNEL, Column, LayerView, Missing, Value
+from gramscope.measures.alignment import corrupted, nfa
+from gramscope.measures.column import NO_KERNEL, Column, LayerView, Missing, Value, sketched
 from gramscope.measures.feature_columns import FEATURE_COLUMNS
-from gramscope.measures.further_columns import LATER_COLUMNS
-from gramscope.measures.gram import fle_residual
-from gramscope.measures.kernel_alignment import KernelAlignment, kernel_alignment
-from gramscope.measures.probed import ProbedAlignment, ProbedShifts, probed_alignment, probed_shifts
-from gramscope.measures.probed_products import probed_fle_residual
+from gramscope.measures.later_columns import LATER_COLUMNS
+from gramscope.measures.layer_grams import Ansatz, grams_of
 from gramscope.measures.spectrum import weight_spectrum
-from gramscope.measures.step_shifts import StepShifts, step_shifts
-from gramscope.statistics.result import LayerStatistics
 
 # --- weights ----------------------------------------------------------------------------------------------------------
 
@@ -34,8 +29,8 @@ from gramscope.statistics.result import LayerStatistics
 def _ranks(what: str) -> Callable[[LayerView], Value]:
     def compute(view: LayerView) -> Value:
         spectrum = view.large_spectrum("W", lambda: view.layer.weight)
-        found: float | Measured = getattr(weight_spectrum(view.layer.weight) if spectrum is None else spectrum, what)
-        return found
+        value: Value = getattr(weight_spectrum(view.layer.weight) if spectrum is None else spectrum, what)
+        return value
 
     return compute
 
@@ -48,43 +43,40 @@ def _weight_change(view: LayerView) -> Tensor | float:
 # --- gradients and virtual covariance ---------------------------------------------------------------------------------
 
 
-def _shifts(view: LayerView) -> tuple[StepShifts | ProbedShifts, float]:
-    """The products behind a step's shifts, and γ on the summed loss.
+def _step(view: LayerView) -> tuple[Gram, Gram]:
+    """The virtual covariance shift and the change of ``WᵀW`` in a step.
 
     ``gamma`` is the rate of a step on the mean loss; on the summed loss the same step has rate ``gamma / n``, n the terms of
     the mean: samples, or labelled positions.
     """
-
-    def products() -> StepShifts | ProbedShifts:
-        if view.layer.covariance_probes is not None:
-            return probed_shifts(view.layer.weight, view.layer.gradient, view.layer.covariance_probes)
-        at_inputs = None if view.layer.input_covariance is None else view.layer.input_covariance.double()
-        Sigma = view.layer.covariance.double() if at_inputs is None else None
-        return step_shifts(view.weight, view.layer.gradient.double(), Sigma, at_inputs)
-
-    return view.once("shifts", products), view.context.gamma / view.layer.loss_terms
+    return view.once("step", lambda: grams_of(view).step(view.context.gamma / view.layer.loss_terms))
 
 
-def _vcs(what: str) -> Callable[[LayerView], Value]:
-    def compute(view: LayerView) -> Value:
-        shifts, gamma = _shifts(view)
-        if isinstance(shifts, ProbedShifts):
-            return shifts.value(what, gamma)
-        value: Tensor = getattr(shifts, what)(gamma)
-        return value
+def _vcs_cosine(view: LayerView) -> Measured:
+    return cosine(*_step(view))
 
-    return compute
+
+def _vcs_residual(view: LayerView) -> Measured:
+    grams, rate = grams_of(view), view.context.gamma / view.layer.loss_terms
+    return (grams.gradient_gram - grams.covariance).norm() * rate**2 / _step(view)[1].norm()
+
+
+def _vcs_null(view: LayerView) -> Measured:
+    virtual, actual = _step(view)
+    columns = virtual.shape[:-1].numel()
+    return virtual.trace() * actual.trace() / (virtual.norm() * actual.norm() * columns)
 
 
 def _fle(view: LayerView) -> Value:
-    if view.layer.autograd is None or view.layer.tied:
+    layer, grams = view.layer, grams_of(view)
+    if layer.autograd is None or layer.tied:
         raise Missing(
             "its weight is not a trainable parameter of this layer alone: it is computed, frozen or shared with another module"
         )
-    if is_large(view.layer.weight.shape, view.context.memory):
-        return probed_fle_residual(view.layer.weight, view.layer.autograd, view.layer.gradient, view.context.memory)
-    W = view.weight
-    return fle_residual(W, view.layer.autograd.double(), W.mT @ view.layer.gradient.double())
+    difference = layer.autograd - layer.gradient
+    if not bool(difference.any()):
+        return 0.0
+    return grams.of(grams.factor, Factor(difference)).norm() / grams.of(grams.factor, grams.gradient).norm()
 
 
 # --- alignment --------------------------------------------------------------------------------------------------------
@@ -94,114 +86,73 @@ def _fle(view: LayerView) -> Value:
 TRIVIAL = 0.9
 
 
-def _alignment(view: LayerView) -> KernelAlignment:
-    return view.once("alignment", lambda: kernel_alignment(view.weight, view.layer.kernel, view.layer.at_inputs))
-
-
-def _probed_alignment(
-    view: LayerView, kind: Literal["ansatz", "centered", "double", "ptk"] = "ansatz"
-) -> ProbedAlignment | None:
-    """The alignment of W, W − W₀ or W₀ with K or K̄ from probes, where only those are kept."""
-    products = view.layer.kernel_probes if kind in ("ansatz", "centered") else view.layer.centered_probes
-    if products is None:
-        return None
-    sides = 1 if view.layer.centered_probes is None else 2
-    chosen = products.chunk(sides, -1)[kind in ("centered", "ptk")] / view.layer.n
-
-    def make() -> ProbedAlignment:
-        W = view.layer.weight
-        if kind != "ansatz":
-            W0 = view.reference_weight
-            W = W0 if kind == "ptk" else W - W0
-        return probed_alignment(W, chosen)
-
-    return view.once(f"probed {kind}", make)
-
-
 def _nfa(view: LayerView) -> Measured:
-    return _beside_null(_probed_alignment(view) or _alignment(view), view.context.center)
+    return _beside_null(grams_of(view).ansatz, view.context.center)
 
 
-def _beside_null(alignment: KernelAlignment | ProbedAlignment, center: bool) -> Measured:
+def _beside_null(ansatz: Ansatz, center: bool) -> Measured:
     """The alignment, with a remark where random eigenvectors of the kernel would give almost as much."""
-    value, null = alignment.value(center), float(alignment.null(center))
-    remarks = [value.remark] if value.remark else []
-    if value.value > 1 and value.error:
-        remarks.insert(0, "above 1 by chance: it estimates a number that is at most 1")
-    if null >= TRIVIAL:
-        remarks.insert(0, f"trivial: random eigenvectors of K would give ρ ≥ {TRIVIAL} too")
-    return value.with_remark("; ".join(remarks))
+    value, remarks = ansatz.value(center), []
+    if ansatz.null(center) >= TRIVIAL:
+        remarks.append(f"trivial: random eigenvectors of K would give ρ ≥ {TRIVIAL} too")
+    if value > 1 and value.error:
+        remarks.append("above 1 by chance: it estimates a number that is at most 1")
+    return value.with_remark(*remarks)
+
+
+def _nfa_null(view: LayerView) -> Measured:
+    return grams_of(view).ansatz.null(view.context.center)
+
+
+def _nfa_above(view: LayerView) -> Measured:
+    return _nfa(view) - _nfa_null(view)
+
+
+def _moved(view: LayerView, kind: Literal["centered", "double", "ptk"]) -> Ansatz:
+    W0, layer = view.reference_weight, view.layer
+    if kind != "ptk" and torch.equal(layer.weight, W0):
+        raise Missing("the weight has not moved from the reference")
+    if kind != "centered":
+        of_jacobians = layer.kernel_centered if layer.centered_probes is None else layer.centered_probes
+        if not bool(of_jacobians.any()):
+            raise Missing("the Jacobians have not moved from the reference")
+    return view.once(f"ansatz {kind}", lambda: grams_of(view).moved_ansatz(W0, kind))
 
 
 def _nfa_moved(kind: Literal["centered", "double", "ptk"]) -> Callable[[LayerView], Value]:
-    def compute(view: LayerView) -> Value:
-        W0 = view.reference_weight
-        if kind != "ptk" and torch.equal(view.layer.weight, W0):
-            raise Missing("the weight has not moved from the reference")
-        if kind != "centered" and view.layer.centered_probes is not None and not view.layer.centered_probes.any():
-            raise Missing("the Jacobians have not moved from the reference")
-        probed = _probed_alignment(view, kind)
-        if probed is not None:
-            return _beside_null(probed, view.context.center)
-        kernel = view.layer.kernel if kind == "centered" else view.layer.kernel_centered
-        if kind != "centered" and not kernel.any():
-            raise Missing("the Jacobians have not moved from the reference")
-        side = to_double(W0) if kind == "ptk" else view.weight - W0
-        return _beside_null(kernel_alignment(side, kernel, at_inputs=False), view.context.center)
-
-    return compute
+    return lambda view: _beside_null(_moved(view, kind), view.context.center)
 
 
-def _double_ratio(view: LayerView) -> Value:
-    W0 = view.reference_weight
-    if torch.equal(view.layer.weight, W0):
-        raise Missing("the weight has not moved from the reference")
-    moved, whole = (_probed_alignment(view, kind) for kind in ("double", "centered"))
-    if moved is not None and whole is not None:
-        return moved.inner_over(whole)
-    return double_centered_ratio(view.weight, view.layer.K.double(), to_double(W0), view.layer.K_centered.double())
+def _double_ratio(view: LayerView) -> Measured:
+    whole = _moved(view, "centered")
+    moved = view.once("ansatz double", lambda: grams_of(view).moved_ansatz(view.reference_weight, "double"))
+    return moved.weight.inner(moved.agop) / whole.weight.inner(whole.agop)
 
 
 def _nfa_corrupted(view: LayerView) -> Measured:
     if view.layer.kernel_probes is not None:
         raise Missing(f"{NO_KERNEL}; nfa_null has its expectation")
-    generator = torch.Generator().manual_seed(view.context.corruption_seed)
-    Q = corrupted(view.layer.K.double().cpu(), generator)
-    return _of_spectrum(view.layer, nfa(view.weight.cpu(), Q, center=view.context.center))
-
-
-def _of_spectrum(layer: LayerStatistics, value: Tensor | float) -> Measured:
-    """A function of K's eigenvalues, with a remark where K is a sketch."""
-    sketched = layer.kernel_parts is not None and layer.kernel_parts.shape[0] > 1
-    remark = "from a sketch of K, whose eigenvalues are spread wider than those of K; jacobians=True takes every output"
-    return Measured(float(value), remark=remark if sketched else "")
-
-
-def _nfa_null(view: LayerView) -> float | Measured:
-    return (_probed_alignment(view) or _alignment(view)).null(view.context.center)
+    generator = torch.Generator(device="cpu").manual_seed(view.context.corruption_seed)
+    W = to_double(view.layer.weight).cpu()
+    return nfa(W, corrupted(to_double(view.layer.K).cpu(), generator), center=view.context.center).with_remark(
+        sketched(view.layer)
+    )
 
 
 def _agop_trace(view: LayerView) -> Measured:
-    probed = _probed_alignment(view)
-    if probed is not None:
-        return probed.trace()
-    parts = view.layer.kernel.double()
-    if view.layer.at_inputs:
-        traces = parts.diagonal(dim1=-2, dim2=-1).flatten(1).sum(1)
-    else:
-        W = view.weight
-        traces = ((parts @ W) * W).flatten(1).sum(1)
-    return jackknife("parts", traces.numel(), lambda kept: float(traces[kept].mean()) * traces.numel())
+    return grams_of(view).ansatz.agop.trace()
 
 
 def _kernel_spread(view: LayerView) -> Measured:
-    probed = _probed_alignment(view)
-    if probed is not None and view.layer.weight.shape[-2] > view.layer.weight.shape[-1]:
+    layer = view.layer
+    if layer.kernel_probes is None:
+        kernel: Gram = Dense(layer.kernel)
+    elif layer.weight.shape[-2] > layer.weight.shape[-1]:
         raise Missing(f"{NO_KERNEL}; probes of more outputs than inputs tell of the part of K in the column space of W")
-    if probed is not None:
-        return probed.spread()
-    values = torch.linalg.eigvalsh(view.layer.K.double()).flatten()
-    return _of_spectrum(view.layer, values.std(correction=0) / values.mean())
+    else:
+        kernel = grams_of(view).ansatz.kernel
+    rows = kernel.shape[:-1].numel()
+    return (kernel.inner(kernel) * rows / kernel.trace() ** 2 - 1).at_least(0.0) ** 0.5
 
 
 OWN_COLUMNS = [
@@ -234,25 +185,25 @@ OWN_COLUMNS = [
         "vcs_cosine", "virtual",
         "cosine of the virtual covariance shift and the change of the weight Gram in a gradient step",
         "ρ(v, Gram shift of a GD step)",
-        _vcs("cosine"), {"loss", "covariance"}, null="vcs_null", at_inputs=True,
+        _vcs_cosine, {"loss", "covariance"}, null="vcs_null", at_inputs=True,
     ),
     Column(
         "vcs_residual", "virtual",
         "how much of the weight Gram's change the virtual covariance shift misses",
         "‖γ²(DᵀD − WᵀΣW)‖ / ‖Gram shift‖",
-        _vcs("residual"), {"loss", "covariance"}, at_inputs=True,
+        _vcs_residual, {"loss", "covariance"}, at_inputs=True,
     ),
     Column(
         "vcs_gram_cosine", "virtual",
         "whether the virtual covariance shift scales the weight Gram or turns it",
         "ρ(v, WᵀW)",
-        _vcs("gram_cosine"), {"loss", "covariance"}, at_inputs=True,
+        lambda view: cosine(_step(view)[0], grams_of(view).weight), {"loss", "covariance"}, at_inputs=True,
     ),
     Column(
         "vcs_null", "virtual",
         "the vcs_cosine of two shifts with the same eigenvalues and unrelated eigenvectors",
         "tr v tr s / (d ‖v‖ ‖s‖): vcs_cosine of unrelated eigenvectors",
-        _vcs("null"), {"loss", "covariance"}, at_inputs=True,
+        _vcs_null, {"loss", "covariance"}, at_inputs=True,
     ),
     Column(
         "nfa", "alignment",
@@ -265,6 +216,12 @@ OWN_COLUMNS = [
         "the nfa to expect without feature learning",
         "nfa when K keeps its eigenvalues and has random eigenvectors, in expectation",
         _nfa_null, {"jacobians"}, at_inputs=True,
+    ),
+    Column(
+        "nfa_above", "alignment",
+        "how far the nfa is above what random eigenvectors of K would give",
+        "nfa − nfa_null",
+        _nfa_above, {"jacobians"}, at_inputs=True,
     ),
     Column(
         "nfa_corrupted", "alignment",
@@ -319,9 +276,8 @@ OWN_COLUMNS = [
 #: every column by name, in the order in which tables show them
 COLUMNS: dict[str, Column] = {column.name: column for column in (*OWN_COLUMNS, *FEATURE_COLUMNS, *LATER_COLUMNS)}
 
-#: cheap, and defined for any supervised network; used when no measures are named
+#: what a layer has learned, for any supervised network; used when no measures are named
 DEFAULT = (
-    "weight_norm", "effective_rank", "gradient_norm", "vcs_cosine", "vcs_null", "vcs_residual", "nfa", "nfa_null",
-    "weight_change", "nfa_centered", "nfa_double", "nfa_ptk", "target_linearity", "target_linearity_held_out", "surrogate",
-    "surrogate_linearized", "feature_rank", "nc1",
+    "gradient_norm", "effective_rank", "feature_rank", "nfa", "nfa_null", "nfa_above", "target_linearity",
+    "target_linearity_null", "nc1",
 )  # fmt: skip

@@ -1,18 +1,29 @@
-"""Spectra of weights and features and three ways of counting the directions in use."""
+"""Spectra of weights and features, exact or estimated, and the counts and sizes that follow from them."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from gramscope.linalg.arrays import Array, as_weight, binary_exponent, to_double, unit_scale
+from gramscope.errors import InputError
+from gramscope.linalg.arrays import Array, as_matrices, as_weight, to_double
+from gramscope.linalg.gram import REMARK
+from gramscope.linalg.measured import Measured, combine, mean
 from gramscope.linalg.moments import Moments, is_constant
 from gramscope.linalg.psd import EPS, eigvalsh, svdvals
 from gramscope.linalg.ridge_rows import triangular_factor
-from gramscope.linalg.row_blocks import MappedRows, Rows, scale_of, scaled, unit_rows
+from gramscope.linalg.row_blocks import MappedRows, Rows, row_norm
+from gramscope.linalg.stochastic import SingularQuadrature, singular_quadrature
+
+#: power iterations of the range finder
+POWER = 6
+#: error of a singular value, over its size, up to which it is treated exactly, not estimated
+CONVERGED = 1e-3
+#: name of the probes' randomness
+PROBES = "probes of the spectrum"
 
 
 @dataclass(frozen=True)
@@ -44,13 +55,10 @@ def weight_spectrum(W: Array) -> Spectrum:
     (2, 2.0, 2.0, 2.0)
     """
     weight = to_double(as_weight(W))
-    exponent = binary_exponent(weight)
-    weight = torch.ldexp(weight, -exponent)
     tall = weight if weight.shape[-2] >= weight.shape[-1] else weight.mT
     # The triangular factor has the same singular values and is small where one side is.
     R = torch.linalg.qr(tall, mode="r").R if tall.shape[-2] > 2 * tall.shape[-1] else tall
-    spectrum = summarise(svdvals(R).reshape(-1), max(weight.shape[-2:]) * EPS)
-    return replace(spectrum, values=torch.ldexp(spectrum.values, exponent))
+    return summarise(svdvals(R).reshape(-1), max(weight.shape[-2:]) * EPS)
 
 
 def feature_spectrum(H: Array, center: bool = True) -> Spectrum:
@@ -61,13 +69,10 @@ def feature_spectrum(H: Array, center: bool = True) -> Spectrum:
     """
     features = Rows(H, "H")
     n, d = features.n, features.width
-    exponent = scale_of(features)
-    features = unit_rows(features)
     if center:
         features = MappedRows(features, shift=features.mean())
     factor = triangular_factor(features)[0] if n >= d else features.block(0, n)
-    spectrum = summarise(svdvals(factor), max(n, d) * EPS)
-    return replace(spectrum, values=scaled(spectrum.values, exponent))
+    return summarise(svdvals(factor), max(n, d) * EPS)
 
 
 def spectrum_of_few_rows(H: Tensor) -> Spectrum:
@@ -78,11 +83,8 @@ def spectrum_of_few_rows(H: Tensor) -> Spectrum:
     >>> spectrum_of_few_rows(torch.tensor([[1.0, 5.0, 0.0], [-1.0, 5.0, 0.0]])).rank
     1
     """
-    rows = unit_scale(to_double(H))
-    rows = rows - rows.mean(0)
-    values = eigvalsh(rows @ rows.mT).clamp(min=0.0).sqrt()
-    spectrum = summarise(values, math.sqrt(len(rows) * EPS))
-    return replace(spectrum, values=torch.ldexp(spectrum.values, binary_exponent(to_double(H))))
+    rows = to_double(H) - to_double(H).mean(0)
+    return summarise(eigvalsh(rows @ rows.mT).clamp(min=0.0).sqrt(), math.sqrt(len(rows) * EPS))
 
 
 def feature_spectrum_from_moments(m: Moments, center: bool = True) -> Spectrum:
@@ -114,3 +116,130 @@ def summarise(values: Tensor, rtol: float) -> Spectrum:
         float(square.sum() / square[0]),
         float(square.sum().square() / square.square().sum()),
     )
+
+
+def spectral_ratio(W: Array) -> float:
+    """``‖W‖₂ / √(k/d)``; that of weights and of their changes keeps its order as the width grows under µP.
+
+    (Yang, Simon and Bernstein 2023, "A spectral condition for feature learning".) A convolution is taken in patch space; of a
+    stack the largest block counts.
+
+    Args:
+        W: weight or change of a weight, ``[..., k, d]``.
+
+    >>> spectral_ratio(torch.full((1, 4), 0.5))
+    2.0
+    """
+    weight = as_weight(W)
+    k, d = weight.shape[-2:]
+    return float(weight_spectrum(weight).values[0]) / math.sqrt(k / d)
+
+
+def nuclear_rank(G: Array) -> float:
+    """``‖G‖_*² / ‖G‖_F² = (Σs)² / Σs²``, at most the rank.
+
+    Where that of a layer's gradient exceeds the stable rank of the layer's inputs, a spectral step (Muon) promises a larger
+    decrease of the loss than a gradient step (Davis and Drusvyatskiy 2025, "When do spectral gradient updates help in deep
+    learning?").
+
+    Args:
+        G: matrix ``[..., k, d]``; a stack counts as diagonal blocks.
+
+    Returns:
+        Between 1 and ``min(k, d)``; NaN for a zero matrix.
+
+    >>> round(nuclear_rank(torch.diag(torch.tensor([3.0, 1.0]))), 12)
+    1.6
+    """
+    s = weight_spectrum(G).values
+    return float(s.sum().square() / s.square().sum())
+
+
+def stable_rank_of_gram(C: Array) -> float:
+    """``tr C / λ_max(C)``: for ``C = HᵀH`` the stable rank ``‖H‖_F² / ‖H‖₂²`` of features H.
+
+    Args:
+        C: positive semidefinite ``[..., d, d]``; a stack counts as diagonal blocks.
+
+    Returns:
+        Between 1 and d; NaN for a zero matrix.
+
+    >>> stable_rank_of_gram(torch.diag(torch.tensor([2.0, 1.0])))
+    1.5
+    """
+    values = eigvalsh(to_double(as_matrices(C, "C")))
+    return float(values.clamp(min=0.0).sum() / values.amax()) if float(values.amax()) > 0 else math.nan
+
+
+@dataclass(frozen=True)
+class LargeSpectrum:
+    """What random probes tell of a large spectrum.
+
+    Args:
+        values: the top singular values, descending, float64; each is at most the true one, but for rounding.
+        errors: a singular value lies within this distance of each of them.
+        effective_rank: ``exp(−Σ p log p)``, ``p = s/Σs``.
+        stable_rank: ``Σs² / max s²``.
+        participation_ratio: ``(Σs²)² / Σs⁴``.
+        nuclear_rank: ``(Σs)² / Σs²``.
+    """
+
+    values: Tensor
+    errors: Tensor
+    effective_rank: Measured
+    stable_rank: Measured
+    participation_ratio: Measured
+    nuclear_rank: Measured
+
+
+def large_weight_spectrum(W: Array, top: int = 16) -> LargeSpectrum:
+    """The top singular values and the ranks of a weight ``[k, d]`` from products with thin matrices.
+
+    The top values come from ``torch.svd_lowrank`` (a randomised range finder with power iterations), the ranks from
+    stochastic Lanczos quadrature with 16 probes. Beside W it needs about ``3000 (k + d)`` numbers of W's precision. Random
+    numbers have a fixed seed, and the caller's random state stays as it was.
+
+    Args:
+        W: the weight; of half precision it is copied to float32.
+        top: how many values.
+
+    >>> spectrum = large_weight_spectrum(torch.diag(torch.tensor([4.0, 2.0, 1.0, 1.0], dtype=torch.float64)), top=2)
+    >>> [round(float(value), 6) for value in spectrum.values], round(spectrum.stable_rank, 6)
+    ([4.0, 2.0], 1.375)
+    """
+    weight = as_weight(W)
+    if weight.dim() != 2:
+        raise InputError(f"W must be a matrix [k, d], got shape {tuple(weight.shape)}; pass one group at a time")
+    if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= min(weight.shape):
+        raise InputError(f"top={top!r}: give a whole number from 1 to min(k, d) = {min(weight.shape)}")
+    weight = weight if weight.dtype == torch.float64 else weight.float()
+    U, values, V, errors = _top(weight, top)
+    sure = errors <= CONVERGED * values
+    quadrature = singular_quadrature(weight, (U[:, sure], values[sure].to(U.dtype), V[:, sure]))
+    largest = max(float(values[0]), float(quadrature.nodes.max()) if quadrature.nodes.numel() else 0.0)
+    total, square = (_sum(quadrature, power) for power in (1, 2))
+    entropy = mean(quadrature.sums(lambda s: torch.special.xlogy(s, s)), PROBES)
+    stable = Measured((float(row_norm(weight)) / largest) ** 2 if largest else math.nan)
+    return LargeSpectrum(
+        values,
+        errors,
+        combine(lambda sums, logs: sums * torch.exp(-logs / sums), total, entropy).with_remark(REMARK),
+        stable.with_remark(REMARK, "‖W‖₂ is that of a Krylov space"),
+        (square**2 / _sum(quadrature, 4)).with_remark(REMARK),
+        (total**2 / square).with_remark(REMARK),
+    )
+
+
+def _sum(quadrature: SingularQuadrature, power: int) -> Measured:
+    """``Σ s^power`` over all singular values."""
+    return mean(quadrature.sums(lambda s: s**power), PROBES)
+
+
+def _top(W: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """``U, s, V`` of the top singular values, and the lengths of what their vectors leave over."""
+    with torch.random.fork_rng([W.device] if W.device.type == "cuda" else []):
+        torch.manual_seed(0)
+        U, s, V = (x[..., :top] for x in torch.svd_lowrank(W, min(2 * top + 8, *W.shape), POWER))
+    left = torch.linalg.vector_norm(W @ V - U * s, dim=0)
+    right = torch.linalg.vector_norm(W.mT @ U - V * s, dim=0)
+    return U, s.double(), V, ((left.square() + right.square()) / 2).sqrt().double()

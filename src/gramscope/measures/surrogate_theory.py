@@ -11,9 +11,9 @@ from gramscope.linalg.arrays import Array, as_float_tensor, check_range
 from gramscope.linalg.ridge import check_ridge
 from gramscope.linalg.ridge_rows import fit_rows, singular_values
 from gramscope.linalg.row_blocks import Rows, check_pair, scale_of, scaled, spans, unit_rows
-from gramscope.measures.gram import matrices
 from gramscope.measures.linearity import checked, cross_product, fit_linear
 from gramscope.measures.targets import target_rows
+from gramscope.measures.virtual import matrices
 
 
 @dataclass(frozen=True)

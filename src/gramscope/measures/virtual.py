@@ -1,6 +1,8 @@
-"""Virtual updates and virtual covariance (Cha & Lee: "Feature Learning as a Virtual Covariance Learning").
+"""Weight Grams, virtual updates and virtual covariance ([VCL], [Gram]), and how a gradient step moves the weight Gram.
 
-The shift needs only the summed gradient D and ``Σ = Σ_i δ_i δ_iᵀ``: no features are kept and γ can be chosen afterwards.
+The virtual covariance shift needs only the summed gradient D and ``Σ = Σ_i δ_i δ_iᵀ``: no features are kept and γ can be chosen
+afterwards. Matrices come back in the common dtype of the arguments (at least float32), computed in float64; a stack of matrices
+(grouped convolutions) gives a stack.
 """
 
 from __future__ import annotations
@@ -12,11 +14,90 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError
-from gramscope.linalg.arrays import Array, as_float_tensor, check_range, check_same_device, result_dtype, to_double
-from gramscope.linalg.factored import FactoredGram
-from gramscope.linalg.psd import eigh
+from gramscope.linalg.arrays import (
+    Array,
+    as_float_tensor,
+    as_matrices,
+    as_weight,
+    check_range,
+    check_same_device,
+    result_dtype,
+    to_double,
+)
+from gramscope.linalg.gram import Factor, Factored
 from gramscope.linalg.virtual_shift import shift_factor
-from gramscope.measures.gram import matrices
+
+
+def weight_gram(W: Array) -> Tensor:
+    """The weight Gram ``WᵀW``, called the neural feature matrix in the NFA papers.
+
+    Args:
+        W: weight ``[k, d]`` or a stack of them ``[groups, k, d]``. The weight of a 2- or 3-dimensional convolution
+            (four or five axes) is taken in patch space, ``[out, in/groups · kernel]``; for ``nn.Conv1d`` pass
+            ``W.flatten(1)``, since three axes are a stack.
+
+    Returns:
+        ``[d, d]`` (``[groups, d, d]``).
+
+    >>> weight_gram(torch.tensor([[1.0, 2.0]]))
+    tensor([[1., 2.],
+            [2., 4.]])
+    """
+    (weight,), dtype = matrices(W=as_weight(W))
+    return check_range((weight.mT @ weight).to(dtype), "WᵀW")
+
+
+def gram_shift(W: Array, D: Array, gamma: float) -> Tensor:
+    """``(W − γD)ᵀ(W − γD) − WᵀW``, the Gram's change in a gradient step, free of cancellation.
+
+    Args:
+        W: weight ``[..., k, d]``.
+        D: summed gradient ``∇_W Σ_i L_i [..., k, d]``.
+        gamma: step size γ.
+
+    >>> gram_shift(torch.tensor([[1.0]]), torch.tensor([[1.0]]), gamma=0.5)
+    tensor([[-0.7500]])
+    """
+    (weight, gradient), dtype = matrices(W=W, D=D)
+    half = weight.mT @ gradient
+    return check_range((gamma**2 * (gradient.mT @ gradient) - gamma * (half + half.mT)).to(dtype), "the Gram's change")
+
+
+def gram_shift_residual(W: Array, D: Array, Sigma: Array, gamma: float) -> Tensor:
+    """``γ² (DᵀD − WᵀΣW)``: exactly what :func:`gram_shift` has beyond the virtual covariance shift ([Gram] Theorem 1).
+
+    Args:
+        W: weight ``[..., k, d]``.
+        D: summed gradient ``[..., k, d]``.
+        Sigma: ``Σ_i δ_i δ_iᵀ [..., k, k]``.
+        gamma: step size γ.
+
+    >>> one = torch.ones(1, 1)
+    >>> gram_shift_residual(one, 2 * one, 3 * one, gamma=0.5)
+    tensor([[0.2500]])
+    """
+    (weight, gradient, sigma), dtype = matrices(W=W, D=D, Sigma=Sigma)
+    residual = gamma**2 * (gradient.mT @ gradient - weight.mT @ (sigma @ weight))
+    return check_range(residual.to(dtype), "γ² (DᵀD − WᵀΣW)")
+
+
+def fle_residual(W: Array, D: Array, G: Array) -> float:
+    """``‖WᵀD − G‖_F / ‖G‖_F``, the relative error of the Feature Learning Equation ``WᵀD = Σ_i g_i h_iᵀ`` ([Gram] eq. 1).
+
+    Args:
+        W: weight ``[..., k, d]``.
+        D: summed gradient ``[..., k, d]``.
+        G: ``Σ_i g_i h_iᵀ [..., d, d]`` with ``g_i = ∂L_i/∂h_i``, found without W and D.
+
+    Returns:
+        0 when both sides are zero.
+
+    >>> fle_residual(torch.eye(2), torch.eye(2), torch.eye(2))
+    0.0
+    """
+    (weight, gradient, sides), _ = matrices(W=W, D=D, G=G)
+    difference, size = (weight.mT @ gradient - sides).norm(), sides.norm()
+    return float(difference / size) if bool(difference) else 0.0
 
 
 def virtual_update(h: Array, g: Array, gamma: float) -> Tensor:
@@ -49,20 +130,21 @@ def virtual_covariance_shift(W: Array, D: Array, Sigma: Array, gamma: float) -> 
     >>> virtual_covariance_shift(one, 2 * one, 4 * one, gamma=0.5)   # h = 1, δ = 2: (1 − ½·2)² − 1
     tensor([[-1.]])
     """
-    (weight, gradient, sigma), dtype = matrices(W=W, D=D, Sigma=Sigma)
-    shift = _factors(weight, gradient, sigma, gamma).dense().to(dtype)
+    dtype = result_dtype(*(as_matrices(x, name) for x, name in ((W, "W"), (D, "D"), (Sigma, "Sigma"))))
+    shift = virtual_covariance_factors(W, D, Sigma, gamma).dense().to(dtype)
     return check_range(shift, "the virtual covariance shift")
 
 
-def virtual_covariance_factors(W: Array, D: Array, Sigma: Array, gamma: float) -> FactoredGram:
+def virtual_covariance_factors(W: Array, D: Array, Sigma: Array, gamma: float) -> Factored:
     """:func:`virtual_covariance_shift` as its factors W and M in float64, for layers whose d² is too large to form.
 
     >>> one = torch.ones(1, 1)
-    >>> virtual_covariance_factors(one, 2 * one, 4 * one, gamma=0.5).trace().item()
+    >>> float(virtual_covariance_factors(one, 2 * one, 4 * one, gamma=0.5).trace())
     -1.0
     """
     (weight, gradient, sigma), _ = matrices(W=W, D=D, Sigma=Sigma)
-    return _factors(weight, gradient, sigma, gamma)
+    half = Factored.of(Factor(weight), Factor(shift_factor(weight, gradient, sigma, gamma)))
+    return half.plus(half.mT)
 
 
 def virtual_trajectory(x: Array, gradients: Iterable[Array], gamma: float, every: int = 1) -> Tensor:
@@ -99,13 +181,10 @@ class AccumulatedShift:
     """The sum of virtual covariance shifts over training, ``V_t = Σ_{τ≤t} v_τ`` ([VCL] Algorithm 1 and Figure 1).
 
     Args:
-        form: ``"dense"`` keeps ``[..., d, d]``; ``"diagonal"`` only the diagonal, which is what the papers show as an
-            image; ``"low-rank"`` an eigenbasis of at most ``rank`` directions, those of largest ``|λ|`` (V is indefinite).
-        rank: directions kept by ``"low-rank"``.
+        form: ``"dense"`` keeps ``[..., d, d]``; ``"diagonal"`` only the diagonal, which is what the papers show as an image.
 
     Attributes:
         steps: shifts added so far.
-        discarded: sum of the Frobenius norms cut off by ``"low-rank"``, a bound on its error.
 
     >>> one = torch.ones(1, 1)
     >>> total = AccumulatedShift()
@@ -115,82 +194,49 @@ class AccumulatedShift:
     (-3.0, -3.0, 3)
     """
 
-    def __init__(self, form: Literal["dense", "diagonal", "low-rank"] = "dense", rank: int | None = None) -> None:
-        if form not in ("dense", "diagonal", "low-rank"):
-            raise InputError(f"form must be 'dense', 'diagonal' or 'low-rank', got {form!r}")
-        if (form == "low-rank") != (rank is not None) or (rank is not None and rank < 1):
-            raise InputError(f"rank= (at least 1) goes with form='low-rank' and only there; got {form!r}, rank={rank}")
+    def __init__(self, form: Literal["dense", "diagonal"] = "dense") -> None:
+        if form not in ("dense", "diagonal"):
+            raise InputError(f"form must be 'dense' or 'diagonal', got {form!r}")
         self.form = form
-        self.rank = rank
         self.steps = 0
-        self.discarded = 0.0
         self._sum: Tensor | None = None
-        self._basis: Tensor | None = None
 
     def add(self, W: Array, D: Array, Sigma: Array, gamma: float) -> None:
         """Add the shift of one step; arguments as in :func:`virtual_covariance_shift`."""
         shift = virtual_covariance_factors(W, D, Sigma, gamma)
-        if self.form == "low-rank":
-            self._add_low_rank(shift)
-        else:
-            new = check_range(
-                shift.dense() if self.form == "dense" else shift.diagonal(), "the virtual covariance shift"
-            )
-            self._sum = new if self._sum is None else self._sum + new
+        new = check_range(shift.dense() if self.form == "dense" else shift.diagonal(), "the virtual covariance shift")
+        self._sum = new if self._sum is None else self._sum + new
         self.steps += 1
 
     def dense(self) -> Tensor:
         """``V [..., d, d]`` in float64."""
         if self.form == "diagonal":
-            raise InputError("only the diagonal was kept; accumulate with form='dense' or 'low-rank'")
-        total = self._kept()
-        if self._basis is None:
-            return total
-        return (self._basis * total.unsqueeze(-2)) @ self._basis.mT
+            raise InputError("only the diagonal was kept; accumulate with form='dense'")
+        return self._kept()
 
     def diagonal(self) -> Tensor:
         """The diagonal of V, ``[..., d]``."""
-        total = self._kept()
-        if self.form == "diagonal":
-            return total
-        if self._basis is None:
-            return total.diagonal(dim1=-2, dim2=-1)
-        return (self._basis.square() * total.unsqueeze(-2)).sum(-1)
-
-    def factored(self) -> FactoredGram:
-        """V as thin factors, of the ``"low-rank"`` form."""
-        total = self._kept()
-        if self._basis is None:
-            raise InputError(f"form={self.form!r} has no factors; accumulate with form='low-rank'")
-        rows = self._basis.mT
-        return FactoredGram(rows, rows * (total / 2).unsqueeze(-1))
+        return self._kept() if self.form == "diagonal" else self._kept().diagonal(dim1=-2, dim2=-1)
 
     def _kept(self) -> Tensor:
         if self._sum is None:
             raise InputError("no shift has been added yet")
         return self._sum
 
-    def _add_low_rank(self, shift: FactoredGram) -> None:
-        k = shift.left.shape[-2]
-        columns = [shift.left.mT, shift.right.mT]
-        swap = torch.eye(2 * k, dtype=shift.left.dtype, device=shift.left.device).roll(k, 0)
-        core = swap.expand(*shift.left.shape[:-2], 2 * k, 2 * k)
-        if self._basis is not None and self._sum is not None:
-            m = self._sum.shape[-1]
-            padded = core.new_zeros(*core.shape[:-2], m + 2 * k, m + 2 * k)
-            padded[..., :m, :m] = torch.diag_embed(self._sum)
-            padded[..., m:, m:] = core
-            core = padded
-            columns = [self._basis, *columns]
-        Q, R = torch.linalg.qr(torch.cat(columns, -1))
-        values, vectors = eigh(R @ core @ R.mT)
-        order = values.abs().argsort(-1, descending=True)
-        kept, cut = order[..., : self.rank], order[..., self.rank :]
-        self.discarded += float(values.gather(-1, cut).square().sum().sqrt())
-        self._sum = values.gather(-1, kept)
-        chosen = vectors.gather(-1, kept.unsqueeze(-2).expand(*vectors.shape[:-1], -1))
-        self._basis = Q @ chosen
 
+def matrices(**arguments: Array) -> tuple[list[Tensor], torch.dtype]:
+    """The arguments as float64 matrices whose shapes fit, and the dtype of results.
 
-def _factors(weight: Tensor, gradient: Tensor, sigma: Tensor, gamma: float) -> FactoredGram:
-    return FactoredGram(weight, check_range(shift_factor(weight, gradient, sigma, gamma), "−γD + ½γ²ΣW"))
+    W and D are ``[..., k, d]``, Sigma, K and their centred forms ``[..., k, k]``, G ``[..., d, d]``.
+    """
+    tensors = {name: as_matrices(x, name) for name, x in arguments.items()}
+    check_same_device(**tensors)
+    *stack, k, d = tensors["W"].shape
+    expected = {"W": (*stack, k, d), "W0": (*stack, k, d), "D": (*stack, k, d), "G": (*stack, d, d)}
+    for name, tensor in tensors.items():
+        shape = expected.get(name, (*stack, k, k))
+        if tuple(tensor.shape) != shape:
+            raise InputError(
+                f"{name} has shape {tuple(tensor.shape)} but W of shape {(*stack, k, d)} needs {name} of shape {shape}"
+            )
+    return [to_double(tensor) for tensor in tensors.values()], result_dtype(*tensors.values())

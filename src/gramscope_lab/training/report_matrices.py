@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from gramscope.layers.capture import capture
 from gramscope.layers.tape import Tape
-from gramscope.linalg.factored import FactoredGram
 from gramscope.linalg.virtual_shift import shift_factor
 from gramscope.statistics.collect import collect
 from gramscope_lab.training.config import TrainConfig
@@ -46,7 +45,7 @@ class ShiftWatcher:
         for record in tape:
             D = record.D
             W = record.weight.to(D.dtype)
-            shift = FactoredGram(W, shift_factor(W, D, record.Sigma, gamma)).diagonal().double()
+            shift = 2 * (W * shift_factor(W, D, record.Sigma, gamma)).sum(-2).double()
             self.diagonals[record.name] = self.diagonals.get(record.name, 0.0) + shift
 
     def load(self, diagonals: Mapping[str, Tensor], device: torch.device) -> None:

@@ -1,7 +1,5 @@
-"""Columns from later work on feature learning, beside those of the three papers; shown when named or with ``"all"``.
+"""Columns from later work on feature learning, beside those of the three papers: formulas on Gram matrices and spectra.
 
-:mod:`gramscope.measures.columns` adds ``LATER_COLUMNS`` to its table. Functions raise :class:`InputError` where there is no
-answer.
 Rows of H are feature rows as ``tokens=`` chose them (by default the mean over a sample's sites), while D and Σ sum over
 all sites.
 """
@@ -17,20 +15,18 @@ from torch import Tensor
 
 from gramscope.errors import InputError
 from gramscope.linalg.arrays import to_double
-from gramscope.linalg.measured import Measured
+from gramscope.linalg.gram import Factored, cosine
+from gramscope.linalg.measured import Measured, combine
 from gramscope.linalg.moments import Moments
-from gramscope.linalg.stochastic import is_large, probe_count, probes
-from gramscope.measures.ansatz_power import FittedPower, fitted_power, power_alignment
-from gramscope.measures.canonical_representation import Pair, Side, canonical_alignment
-from gramscope.measures.column import NO_KERNEL, Column, LayerView, Value
-from gramscope.measures.fact import fact_alignment, fact_residual
+from gramscope.measures.alignment import AgopSpectrum, agop_spectrum
+from gramscope.measures.column import NO_KERNEL, Column, LayerView, Missing, Value
 from gramscope.measures.feature_columns import features_of
 from gramscope.measures.kernel_target import kernel_target_alignment
+from gramscope.measures.layer_grams import Side, grams_of
 from gramscope.measures.power_law import weight_exponent
-from gramscope.measures.probed_products import probed_fact, probed_pair
 from gramscope.measures.regression_collapse import nrc1, nrc2, nrc3
 from gramscope.measures.representation_rank import alpha_req, rankme
-from gramscope.measures.spectral_scale import log_alignment_ratio, nuclear_rank, spectral_ratio, stable_rank_of_gram
+from gramscope.measures.spectrum import nuclear_rank, spectral_ratio, stable_rank_of_gram
 from gramscope.statistics.feature_statistics import keeps_gram, without_rows
 
 # --- what the columns read --------------------------------------------------------------------------------------------
@@ -59,93 +55,60 @@ def _spectral_gram(view: LayerView, center: bool) -> Tensor:
     return h @ h.mT
 
 
-def _input_gram(view: LayerView) -> Tensor:
-    """``HᵀH [d, d]``, and for grouped layers its diagonal blocks ``[groups, d, d]``."""
-    if features_of(view.layer).of_outputs:
-        raise InputError("its inputs are one-hot vectors, whose HᵀH is not collected")
-    gram = _moments(view).HtH
-    if view.layer.weight.dim() < 3:
-        return gram
-    groups, d = view.layer.weight.shape[0], view.layer.weight.shape[-1]
-    return gram.reshape(groups, d, groups, d).diagonal(dim1=0, dim2=2).movedim(-1, 0)
-
-
 def _weight_change(view: LayerView) -> Tensor:
-    if view.layer.name not in view.context.reference_weights:
-        raise InputError("no reference network was given")
     weight = view.layer.weight.to(torch.promote_types(view.layer.weight.dtype, torch.float32))
-    return weight - view.context.reference_weights[view.layer.name].to(weight.device)
+    return weight - view.reference_weight
 
 
 # --- weights and gradients --------------------------------------------------------------------------------------------
 
 
-def _fact_residual(view: LayerView) -> Value:
-    if view.context.weight_decay is None:
-        raise InputError("pass weight_decay=, the λ that training used")
-    if is_large(view.layer.weight.shape, view.context.memory):
-        return probed_fact(
-            view.layer.weight,
-            view.layer.gradient,
-            view.context.memory,
-            view.context.weight_decay * view.layer.loss_terms,
-        )
-    return fact_residual(
-        view.layer.weight, view.layer.gradient.double() / view.layer.loss_terms, view.context.weight_decay
-    )
+def _fact(view: LayerView) -> Measured:
+    """The Features At Convergence Theorem (Boix-Adsera, Mallinar, Simon and Belkin 2025).
+
+    With the penalty ``½λ‖W‖²`` beside the mean loss, a stationary point has ``D/n = −λW`` and therefore ``WᵀW = −WᵀD/(nλ)``.
+    λ is the ``weight_decay`` of ``torch.optim.SGD``; decoupled weight decay (AdamW) has other stationary points.
+    """
+    grams = grams_of(view)
+    return -cosine(grams.weight, grams.of(grams.factor, grams.gradient))
 
 
-def _fact(view: LayerView) -> Tensor | Measured:
-    if is_large(view.layer.weight.shape, view.context.memory):
-        return probed_fact(view.layer.weight, view.layer.gradient, view.context.memory)
-    return fact_alignment(view.layer.weight, view.layer.gradient)
+def _fact_residual(view: LayerView) -> Measured:
+    decay, grams = view.context.weight_decay, grams_of(view)
+    if decay is None:
+        raise Missing("pass weight_decay=, the λ that training used")
+    if not (math.isfinite(decay) and decay > 0):
+        raise InputError(f"weight_decay={decay!r}: give the positive λ that training used")
+    moved = grams.of(grams.factor, grams.gradient) * (1 / (decay * view.layer.loss_terms))
+    return (grams.weight + moved).norm() / grams.weight.norm()
 
 
-def _canonical(side: Side, pair: Pair) -> Callable[[LayerView], Value]:
+def _canonical(side: Side, pair: str) -> Callable[[LayerView], Value]:
+    """The canonical representation hypothesis (Ziyin, Chuang, Galanti and Poggio 2024): three matrices become proportional.
+
+    They are taken uncentred; the bias does not count as part of the outputs.
+    """
+
     def compute(view: LayerView) -> Value:
-        wide = view.layer.features is not None and view.layer.features.rows is not None
-        wide = wide and not keeps_gram(view.layer.weight[..., 0, :].numel(), view.context.memory)
-        if view.layer.covariance_probes is not None or is_large(view.layer.weight.shape, view.context.memory) or wide:
-            return _probed_canonical(view, side, pair)
-        C = _input_gram(view) if "representations" in pair else None
-        Sigma = view.layer.covariance if "gradients" in pair else None
-        return canonical_alignment(view.layer.weight, side, pair, C, Sigma, view.context.center)
+        grams = grams_of(view)
+        ends = {"r": grams.features, "g": grams.gradients, "w": grams.weights}
+        return cosine(ends[pair[0]](side), ends[pair[1]](side), view.context.center)
 
     return compute
 
 
-def _probed_canonical(view: LayerView, side: Side, pair: Pair) -> Measured:
-    """The alignment from products of both matrices with random probes of the inputs or of the outputs."""
-    if view.context.center:
-        raise InputError("the matrices do not fit memory=, and random probes give cosines only: leave out center=True")
-    W = view.layer.weight.to(torch.promote_types(view.layer.weight.dtype, torch.float32))
-    length = W.shape[-1 if side == "inputs" else -2]
-    omega = probes(length, probe_count(length, view.context.memory), W)
-    found = []
-    if "gradients" in pair:
-        if side == "outputs" or view.layer.covariance_probes is None:
-            raise InputError("Σ does not fit memory=; of it only ΣWΩ is kept, which tells of the layer's inputs")
-        omega = probes(length, view.layer.covariance_probes.shape[-1], W)
-        found.append(W.mT @ view.layer.covariance_probes.to(W.dtype))
-    inner = omega if side == "inputs" else W.mT @ omega
-    if "representations" in pair:
-        found.append(_input_gram_times(view, inner))
-    if "weights" in pair:
-        found.append(inner if side == "outputs" else W.mT @ (W @ omega))
-    if side == "outputs":
-        found = [W @ x.to(W.dtype) for x in found]
-    return probed_pair(*found).cosine()
+def _log_alignment(view: LayerView) -> Measured:
+    """Everett et al. 2024, "Scaling exponents across parameterizations and optimizers".
 
-
-def _input_gram_times(view: LayerView, thin: Tensor) -> Tensor:
-    """``HᵀH X`` for ``X [..., d, r]``, from the rows where they are kept."""
-    part = features_of(view.layer)
-    if part.rows is None or part.of_outputs:
-        return _input_gram(view).to(thin.dtype) @ thin
-    rows = part.rows.to(thin.dtype)
-    if view.layer.weight.dim() > 2:
-        rows = rows.reshape(len(rows), view.layer.weight.shape[0], -1).movedim(1, 0)
-    return rows.mT @ (rows @ thin)
+    The size of the outputs is ``d^(2·ratio − 1)`` times that of a weight with independent entries: at most 1 (one common
+    direction), ½ where inputs and weight are independent, −∞ where ``W C Wᵀ`` is zero.
+    """
+    inner, weight = grams_of(view).exact_features(), Factored.of(grams_of(view).factor)
+    width = inner.shape[:-1].numel()
+    if width == 1:
+        raise Missing("the log-alignment ratio is undefined for one input: its logarithm has base 1")
+    share = inner.inner(weight) / (weight.trace() * inner.trace())
+    return 1 + 0.5 * combine(torch.log, share) / math.log(width)
 
 
 def _spectral(view: LayerView, what: str, matrix: Callable[[], Tensor]) -> float | Measured:
@@ -159,8 +122,9 @@ def _spectral(view: LayerView, what: str, matrix: Callable[[], Tensor]) -> float
 
 
 def _nuclear_rank(view: LayerView) -> float | Measured:
-    large = view.large_spectrum("D", lambda: view.layer.gradient)
-    return nuclear_rank(view.layer.gradient) if large is None else large.nuclear_rank
+    gradient = view.layer.gradient / view.layer.gradient.abs().max()  # in its own precision squares could underflow
+    large = view.large_spectrum("D", lambda: gradient)
+    return nuclear_rank(gradient) if large is None else large.nuclear_rank
 
 
 def _weight_exponent(view: LayerView) -> float:
@@ -176,12 +140,17 @@ def _kernel(view: LayerView) -> Tensor:
     return view.layer.K
 
 
-def _nfa_depth(view: LayerView) -> Tensor | float:
-    return power_alignment(view.layer.weight, _kernel(view), 1 / view.depth_above)
+def _agop_spectrum(view: LayerView) -> AgopSpectrum:
+    return view.once("AGOP", lambda: agop_spectrum(view.layer.weight, _kernel(view)))
 
 
-def _fitted_power(view: LayerView) -> FittedPower:
-    return view.once("fitted power", lambda: fitted_power(view.layer.weight, _kernel(view)))
+def _nfa_power(view: LayerView) -> float:
+    return view.once("fitted power", lambda: _agop_spectrum(view).best_power())
+
+
+def _nfa_fitted(view: LayerView) -> Value:
+    power = _nfa_power(view)
+    return power if math.isnan(power) else _agop_spectrum(view).alignment(power)
 
 
 # --- features and targets ---------------------------------------------------------------------------------------------
@@ -229,10 +198,6 @@ def _nrc3(view: LayerView) -> Tensor | float:
     return nrc3(view.layer.weight, joint.C_yy)
 
 
-RG: Pair = "representations and gradients"
-RW: Pair = "representations and weights"
-GW: Pair = "gradients and weights"
-
 LATER_COLUMNS = [
     Column(
         "fact", "later",
@@ -250,43 +215,43 @@ LATER_COLUMNS = [
         "crh_inputs_rg", "later",
         "cosine of inputs and gradients at the layer's inputs",
         "ρ(HᵀH, WᵀΣW)",
-        _canonical("inputs", RG), {"loss", "covariance", "features", "gram"},
+        _canonical("inputs", "rg"), {"loss", "covariance", "features", "gram"},
     ),
     Column(
         "crh_inputs_rw", "later",
         "cosine of inputs and weights at the layer's inputs",
         "ρ(HᵀH, WᵀW)",
-        _canonical("inputs", RW), {"features", "gram"},
+        _canonical("inputs", "rw"), {"features", "gram"},
     ),
     Column(
         "crh_inputs_gw", "later",
         "cosine of gradients and weights at the layer's inputs",
         "ρ(WᵀΣW, WᵀW)",
-        _canonical("inputs", GW), {"loss", "covariance"},
+        _canonical("inputs", "gw"), {"loss", "covariance"},
     ),
     Column(
         "crh_outputs_rg", "later",
         "cosine of outputs and gradients at the layer's outputs",
         "ρ(WHᵀHWᵀ, Σ)",
-        _canonical("outputs", RG), {"loss", "covariance", "features", "gram"},
+        _canonical("outputs", "rg"), {"loss", "covariance", "features", "gram"},
     ),
     Column(
         "crh_outputs_rw", "later",
         "cosine of outputs and weights at the layer's outputs",
         "ρ(WHᵀHWᵀ, WWᵀ)",
-        _canonical("outputs", RW), {"features", "gram"},
+        _canonical("outputs", "rw"), {"features", "gram"},
     ),
     Column(
         "crh_outputs_gw", "later",
         "cosine of gradients and weights at the layer's outputs",
         "ρ(Σ, WWᵀ)",
-        _canonical("outputs", GW), {"loss", "covariance"},
+        _canonical("outputs", "gw"), {"loss", "covariance"},
     ),
     Column(
         "log_alignment", "later",
         "how far the inputs lie along the weight's leading directions: ½ where they are independent",
         "1 + ½ log_d[tr(WCWᵀ) / (‖W‖_F² tr C)], C = HᵀH/n",
-        lambda view: log_alignment_ratio(view.layer.weight, _input_gram(view)), {"features", "gram"},
+        _log_alignment, {"features", "gram"},
     ),
     Column(
         "spectral_weight", "weights",
@@ -316,19 +281,19 @@ LATER_COLUMNS = [
         "nfa_depth", "alignment",
         "the ansatz with the power that balanced deep linear nets have",
         "ρ(WᵀW, (WᵀKW)^(1/L)), L layers from this one to the output",
-        _nfa_depth, {"jacobians"},
+        lambda view: _agop_spectrum(view).alignment(1 / view.depth_above), {"jacobians"},
     ),
     Column(
         "nfa_fitted", "alignment",
         "the ansatz with the power that fits best",
         "max_p ρ(WᵀW, (WᵀKW)^p)",
-        lambda view: _fitted_power(view).alignment, {"jacobians"},
+        _nfa_fitted, {"jacobians"},
     ),
     Column(
         "nfa_power", "alignment",
         "the power of the average gradient outer product that fits the weight Gram best",
         "the p of nfa_fitted",
-        lambda view: _fitted_power(view).power, {"jacobians"},
+        _nfa_power, {"jacobians"},
     ),
     Column(
         "rankme", "spectra",
