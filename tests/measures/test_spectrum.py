@@ -1,4 +1,4 @@
-"""Ranks against NumPy."""
+"""Spectra against NumPy, and estimated ones against dense ones."""
 
 from __future__ import annotations
 
@@ -10,9 +10,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cases import normal
+import gramscope as gs
+from cases import normal, randoms, refused
 from gramscope.linalg.moments import moments
-from gramscope.measures.spectrum import feature_spectrum, feature_spectrum_from_moments, weight_spectrum
+from gramscope.measures.spectrum import (
+    feature_spectrum,
+    feature_spectrum_from_moments,
+    nuclear_rank,
+    spectral_ratio,
+    stable_rank_of_gram,
+    weight_spectrum,
+)
 
 
 @given(st.integers(1, 8), st.integers(1, 8), st.integers(0, 3))
@@ -58,4 +66,49 @@ def test_ranks_do_not_depend_on_the_scale(scale: float) -> None:
         plain, scaled = spectrum(H), spectrum(scale * H)
         for name in ("rank", "effective_rank", "stable_rank", "participation_ratio"):
             assert getattr(scaled, name) == pytest.approx(getattr(plain, name), rel=1e-9)
-    assert weight_spectrum(1e-140 * H).participation_ratio == pytest.approx(weight_spectrum(H).participation_ratio)
+
+
+@pytest.mark.parametrize("stack", [(), (2,)])
+def test_sizes_by_singular_values(stack: tuple[int, ...]) -> None:
+    W, H = randoms((*stack, 3, 7), (*stack, 20, 7))
+    whole, C = (torch.block_diag(*W), torch.block_diag(*(H.mT @ H))) if stack else (W, H.mT @ H)
+    s, values = torch.linalg.svdvals(whole), torch.linalg.eigvalsh(C)
+    assert spectral_ratio(W) == pytest.approx(float(s[0]) / math.sqrt(3 / 7))
+    assert nuclear_rank(W) == pytest.approx(float(s.sum() ** 2 / (s**2).sum()))
+    assert stable_rank_of_gram(H.mT @ H) == pytest.approx(float(values.sum() / values[-1]))
+    assert math.isnan(nuclear_rank(torch.zeros(2, 2)))
+    assert math.isnan(stable_rank_of_gram(torch.zeros(2, 2)))
+
+
+SHAPES = {
+    "random": lambda g: torch.randn(300, 500, generator=g),
+    "decaying": lambda g: torch.randn(500, 300, generator=g) * torch.arange(1, 301.0) ** -1,
+    "spiked": lambda g: (
+        torch.randn(300, 300, generator=g) + 5 * torch.randn(300, 3, generator=g) @ torch.randn(3, 300, generator=g)
+    ),
+    "low rank": lambda g: torch.randn(300, 4, generator=g) @ torch.randn(4, 300, generator=g),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_estimates_agree_with_the_dense_spectrum(name: str) -> None:
+    W = SHAPES[name](torch.Generator().manual_seed(0))
+    before = torch.get_rng_state()
+    found, dense = gs.large_weight_spectrum(W, top=4), gs.weight_spectrum(W)
+    assert torch.equal(torch.get_rng_state(), before)
+    ranks = {what: getattr(dense, what) for what in ("effective_rank", "participation_ratio")}
+    for what, exact in {**ranks, "nuclear_rank": nuclear_rank(W)}.items():
+        estimate = getattr(found, what)
+        assert estimate.error is not None
+        assert abs(estimate - exact) < 4 * estimate.error + 1e-3 * exact
+        assert estimate.error < 0.05 * exact
+    assert found.stable_rank == pytest.approx(dense.stable_rank, rel=2e-3)
+    true = dense.values[:4]
+    assert bool((found.values <= true * (1 + 1e-5)).all())
+    nearest = (found.values[:, None] - dense.values[None]).abs().amin(1)
+    assert bool((nearest <= found.errors + 1e-5 * true[0]).all())
+
+
+def test_wrong_arguments() -> None:
+    refused(gs.large_weight_spectrum, torch.ones(3, 4), top=9, match="top=9")
+    refused(gs.large_weight_spectrum, torch.ones(2, 3, 4), match="one group at a time")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -11,8 +12,17 @@ import gramscope as gs
 import reference
 from cases import randoms, refused
 from gramscope.errors import InputError
-from gramscope.measures.gram import fle_residual, gram_shift, gram_shift_residual
-from gramscope.measures.virtual import AccumulatedShift, virtual_covariance_factors, virtual_trajectory, virtual_update
+from gramscope.linalg.psd import random_orthogonal
+from gramscope.measures.spectrum import weight_spectrum
+from gramscope.measures.virtual import (
+    AccumulatedShift,
+    fle_residual,
+    gram_shift,
+    gram_shift_residual,
+    virtual_covariance_factors,
+    virtual_trajectory,
+    virtual_update,
+)
 
 
 @given(st.integers(1, 6), st.integers(1, 5), st.integers(1, 5), st.floats(0.01, 3.0), st.integers(0, 3))
@@ -42,43 +52,60 @@ def test_stacks_are_matrix_by_matrix() -> None:
         assert torch.allclose(gs.weight_gram(W)[i], W[i].T @ W[i])
 
 
-@pytest.mark.parametrize("form", ["dense", "diagonal", "low-rank"])
 @pytest.mark.parametrize("stack", [(), (2,)])
-def test_accumulated_shift_is_the_sum(form: str, stack: tuple[int, ...]) -> None:
-    total = AccumulatedShift(form, rank=12 if form == "low-rank" else None)  # type: ignore[arg-type]
+def test_accumulated_shift_is_the_sum(stack: tuple[int, ...]) -> None:
+    total, diagonal = AccumulatedShift(), AccumulatedShift("diagonal")
     expected = torch.zeros(*stack, 12, 12, dtype=torch.float64)
     for step in range(5):
         W, D, S = randoms((*stack, 2, 12), (*stack, 2, 12), (*stack, 2, 2), seed=step)
         total.add(W, D, S @ S.mT, 0.2)
+        diagonal.add(W, D, S @ S.mT, 0.2)
         expected += gs.virtual_covariance_shift(W, D, S @ S.mT, 0.2)
     assert total.steps == 5
-    assert torch.allclose(total.diagonal(), expected.diagonal(dim1=-2, dim2=-1))
-    if form == "diagonal":
-        refused(total.dense, match="only the diagonal")
-        return
     assert torch.allclose(total.dense(), expected, atol=1e-10)
-    if form == "low-rank":
-        assert total.discarded < 1e-12
-        assert torch.allclose(total.factored().dense(), expected, atol=1e-10)
+    assert torch.allclose(total.diagonal(), expected.diagonal(dim1=-2, dim2=-1))
+    assert torch.allclose(diagonal.diagonal(), total.diagonal())
+    refused(diagonal.dense, match="only the diagonal")
 
 
-def test_low_rank_sum_keeps_the_largest_magnitudes_and_bounds_its_error() -> None:
-    total, exact = AccumulatedShift("low-rank", rank=4), AccumulatedShift()
-    for step in range(6):
-        W, D = randoms((3, 10), (3, 10), seed=step)
-        for one in (total, exact):
-            one.add(W, D, torch.eye(3), 0.5)
-    assert 0 < float((total.dense() - exact.dense()).norm()) <= total.discarded
-    assert torch.linalg.matrix_rank(total.dense()) == 4
+def test_columns_of_a_step_equal_the_dense_matrices() -> None:
+    """With the null as the mean over rotations of one of them."""
+    net = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.Tanh(), torch.nn.Linear(4, 7)).double()
+    x, y = randoms((30, 6), (30, 7))
+    names = ["vcs_cosine", "vcs_residual", "vcs_gram_cosine", "vcs_null"]
+    table = gs.measure(net, (x, y), torch.nn.MSELoss(), measures=names, gamma=0.3)
+    for layer in gs.collect(net, (x, y), torch.nn.MSELoss()):
+        W, D, rate = layer.weight, layer.gradient, 0.3 / layer.loss_terms
+        virtual, actual = gs.virtual_covariance_shift(W, D, layer.covariance, rate), gram_shift(W, D, rate)
+        size = virtual.norm() * actual.norm()
+        Q = random_orthogonal(W.shape[1], torch.Generator().manual_seed(0), (20_000,))
+        rotated = (Q @ virtual @ Q.mT * actual).sum((-2, -1)) / size
+        row = table[layer.name]
+        assert row["vcs_cosine"] == pytest.approx(float((virtual * actual).sum() / size))
+        assert row["vcs_residual"] == pytest.approx(float((actual - virtual).norm() / actual.norm()))
+        assert row["vcs_gram_cosine"] == pytest.approx(float(gs.cosine(virtual, gs.weight_gram(W))))
+        assert row["vcs_null"] == pytest.approx(float(rotated.mean()), abs=4 * float(rotated.std()) / 20_000**0.5)
 
 
-def test_truncation_is_by_magnitude() -> None:
-    W, D = torch.eye(3, 6, dtype=torch.float64), torch.zeros(3, 6, dtype=torch.float64)
-    D[0, 0], D[1, 1], D[2, 2] = 5.0, -1.0, -2.0  # the shift is −2γ of this diagonal
-    total = AccumulatedShift("low-rank", rank=2)
-    total.add(W, D, torch.zeros(3, 3), 0.5)
-    assert total.diagonal().tolist() == pytest.approx([-5.0, 0.0, 2.0, 0.0, 0.0, 0.0])
-    assert total.discarded == pytest.approx(1.0)
+def test_matrices_keep_the_dtype_of_the_arguments() -> None:
+    W = torch.ones(2, 3)
+    assert gs.weight_gram(W).dtype == torch.float32
+    assert gs.weight_gram(W.bfloat16()).dtype == torch.float32
+    assert gs.weight_gram(np.ones((2, 3))).dtype == torch.float64
+    assert gs.virtual_covariance_shift(W, W.double(), torch.eye(2), 0.1).dtype == torch.float64
+    assert not gs.weight_gram(torch.nn.Parameter(W)).requires_grad
+    assert fle_residual(W, torch.zeros(2, 3), torch.zeros(3, 3)) == 0.0
+
+
+def test_convolution_weights_are_taken_in_patch_space() -> None:
+    conv = torch.nn.Conv2d(2, 5, 3, dtype=torch.float64)
+    W = conv.weight.detach().flatten(1)
+    torch.testing.assert_close(gs.weight_gram(conv.weight), W.T @ W)
+    torch.testing.assert_close(weight_spectrum(conv.weight).values, torch.linalg.svdvals(W))
+    assert gs.weight_gram(torch.nn.Conv3d(2, 3, 2).weight).shape == (16, 16)
+    with gs.capture(conv) as tape:
+        conv(torch.ones(1, 2, 4, 4, dtype=torch.float64)).sum().backward()
+    torch.testing.assert_close(gs.weight_gram(tape["(model)"].weight), W.T @ W)
 
 
 def test_trajectory_sums_the_gradients() -> None:
@@ -98,9 +125,8 @@ def test_bad_input_is_named() -> None:
     refused(virtual_update, torch.ones(2), torch.ones(3), 0.1, match="must agree")
     refused(virtual_trajectory, torch.ones(2), [torch.ones(2), torch.ones(3)], 0.1, match=r"gradients\[1\] has shape")
     refused(virtual_trajectory, torch.ones(2), [], 0.1, every=0, match="at least 1")
-    refused(AccumulatedShift, "low-rank", match="rank=")
     refused(AccumulatedShift, "sparse", match="form must be")
     refused(AccumulatedShift().dense, match="no shift has been added")
-    one = AccumulatedShift()
-    one.add(torch.ones(1, 1), torch.ones(1, 1), torch.ones(1, 1), 0.1)
-    refused(one.factored, match="has no factors")
+    refused(gs.weight_gram, torch.ones(2, 2, dtype=torch.complex64), match="complex")
+    refused(gs.weight_gram, torch.ones(2), match=r"matrix \[rows, columns\]")
+    refused(gs.weight_gram, torch.ones(2, 2, dtype=torch.int64), match="integer dtype")

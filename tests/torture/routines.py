@@ -13,7 +13,6 @@ from mpmath import mpf
 from torch import Tensor
 
 import gramscope as gs
-from gramscope.linalg.gram import Factor, Factored
 from gramscope.linalg.moments import class_moments, moments
 from gramscope.measures.linearity import held_out_from_moments, surrogate_from_moments, target_linearity_from_moments
 from gramscope.measures.neural_collapse import neural_collapse_from_rows
@@ -218,12 +217,6 @@ ROUTINES = {
     "cosine": Routine({"A": "nd", "B": "nd"}, simple("cosine"), lambda A, B: {"": rho(A, B)}),
     "cosine centred": Routine(
         {"A": "nd", "B": "nd"}, lambda A, B: {"": gs.cosine(A, B, center=True)}, lambda A, B: {"": rho(A, B, True)}
-    ),
-    "cosine of factors": Routine(
-        {"A": "kd", "B": "dd"},
-        lambda A, B: {"": gs.cosine(Factored.of(Factor(A)), B)},
-        lambda A, B: {"": rho(A.T @ A, B)},
-        least=-1000,
     ),
     "nfa": Routine({"W": "kd", "K": "kk"}, simple("nfa"), lambda W, K: {"": rho(W.T @ W, W.T @ K @ W)}),
     "nfa centred": Routine(

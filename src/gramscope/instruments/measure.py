@@ -252,7 +252,7 @@ def table_of(statistics: Statistics, columns: Iterable[Column], context: Context
         for column in defined:
             found = evaluate(column, view, notes)
             if found is not None:
-                rows[row][column.name] = float(found)
+                rows[row][column.name] = found
                 if found.error is not None:
                     errors.setdefault(row, {})[column.name] = found.error
 

@@ -109,6 +109,11 @@ class Dense(Gram):
     def times(self, X: Tensor) -> Tensor:
         return self.parts @ to_double(X)
 
+    @property
+    def mT(self) -> Dense:
+        """The transpose."""
+        return Dense(self.parts.mT)
+
     def dense(self) -> Tensor:
         """The sum of the parts, ``[..., d, d]``."""
         return self.parts.sum(0)
@@ -285,13 +290,18 @@ class Factored(Gram):
 class Estimated(Gram):
     """What random probes tell of a matrix.
 
-    With the product ``A1``, what A does to constant vectors is exact and only the rest is estimated: the mean of its entries
-    may be much larger than their variation. Matrices that are compared must all have it, or none of them.
+    With the products ``A1`` and ``Aᵀ1``, what A does to constant vectors is exact, and only the rest is estimated: the mean of
+    its entries may be much larger than their variation. Of ``u = 1/√d`` and ``P = I − uuᵀ``
+
+        ⟨A, B⟩ = ⟨PAP, PBP⟩ + ⟨PAu, PBu⟩ + ⟨PAᵀu, PBᵀu⟩ + (uᵀAu)(uᵀBu)
+
+    of which the first term is estimated. Matrices that are compared must all have these products, or none of them.
 
     Args:
         thin: ``AΩ [parts, ..., d, r]``.
         omega: Ω ``[d, r]`` (:func:`gramscope.linalg.stochastic.probes`).
         ones: ``A1 [parts, ..., d, 1]``.
+        left: ``Aᵀ1`` where A is not symmetric.
         traces: ``[parts, 1]`` where they are known.
 
     >>> omega = torch.tensor([[1.0, -1.0] * 16, [1.0, 1.0] * 16])
@@ -299,31 +309,43 @@ class Estimated(Gram):
     4.0
     """
 
-    def __init__(self, thin: Tensor, omega: Tensor, ones: Tensor | None = None, traces: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        thin: Tensor,
+        omega: Tensor,
+        ones: Tensor | None = None,
+        left: Tensor | None = None,
+        traces: Tensor | None = None,
+    ) -> None:
         self.omega = omega
         self.shape = torch.Size((*thin.shape[1:-1], thin.shape[-2]))
         self.across = to_double(thin)
-        self.along: Tensor | None = None
+        self.along: Tensor | None = None  # PAu, PAᵀu and uᵀAu of each block, side by side
+        means = self.across.new_zeros(len(thin), 1)
         if ones is not None:
             root = self.shape[-1] ** 0.5
-            self.along = to_double(ones) / root  # A u, u = 1/√d
-            self.across = self.across - self.along * (to_double(omega).sum(-2, keepdim=True) / root)
+            right, other = (to_double(x) / root for x in (ones, ones if left is None else left))
+            across = self.across - right * (to_double(omega).sum(-2, keepdim=True) / root)
+            self.across = across - across.mean(-2, keepdim=True)
+            borders = [(x - x.mean(-2, keepdim=True)).flatten(1) for x in (right, other)]
+            means = right.sum(-2).flatten(1) / root
+            self.along = torch.cat([*borders, means], 1)
         if traces is None:
-            traces = _by_group(to_double(omega) * self.across)
-            if self.along is not None:
-                traces = traces + self.along.flatten(1).sum(1)[:, None] / self.shape[-1] ** 0.5
+            traces = _by_group(to_double(omega) * self.across) + means.sum(1, keepdim=True)
         self.traces = traces.expand(-1, GROUPS)  # by group of probes
 
     @classmethod
-    def from_gram(cls, gram: Gram, omega: Tensor, ones: bool = True) -> Estimated:
+    def from_gram(cls, gram: Dense | Factored, omega: Tensor, ones: bool = True) -> Estimated:
         """Of an exact matrix, with its exact trace."""
-        both = torch.cat([to_double(omega), to_double(omega).new_ones(omega.shape[-2], 1)], -1)
-        product = gram.times(both if ones else omega)
-        r = omega.shape[-1]
-        return cls(product[..., :r], omega, product[..., r:] if ones else None, gram._traces())
+        if not ones:
+            return cls(gram.times(omega), omega, traces=gram._traces())
+        one, r = to_double(omega).new_ones(omega.shape[-2], 1), omega.shape[-1]
+        product = gram.times(torch.cat([to_double(omega), one], -1))
+        return cls(product[..., :r], omega, product[..., r:], gram.mT.times(one), gram._traces())
 
     def like(self, gram: Gram) -> Estimated:
         """An exact matrix as the same probes see it."""
+        assert isinstance(gram, Dense | Factored)
         return Estimated.from_gram(gram, self.omega, ones=self.along is not None)
 
     @override
@@ -334,7 +356,8 @@ class Estimated(Gram):
     def total(self) -> Measured:
         if self.along is None:
             raise InputError("random probes give cosines of this matrix only: leave out center=True")
-        return _measured(self.along.flatten(1).sum(1)[:, None] * self.shape[-1] ** 0.5)
+        means = self.along[:, -self.shape[:-2].numel() :]
+        return _measured(means.sum(1, keepdim=True) * self.shape[-1])
 
     @override
     def times(self, X: Tensor) -> Tensor:
@@ -351,7 +374,7 @@ class Estimated(Gram):
             raise InputError("two estimates compare only if they were made with the same probes")
         pairs = torch.stack([_by_group(part * other.across) for part in self.across])
         if self.along is not None and other.along is not None:
-            pairs = pairs + (self.along.flatten(1) @ other.along.flatten(1).mT)[..., None]
+            pairs = pairs + (self.along @ other.along.mT)[..., None]
         return pairs
 
     @override

@@ -51,11 +51,6 @@ class Measured(float):
         return self
 
     @property
-    def value(self) -> float:
-        """The number alone."""
-        return float(self)
-
-    @property
     def error(self) -> float | None:
         """The standard error, from all sources."""
         if not self.replicates:
@@ -71,22 +66,22 @@ class Measured(float):
         return combine(lambda x: x.clamp(min=limit), self)
 
     def __add__(self, other: float) -> Measured:
-        return combine(torch.add, self, other)
+        return _binary(torch.add, self, other)
 
     def __sub__(self, other: float) -> Measured:
-        return combine(torch.sub, self, other)
+        return _binary(torch.sub, self, other)
 
     def __mul__(self, other: float) -> Measured:
-        return combine(torch.mul, self, other)
+        return _binary(torch.mul, self, other)
 
     def __truediv__(self, other: float) -> Measured:
-        return combine(torch.div, self, other)
+        return _binary(torch.div, self, other)
 
     def __rsub__(self, other: float) -> Measured:
-        return combine(torch.sub, other, self)
+        return _binary(torch.sub, other, self)
 
     def __rtruediv__(self, other: float) -> Measured:
-        return combine(torch.div, other, self)
+        return _binary(torch.div, other, self)
 
     def __pow__(self, power: float) -> Measured:  # type: ignore[override]
         return combine(torch.pow, self, power)
@@ -152,6 +147,12 @@ def ratio(numerators: Tensor, denominators: Tensor) -> Measured:
     0.5
     """
     return mean(numerators, "columns") / mean(denominators, "columns")
+
+
+def _binary(function: Callable[..., Tensor], first: float, second: float) -> Measured:
+    if not (isinstance(first, float | int) and isinstance(second, float | int)):
+        return NotImplemented  # tensors and arrays take the number alone
+    return combine(function, first, second)
 
 
 def _jackknife_error(others: Tensor) -> float:

@@ -157,7 +157,7 @@ class AgopSpectrum:
 
     def best_power(self) -> float:
         """The power in ``[1/64, 4]`` that aligns best: a scan of 65 powers, 9 % apart, then bisection of the slope."""
-        powers = [SMALLEST * (LARGEST / SMALLEST) ** (i / 64) for i in range(65)]
+        powers = [SMALLEST * math.exp(i / 64 * math.log(LARGEST / SMALLEST)) for i in range(65)]
         scanned = [float(self.alignment(power)) for power in powers]
         if any(math.isnan(rho) for rho in scanned):
             return math.nan

@@ -62,7 +62,7 @@ class LayerGrams:
     def mixed(self) -> Gram:
         """``WᵀD + DᵀW``."""
         half = Factored.of(self.factor, self.gradient)
-        return self._fit(half + half.mT)
+        return self._fit(half.plus(half.mT))
 
     @cached_property
     def gradient_gram(self) -> Gram:
@@ -151,7 +151,7 @@ class LayerGrams:
         sides = 1 if self.layer.centered_probes is None else 2
         return products.chunk(sides, -1)[place] / self.layer.n
 
-    def _fit(self, gram: Gram, side: Side = "inputs") -> Gram:
+    def _fit(self, gram: Dense | Factored, side: Side = "inputs") -> Gram:
         if not self.large:
             return gram.small() if isinstance(gram, Factored) else gram
         return Estimated.from_gram(gram, self._omega(side))

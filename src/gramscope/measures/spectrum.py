@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError
-from gramscope.linalg.arrays import Array, as_matrices, as_weight, to_double
+from gramscope.linalg.arrays import Array, as_matrices, as_weight, check_size, to_double
 from gramscope.linalg.gram import REMARK
 from gramscope.linalg.measured import Measured, combine, mean
 from gramscope.linalg.moments import Moments, is_constant
@@ -68,6 +68,7 @@ def feature_spectrum(H: Array, center: bool = True) -> Spectrum:
     1
     """
     features = Rows(H, "H")
+    check_size(features.data, "H")
     n, d = features.n, features.width
     if center:
         features = MappedRows(features, shift=features.mean())

@@ -1,4 +1,4 @@
-"""The further columns through ``gs.measure``, against dense formulas on captured rows."""
+"""The columns of later papers through ``gs.measure``, against dense formulas on captured rows."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch import Tensor, nn
 import gramscope as gs
 from cases import BY_NAME, normal, sample_losses, split, twin_of
 from gramscope.layers.jacobians import jacobian_chunks
-from gramscope.measures.further_columns import LATER_COLUMNS
+from gramscope.measures.later_columns import LATER_COLUMNS
 
-FURTHER = [column.name for column in LATER_COLUMNS]
-FURTHER_OF_FEATURES = {column.name for column in LATER_COLUMNS if column.of_features}
+LATER = [column.name for column in LATER_COLUMNS]
+LATER_OF_FEATURES = {column.name for column in LATER_COLUMNS if column.of_features}
 
 
 def block(A: Tensor) -> Tensor:
@@ -31,7 +31,7 @@ def test_columns_equal_dense_formulas(name: str) -> None:
     model, x, _ = BY_NAME[name].make()
     x, y = normal(60, *x.shape[1:], seed=5), torch.arange(60) % 3
     reference = twin_of(model)
-    table = gs.measure(model, split(x, y, 25), sample_losses, measures=FURTHER, reference=reference, weight_decay=0.2)
+    table = gs.measure(model, split(x, y, 25), sample_losses, measures=LATER, reference=reference, weight_decay=0.2)
     with gs.capture(model) as tape:
         output = model(x)
         (J,) = jacobian_chunks(tape, output, memory=2**40)
@@ -79,6 +79,39 @@ def test_columns_equal_dense_formulas(name: str) -> None:
         assert "the columns nc1 to nc4 are for labels" in table.notes[f"{record.name}.nrc1"].text
 
 
+def test_alignment_of_independent_and_of_common_directions() -> None:
+    layer, x = nn.Linear(300, 200, bias=False).double(), normal(500, 300)
+    assert gs.measure(layer, x, measures="log_alignment")["(model)"]["log_alignment"] == pytest.approx(0.5, abs=0.01)
+    layer.weight.data = torch.outer(normal(200), x[0])
+    one = gs.measure(layer, x[:1].expand(9, 300), measures="log_alignment")
+    assert one["(model)"]["log_alignment"] == pytest.approx(1.0)
+    narrow = gs.measure(nn.Linear(1, 2), torch.rand(5, 1), measures="log_alignment")
+    assert "base 1" in narrow.notes["(model).log_alignment"].text
+
+
+def test_a_net_trained_with_weight_decay_converges_to_the_theorem() -> None:
+    with torch.random.fork_rng():
+        torch.random.default_generator.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).double()
+    x = normal(50, 4)
+    y = torch.stack([x[:, 0] * 2, torch.tanh(x[:, 1] - x[:, 2])], 1)
+    names = ["fact", "fact_residual"]
+    before = gs.measure(net, (x, y), nn.MSELoss(), measures=names, weight_decay=0.01)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.3, momentum=0.9, weight_decay=0.01)
+    for _ in range(3000):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(net(x), y).backward()
+        optimizer.step()
+    after = gs.measure(net, (x, y), nn.MSELoss(), measures=names, weight_decay=0.01)
+    for layer in ("0", "2"):
+        assert before[layer]["fact_residual"] > 1
+        assert after[layer]["fact"] == pytest.approx(1.0, abs=1e-4)
+        assert after[layer]["fact_residual"] == pytest.approx(0.0, abs=1e-3)
+    for decay, reason in ((None, "pass weight_decay="), (0.0, "give the positive λ")):
+        table = gs.measure(net, (x, y), nn.MSELoss(), measures="fact_residual", weight_decay=decay)
+        assert reason in table.notes["0.fact_residual"].text
+
+
 def test_collapse_of_regression_targets() -> None:
     model = nn.Sequential(nn.Linear(5, 9), nn.Tanh(), nn.Linear(9, 2)).double()
     x, y = normal(40, 5), normal(40, 2, seed=1)
@@ -99,9 +132,9 @@ def test_collapse_of_regression_targets() -> None:
 
 def test_outputs_of_modules_have_the_columns_of_features() -> None:
     model, x, y = BY_NAME["encoder"].make()
-    table = gs.measure(model, (x, y), sample_losses, measures=FURTHER, outputs="0", reference=twin_of(model))
+    table = gs.measure(model, (x, y), sample_losses, measures=LATER, outputs="0", reference=twin_of(model))
     row = table["0"]
-    assert {name for name, value in row.items() if value is not None} == FURTHER_OF_FEATURES - {"nrc1"}
+    assert {name for name, value in row.items() if value is not None} == LATER_OF_FEATURES - {"nrc1"}
 
 
 def test_without_targets_or_gram_there_is_a_note() -> None:
