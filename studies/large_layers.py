@@ -2,13 +2,11 @@
 
 python studies/large_layers.py --outputs 4096 --inputs 11008 --memory 256 --samples 512
 python studies/large_layers.py --outputs 1024 --inputs 1024 --memory 4 --dense
-python studies/large_layers.py --outputs 1024 --inputs 1024 --draws 400
 
 The layer has random weights with a few learned directions; ReLU and a readout of 10 classes follow. Where --samples times
 --inputs exceeds a sixteenth of the budget the features fit neither as rows nor as a d×d matrix, and target linearity reads the
 data repeatedly. Peak memory is what the process holds at most beyond the model, the reference and the data. ``--dense``
-measures with a budget of 8 GiB too, and prints by how many standard errors the two differ. ``--draws`` estimates the measures
-of a step from many draws of probes, and compares their standard errors with the deviations from the exact values.
+measures with a budget of 8 GiB too, and prints by how many standard errors the two differ.
 """
 
 from __future__ import annotations
@@ -22,8 +20,6 @@ from torch import Tensor, nn
 
 import gramscope as gs
 from benchmarks.timing import peak_extra_bytes
-from gramscope.measures.probed import probed_shifts
-from gramscope.measures.step_shifts import step_shifts
 
 MEASURES = [
     "weight_norm", "effective_rank", "stable_rank", "gradient_norm", "vcs_cosine", "vcs_null", "vcs_residual",
@@ -42,11 +38,7 @@ def main() -> None:
         "--reference", action="store_true", help="centred forms too, against the weights before learning"
     )
     parser.add_argument("--dense", action="store_true", help="the exact values beside the estimates")
-    parser.add_argument("--draws", type=int, default=0, help="how often to draw probes, for nothing but their errors")
     given = parser.parse_args()
-    if given.draws:
-        draw(given.outputs, given.inputs, given.samples, given.draws)
-        return
     model, reference, x, y = problem(given.outputs, given.inputs, given.samples)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=given.batch)
     options: dict[str, Any] = {"measures": [*MEASURES, *(MOVED if given.reference else [])], "layers": ["0"]}
@@ -78,28 +70,6 @@ def main() -> None:
     spectrum = gs.large_weight_spectrum(weight, top=4)
     pairs = zip(spectrum.values.tolist(), spectrum.errors.tolist(), strict=True)
     print("largest singular values", ", ".join(f"{value:.4f} ± {error:.1g}" for value, error in pairs))
-
-
-def draw(k: int, d: int, samples: int, draws: int) -> None:
-    """Estimates of the measures of a step from many draws of 64 probes against the exact values."""
-    model, _, x, y = problem(k, d, samples)
-    layer = gs.collect(model, (x, y), nn.CrossEntropyLoss(), layers=["0"], progress=False)["0"]
-    W, D, Sigma, gamma = layer.weight.double(), layer.gradient, layer.covariance, 0.05 / layer.loss_terms
-    exact = step_shifts(W, D, Sigma)
-    names = ("cosine", "residual", "gram_cosine", "null")
-    found = []
-    for seed in range(draws):
-        omega = torch.randint(2, (d, 64), generator=torch.Generator().manual_seed(seed)).mul(2).sub(1).double()
-        shifts = probed_shifts(W, D, Sigma @ (W @ omega), omega)
-        found.append([shifts.value(what, gamma)[:2] for what in names])
-    for what, (values, errors) in zip(names, torch.tensor(found, dtype=torch.float64).permute(1, 2, 0), strict=True):
-        truth = float(getattr(exact, what)(gamma))
-        off = values - truth
-        print(
-            f"vcs_{what:12} {truth:.6g}: mean deviation {off.mean():.2g}, spread {off.std():.2g}, mean standard error "
-            f"{errors.mean():.2g}; beyond three standard errors in {(off.abs() > 3 * errors).double().mean():.1%}",
-            flush=True,
-        )
 
 
 def problem(k: int, d: int, samples: int) -> tuple[nn.Module, nn.Module, Tensor, Tensor]:

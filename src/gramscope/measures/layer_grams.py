@@ -18,7 +18,7 @@ from gramscope.linalg.row_blocks import row_norm
 from gramscope.linalg.stochastic import onto_columns, probes
 from gramscope.measures.column import LayerView, Missing
 from gramscope.measures.feature_columns import features_of
-from gramscope.statistics.layer import LayerStatistics
+from gramscope.statistics.result import LayerStatistics
 
 Side = Literal["inputs", "outputs"]
 

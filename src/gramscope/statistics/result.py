@@ -107,9 +107,9 @@ class LayerStatistics:
 
     @property
     def covariance_probes(self) -> Tensor | None:
-        """``ΣWΩ [k, r]`` in place of Σ where exact measures do not fit the memory budget."""
+        """``[ΣWΩ, ΣW1] [k, r + 1]`` in place of Σ where exact measures do not fit the memory budget."""
         found = self._get(Covariance)
-        return None if found is None or found.products is None else found.products[0, ..., :-1]
+        return None if found is None or found.products is None else found.products[0]
 
     @cached_property
     def kernel_parts(self) -> Tensor | None:
