@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from gramscope.measures.spectrum import large_weight_spectrum, weight_spectrum
 from torch import nn
 
 from benchmarks.timing import compare
 from gramscope.distributed.exchange import leave_together
 from gramscope.instruments.measure import measure
 from gramscope.measures.linearity import target_linearity
+from gramscope.measures.spectrum import large_weight_spectrum, weight_spectrum
 from gramscope.optim.polar import polar
 from gramscope.optim.vcl import VCL
 from gramscope.optim.whitening import GramWhitened
