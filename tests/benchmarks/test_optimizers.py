@@ -15,8 +15,8 @@ from benchmarks.optimizer_output import draw, rate_table, score_table
 from benchmarks.optimizer_peers import Competitor, KernelMuon, competitors
 from benchmarks.optimizer_tasks import NETS, CharacterGPT, make_task
 from benchmarks.optimizers import Trial, compare_optimizers, lines, read_trials
-from gramscope.errors import InputError
 from gramscope.optim.free_muon import FreeMuon
+from refusals import assert_refused
 
 
 def trial(method: str, rate: float, seed: int, validation: float, test: float) -> Trial:
@@ -158,12 +158,8 @@ def test_what_trains_which_weights_of_the_vit():
 
 
 def test_bad_requests_are_named(tmp_path: Path):
-    with pytest.raises(InputError, match="scale='huge'"):
-        compare_optimizers("huge")
-    with pytest.raises(InputError, match="the gpt is for text"):
-        make_task("gpt", "digits")
-    with pytest.raises(InputError, match="net 'rnn' is not known"):
-        make_task("rnn", "digits")
+    assert_refused("scale='huge'", compare_optimizers, "huge")
+    assert_refused("the gpt is for text", make_task, "gpt", "digits")
+    assert_refused("net 'rnn' is not known", make_task, "rnn", "digits")
     (tmp_path / "bad").write_text("{}\n")
-    with pytest.raises(InputError, match="not a file of optimizer runs"):
-        read_trials(tmp_path / "bad")
+    assert_refused("not a file of optimizer runs", read_trials, tmp_path / "bad")

@@ -6,7 +6,7 @@ import torch
 from benchmarks import peer_cases, peers
 from benchmarks.__main__ import run_benchmark
 from benchmarks.timing import peak_extra_bytes
-from gramscope.errors import InputError
+from refusals import assert_refused
 
 
 @pytest.mark.parametrize(
@@ -33,10 +33,8 @@ def test_a_row_and_a_missing_peer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_different_results_and_devices_are_refused() -> None:
     case = peer_cases.PeerCase("sum", "nobody", lambda: 1.0, lambda: 2.0, lambda a, b: abs(a - b))
-    with pytest.raises(InputError, match="gramscope and nobody differ by 1.0e\\+00"):
-        peers.measure(case, 0.0)
-    with pytest.raises(InputError, match="device = cuda"):
-        next(run_benchmark("peers", device="cuda"))
+    assert_refused("gramscope and nobody differ by 1.0e\\+00", peers.measure, case, 0.0)
+    assert_refused("device = cuda", next, run_benchmark("peers", device="cuda"))
 
 
 def test_peak_memory_is_that_of_the_work_alone() -> None:

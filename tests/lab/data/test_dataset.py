@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gramscope.errors import InputError
 from gramscope_lab.data import DataSet, from_tensors
+from refusals import assert_refused
 
 
 def small(n: int = 20, test: int = 6) -> DataSet:
@@ -32,8 +32,7 @@ def test_what_a_model_needs_to_know() -> None:
 def test_validation_split_is_a_partition(n: int, fraction: float, seed: int) -> None:
     data = small(n)
     if not 0 < round(fraction * n) < n:
-        with pytest.raises(InputError, match="fraction"):
-            data.split_validation(fraction, seed)
+        assert_refused("fraction", data.split_validation, fraction, seed)
         return
     split = data.split_validation(fraction, seed)
     assert split.x_val is not None
@@ -43,8 +42,7 @@ def test_validation_split_is_a_partition(n: int, fraction: float, seed: int) -> 
     assert torch.equal(together.sort().values, torch.arange(n, dtype=torch.float32))
     assert torch.equal(split.y_val, split.x_val[:, 0, 0].long() % 4)
     assert split.x_test is data.x_test
-    with pytest.raises(InputError, match="already"):
-        split.split_validation(fraction, seed)
+    assert_refused("already", split.split_validation, fraction, seed)
 
 
 def test_subset_draws_without_replacement_and_by_seed() -> None:
@@ -57,8 +55,7 @@ def test_subset_draws_without_replacement_and_by_seed() -> None:
     assert not torch.equal(cut.x_train, data.subset(10, 2).x_train)
     assert data.subset(10).classes == 4
     for wrong in (0, 31):
-        with pytest.raises(InputError, match="30 training samples"):
-            data.subset(wrong)
+        assert_refused("30 training samples", data.subset, wrong)
 
 
 def test_label_noise_touches_train_only_by_default() -> None:
@@ -69,8 +66,7 @@ def test_label_noise_touches_train_only_by_default() -> None:
     assert torch.equal(noisy.y_test, data.y_test)
     assert not torch.equal(data.with_label_noise(0.5, test=True).y_test, data.y_test)
     regression = from_tensors("r", torch.rand(4, 2), torch.rand(4), torch.rand(2, 2), torch.rand(2))
-    with pytest.raises(InputError, match="needs classes"):
-        regression.with_label_noise(0.5)
+    assert_refused("needs classes", regression.with_label_noise, 0.5)
 
 
 def test_label_noise_spares_validation_and_is_drawn_by_itself() -> None:
@@ -133,5 +129,4 @@ def test_bytes_are_pixels_and_classes_can_be_given() -> None:
 def test_wrong_tensors_are_explained(change: dict[str, Any], message: str) -> None:
     good = small()
     parts: dict[str, Any] = {k: getattr(good, k) for k in ("x_train", "y_train", "x_test", "y_test", "classes")}
-    with pytest.raises(InputError, match=message):
-        DataSet("bad", **(parts | change))
+    assert_refused(message, DataSet, "bad", **(parts | change))

@@ -22,6 +22,7 @@ from gramscope_lab.cli.data import app
 from gramscope_lab.data import catalogue, downloads, load, named_sets
 from gramscope_lab.data.downloads import DownloadError, RemoteFile, Source, data_root, ensure, unpack
 from official_files import cifar_records, random_images, tar_bytes
+from refusals import assert_refused
 
 CONTENT = np.random.default_rng(0).bytes(300_000)
 
@@ -109,8 +110,7 @@ def test_a_file_in_the_way_is_kept_unless_forced(site: Site, tmp_path: Path) -> 
     (tmp_path / "things").mkdir()
     (tmp_path / "things" / "file.dat").write_bytes(b"precious")
     two = replace(source, splits={"file": ("file.dat",), "other": ("other.dat",)})
-    with pytest.raises(InputError, match=r"not the official file.*--force"):
-        ensure(two, tmp_path)
+    assert_refused(r"not the official file.*--force", ensure, two, tmp_path)
     assert (tmp_path / "things" / "file.dat").read_bytes() == b"precious"
     ensure(source, tmp_path, force=True)
     assert (tmp_path / "things" / "file.dat").read_bytes() == CONTENT
@@ -165,8 +165,7 @@ def test_a_bad_archive_leaves_nothing_behind(tmp_path: Path) -> None:
     archive = tmp_path / "x.tar.gz"
     for content in (good[:-20], b"<html>", tar_bytes({"top/a": b"a"})):
         archive.write_bytes(content)
-        with pytest.raises(InputError, match=r"x.tar.gz cannot be unpacked"):
-            unpack(archive, tmp_path, ("top/a", "top/b"))
+        assert_refused(r"x.tar.gz cannot be unpacked", unpack, archive, tmp_path, ("top/a", "top/b"))
         assert [path.name for path in tmp_path.iterdir()] == ["x.tar.gz"]
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gramscope.errors import InputError
 from gramscope_lab.data import DataSet, load, synthetic
+from refusals import assert_refused
 
 
 def both(data: DataSet) -> tuple[torch.Tensor, torch.Tensor]:
@@ -70,8 +70,7 @@ def test_modular_arithmetic_splits_every_pair_once() -> None:
     assert torch.equal(labels * every[:, 1] % 7, every[:, 0])
     assert torch.equal(F.one_hot(tokens.x_train, 7).flatten(1).float(), one_hot.x_train)
     for wrong in ({"train_fraction": 0.0}, {"encoding": "binary"}, {"operation": "x&y"}):
-        with pytest.raises(InputError, match=next(iter(wrong))):
-            load("modular-arithmetic", **({"p": 7} | wrong))
+        assert_refused(next(iter(wrong)), load, "modular-arithmetic", **({"p": 7} | wrong))
 
 
 def test_faces_differ_by_glasses_only_and_can_be_told_apart() -> None:
@@ -85,5 +84,4 @@ def test_faces_differ_by_glasses_only_and_can_be_told_apart() -> None:
     weights = torch.linalg.solve(x.mT @ x + 30 * torch.eye(x.shape[1]), x.mT @ (2.0 * data.y_train.double() - 1))
     guess = torch.cat([data.flat().x_test, torch.ones(200, 1)], 1).double() @ weights > 0
     assert float((guess == data.y_test.bool()).float().mean()) > 0.9
-    with pytest.raises(InputError, match="n_train=0"):
-        load("faces", n_train=0)
+    assert_refused("n_train=0", load, "faces", n_train=0)

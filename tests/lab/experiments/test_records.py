@@ -118,8 +118,7 @@ def test_data_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"needs floats from 0 to 1"):
         reproduce("gram-fig10", Options(device="cpu"), values=values, out=tmp_path / "vae")
     values = {"data": (str(path),), "epochs": 1.0, "seeds": (0,)}
-    with pytest.raises(InputError, match="no images"):
-        reproduce("vcl-fig1", Options(device="cpu"), values=values, out=tmp_path / "vcl")
+    assert_refused("no images", reproduce, "vcl-fig1", Options(device="cpu"), values=values, out=tmp_path / "vcl")
 
 
 def test_grokking_runs_are_told_apart_by_their_decay(results: Read) -> None:
