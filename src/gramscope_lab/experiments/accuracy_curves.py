@@ -12,7 +12,7 @@ from typing import Any
 
 from gramscope.errors import InputError
 from gramscope_lab.experiments.experiment import Results
-from gramscope_lab.experiments.plots import Figure, band, curve, deviation, legend_below, mean, panels
+from gramscope_lab.experiments.plots import Figure, band, curve, deviation, legend_below, mean, panels, percent
 from gramscope_lab.runs.records import Record
 
 
@@ -101,16 +101,6 @@ def compare_finals(first: Curve, second: Curve) -> tuple[float, str]:
     difference = 100 * (mean(a) - mean(b))
     error = 100 * math.sqrt(deviation(a) ** 2 / len(a) + deviation(b) ** 2 / len(b))
     return difference, f"{percent(first.final)} and {percent(second.final)} ({difference:+.1f} ± {error:.1f})"
-
-
-def percent(accuracy: float) -> str:
-    """``46.2 %``."""
-    return f"{100 * accuracy:.1f} %"
-
-
-def epoch_text(epoch: float, before: str = "epoch ") -> str:
-    """``epoch 3``; ``never`` for an infinite one."""
-    return "never" if math.isinf(epoch) else f"{before}{epoch:g}"
 
 
 def accuracy_figure(shown: Mapping[str, Mapping[str, Curve]], columns: int = 4) -> Figure:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from gramscope_lab.experiments.accuracy_curves import epoch_text, first_epoch
+from gramscope_lab.experiments.accuracy_curves import first_epoch
 from gramscope_lab.experiments.experiment import Claim, Experiment, Options, Results, Training
 from gramscope_lab.experiments.gram_linearity import draw_accuracies, draw_layers, layers_config, over_training
-from gramscope_lab.experiments.plots import PALETTE, Figure, curve, legend_below, panels
+from gramscope_lab.experiments.plots import PALETTE, Figure, curve, epoch_text, legend_below, panels
 from gramscope_lab.runs.records import Record
 
 DEPTH = 3

@@ -23,7 +23,7 @@ from typing import Any
 from gramscope.measures.linearity import target_linearity
 from gramscope_lab.data import load
 from gramscope_lab.data.dataset import DataSet
-from gramscope_lab.experiments.accuracy_curves import first_epoch, percent
+from gramscope_lab.experiments.accuracy_curves import first_epoch
 from gramscope_lab.experiments.experiment import (
     Claim,
     Computation,
@@ -36,7 +36,7 @@ from gramscope_lab.experiments.experiment import (
     part_name,
     training_config,
 )
-from gramscope_lab.experiments.plots import PALETTE, Figure, band, curve, legend_below, listed, mean, panels
+from gramscope_lab.experiments.plots import PALETTE, Figure, band, curve, legend_below, listed, mean, panels, percent
 from gramscope_lab.runs.records import Record
 from gramscope_lab.training.config import TrainConfig
 from gramscope_lab.training.config_tables import DataTable

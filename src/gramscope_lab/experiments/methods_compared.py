@@ -21,8 +21,6 @@ from gramscope_lab.experiments.accuracy_curves import (
     accuracy_figure,
     choose,
     compare_finals,
-    epoch_text,
-    percent,
     settings_of,
 )
 from gramscope_lab.experiments.experiment import (
@@ -34,7 +32,7 @@ from gramscope_lab.experiments.experiment import (
     part_name,
     training_config,
 )
-from gramscope_lab.experiments.plots import Figure
+from gramscope_lab.experiments.plots import Figure, epoch_text, percent
 
 #: share of the training set held out to choose hyper-parameters on
 VALIDATION = 0.1

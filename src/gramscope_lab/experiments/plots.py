@@ -128,6 +128,16 @@ def listed(form: str, *columns: Iterable[Any]) -> str:
     return ", ".join(form.format(*row) for row in zip(*columns, strict=True))
 
 
+def percent(accuracy: float) -> str:
+    """``46.2 %``."""
+    return f"{100 * accuracy:.1f} %"
+
+
+def epoch_text(epoch: float, before: str = "epoch ") -> str:
+    """``epoch 3``; ``never`` for an infinite one."""
+    return "never" if math.isinf(epoch) else f"{before}{epoch:g}"
+
+
 def band(
     axes: Axes,
     records: Iterable[Record],

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gramscope.errors import InputError
 from gramscope_lab.experiments.catalogue import Entry, find
 from gramscope_lab.experiments.experiment import Claim, Experiment, Options, Part, Results
 from gramscope_lab.experiments.plots import figure_style, require_matplotlib, save_figure
-from gramscope_lab.experiments.settings import settings_table, with_values
 from gramscope_lab.runs.directory import RunDirectory
 from gramscope_lab.runs.environment import describe_environment
 from gramscope_lab.training.interrupt import Interrupted
@@ -20,6 +20,7 @@ from gramscope_lab.training.job import resolve_device
 from gramscope_lab.training.placement import Placement
 from gramscope_lab.training.reporter import Reporter
 
+S = TypeVar("S")
 #: the member that holds the claims
 CLAIMS = "claims"
 
@@ -209,3 +210,72 @@ def _difference(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     before, now = {**stored, **stored.get("settings", {})}, {**wanted, **wanted["settings"]}
     keys = [key for key in {**before, **now} if key != "settings" and before.get(key) != now.get(key)]
     return f"{wanted['experiment']} with " + ", ".join(f"{k} = {before.get(k)}, not {now.get(k)}" for k in keys)
+
+
+# -- settings of the user -----------------------------------------------------------------------------------------
+def settings_table(settings: Any) -> dict[str, Any]:
+    """Settings as plain values for TOML."""
+    return {key: _as_list(value) for key, value in asdict(settings).items() if value is not None}
+
+
+def with_values(name: str, settings: S, values: Mapping[str, Any]) -> S:
+    """Settings with some fields replaced; a value must have the type of the one it replaces."""
+    known = {item.name: getattr(settings, item.name) for item in fields(settings)}  # type: ignore[arg-type]
+    changed = {}
+    for key, value in values.items():
+        if key not in known:
+            raise InputError(f"{name} has no setting {key!r}; it has: {', '.join(known)}")
+        changed[key] = _like(f"{name}: {key}", value, known[key])
+        _check(f"{name}: {key}", key, changed[key])
+    return replace(settings, **changed)  # type: ignore[type-var]
+
+
+#: settings in which a value may occur twice: sizes of layers, and epochs by data set
+_REPEATING = ("hidden", "channels", "epochs")
+#: settings that must be above zero
+_POSITIVE = ("epochs", "every")
+
+
+def _check(where: str, key: str, value: Any) -> None:
+    """Numbers are finite and not negative, counts are at least 1, and no value occurs twice."""
+    if isinstance(value, tuple):
+        if len(set(value)) < len(value) and key not in _REPEATING:
+            raise InputError(f"{where} = {list(value)!r}: a value occurs twice")
+    elif isinstance(value, int) and not isinstance(value, bool) and value < 1:
+        raise InputError(f"{where} = {value!r}: must be at least 1")
+    for item in value if isinstance(value, tuple) else (value,):
+        if not isinstance(item, int | float):
+            continue
+        if not math.isfinite(item):
+            raise InputError(f"{where} = {item!r}: must be finite")
+        if item < 0 or (item == 0 and key in _POSITIVE):
+            raise InputError(f"{where} = {item!r}: must {'be above zero' if key in _POSITIVE else 'not be negative'}")
+
+
+def _like(where: str, value: Any, old: Any) -> Any:
+    if isinstance(old, tuple):
+        if isinstance(value, str):  # "2,8" from the command line
+            value = [_number(item.strip()) for item in value.split(",") if item.strip()]
+        items = tuple(value) if isinstance(value, list | tuple) else (value,)
+        if not items:
+            raise InputError(f"{where} = {value!r}: give at least one value")
+        return tuple(_like(where, item, old[0]) for item in items) if old else items
+    if isinstance(old, float) and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if old is not None and type(value) is not type(old):
+        raise InputError(f"{where} = {value!r}: give a value of the same type as {old!r}")
+    return value
+
+
+def _number(text: str) -> int | float | str:
+    """The number that a text stands for, else the text itself."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text
+
+
+def _as_list(value: Any) -> Any:
+    return [_as_list(item) for item in value] if isinstance(value, list | tuple) else value

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from gramscope.errors import InputError
 from gramscope.measures.alignment import cosine
-from gramscope_lab.experiments.accuracy_curves import percent
 from gramscope_lab.experiments.experiment import (
     Claim,
     Experiment,
@@ -19,7 +18,7 @@ from gramscope_lab.experiments.experiment import (
     part_name,
     training_config,
 )
-from gramscope_lab.experiments.plots import Figure, curve, matrix, mean, panels, picture, spread
+from gramscope_lab.experiments.plots import Figure, curve, matrix, mean, panels, percent, picture, spread
 from gramscope_lab.runs.directory import RunDirectory
 from gramscope_lab.runs.layer_snapshots import DIAGONALS, load_diagonals, snapshot_steps
 

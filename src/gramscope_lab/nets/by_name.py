@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gramscope.errors import InputError
+from gramscope.errors import InputError, no_such
 from gramscope_lab.nets.cnn import CNN
 from gramscope_lab.nets.mlp import MLP, Logistic
 from gramscope_lab.nets.resnet import ResNet
@@ -29,7 +29,7 @@ MODELS: dict[str, type[nn.Module]] = {
 def model_options(name: str) -> tuple[str, ...]:
     """Names of the options :func:`build` takes for a model."""
     if name not in MODELS:
-        raise InputError(f"model {name!r} is not known; there are: {', '.join(MODELS)}")
+        raise InputError(no_such("model", name, MODELS))
     parameters = inspect.signature(MODELS[name]).parameters
     return tuple(option for option in parameters if option not in ("input_shape", "outputs", "generator"))
 

@@ -23,9 +23,6 @@ from gramscope_lab.nets.seeded_layers import (
     shape_of,
 )
 
-#: more hidden layers take minutes to make, and nobody trains them
-MOST_LAYERS = 10_000
-
 
 class MLP(Stack):
     """``flatten → hidden1 → activation1 → … → readout``.
@@ -59,10 +56,6 @@ class MLP(Stack):
         generator: torch.Generator | None = None,
     ) -> None:
         hidden = (hidden,) if isinstance(hidden, int) else tuple(hidden)
-        if len(hidden) > MOST_LAYERS:
-            raise InputError(
-                f"hidden has {len(hidden)} widths; a net of more than {MOST_LAYERS} hidden layers is not made"
-            )
         widths = (math.prod(shape_of(input_shape)), *hidden, outputs)
         if min(widths) < 1:
             raise InputError(f"hidden={hidden}, outputs={outputs}: every width must be at least 1")

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from gramscope_lab.experiments.experiment import Options, Results
-from gramscope_lab.experiments.running import Reproduction, reproduce
-from gramscope_lab.experiments.settings import with_values
+from gramscope_lab.experiments.running import Reproduction, reproduce, with_values
 from gramscope_lab.runs.directory import RunDirectory
 from small_experiments import SMALL
 

@@ -9,7 +9,7 @@ import tomli_w
 
 from gramscope_lab.experiments.catalogue import PAPERS, Entry, catalogue, find
 from gramscope_lab.experiments.experiment import Options
-from gramscope_lab.experiments.settings import settings_table, with_values
+from gramscope_lab.experiments.running import settings_table, with_values
 from refusals import assert_refused
 
 
