@@ -180,7 +180,7 @@ def test_models_train_under_vmap() -> None:
 @pytest.mark.parametrize(
     ("name", "shape", "options", "message"),
     [
-        ("lenet", IMAGES, {}, "no model .lenet.; there are: mlp"),
+        ("lenet", IMAGES, {}, "no model 'lenet'"),
         ("mlp", IMAGES, {"widths": 3}, "it has: hidden"),
         ("mlp", IMAGES, {"activation": "swoosh"}, "swoosh"),
         ("mlp", IMAGES, {"bias": [True]}, "2 layers"),
