@@ -22,7 +22,6 @@ import torch
 from faults.small_run import Reported, check_kept, check_resumed, configuration, litter, outcome, small_data
 from gramscope.errors import GramscopeError, InputError, ResultWarning
 from gramscope_lab.data import DataSet
-from gramscope_lab.report.run_files import read_run_files
 from gramscope_lab.runs import files
 from gramscope_lab.runs.checkpoints import Checkpoint
 from gramscope_lab.runs.directory import RunDirectory
@@ -310,7 +309,6 @@ def test_records_deleted_or_doubled_by_hand_are_noticed(
     config = configuration([0]).with_values({"keep": 0, "evaluate_every": 0.5})
     train(config, tmp_path / "run", data=data)
     run = RunDirectory(tmp_path / "run")
-    assert read_run_files(run).problems == []
     if not finished:  # stopped after the last checkpoint but one, with one more evaluation
         files.remove(run.at(f"checkpoints/step-{run.checkpoint_steps()[-1]:09d}"))
         run.rewind_records({"lines": len(run.records()) - 1, "bytes": 0})
@@ -318,8 +316,6 @@ def test_records_deleted_or_doubled_by_hand_are_noticed(
     whole = path.read_bytes()
     path.write_bytes(b"".join(EDITS[edit](whole.splitlines(keepends=True))))
     changed, steps = path.read_bytes(), run.checkpoint_steps()
-    (problem,) = read_run_files(run).problems
-    assert "records.jsonl was edited: it has " in problem
     if not finished:
         with pytest.raises(InputError, match="was edited.*; restore it, or start again with --force"):
             train(config, tmp_path / "run", data=data, resume=True)
@@ -327,4 +323,3 @@ def test_records_deleted_or_doubled_by_hand_are_noticed(
         assert run.checkpoint_steps() == steps
         path.write_bytes(whole)
         train(config, tmp_path / "run", data=data, resume=True)
-        assert read_run_files(run).problems == []

@@ -15,7 +15,6 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +26,8 @@ from gramscope_lab.cli.flags import parse_assignments, read_config
 from gramscope_lab.cli.runs import summary
 from gramscope_lab.data import load
 from gramscope_lab.data.readers import read_idx, read_svhn
-from gramscope_lab.report.live import LiveServer, make_server
-from gramscope_lab.report.loaded_runs import read_runs
-from gramscope_lab.report.page import render_page
-from gramscope_lab.report.write import report_content
+from gramscope_lab.report.page import render
+from gramscope_lab.report.read import read_runs
 from gramscope_lab.runs.checkpoints import Checkpoint, read_checkpoint
 from gramscope_lab.runs.directory import RunDirectory
 from gramscope_lab.runs.export import write_records
@@ -256,7 +253,7 @@ def run_readers(run: RunDirectory) -> list[Callable[[], object]]:
 
 def read_page(run: RunDirectory) -> None:
     """Make the report's page."""
-    render_page(report_content(read_runs([run.path])))
+    render(read_runs([run.path]))
 
 
 def _report_target(name: str) -> Target:
@@ -268,42 +265,6 @@ def _report_target(name: str) -> Target:
         only_documented(lambda: read_page(run))
 
     return Target(_run_target(name).seeds, read)
-
-
-class _Connection:
-    """A connection whose request is known; what is answered is kept."""
-
-    def __init__(self, request: bytes) -> None:
-        self.request, self.answer = request, b""
-
-    def makefile(self, *_: object) -> io.BytesIO:
-        return io.BytesIO(self.request)
-
-    def sendall(self, content: bytes) -> None:
-        self.answer += content
-
-    def settimeout(self, seconds: float) -> None:
-        """Nothing is waited for."""
-
-
-def _request(folder: Path, content: bytes) -> None:
-    server = _server(folder)
-    only_documented(lambda: server.RequestHandlerClass(_Connection(content), ("127.0.0.1", 1), server))  # type: ignore[arg-type]
-
-
-@cache
-def _server(folder: Path) -> LiveServer:
-    server = make_server([run_with_files(folder).path])
-    server.server_close()
-    return server
-
-
-REQUESTS = [
-    b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
-    b"HEAD /data.json?version=0 HTTP/1.0\r\nHost: [::1]:80\r\nAccept: */*\r\n\r\n",
-    b"GET http://127.0.0.1:1/x%2f..#a HTTP/1.1\r\nConnection: keep-alive\r\n\r\nGET /\r\n\r\n",
-    b"POST / HTTP/1.1\r\nHost: a@b:99999\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\nabcde",
-]
 
 
 RUNS = {
@@ -323,7 +284,6 @@ RUNS = {
         for name in ("config.toml", "environment.json", "artefacts/spectra-000000001.safetensors",
                      "artefacts/diagonals-000000001.safetensors")
     },
-    "live page": Target(lambda _: REQUESTS, _request),
 }  # fmt: skip
 
 TARGETS: dict[str, Target] = {**DATA, **TEXTS, **RUNS}

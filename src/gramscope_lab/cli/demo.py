@@ -53,12 +53,12 @@ def command(
         results().print(f"report: {report}")
 
 
-def write_report(out: Path, *, figures: bool = True) -> Path | None:
-    """Write the report, with static figures if asked; print a note and return None where its libraries are missing."""
-    from gramscope_lab.report import write
+def write_report(out: Path) -> Path | None:
+    """Write the report; print a note and return None where its libraries are missing."""
+    from gramscope_lab import report
 
     try:
-        return write.write_report([out], figures=figures).page
+        return report.write_report([out])
     except MissingExtraError as error:
         messages().print(str(error))
         return None

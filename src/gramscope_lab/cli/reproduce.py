@@ -153,7 +153,7 @@ def _show(made: Reproduction) -> None:
     title = f"{entry.name} ({entry.source}), {made.options.scale} scale, {made.selection}, {made.seconds:.0f} s"
     print_table(title, without_empty(rows, "reason"))
     results().print(f"figure: {made.figures[0]}")
-    report = write_report(made.path, figures=False)
+    report = write_report(made.path)
     if report is not None:
         results().print(f"report: {report}")
 

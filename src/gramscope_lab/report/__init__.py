@@ -1,29 +1,17 @@
-"""The report: records and artefacts of runs in, figures and one self-contained page out. It never trains.
+"""The report: records and artefacts of runs in, one self-contained page out. It never trains.
 
-======================  =============================================================================================
-``write``               :func:`~gramscope_lab.report.write.write_report`, the whole path from run directories to files
-``live``                the server behind ``gramscope report --live``
-``run_files``           the files of one run directory, without what is damaged or leads out of it
-``loaded_runs``         run directories -> :class:`~gramscope_lab.report.loaded_runs.Runs`: settings, each with its seeds
-``seed_statistics``     mean and spread over the seeds of a setting
-``panel``               what a panel is: text, views, plots as plain numbers, a table
-``training_panels``     accuracy and loss over training, and their last values
-``layer_panels``        the measures of layers over training, and the layers compared at the end
-``layer_views``         one measure of many layers: lines, a map over training, by block, over depth
-``block_layout``        layers arranged by kind and block
-``snapshot_panels``     spectra and diagonals with a slider over training
-``collapse_panel``      neural collapse at the readout
-``measure_texts``       names, sentences and formulas of the measures
-``overview``            the summary: what was run, which claims hold, what could not be read
-``headline``            its first sentences: who is ahead early, and where each setting ends
-``tables``              sortable tables
-``palette``             colours, dashes and markers of the settings
-``plotly_figures``      a plot for the page
-``matplotlib_figures``  a panel as PNG and PDF
-``page``                the HTML page
-======================  =============================================================================================
+====================  ===============================================================================================
+``read``              run directories -> :class:`~gramscope_lab.report.read.Runs`: settings, each with its seeds
+``figures``           what a panel is, and a panel as one figure of plotly's
+``layer_figures``     the measures of layers: over training, by block, over depth
+``blocks``            layers arranged by kind and block
+``training_figures``  accuracy and loss over training, and their last values
+``snapshot_figures``  spectra and diagonals with a slider over training
+``summary``           the outcome in words, claims, what was run, and tables
+``page``              the HTML page; :func:`~gramscope_lab.report.page.write_report`, the whole way
+====================  ===============================================================================================
 """
 
-from gramscope_lab.report.write import Report, write_report
+from gramscope_lab.report.page import write_live_report, write_report
 
-__all__ = ["Report", "write_report"]
+__all__ = ["write_live_report", "write_report"]

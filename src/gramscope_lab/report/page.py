@@ -7,169 +7,277 @@ import datetime as dt
 import hashlib
 import html
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
 
 import gramscope
-from gramscope.errors import MissingExtraError
-from gramscope_lab.report.loaded_runs import Runs
-from gramscope_lab.report.overview import Overview
-from gramscope_lab.report.palette import colour, dash
-from gramscope_lab.report.panel import Facet, Panel
-from gramscope_lab.report.plotly_figures import draw
-from gramscope_lab.runs.files import plain
+from gramscope.errors import InputError, MissingExtraError
+from gramscope_lab.report.figures import Panel, figure
+from gramscope_lab.report.layer_figures import layer_panels
+from gramscope_lab.report.read import Runs, read_runs
+from gramscope_lab.report.snapshot_figures import snapshot_panels
+from gramscope_lab.report.summary import (
+    ROWS,
+    Table,
+    claims_table,
+    facts,
+    pictures,
+    results_table,
+    sentences,
+    state,
+    tables,
+)
+from gramscope_lab.report.training_figures import training_panels
+from gramscope_lab.runs.directory import RunDirectory
+from gramscope_lab.runs.files import to_json, write_file
 
-if TYPE_CHECKING:
-    from jinja2 import Environment
-
-
-@dataclass(frozen=True)
-class Content:
-    """The content of a report, before it is drawn."""
-
-    runs: Runs
-    overview: Overview
-    panels: Sequence[Panel]
-
-
-def require_extra() -> None:
-    """Raise an error that says what to install if a drawing library is missing."""
-    missing = [name for name in ("jinja2", "matplotlib", "plotly") if find_spec(name) is None]
-    if missing:
-        raise MissingExtraError(
-            f"the report needs {' and '.join(missing)}, not installed here: pip install 'gramscope[report]'"
-        )
+PAGE = "report.html"
+#: least seconds between two readings of a live page, and the largest share of the time spent on making it
+INTERVAL, SHARE = 10, 0.1
 
 
-def render_page(content: Content, *, version: str = "", interval: int = 0) -> str:
-    """The whole page.
+class Html(str):
+    """Text that is HTML already."""
+
+    __slots__ = ()
+
+
+def write_report(paths: Sequence[Path | str], out: Path | str | None = None, *, refresh: int = 0) -> Path:
+    """Write one self-contained HTML page about runs, and return its path.
 
     Args:
-        content: what to show.
-        version: the live server's name for this state of the runs.
-        interval: milliseconds between requests to the live server; 0 for a page without a server.
+        paths: run directories or groups of them; several are compared.
+        out: folder to write to; the run's own ``figures`` if there is one run, ``report`` in the working directory if
+            there are several. An earlier report there is replaced.
+        refresh: seconds after which a browser reads the page again while the runs go on; 0 for a page that stays.
+
+    Raises:
+        MissingExtraError: plotly is not installed.
+        InputError: a path holds no run, or the folder cannot be written.
     """
-    from markupsafe import Markup
+    return _write(read_runs(_checked(paths)), paths, out, refresh)
+
+
+def write_live_report(
+    paths: Sequence[Path | str],
+    out: Path | str | None = None,
+    *,
+    began: Callable[[Path], None] = lambda page: None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Path:
+    """Write the report again and again until no run is running; ``began`` is called with the page once it is there."""
+    _checked(paths)
+    wait, seen, page = float(INTERVAL), -1, None
+    while True:
+        started = time.perf_counter()
+        runs = read_runs(paths)
+        running, count = runs.status == "running", sum(len(run.records) for run in (*runs.all, *runs.others))
+        if page is None or count != seen or not running:
+            page, first = _write(runs, paths, out, round(wait) if running else 0), page is None
+            if first:
+                began(page)
+            wait = max(INTERVAL, (time.perf_counter() - started) / SHARE)
+        if not running:
+            return page
+        seen = count
+        sleep(wait)
+
+
+def _checked(paths: Sequence[Path | str]) -> Sequence[Path | str]:
+    if find_spec("plotly") is None:
+        raise MissingExtraError("the report needs plotly, not installed here: pip install 'gramscope[lab]'")
+    if not paths:
+        raise InputError("name at least one run directory")
+    return paths
+
+
+def _write(runs: Runs, paths: Sequence[Path | str], out: Path | str | None, refresh: int) -> Path:
+    if out is None and len(paths) == 1:
+        page = RunDirectory.open(paths[0]).figure_path(PAGE)
+    else:
+        folder = Path("report" if out is None else out)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"cannot write the report to {folder}: {error}; choose another --out") from error
+        page = folder / PAGE
+    write_file(page, render(runs, refresh=refresh).encode("utf-8", "replace"))
+    return page
+
+
+def all_panels(runs: Runs) -> list[Panel]:
+    """Every panel with something to show: layers, training, matrices."""
+    return [*layer_panels(runs), *training_panels(runs), *snapshot_panels(runs)]
+
+
+def render(runs: Runs, *, refresh: int = 0) -> str:
+    """The whole page."""
     from plotly.offline import get_plotlyjs
 
-    style, script = _template_text("report.css"), _template_text("report.js")
-    plotly = get_plotlyjs()
+    panels = all_panels(runs)
+    title = ", ".join(root.name for root in runs.roots)
+    style, script, plotly = _asset("report.css"), _asset("report.js"), get_plotlyjs()
+    figures = to_json({panel.key: figure(panel) for panel in panels}).replace("<", "\\u003c")  # ends no script
     sections: dict[str, list[Panel]] = {}
-    for panel in content.panels:
+    for panel in panels:
         sections.setdefault(panel.section, []).append(panel)
-    values = {
-        **_template_values(content),
-        "sections": list(sections.items()),
-        "payload": payload(content, version=version, interval=interval),
-        "policy": policy(plotly, script, live=interval > 0),
-        "version": gramscope.__version__,
-        "made": dt.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"),
-        "live": interval > 0,
-    }
-    return (
-        _environment()
-        .get_template("page.html")
-        .render(**values, style=Markup(style), script=Markup(script), plotly=Markup(plotly))
+    shown = [tag("section", tag("h2", section), *map(_panel, own)) for section, own in sections.items()]
+    main = tag("main", _summary(runs, title), *shown, _tables(runs, panels))
+    head = [
+        Html('<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'),
+        Html('<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'),
+        Html(f'<meta http-equiv="Content-Security-Policy" content="{_policy(plotly, script)}">'),
+        Html(f'<meta http-equiv="refresh" content="{refresh}">' if refresh else ""),
+        tag("title", f"{title} · gramscope report"),
+        tag("style", Html(style)),
+    ]
+    body = [
+        tag("header", tag("p", "gramscope report", class_="brand"), tag("p", _made(refresh)), class_="top"),
+        tag("div", _contents(sections), main, class_="columns"),
+        tag("script", Html(figures), type="application/json", id="figures"),
+        tag("script", Html(plotly)),
+        tag("script", Html(script)),
+    ]
+    return f"<!doctype html>\n{tag('html', tag('head', *head), tag('body', *body), lang='en')}\n"
+
+
+def _made(refresh: int) -> str:
+    made = f"made {dt.datetime.now().astimezone().strftime('%Y-%m-%d %H:%M:%S')} by gramscope {gramscope.__version__}"
+    return f"{made} · live, read again every {refresh} s" if refresh else made
+
+
+def _policy(*scripts: str) -> str:
+    """Content security policy: only the page's own scripts run, and nothing is fetched."""
+    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    hashes = " ".join(f"'sha256-{digest}'" for digest in digests)
+    rest = "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
+    return f"default-src 'none'; script-src {hashes}; {rest}"
+
+
+# -- parts of the page ----------------------------------------------------------------------------------------------
+def _contents(sections: Mapping[str, Sequence[Panel]]) -> Html:
+    def link(key: str, text: str) -> Html:
+        return tag("li", tag("a", text, href=f"#{key}"))
+
+    groups = [
+        tag("li", section, tag("ul", *(link(panel.key, panel.title) for panel in panels)), class_="group")
+        for section, panels in sections.items()
+    ]
+    return tag("nav", tag("ul", link("summary", "Summary"), *groups, link("tables", "Tables")), aria_label="Contents")
+
+
+def _summary(runs: Runs, title: str) -> Html:
+    words = " ".join(sentences(runs)).replace(" %", "\u00a0%")
+    problems = tag("ul", *(tag("li", problem) for problem in runs.problems))
+    given = [
+        tag("h1", title),
+        tag("p", words, class_="headline"),
+        tag("p", state(runs), class_=f"state state-{runs.status}"),
+    ]
+    given += [tag("div", "Could not be read:", problems, class_="missing")] if runs.problems else []
+    for table in (claims_table(runs), results_table(runs)):
+        given += [tag("h2", table.title), table_html(table)] if table else []
+    for name, source in pictures(runs).items():
+        given.append(
+            tag("figure", tag("img", src=source, alt=f"Figure {name}"), tag("figcaption", name), class_="picture")
+        )
+    given.append(tag("h2", "What was run"))
+    for root in runs.roots:
+        rows = [
+            tag("div", tag("dt", key), *(tag("dd", value) for value in values)) for key, values in facts(runs, root)
+        ]
+        given += [tag("h3", root.name)] if len(runs.roots) > 1 else []
+        given.append(tag("dl", *rows, class_="facts"))
+    return tag("section", *given, id="summary")
+
+
+def _panel(panel: Panel) -> Html:
+    terms = []
+    for name, summary, formula in panel.terms:
+        said = f"{summary}: " if formula else summary
+        terms.append(tag("div", tag("dt", name), tag("dd", said, tag("span", formula_html(formula), class_="formula"))))
+    few = {"open": ""} if len(terms) < 3 else {}
+    return tag(
+        "section",
+        tag("h3", panel.title),
+        tag("p", panel.sentence, class_="sentence"),
+        tag("div", class_="plot", data_figure=panel.key, role="img", aria_label=panel.title),
+        tag("p", panel.note, class_="note"),
+        tag("details", tag("summary", "What is drawn"), tag("dl", *terms, class_="terms"), **few) if terms else Html(),
+        class_="panel",
+        id=panel.key,
     )
 
 
-def render_update(content: Content, *, version: str, interval: int) -> dict[str, Any]:
-    """The data that the live server sends when the runs have changed."""
-    render = _environment().get_template
-    return {
-        **payload(content, version=version, interval=interval),
-        "summary_html": render("overview.html").render(_template_values(content)),
-        "tables_html": render("tables.html").render(_template_values(content)),
-    }
+def _tables(runs: Runs, panels: Sequence[Panel]) -> Html:
+    shown = [part for table in tables(runs) for part in (tag("h3", table.title), table_html(table))]
+    hints = [tag("div", tag("dt", what), tag("dd", how)) for what, how in _not_recorded(runs, panels)]
+    missing = [tag("h2", "Not recorded"), tag("dl", *hints, class_="facts")] if hints else []
+    return tag("section", tag("h2", "Tables"), *shown, *missing, id="tables")
 
 
-def _template_values(content: Content) -> dict[str, Any]:
-    """Values for the templates of the summary and the tables."""
-    return {"overview": content.overview, "missing": [panel for panel in content.panels if not panel.views]}
-
-
-def payload(content: Content, *, version: str = "", interval: int = 0) -> dict[str, Any]:
-    """Everything the page's script draws, as plain values for JSON."""
-    found = {
-        "version": version,
-        "interval": interval,
-        "status": content.overview.status,
-        "settings": [
-            {"name": setting.name, "colour": colour(setting.index), "dash": dash(setting.index)}
-            for setting in content.runs.settings
-        ],
-        "panels": [_panel(panel) for panel in content.panels],
-        "tables": {
-            table.key: {"columns": table.columns, "rows": [[cell.value for cell in row] for row in table.rows]}
-            for table in content.overview.all_tables
-        },
-    }
-    return dict(plain(found))
-
-
-def policy(*scripts: str, live: bool) -> str:
-    """Content security policy: only the page's own scripts run, and data come from the live server alone."""
-    hashes = " ".join(
-        f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" for script in scripts
+def _not_recorded(runs: Runs, panels: Sequence[Panel]) -> Iterator[tuple[str, str]]:
+    """What the page cannot show and how to record it: by gs.Monitor in a loop of one's own, else by gramscope train."""
+    shown = {panel.key for panel in panels}
+    wanted = '["target_linearity", "nfa", "nfa_null", "nc1"]'
+    monitor, train = (
+        "gs.Monitor(model, data, loss, log=…), and monitor.step() after every step",
+        "gramscope train … --measure-every 1",
     )
-    fetch = "connect-src 'self'; " if live else ""
-    return (
-        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; {fetch}"
-        "base-uri 'none'; form-action 'none'"
-    )
+    if "by-layer" not in shown:
+        yield "measures of layers", f"measure while training: {monitor if runs.own_loop else train}"
+    elif not {"layers-linearity", "layers-alignment", "layers-collapse"} <= shown:
+        how = f"gs.Monitor(…, measures={wanted})" if runs.own_loop else f"measure.names = {wanted}"
+        yield "target linearity, the ansatz or neural collapse", f"name what to measure: {how}; gs.measures() lists all"
+    for key in ("spectra", "diagonals"):
+        own = f"store them from your loop with gramscope_lab.runs.layer_snapshots.save_{key}"
+        if key not in shown:
+            yield key, own if runs.own_loop else f"keep them: {train}, with measure.matrices = true"
 
 
-def formula_html(text: str) -> str:
+# -- HTML -----------------------------------------------------------------------------------------------------------
+def tag(name: str, *inside: str, **attributes: str) -> Html:
+    """An element; text inside it and in attributes is escaped unless it is :class:`Html`.
+
+    >>> tag("p", "a < b", tag("b", "c"), class_="note")
+    '<p class="note">a &lt; b<b>c</b></p>'
+    """
+    shown = "".join(f' {key.rstrip("_").replace("_", "-")}="{html.escape(value)}"' for key, value in attributes.items())
+    return Html(f"<{name}{shown}>{_join(*inside)}" + ("" if name == "img" else f"</{name}>"))
+
+
+def _join(*inside: str) -> Html:
+    return Html("".join(part if isinstance(part, Html) else html.escape(part) for part in inside))
+
+
+def table_html(table: Table) -> Html:
+    """A table whose columns sort on a click."""
+
+    def shown(text: str, value: float | str) -> Html:
+        kind = {} if isinstance(value, str) else {"class": "number"}
+        return tag("td", text, data_value=str(value), **kind)
+
+    head = tag("tr", *(tag("th", tag("button", column, type="button"), scope="col") for column in table.columns))
+    body = [tag("tr", *(shown(*cell) for cell in row)) for row in table.rows[:ROWS]]
+    cut = f"The first {ROWS} of {len(table.rows)} rows." if len(table.rows) > ROWS else ""
+    drawn = tag("table", tag("thead", head), tag("tbody", *body), class_="sortable")
+    where = {"class": "scroll", "tabindex": "0", "role": "region", "aria_label": table.title}
+    return _join(tag("p", f"{table.note} {cut}".strip(), class_="sentence"), tag("div", drawn, **where))
+
+
+def formula_html(text: str) -> Html:
     """A formula, escaped, with single letters after ``_`` set low.
 
     >>> formula_html("‖W_0‖_F < 1")
     '‖W<sub>0</sub>‖<sub>F</sub> &lt; 1'
     """
-    return re.sub(r"_(\w)(?![A-Za-z0-9_])", r"<sub>\1</sub>", html.escape(text))
-
-
-def _panel(panel: Panel) -> dict[str, Any]:
-    views = [
-        {
-            "label": view.label,
-            "formula": formula_html(view.formula),
-            "moments": view.moments,
-            "sentence": view.sentence or panel.sentence,
-            "facets": [_facet(facet) for facet in view.facets],
-        }
-        for view in panel.views
-    ]
-    rows = [[float(f"{v:.7g}") if isinstance(v, float) else v for v in row] for row in panel.table.rows]
-    table = {"columns": panel.table.columns, "rows": rows}
-    head = {"key": panel.key, "title": panel.title, "note": panel.note, "log_switch": panel.log_switch}
-    return {**head, "views": views, "table": table}
-
-
-def _facet(facet: Facet) -> dict[str, Any]:
-    plots = [draw(plot) for plot in facet.frames]
-    frames = [traces for traces, _ in plots]
-    return {"title": facet.title, "name": facet.name, "layout": plots[-1][1], "frames": frames}
+    return Html(re.sub(r"_(\w)(?![A-Za-z0-9_])", r"<sub>\1</sub>", html.escape(text)))
 
 
 @cache
-def _environment() -> Environment:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("gramscope_lab.report", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
-    return environment
-
-
-@cache
-def _template_text(name: str) -> str:
-    return (resources.files("gramscope_lab.report") / "templates" / name).read_text(encoding="utf-8")
+def _asset(name: str) -> str:
+    return (resources.files("gramscope_lab.report") / "assets" / name).read_text(encoding="utf-8")

@@ -274,10 +274,11 @@ class RunDirectory:
         return [self.path / RECORDS, *self._own.present(ARTEFACTS)]
 
     # -- status ---------------------------------------------------------------------------------------------------
-    def status(self) -> str:
+    def status(self, records: Sequence[Record] | None = None) -> str:
         """``running``, ``finished``, ``stopped`` (it can be resumed), ``recorded`` or ``new``; a group's is its members' worst.
 
-        ``recorded`` are runs of a user's own loop, of which it is not known whether they have ended.
+        ``recorded`` are runs of a user's own loop, of which it is not known whether they have ended. Who has read the
+        ``records`` of a single run passes them.
         """
         if self.lock.held_by_other():
             return "running"
@@ -285,12 +286,13 @@ class RunDirectory:
         if members:
             found = {member.status() for member in members}
             return next(name for name in ("running", "stopped", "new", "recorded", "finished") if name in found)
-        ends = self.records("end")
+        records = self.records() if records is None else records
+        ends = [record for record in records if record.get("kind") == "end"]
         if ends:
             return "finished" if ends[-1].get("finished") else "stopped"
         if self.checkpoint_steps():
             return "stopped"
-        return "recorded" if "method" not in self.config and self.records() else "new"
+        return "recorded" if "method" not in self.config and records else "new"
 
 
 def newest_intact(runs: Sequence[RunDirectory], steps: Iterable[int]) -> list[Checkpoint]:

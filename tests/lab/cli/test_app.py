@@ -24,7 +24,6 @@ from torch import nn
 
 from gramscope.errors import InputError
 from gramscope_lab.cli import app
-from gramscope_lab.report import write
 from gramscope_lab.runs.directory import RunDirectory
 from gramscope_lab.training.layer_measures import load_weights
 from refusals import assert_refused
@@ -303,8 +302,7 @@ def test_the_demonstration_writes_into_no_folder_that_is_used(gramscope: Command
 
 
 @pytest.mark.slow
-def test_demo(gramscope: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write, "write_report", partial(write.write_report, figures=False))  # which take longest
+def test_demo(gramscope: Command) -> None:
     done = gramscope("demo", "--epochs", "2", "--seeds", "2", "--json")
     assert done.code == 0, done.err
     result = json.loads(done.out)

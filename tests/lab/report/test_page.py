@@ -1,3 +1,5 @@
+"""The page stands alone, obeys no name it shows, is written where it belongs, and again while runs go on."""
+
 from __future__ import annotations
 
 import base64
@@ -6,16 +8,16 @@ import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
-import plotly.graph_objects as go
 import pytest
 
-from gramscope_lab.report.loaded_runs import read_runs
-from gramscope_lab.report.matplotlib_figures import save_panel
-from gramscope_lab.report.page import Content, render_page
-from gramscope_lab.report.write import report_content
-from made_up_runs import write_run
+import gramscope_lab.report.page as page_module
+from gramscope.errors import InputError, MissingExtraError
+from gramscope_lab.report import write_live_report, write_report
+from gramscope_lab.report.page import render
+from gramscope_lab.report.read import Runs, read_runs
+from gramscope_lab.runs.directory import RunDirectory
+from made_up_runs import append_epoch, write_run
 
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -51,8 +53,8 @@ class Outline(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def page(content: Content) -> str:
-    return render_page(content)
+def page(runs: Runs) -> str:
+    return render(runs)
 
 
 def test_the_page_stands_alone_and_is_small(page: str) -> None:
@@ -64,11 +66,12 @@ def test_the_page_stands_alone_and_is_small(page: str) -> None:
             assert address is None or address.startswith(("#", "data:")), (tag, address)
         assert not any(name.startswith("on") for name in attributes), (tag, attributes)
     assert sum(text.count("plotly.js v") for text in outline.scripts) == 1
+    anchors = {attributes.get("id") for _, attributes in outline.tags}
+    assert {(a["href"] or "")[1:] for t, a in outline.tags if t == "a"} <= anchors
 
 
 def test_only_the_pages_own_scripts_may_run(page: str) -> None:
-    policies = [a["content"] for t, a in Outline(page).tags if a.get("http-equiv") == "Content-Security-Policy"]
-    (policy,) = policies
+    (policy,) = [a["content"] for _, a in Outline(page).tags if a.get("http-equiv") == "Content-Security-Policy"]
     assert policy is not None
     assert "default-src 'none'" in policy
     assert "unsafe-eval" not in policy
@@ -77,44 +80,73 @@ def test_only_the_pages_own_scripts_may_run(page: str) -> None:
     assert {base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts} == allowed
 
 
-def test_the_payload_holds_every_panel_and_plotly_accepts_every_plot(page: str) -> None:
-    payload = json.loads(Outline(page).scripts[0])
-    assert len(payload["panels"]) == 13
-    count = 0
-    for panel in payload["panels"]:
-        assert panel["table"]["rows"]
-        for view in panel["views"]:
-            for facet in view["facets"]:
-                for data in facet["frames"]:
-                    go.Figure(data, facet["layout"])  # raises on what plotly does not know
-                    assert any(values(trace) for trace in data)
-                    count += 1
-    assert count > 50
-
-
-def values(trace: dict[str, Any]) -> list[Any]:
-    flat = [v for row in trace["z"] for v in row] if "z" in trace else trace["y"]
-    return [v for v in flat if v is not None]
-
-
 def test_hostile_names_are_shown_and_not_obeyed(tmp_path: Path) -> None:
     layers = (*HOSTILE, "six", "seven")  # enough for a map
     run = write_run(tmp_path / "x", method=HOSTILE[0], layers=layers, epochs=1)
     run.append({"kind": HOSTILE[1], HOSTILE[0]: HOSTILE[1]})
     claim = {"kind": "claim", "claim": HOSTILE[0], "published": HOSTILE[1], "measured": HOSTILE[2], "holds": None}
     run.append({**claim, "reason": HOSTILE[1]})
-    run.close()
     write_run(tmp_path / "y", method=HOSTILE[1], layers=layers, epochs=1)
-    content = report_content(read_runs([tmp_path / "x", tmp_path / "y"]))
-    outline = Outline(render_page(content))
+    outline = Outline(render(read_runs([tmp_path / "x", tmp_path / "y"])))
     assert len(outline.scripts) == 3
     assert [a for t, a in outline.tags if t == "img"] == []
-    payload = json.loads(outline.scripts[0])
-    assert [setting["name"] for setting in payload["settings"]] == list(HOSTILE[:2])
-    nfa = next(panel for panel in payload["panels"] if panel["key"] == "nfa")
-    ticks = nfa["views"][0]["facets"][0]["layout"]["yaxis"]["ticktext"]
-    assert all("<" not in tick for tick in ticks)
-    assert {row[nfa["table"]["columns"].index("layer")] for row in nfa["table"]["rows"]} == set(layers)
-    for panel in content.panels:
-        if panel.key in ("ends", "target-linearity", "spectra", "diagonals"):  # matplotlib reads dollars as mathematics
-            assert all(path.stat().st_size > 1000 for path in save_panel(panel, tmp_path, "panel-"))
+    figures = json.loads(outline.scripts[0])
+    assert "&lt;script&gt;" in figures["accuracy"]["data"][0]["name"]
+    (heat, *_) = figures["layers-alignment"]["data"]
+    assert all("<" not in label for label in heat["y"])
+    assert [row["text"] for row in figures["layers-alignment"]["layout"]["annotations"]] == [
+        f"<b>{name.replace('&', '&amp;').replace('<', '&lt;').replace('>', '&gt;')}</b>" for name in HOSTILE[:2]
+    ]
+
+
+def test_what_was_not_recorded_is_said(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "bare", {"method": {"name": "sgd"}})
+    bare = render(read_runs([run.path]))
+    assert "measure-every" in bare
+    assert "measure.matrices = true" in bare
+    mine = RunDirectory.create(tmp_path / "mine", {})
+    mine.append({"step": 0, "layers": {"fc": {"weight_norm": 1.0}}, "network": {}})
+    own = render(read_runs([mine.path]))
+    for words in ("gs.Monitor(…, measures=[", "save_spectra", "save_diagonals"):
+        assert words in own
+    assert "gramscope train" not in own
+
+
+def test_the_page_is_written_where_it_belongs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = write_run(tmp_path / "one", epochs=1, layers=(), snapshots=False)
+    assert write_report([run.path]) == tmp_path / "one" / "figures" / "report.html"
+    assert run.status() == "finished"
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "two", epochs=1, seed=1)
+    assert write_report(["one", "two"]) == Path("report/report.html")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot write the report"):
+        write_report(["one"], tmp_path / "file")
+    with pytest.raises(InputError, match="at least one"):
+        write_report([])
+    monkeypatch.setattr(page_module, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"needs plotly.*gramscope\[lab\]"):
+        write_report(["one"])
+
+
+def test_a_live_page_is_written_again_until_the_run_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = write_run(tmp_path / "going", epochs=1, finished=False)
+    monkeypatch.setattr(RunDirectory, "status", lambda self, records=None: "finished" if waits > 2 else "running")
+    pages: list[str] = []
+    waits, shown = 0, list[Path]()
+
+    def sleep(seconds: float) -> None:
+        nonlocal waits
+        waits += 1
+        assert seconds >= page_module.INTERVAL
+        pages.append((tmp_path / "out" / "report.html").read_text(encoding="utf-8"))
+        if waits == 2:
+            append_epoch(run, 2)
+
+    page = write_live_report([run.path], tmp_path / "out", began=shown.append, sleep=sleep)
+    first, unchanged, second = pages
+    assert (shown, waits) == ([page], 3)
+    assert first == unchanged  # nothing was recorded meanwhile
+    assert 'http-equiv="refresh"' in first
+    assert ("epoch 1<" in first, "epoch 2<" in second) == (True, True)
+    assert 'http-equiv="refresh"' not in page.read_text(encoding="utf-8")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gramscope.names import split_name
-from gramscope_lab.report.panel import shorten
+from gramscope_lab.report.read import shorten
 
 #: fewer blocks than this are shown as single layers
 LEAST_BLOCKS = 3
@@ -15,14 +15,26 @@ LEAST_BLOCKS = 3
 
 @dataclass(frozen=True)
 class BlockLayout:
-    """``layers[i][j]`` is the layer of kind ``kinds[i]`` in block ``blocks[j]``, or ``None``.
+    """``inside[i][j]`` is the layer of kind ``kinds[i]`` in block ``blocks[j]``, or ``None``.
 
-    Layers outside all blocks are kinds of their own, in a column ``in`` before or ``out`` after the blocks.
+    Layers outside all blocks come ``before`` or ``after`` them.
     """
 
     kinds: tuple[str, ...]
     blocks: tuple[str, ...]
-    layers: tuple[tuple[str | None, ...], ...]
+    inside: tuple[tuple[str | None, ...], ...]
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+
+    @property
+    def columns(self) -> list[str]:
+        """Labels of the columns of a map: layers before, blocks, layers after."""
+        return distinct([*("in" for _ in self.before), *self.blocks, *("out" for _ in self.after)])
+
+    @property
+    def rows(self) -> list[list[str | None]]:
+        """The layer of each cell of a map; a layer outside the blocks fills its column."""
+        return [[*self.before, *row, *self.after] for row in self.inside]
 
 
 def block_layout(layers: Sequence[str]) -> BlockLayout | None:
@@ -34,22 +46,21 @@ def block_layout(layers: Sequence[str]) -> BlockLayout | None:
         return None
     stacks = _short_stacks(sorted({names[layer].stack for layer in inside}))
     cells: dict[str, dict[int, str]] = {}
-    numbers = sorted({block for layer in inside if (block := names[layer].block) is not None})
-    for place, layer in enumerate(layers):
+    for layer in inside:
         block, kind, stack = names[layer]
-        if block is None:
-            block = -1 if place < layers.index(inside[0]) else numbers[-1] + 1
-        row = shorten(f"{stacks[stack]} {kind}".strip() if stack else kind, 32)
+        row = shorten(f"{stacks[stack]} {kind}".strip(), 32)
         while block in cells.get(row, {}):  # two names that shorten to one
             row += "′"
-        cells.setdefault(row, {})[block] = layer
-    used = {block for row in cells.values() for block in row}
-    columns = [*([-1] if -1 in used else []), *numbers, *([numbers[-1] + 1] if numbers[-1] + 1 in used else [])]
-    titles = {-1: "in", numbers[-1] + 1: "out"}
+        cells.setdefault(row, {})[block or 0] = layer
+    numbers = sorted({number for row in cells.values() for number in row})
+    outside = [layer for layer in layers if names[layer].block is None]
+    first = layers.index(inside[0])
     return BlockLayout(
         tuple(cells),
-        tuple(titles.get(column, str(column)) for column in columns),
-        tuple(tuple(row.get(column) for column in columns) for row in cells.values()),
+        tuple(map(str, numbers)),
+        tuple(tuple(row.get(number) for number in numbers) for row in cells.values()),
+        tuple(layer for layer in outside if layers.index(layer) < first),
+        tuple(layer for layer in outside if layers.index(layer) > first),
     )
 
 
@@ -64,6 +75,20 @@ def layer_label(layer: str) -> str:
         return shorten(layer, 28)
     part = next((part for part in ("encoder", "decoder") if part in stack.split(".")), "")
     return f"{part} {block} {shorten(kind, 24)}".strip()
+
+
+def distinct(labels: Iterable[str]) -> list[str]:
+    """Labels, equal ones told apart by strokes.
+
+    >>> distinct(["a", "b", "a"])
+    ['a', 'b', 'a′']
+    """
+    found: dict[str, None] = {}
+    for label in labels:
+        while label in found:
+            label += "′"
+        found[label] = None
+    return list(found)
 
 
 def _short_stacks(stacks: Sequence[str]) -> dict[str, str]:

@@ -1,0 +1,366 @@
+"""Panels as plotly's figures, plain values of data, layout and frames. The page sets colours of text and the geometry.
+
+A panel is one figure: its views are entries of plotly's menu, its moments positions of plotly's slider, and the facets of a
+view are subplots, which the page arranges in as many columns as fit.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, TypeVar
+
+from gramscope_lab.palette import colour, dash, faint, marker
+from gramscope_lab.report.read import Runs
+from gramscope_lab.spread import FEW, Spread
+
+T = TypeVar("T")
+#: a trace as plotly knows it; ``frames`` has what changes at each position of the slider
+Trace: TypeAlias = dict[str, Any]
+#: values of a map, rows from top to bottom
+Grid: TypeAlias = Sequence[Sequence[Spread | None]]
+
+#: most points of a drawn line; a line with more than MARKS has no markers
+POINTS, MARKS = 300, 40
+_STILL = {"mode": "immediate", "frame": {"duration": 0, "redraw": True}, "transition": {"duration": 0}}
+_PLAY = {
+    "mode": "immediate",
+    "frame": {"duration": 350, "redraw": True},
+    "transition": {"duration": 0},
+    "fromcurrent": True,
+}
+
+
+@dataclass(frozen=True)
+class View:
+    """What an entry of a panel's menu shows.
+
+    Args:
+        label: its name in the menu.
+        facets: the traces of each subplot.
+        titles: of the subplots.
+        x, y: attributes of all horizontal and vertical axes.
+        colours: attributes of the colour scale that the maps share.
+    """
+
+    label: str
+    facets: Sequence[Sequence[Trace]]
+    titles: Sequence[str]
+    x: Mapping[str, Any] = field(default_factory=dict)
+    y: Mapping[str, Any] = field(default_factory=dict)
+    colours: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One panel.
+
+    Args:
+        key: name for links.
+        section: heading it stands under.
+        title: its own heading.
+        sentence: what it shows.
+        views: what can be shown, the first one at first.
+        moments: names of the slider's positions, if it has one.
+        width, height, columns: least pixels of a subplot's width, its height, and most subplots side by side.
+        terms: name, summary and formula of what is drawn.
+        note: what was left out.
+        log_switch: whether the reader can switch to a logarithmic vertical axis.
+    """
+
+    key: str
+    section: str
+    title: str
+    sentence: str
+    views: Sequence[View]
+    moments: Sequence[str] = ()
+    width: int = 290
+    height: int = 210
+    columns: int = 99
+    terms: Sequence[tuple[str, str, str]] = ()
+    note: str = ""
+    log_switch: bool = False
+
+
+# -- a panel as one figure ------------------------------------------------------------------------------------------
+def figure(panel: Panel) -> dict[str, Any]:
+    """Plotly's ``data``, ``layout`` and ``frames`` of a panel."""
+    placed = [(v, f, trace) for v, view in enumerate(panel.views) for f, own in enumerate(view.facets) for trace in own]
+    named: set[tuple[int, str]] = set()
+    data = []
+    for view, facet, trace in placed:
+        number = "" if facet == 0 else facet + 1
+        drawn = {key: value for key, value in trace.items() if key != "frames"}
+        in_legend = bool(trace.get("showlegend")) and (view, trace["name"]) not in named
+        named |= {(view, trace["name"])} if in_legend else set()
+        axes = {"xaxis": f"x{number}", "yaxis": f"y{number}"}
+        data.append({**drawn, **axes, "visible": view == 0, "showlegend": in_legend})
+    moving = [i for i, (_, _, trace) in enumerate(placed) if "frames" in trace]
+    frames = []
+    for m, moment in enumerate(panel.moments):
+        changed = [{"type": placed[i][2]["type"], **placed[i][2]["frames"][m]} for i in moving]
+        frames.append({"name": moment, "traces": moving, "data": changed})
+    count = max(len(view.facets) for view in panel.views)
+    legend = [] if any("showlegend" not in trace for *_, trace in placed) else sorted({name for _, name in named})
+    layout: dict[str, Any] = {
+        "meta": {
+            "facets": count,
+            "width": panel.width,
+            "height": panel.height,
+            "most": panel.columns,
+            "legend": legend,
+        },
+        "showlegend": len(legend) > 1,
+        "updatemenus": [*_menus(panel, [view for view, *_ in placed], count)],
+        "sliders": [_slider(panel.moments)] if len(panel.moments) > 1 else [],
+    }
+    for path, value in _patch(panel.views[0], count).items():
+        *outer, last = path.split(".")
+        place = layout
+        for name in outer:
+            place = place.setdefault(name, {})
+        place[last] = value
+    return {"data": data, "layout": layout, "frames": frames if len(frames) > 1 else []}
+
+
+def _patch(view: View, count: int) -> dict[str, Any]:
+    """What a view changes in the layout."""
+    numbers = ["", *range(2, count + 1)]
+    found = {f"xaxis{n}.{key}": value for n in numbers for key, value in view.x.items()}
+    for n in numbers:
+        own = {"matches": "y", "scaleanchor": f"x{n}"}  # the axis that another one follows
+        kept = {key: own.get(key, value) for key, value in view.y.items() if n or key != "matches"}
+        found |= {f"yaxis{n}.{key}": value for key, value in kept.items()}
+    found |= {f"coloraxis.{key}": value for key, value in view.colours.items()}
+    titles = zip(numbers, view.titles, strict=False)
+    place = {"x": 0.5, "y": 1, "xanchor": "center", "yanchor": "bottom", "showarrow": False}
+    return found | {
+        "annotations": [
+            {"text": f"<b>{label(title)}</b>", "xref": f"x{n} domain", "yref": f"y{n} domain", **place}
+            for n, title in titles
+            if title
+        ]
+    }
+
+
+def _menus(panel: Panel, owners: Sequence[int], count: int) -> Iterator[dict[str, Any]]:
+    """The choice of a view, of the scale, and a button that plays through training, from left to right above the plots."""
+    place = {"y": 1, "yanchor": "bottom", "pad": {"b": 26}, "showactive": True}
+    if len(panel.views) > 1:
+        buttons = []
+        for v, view in enumerate(panel.views):
+            change = [{"visible": [owner == v for owner in owners]}, _patch(view, count)]
+            buttons.append({"label": label(view.label), "method": "update", "args": change})
+        yield {"type": "dropdown", "x": 0, "xanchor": "left", "buttons": buttons, **place}
+    if panel.log_switch:
+        axes = [f"yaxis{n}.type" for n in ("", *range(2, count + 1))]
+        kinds = [
+            {"label": kind, "method": "relayout", "args": [dict.fromkeys(axes, kind)]} for kind in ("linear", "log")
+        ]
+        yield {"type": "buttons", "direction": "right", "x": 1, "xanchor": "right", "buttons": kinds, **place}
+    if len(panel.moments) > 1:
+        play = {"label": "▶ play", "method": "animate", "args": [None, _PLAY]}
+        yield {"type": "buttons", "x": 1, "xanchor": "right", "buttons": [play], **place, "showactive": False}
+
+
+def _slider(moments: Sequence[str]) -> dict[str, Any]:
+    steps = [{"label": moment, "method": "animate", "args": [[moment], _STILL]} for moment in moments]
+    value = {"visible": True, "xanchor": "left", "font": {"size": 13}}
+    place = {"x": 0, "len": 1, "y": 0, "yanchor": "top", "pad": {"t": 44, "b": 0}, "tickcolor": "rgba(0,0,0,0)"}
+    return {
+        "active": len(moments) - 1,
+        "steps": steps,
+        "currentvalue": value,
+        "font": {"size": 1},
+        "ticklen": 0,
+        **place,
+    }
+
+
+# -- lines ----------------------------------------------------------------------------------------------------------
+def line(
+    name: str, index: int, x: Sequence[Any], values: Sequence[Spread], at: str, *, log: bool = False
+) -> list[Trace]:
+    """A line with a band over seeds, the band first; ``at`` says on hovering where a point is."""
+    kept = thin(range(len(x)), POINTS)
+    x, values = [x[i] for i in kept], [values[i] for i in kept]
+    look = {
+        "mode": "lines+markers" if len(x) <= MARKS else "lines",
+        "line": {"color": colour(index), "dash": dash(index), "width": 2},
+        "marker": {"symbol": marker(index), "size": 6},
+        "showlegend": True,
+    }
+    traces = []
+    if any(value.deviation for value in values):
+        around = {
+            "x": [*x, *reversed(x)],
+            "y": rounded([*(v.high for v in values), *(_low(v, log) for v in reversed(values))]),
+        }
+        flat = {"fill": "toself", "fillcolor": faint(colour(index), 0.18), "line": {"width": 0}, "hoverinfo": "skip"}
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "name": label(name),
+                "legendgroup": name,
+                "showlegend": False,
+                **around,
+                **flat,
+            }
+        )
+    return [*traces, {**_points(name, x, values, at), **look}]
+
+
+def null_line(name: str, index: int, x: Sequence[Any], values: Sequence[Spread], at: str) -> Trace:
+    """The values to expect without learning, dotted in the colour of what is read against them."""
+    kept = thin(range(len(x)), POINTS)
+    look = {"mode": "lines", "line": {"color": colour(index), "dash": "dot", "width": 1.5}, "showlegend": False}
+    return {**_points(name, [x[i] for i in kept], [values[i] for i in kept], f"null, {at}"), **look}
+
+
+def single_points(name: str, index: int, x: Sequence[Any], values: Sequence[Spread]) -> Trace:
+    """Points with error bars."""
+    look = {
+        "mode": "markers",
+        "marker": {"symbol": marker(index), "size": 11, "color": colour(index)},
+        "showlegend": True,
+    }
+    error: Trace = {"type": "data", "symmetric": False, "thickness": 2, "width": 8}
+    error |= {"array": rounded(v.high - v.mean for v in values), "arrayminus": rounded(v.mean - v.low for v in values)}
+    return {**_points(name, x, values, ""), **look, **({"error_y": error} if any(v.deviation for v in values) else {})}
+
+
+def _points(name: str, x: Sequence[Any], values: Sequence[Spread], at: str) -> Trace:
+    trace: Trace = {
+        "type": "scatter",
+        "name": label(name),
+        "legendgroup": name,
+        "x": list(x),
+        "y": rounded(v.mean for v in values),
+    }
+    ends = ""
+    if any(value.deviation for value in values):
+        trace["customdata"] = [rounded((value.low, value.high)) for value in values]
+        ends = " (%{customdata[0]:.4~g} to %{customdata[1]:.4~g})"
+    parts = [label(name), *([at] if at else []), f"%{{y:.4~g}}{ends}"]
+    return trace | {"hovertemplate": "<br>".join(parts) + "<extra></extra>"}
+
+
+def _low(value: Spread, log: bool) -> float:
+    """The lower end of a band; on a logarithmic axis a hundredth of the mean where it is not positive."""
+    return value.low if value.low > 0 or not log else value.mean / 100
+
+
+# -- maps -----------------------------------------------------------------------------------------------------------
+def heat_map(
+    grids: Sequence[Grid], x: Sequence[str], y: Sequence[str], at: str, *, nulls: Sequence[Grid] = (), log: bool = False
+) -> Trace:
+    """A map, or one for each moment of a slider, of which the last is shown at first.
+
+    Args:
+        grids: the values at each moment.
+        x, y: labels of columns and rows, each different.
+        at: what is shown on hovering above the value.
+        nulls: values to expect without learning, shown on hovering.
+        log: logarithmic colours; values must be positive.
+    """
+    told = log or any(cell and cell.deviation for grid in grids for row in grid for cell in row) or bool(nulls)
+    frames = []
+    for moment, grid in enumerate(grids):
+        frame: Trace = {
+            "z": [rounded(None if c is None else math.log10(c.mean) if log else c.mean for c in row) for row in grid]
+        }
+        if told:
+            null = nulls[moment] if nulls else [[None] * len(x)] * len(y)
+            frame["text"] = [
+                [_cell_text(c, n) for c, n in zip(*rows, strict=True)] for rows in zip(grid, null, strict=True)
+            ]
+        frames.append(frame)
+    return {
+        "type": "heatmap", "coloraxis": "coloraxis", "xgap": 1, "ygap": 1, "hoverongaps": False,
+        "x": [*map(label, x)], "y": [*map(label, y)], **frames[-1],
+        "hovertemplate": f"{at}<br>{'%{text}' if told else '%{z:.4~g}'}<extra></extra>",
+        **({"frames": frames} if len(frames) > 1 else {}),
+    }  # fmt: skip
+
+
+def _cell_text(cell: Spread | None, null: Spread | None) -> str:
+    if cell is None:
+        return ""
+    ends = f" ({cell.low:.4g} to {cell.high:.4g})" if cell.deviation else ""
+    return f"{cell.mean:.4g}{ends}" + ("" if null is None else f", null {null.mean:.4g}")
+
+
+def colour_scale(values: Sequence[float], *, log: bool) -> dict[str, Any]:
+    """A colour scale for all maps of a view.
+
+    Values of order one have ends at tenths, so that noise does not look like structure; values up to 0.005 beyond an end
+    have its colour.
+    """
+    low, high = min(values), max(values)
+    scale: dict[str, Any] = {"colorscale": "Cividis", "colorbar": {"thickness": 10, "outlinewidth": 0, "ticklen": 3}}
+    if not log and low >= -1.005 and high <= 1.005:
+        low, high = math.floor(low * 10 + 0.05) / 10, math.ceil(high * 10 - 0.05) / 10
+        low = min(low, round(high - 0.1, 1))
+    if high <= low:
+        low, high = (low / 2, high * 2) if log else (low - max(0.5, abs(low) / 2), high + max(0.5, abs(high) / 2))
+    if log:
+        marks = log_ticks(low, high)
+        ticks = {
+            "tickmode": "array",
+            "tickvals": [math.log10(m) for m in marks],
+            "ticktext": [f"{m:.3g}" for m in marks],
+        }
+        scale["colorbar"] |= ticks
+        low, high = math.log10(low), math.log10(high)
+    return {**scale, "cmin": low, "cmax": high}
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Round numbers in a range of positive numbers: powers of ten, or with 2 and 5 between where these are few.
+
+    >>> log_ticks(3, 150)
+    [5, 10, 20, 50, 100]
+    """
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    inside = [mark for power in powers for factor in (1, 2, 5) if low <= (mark := factor * 10**power) <= high]
+    tens = [mark for mark in inside if math.isclose(math.log10(mark) % 1, 0, abs_tol=1e-9)]
+    return tens[:: max(1, len(tens) // 6)] if len(tens) >= 3 else inside or [low, high]
+
+
+# -- both -----------------------------------------------------------------------------------------------------------
+def label(text: str) -> str:
+    """Text escaped for plotly, which reads ``<b>`` as markup."""
+    return html.escape(text, quote=False)
+
+
+def thin(items: Sequence[T], limit: int) -> list[T]:
+    """At most ``limit`` items, evenly spread, the first and the last among them.
+
+    >>> thin(range(11), 3)
+    [0, 5, 10]
+    """
+    if len(items) <= limit:
+        return list(items)
+    if limit == 1:
+        return [items[-1]]
+    return [items[round(i * (len(items) - 1) / (limit - 1))] for i in range(limit)]
+
+
+def rounded(values: Iterable[float | None]) -> list[float | None]:
+    """Values with five significant digits, more than a screen shows, to keep the page small."""
+    return [None if value is None else float(f"{value:.5g}") for value in values]
+
+
+def spread_sentence(runs: Runs) -> str:
+    """What bands and error bars show, which depends on the number of seeds."""
+    counts = sorted({len(setting.runs) for setting in runs.settings})
+    if not counts or counts[-1] == 1:
+        return "There is one seed, so no spread is shown."
+    seeds = f"{counts[0]} seeds" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
+    if counts[-1] < FEW:
+        return f"{seeds}: bands and bars show the range of the values, from the least to the largest."
+    less = "" if counts[0] >= FEW else f", of fewer than {FEW} seeds the range of the values"
+    return f"{seeds}: bands and bars show mean ± 2σ, σ the standard deviation over seeds{less}."

@@ -1,0 +1,305 @@
+"""The measures of layers: over training, by block in deep nets, and over depth at the end.
+
+A few layers are lines over training, many layers a map, and nets of blocks (transformers) a map kind × block with a slider.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from gramscope.measures.column import GROUPS
+from gramscope.measures.columns import COLUMNS
+from gramscope_lab.report.blocks import BlockLayout, block_layout, distinct, layer_label
+from gramscope_lab.report.figures import (
+    Grid,
+    Panel,
+    Trace,
+    View,
+    colour_scale,
+    heat_map,
+    line,
+    null_line,
+    spread_sentence,
+    thin,
+)
+from gramscope_lab.report.read import Runs, Setting
+from gramscope_lab.spread import Spread
+
+#: most layers that are drawn as lines over training, most settings drawn as maps, most columns, rows and moments of maps
+LINES, SETTINGS, COLUMNS_SHOWN, ROWS, MOMENTS = 6, 12, 60, 240, 12
+#: most cells of a panel's maps, so that a page stays below 8 MB
+CELLS = 40_000
+#: measures that range over orders of magnitude
+LOGARITHMIC = frozenset(
+    {"surrogate", "surrogate_linearized", "gradient_norm", "agop_trace", "vcs_residual", "fle_residual", "nc1"}
+)
+#: groups in the order of their panels; others follow
+_FIRST = ("linearity", "alignment", "spectra", "collapse", "virtual", "gradient", "weights")
+_SECTION = "Layers"
+
+
+def layer_panels(runs: Runs) -> list[Panel]:
+    """The layers compared at the end, one panel for each group of measures, and every layer of a deep net over training."""
+    found = Measured(runs)
+    if not found.names:
+        return []
+    groups: dict[str, list[str]] = {group: [] for group in (*_FIRST, *GROUPS, "other")}
+    for name in found.names:
+        groups[COLUMNS[name].group if name in COLUMNS else "other"].append(name)
+    titles = {**GROUPS, "other": "Other measures"}
+    panels = [_by_depth(found)]
+    panels += [
+        _over_training(found, group, titles.get(group, group), names) for group, names in groups.items() if names
+    ]
+    if found.layout is not None:
+        sentence = "Every layer over training, from input to output."
+        panels.append(_maps(found, "every-layer", "Every layer over training", sentence, found.names))
+    return panels
+
+
+def terms(names: Sequence[str]) -> list[tuple[str, str, str]]:
+    """Name, summary and formula of measures."""
+    return [(name, COLUMNS[name].summary, COLUMNS[name].formula) for name in names if name in COLUMNS]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured of layers."""
+
+    runs: Runs
+
+    @cached_property
+    def nulls(self) -> dict[str, str]:
+        """For each recorded measure the recorded column to read it against."""
+        found = self.runs.measures
+        pairs = ((name, COLUMNS[name].null if name in COLUMNS else f"{name}_null") for name in found)
+        return {name: null for name, null in pairs if null in found}
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Recorded measures in the order of the panels, without those that are drawn beside what they belong to."""
+        groups = list(dict.fromkeys((*_FIRST, *GROUPS)))
+        order = {name: (groups.index(column.group), place) for place, (name, column) in enumerate(COLUMNS.items())}
+        apart = set(self.nulls.values())
+        return sorted((n for n in self.runs.measures if n not in apart), key=lambda n: order.get(n, (len(groups), 0)))
+
+    @cached_property
+    def layers(self) -> list[str]:
+        """Layers with any number, in order of appearance."""
+        return list(dict.fromkeys(layer for layers in self.runs.measures.values() for layer in layers))
+
+    @cached_property
+    def layout(self) -> BlockLayout | None:
+        """The layers by kind and block, if the net has blocks."""
+        return block_layout(self.layers) if len(self.layers) > LINES else None
+
+    def settings(self, name: str) -> list[Setting]:
+        """Settings with the measure."""
+        return [setting for setting in self.runs.settings if any(name in run.measures for run in setting.runs)]
+
+    def logarithmic(self, name: str) -> bool:
+        """Whether a measure is drawn on a logarithmic scale: it ranges over orders of magnitude and is positive."""
+        curves = (
+            s.curve(name, layer, self.runs.clock) for s in self.runs.settings for layer in self.runs.measures[name]
+        )
+        return name in LOGARITHMIC and all(value.mean > 1e-300 for curve in curves for value in curve.values)
+
+    def times(self, names: Sequence[str], settings: Sequence[Setting]) -> dict[int, float]:
+        """The time of each step at which one of the measures was taken."""
+        curves = [s.curve(name, layer, self.runs.clock) for s in settings for name in names for layer in self.layers]
+        found = {step: time for curve in curves for step, time in zip(curve.steps, curve.times, strict=True)}
+        return dict(sorted(found.items()))
+
+    def grid(self, setting: Setting, name: str, rows: Sequence[Sequence[tuple[str | None, int]]]) -> Grid:
+        """The values of cells, each given by a layer and a step."""
+        clock = self.runs.clock
+        return [[(l and setting.curve(name, l, clock).by_step.get(step)) or None for l, step in row] for row in rows]
+
+
+def _over_training(found: Measured, group: str, title: str, names: Sequence[str]) -> Panel:
+    title, _, rest = title.partition(": ")
+    sentence = f"{rest[:1].upper()}{rest[1:]}. " if rest else ""
+    if any(name in found.nulls for name in names):
+        sentence += "Dotted lines, or the second number on hovering, are nulls: the value to expect without learning. "
+    if found.layout is not None:
+        return _blocks(found, found.layout, f"layers-{group}", title, sentence.strip(), names)
+    if len(found.layers) > LINES:
+        return _maps(found, f"layers-{group}", title, sentence.strip(), names)
+    return _lines(found, f"layers-{group}", title, sentence.strip(), names)
+
+
+# -- lines ----------------------------------------------------------------------------------------------------------
+def _lines(found: Measured, key: str, title: str, sentence: str, names: Sequence[str]) -> Panel:
+    """One plot for each layer, one line for each setting."""
+    layers = [layer for layer in found.layers if any(layer in found.runs.measures[name] for name in names)]
+    clock, views = found.runs.clock, []
+    for name in names:
+        log = found.logarithmic(name)
+        facets = [_layer_lines(found, name, layer, log) for layer in layers]
+        y = {"matches": True, "type": "log" if log else "linear", "nticks": 6}
+        views.append(View(_plain(name), facets, [*map(layer_label, layers)], {"title.text": clock}, y))
+    return Panel(key, _SECTION, title, sentence, views, terms=terms(names))
+
+
+def _layer_lines(found: Measured, name: str, layer: str, log: bool) -> list[Trace]:
+    clock, traces = found.runs.clock, list[Trace]()
+    at = f"{clock} %{{x:.4~g}}"
+    for setting in found.settings(name):
+        if curve := setting.curve(name, layer, clock):
+            traces += line(setting.name, setting.index, curve.times, curve.values, at, log=log)
+        null = name in found.nulls and setting.curve(found.nulls[name], layer, clock)
+        if null:
+            traces.append(null_line(setting.name, setting.index, null.times, null.values, at))
+    return traces
+
+
+def _by_depth(found: Measured) -> Panel:
+    """Each measure against depth at the last measurement: a line for each setting, or in deep nets for each kind."""
+    layout, views = found.layout, []
+    ticks = distinct(map(layer_label, found.layers)) if layout is None else layout.columns
+    title = "layer, from input to output" if layout is None else "block"
+    x = {"type": "category", "title.text": title, "categoryorder": "array", "categoryarray": ticks}
+    settings = found.runs.settings[:SETTINGS]
+    for name in found.names:
+        log = found.logarithmic(name)
+        if layout is None:
+            row = [*zip(ticks, found.layers, strict=True)]
+            facets = [[t for s in found.settings(name) for t in _depth_line(found, s, name, s.name, s.index, row, log)]]
+        else:
+            facets = [_kind_lines(found, layout, s, name, log) for s in settings]
+        titles = [""] if layout is None else [s.name for s in settings]
+        views.append(View(_plain(name), facets, titles, x, {"matches": True, "type": "log" if log else "linear"}))
+    kinds = "; in deep nets one line for each kind of layer over the blocks" if layout else ""
+    nulls = " Dotted lines are nulls: the value to expect without learning." if found.nulls else ""
+    sentence = f"The last measurement of every layer, from input to output{kinds}.{nulls} {spread_sentence(found.runs)}"
+    title = "Layers compared at the end"
+    return Panel("by-layer", _SECTION, title, sentence, views, width=420, height=270, terms=terms(found.names))
+
+
+def _kind_lines(found: Measured, layout: BlockLayout, setting: Setting, name: str, log: bool) -> list[Trace]:
+    """A line for each kind of layer over the blocks, and a point for each layer outside."""
+    first, end = len(layout.before), len(layout.before) + len(layout.blocks)
+    rows = [
+        (k, [*zip(layout.columns[first:end], row, strict=True)])
+        for k, row in zip(layout.kinds, layout.inside, strict=True)
+    ]
+    outside = zip([*layout.columns[:first], *layout.columns[end:]], (*layout.before, *layout.after), strict=True)
+    rows += [(layer_label(layer), [(tick, layer)]) for tick, layer in outside]
+    return [t for i, (kind, row) in enumerate(rows) for t in _depth_line(found, setting, name, kind, i, row, log)]
+
+
+def _depth_line(
+    found: Measured,
+    setting: Setting,
+    name: str,
+    title: str,
+    index: int,
+    row: Sequence[tuple[str, str | None]],
+    log: bool,
+) -> list[Trace]:
+    """The last values of one row of layers, and their nulls."""
+    at = "%{x}"
+
+    def last(measure: str) -> tuple[list[str], list[Spread]]:
+        curves = [(tick, setting.curve(measure, layer, found.runs.clock)) for tick, layer in row if layer]
+        known = {tick: curve.values[-1] for tick, curve in curves if curve}
+        return list(known), list(known.values())
+
+    x, values = last(name)
+    traces = line(title, index, x, values, at, log=log) if x else []
+    if name in found.nulls:
+        x, values = last(found.nulls[name])
+        traces += [null_line(title, index, x, values, at)] if x else []
+    return traces
+
+
+# -- maps -----------------------------------------------------------------------------------------------------------
+def _maps(found: Measured, key: str, title: str, sentence: str, names: Sequence[str]) -> Panel:
+    """A map layer × time for each setting."""
+    settings = found.runs.settings[:SETTINGS]
+    layers = thin(found.layers, ROWS)
+    times = found.times(names, settings)
+    steps = thin(list(times), max(2, min(COLUMNS_SHOWN, CELLS // (len(layers) * len(names) * len(settings)))))
+    x, y = distinct(f"{times[step]:.4g}" for step in steps), distinct(map(layer_label, layers))
+    cells = [[(layer, step) for step in steps] for layer in layers]
+    clock, at = found.runs.clock, f"%{{y}}<br>{found.runs.clock} %{{x}}"
+    views = [_map_view(found, name, settings, [cells], x, y, clock, at) for name in names]
+    sizes = (settings, found.runs.settings, "settings"), (layers, found.layers, "layers"), (steps, times, "moments")
+    return Panel(
+        key, _SECTION, title, sentence, views,
+        width=420, height=_height(len(y)), terms=terms(names),
+        note=" ".join(f"{len(few)} of {len(many)} {what} are drawn." for few, many, what in sizes if len(few) < len(many)),
+    )  # fmt: skip
+
+
+def _blocks(found: Measured, layout: BlockLayout, key: str, title: str, sentence: str, names: Sequence[str]) -> Panel:
+    """A map kind × block for each setting, with a slider over training."""
+    settings = found.runs.settings[:SETTINGS]
+    times = found.times(names, settings)
+    rows = layout.rows
+    size = len(rows) * len(rows[0]) * len(names) * len(settings)
+    steps = thin(list(times), max(2, min(MOMENTS, CELLS // size)))
+    moments = [[[(layer, step) for layer in row] for row in rows] for step in steps]
+    where = [[layer_label(layer) if layer else "" for layer in row] for row in rows]
+    clock = found.runs.clock
+    views = []
+    for name in names:
+        view = _map_view(found, name, settings, moments, layout.columns, layout.kinds, "block", "%{customdata}")
+        views.append(view)
+        for facet in view.facets:
+            facet[0]["customdata"] = where
+    sizes = (settings, found.runs.settings, "settings"), (steps, times, "moments")
+    return Panel(
+        key, _SECTION, title,
+        f"{sentence} Kind of layer × block; layers outside the blocks are whole columns.".strip(), views,
+        distinct(f"{clock} {times[step]:.4g}" for step in steps),
+        width=420, height=_height(len(rows)), terms=terms(names),
+        note=" ".join(f"{len(few)} of {len(many)} {what} are drawn." for few, many, what in sizes if len(few) < len(many)),
+    )  # fmt: skip
+
+
+def _map_view(
+    found: Measured,
+    name: str,
+    settings: Sequence[Setting],
+    moments: Sequence[Sequence[Sequence[tuple[str | None, int]]]],
+    x: Sequence[str],
+    y: Sequence[str],
+    x_title: str,
+    at: str,
+) -> View:
+    """Maps of one measure, one for each setting, with one colour scale."""
+    log = found.logarithmic(name)
+    null = found.nulls.get(name)
+    facets, values = [], list[float]()
+    for setting in settings:
+        grids = [found.grid(setting, name, cells) for cells in moments]
+        values += [cell.mean for grid in grids for row in grid for cell in row if cell]
+        nulls = [found.grid(setting, null, cells) for cells in moments] if null else []
+        facets.append([heat_map(grids, x, y, at, nulls=nulls, log=log)])
+    plain = {"type": "category", "showgrid": False, "zeroline": False}
+    named = {
+        "categoryorder": "array",
+        "categoryarray": [*y],
+        "autorange": "reversed",
+        "dtick": 1 + len(y) // 80,
+    }
+    return View(
+        _plain(name),
+        facets,
+        [setting.name for setting in settings],
+        {**plain, "title.text": x_title, "categoryorder": "array", "categoryarray": [*x]},
+        {**plain, **named, "matches": True},
+        colour_scale(values, log=log),
+    )
+
+
+def _height(rows: int) -> int:
+    """Pixels of a map."""
+    return max(90, rows * (24 if rows <= 12 else 18 if rows <= 30 else max(5, min(14, 1100 // rows))))
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", " ")

@@ -1,0 +1,363 @@
+"""The summary in words and numbers: the outcome, which claims hold, what was run, and tables."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gramscope_lab.report.figures import thin
+from gramscope_lab.report.read import Curve, Run, Runs, decisive, readable, value_text
+from gramscope_lab.report.training_figures import evaluated_keys, key_text
+from gramscope_lab.runs.directory import RunDirectory
+from gramscope_lab.runs.files import read_file
+from gramscope_lab.runs.layout import CONFIG, ENVIRONMENT
+from gramscope_lab.runs.records import Record
+from gramscope_lab.spread import FEW, Spread
+
+#: most settings whose values are all named, most rows of a table, and most bytes of pictures in a page
+NAMED, ROWS, PICTURE_BYTES = 4, 300, 1_500_000
+#: kinds of records that have a place of their own in the report
+_KNOWN = frozenset({"evaluation", "measurement", "end", "claim"})
+
+
+@dataclass(frozen=True)
+class Table:
+    """A sortable table; a cell is its text and the value by which it is sorted."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[tuple[str, float | str]]]
+    note: str = ""
+
+
+# -- in words -------------------------------------------------------------------------------------------------------
+def sentences(runs: Runs) -> list[str]:
+    """What was seen: where nets trained by each setting ended, and what their layers learned."""
+    own = sum(run.monitored for run in runs.all)
+    found = [f"{plural(own, 'run')} of your own training loop, watched by gs.Monitor."] if own else []
+    claims = runs.records("claim")
+    if score := main_score(runs):
+        curves = {s.name: curve for s in runs.settings if (curve := s.curve(score, None, runs.clock))}
+        found.append(_course(curves, score, runs.clock) if len(curves) == 1 else _comparison(curves, score, runs.clock))
+    elif claims:
+        held = sum(claim.get("holds") is True for claim in claims)
+        found.append(f"Of {plural(len(claims), 'claim')} {held} {'holds' if held == 1 else 'hold'}.")
+    elif not own:
+        found.append(f"{plural(len(runs.all) + len(runs.others), 'run')} without evaluations of a net.")
+    return [*found, *_layer_sentences(runs)]
+
+
+def main_score(runs: Runs) -> str:
+    """The key by which settings are compared: test accuracy, else another accuracy, else a loss; empty if there is none."""
+    return next(iter(evaluated_keys(runs)), "")
+
+
+def _course(curves: Mapping[str, Curve], key: str, clock: str) -> str:
+    """Where one setting begins and ends."""
+    ((name, curve),) = curves.items()
+    first, last = curve.values[0], curve.values[-1]
+    end = f"{with_spread(last, key)} at {clock} {curve.times[-1]:g} ({plural(last.count, 'seed')})"
+    if len(curve.values) == 1:
+        return f"{name} has {key_text(key)} {end}."
+    return f"The {key_text(key)} of {name} goes from {_number(first.mean, key)} at {clock} {curve.times[0]:g} to {end}."
+
+
+def _comparison(curves: Mapping[str, Curve], key: str, clock: str) -> str:
+    """Who is ahead early, and where everybody ends."""
+    ends = {name: curve.values[-1] for name, curve in curves.items()}
+    times = sorted({curve.times[-1] for curve in curves.values()})
+    counts = sorted({value.count for value in ends.values()})
+    when = f"{clock} {times[0]:g}" if len(times) == 1 else f"{clock} {times[0]:g} to {times[-1]:g}"
+    seeds = plural(counts[0], "seed") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
+    ranked = _ranked(ends, key)
+    text = f"{_early(curves, key, clock)}t the end ({when}, {seeds}) {_listed(ranked, ends, key)}."
+    rivals = [name for name in ranked[1:] if not _apart(ends[ranked[0]], ends[name])]
+    if rivals and counts[-1] > 1:
+        names = " and ".join(rivals) if len(rivals) < 3 else f"{len(rivals)} others"
+        text += f" The spread over seeds of {names} overlaps with that of {ranked[0]}."
+    return text
+
+
+def _early(curves: Mapping[str, Curve], key: str, clock: str) -> str:
+    """An early lead, up to the “a” of “at the end”; only the latter if nobody is clearly ahead.
+
+    The lead is that of the best setting over the next best where all were evaluated; the first one is told that is half
+    as large as the largest before the end.
+    """
+    common = sorted(set.intersection(*(set(curve.steps) for curve in curves.values())) - {0})[:-1]
+    at = {step: {name: curve.by_step[step] for name, curve in curves.items()} for step in common}
+    leads = {}
+    for step, values in at.items():
+        first, second, *_ = _ranked(values, key)
+        leads[step] = abs(values[first].mean - values[second].mean)
+    step = next((step for step in common if leads[step] >= max(leads.values()) / 2), None)
+    leader, *others = _ranked(at[step], key) if step is not None else [""]
+    if step is None or not all(_apart(at[step][leader], at[step][other]) for other in others):
+        return f"{key_text(key).capitalize()} a"
+    time = curves[leader].times[curves[leader].steps.index(step)]
+    lead = f"{leader} reaches {key_text(key)} {_number(at[step][leader].mean, key)}"
+    return f"{lead} after {time:g} {clock if time == 1 else f'{clock}s'}, where {_listed(others, at[step], key)}; a"
+
+
+def _listed(names: Sequence[str], values: Mapping[str, Spread], key: str) -> str:
+    """``vcl has 95 %, sgd 94 %``; of many settings the best and the range of the others."""
+    first, *others = names
+    text = f"{first} has {_number(values[first].mean, key)}"
+    if len(names) <= NAMED:
+        return text + "".join(f", {name} {_number(values[name].mean, key)}" for name in others)
+    low, high = (_number(values[name].mean, key) for name in (others[-1], others[0]))
+    return f"{text}, the other {len(others)} settings {low} to {high}"
+
+
+def _ranked(values: Mapping[str, Spread], key: str) -> list[str]:
+    """Names by their means, the best first."""
+    return sorted(values, key=lambda name: values[name].mean, reverse=key.endswith("accuracy"))
+
+
+def _apart(a: Spread, b: Spread) -> bool:
+    """Whether the spreads of two values do not overlap."""
+    return a.low > b.high or b.low > a.high
+
+
+def _layer_sentences(runs: Runs) -> list[str]:
+    """How linear the task became at the last layer that was measured, and which layer stands out from its null most."""
+    found = []
+    layers = runs.measures.get("target_linearity", [])
+    if layers:
+        curves = {s.name: s.curve("target_linearity", layers[-1], runs.clock) for s in runs.settings}
+        parts = [f"{c.values[0].mean:.2f} to {c.values[-1].mean:.2f} with {name}" for name, c in curves.items() if c]
+        rose = all(c.values[-1].mean >= c.values[0].mean for c in curves.values() if c)
+        what = "The targets became more linear in what enters" if rose else "How linear the targets are in what enters"
+        found.append(f"{what} {layers[-1]}: target linearity from {_several(parts)}{_null(runs, layers[-1])}.")
+    above = {}
+    for setting in runs.settings:
+        for layer in runs.measures.get("nfa_null", []):
+            nfa, null = (setting.curve(key, layer, runs.clock) for key in ("nfa", "nfa_null"))
+            if nfa and null and nfa.values[-1].mean > null.values[-1].mean:
+                above[setting.name, layer] = nfa.values[-1].mean - null.values[-1].mean
+    if above:
+        name, layer = max(above, key=lambda pair: above[pair])
+        rest = [
+            f"{value:.2f} with {other}" for (other, where), value in above.items() if where == layer and other != name
+        ]
+        found.append(
+            f"Weights agree with what the output depends on most in {layer}: nfa is {above[name, layer]:.2f} above its null "
+            f"with {name}" + (f", {_several(rest)}." if rest else ".")
+        )
+    return found
+
+
+def _null(runs: Runs, layer: str) -> str:
+    nulls = [
+        curve.values[-1].mean for s in runs.settings if (curve := s.curve("target_linearity_null", layer, runs.clock))
+    ]
+    return f"; random features would give {max(nulls):.2f}" if nulls else ""
+
+
+def _several(parts: Sequence[str]) -> str:
+    return ", ".join(parts if len(parts) <= NAMED else [*parts[:NAMED], f"and {len(parts) - NAMED} more"])
+
+
+# -- numbers --------------------------------------------------------------------------------------------------------
+def state(runs: Runs) -> str:
+    """How many runs there are, how far they are, and how many claims hold."""
+    parts = [f"{plural(len(runs.all), 'run')} of {plural(len(runs.settings), 'setting')}"] if runs.all else []
+    last = [run.time(run.evaluations[-1]["step"]) for run in runs.all if run.evaluations]
+    if last:
+        parts.append(f"{runs.clock} " + " to ".join(dict.fromkeys(f"{end:g}" for end in (min(last), max(last)))))
+    if claims := runs.records("claim"):
+        parts.append(f"{sum(claim.get('holds') is True for claim in claims)} of {plural(len(claims), 'claim')} hold")
+    return " · ".join([runs.status, *parts])
+
+
+def claims_table(runs: Runs) -> Table | None:
+    """What was published, beside what these runs measured."""
+    rows = []
+    for claim in runs.records("claim"):
+        verdict = {"True": "✓ holds", "False": "✗ does not"}.get(str(claim.get("holds")), "? open")
+        said = [claim.get(key) for key in ("claim", "published", "measured")]
+        rows.append([cell(value) for value in (*said, verdict, claim.get("reason"))])
+    return Table("Claims", ["claim", "published", "measured", "holds?", "remark"], rows) if rows else None
+
+
+def results_table(runs: Runs) -> Table | None:
+    """One row for each setting: its last values and the best one."""
+    keys = evaluated_keys(runs)
+    found = [(s, curve) for s in runs.settings if keys and (curve := s.curve(keys[0], None, runs.clock))]
+    if not found:
+        return None
+    name = key_text(keys[0])
+    columns = ["setting", f"{name}, last", f"{name}, best", f"reached at {runs.clock}"]
+    columns += [*(f"{key_text(key)}, last" for key in keys[1:]), runs.clock, "seeds", "seconds"]
+    rows = []
+    for setting, main in found:
+        means = [value.mean for value in main.values]
+        top = means.index(max(means) if keys[0].endswith("accuracy") else min(means))
+        row = [cell(setting.name), _last(main, keys[0]), _spread_cell(main.values[top], keys[0]), cell(main.times[top])]
+        row += [_last(setting.curve(key, None, runs.clock), key) for key in keys[1:]]
+        seconds = setting.curve("seconds", None, runs.clock)
+        rows.append(
+            [*row, cell(main.times[-1]), cell(len(setting.runs)), cell(seconds.values[-1].mean if seconds else None)]
+        )
+    note = f"Means over seeds with ± 2σ, of fewer than {FEW} seeds with their range."
+    return _without_empty_columns(
+        Table("Results", columns, rows, note if any(len(s.runs) > 1 for s, _ in found) else "")
+    )
+
+
+def tables(runs: Runs) -> list[Table]:
+    """Every run, every layer, and records of other kinds."""
+    return [table for table in (_runs_table(runs), _layer_table(runs), *_other_records(runs)) if table.rows]
+
+
+def _runs_table(runs: Runs) -> Table:
+    """One row for each run: its last values."""
+    keys = evaluated_keys(runs)
+    rows = []
+    for setting in runs.settings:
+        for run in setting.runs:
+            last: dict[str, Any] = {}
+            for record in run.evaluations:
+                last |= {key: value for key, value in record.items() if value is not None}
+            time = run.time(last["step"]) if "step" in last else None
+            end = next((record for record in reversed(run.records) if record.get("kind") == "end"), {})
+            row = [run.name, setting.name, run.seed, run.status, time, *(last.get(key) for key in keys)]
+            rows.append([cell(value) for value in (*row, last.get("seconds"), end.get("reason"))])
+    names = ["run", "setting", "seed", "state", runs.clock, *map(key_text, keys), "seconds", "note"]
+    return _without_empty_columns(Table("Every run", names, rows))
+
+
+def _layer_table(runs: Runs) -> Table:
+    """One row for each setting and layer: its last measurement."""
+    names = list(runs.measures)
+    rows = []
+    for setting in runs.settings:
+        for layer in dict.fromkeys(layer for run in setting.runs for layer in run.by_layer):
+            curves = [setting.curve(name, layer, runs.clock) for name in names]
+            rows.append([cell(setting.name), cell(layer), *(cell(c.values[-1].mean if c else None) for c in curves)])
+    return Table(
+        "Every layer",
+        ["setting", "layer", *(name.replace("_", " ") for name in names)],
+        rows,
+        "Last measurement, means over seeds.",
+    )
+
+
+def _other_records(runs: Runs) -> Iterable[Table]:
+    """Records of other kinds as they are, without the lists and tables inside them."""
+    by_kind: dict[str, list[tuple[Run, Record]]] = {}
+    for run in (*runs.all, *runs.others):
+        for record in run.records:
+            if "layers" not in record and record.get("kind") not in _KNOWN:
+                by_kind.setdefault(str(record.get("kind", "")), []).append((run, record))
+    for kind, found in by_kind.items():
+        keys = dict.fromkeys(
+            key for _, record in found for key, value in record.items() if key not in ("kind", "network")
+        )
+        kept = thin(found, ROWS)
+        rows = [[cell(run.name), *(cell(record.get(key)) for key in keys)] for run, record in kept]
+        note = "" if len(kept) == len(found) else f"{len(kept)} of {len(found)} records are shown, evenly spread."
+        yield Table(f"Records: {kind or 'without kind'}", ["run", *keys], rows, note)
+
+
+def _without_empty_columns(table: Table) -> Table:
+    kept = [i for i in range(len(table.columns)) if any(row[i][0] for row in table.rows)]
+    return Table(
+        table.title, [table.columns[i] for i in kept], [[row[i] for i in kept] for row in table.rows], table.note
+    )
+
+
+# -- what was run ---------------------------------------------------------------------------------------------------
+def facts(runs: Runs, root: RunDirectory) -> list[tuple[str, list[str]]]:
+    """Facts about a directory: names, each with one or several values."""
+    mine = [run for run in runs.all if run.root is root]
+    config: dict[str, Any] = readable(CONFIG, lambda: root.config, {}, [])
+    environments = [readable(ENVIRONMENT, lambda: root.environment, {}, []), *(run.environment for run in mine)]
+    environment: Mapping[str, Any] = next(filter(None, environments), {})
+    trained = [run.config for run in mine if "method" in run.config]
+    found: list[tuple[str, Iterable[str]]] = []
+    if "experiment" in config:
+        found.append(("experiment", [f"{config['experiment']}, {config.get('scale', '')} scale"]))
+    for key in ("data", "model", "method"):
+        found.append((key, [_describe(one[key]) for one in trained if isinstance(one.get(key), Mapping)]))
+    found.append(("training loop", ["your own, watched by gs.Monitor" for run in mine if run.monitored]))
+    found.append(("configuration", [_describe(decisive(run.config)) for run in mine if run.monitored]))
+    found.append(("seeds", [", ".join(map(str, sorted({run.seed for run in mine if run.seed is not None})))]))
+    for key in ("epochs", "batch_size", "dtype"):
+        found.append((key.replace("_", " "), [value_text(key, one[key]) for one in trained if key in one]))
+    if isinstance(config.get("settings"), Mapping):
+        found.append(("settings", [_describe(config["settings"])]))
+    found += [(key, [str(environment[key])]) for key in ("device", "torch", "started") if environment.get(key)]
+    if isinstance(environment.get("command"), list):
+        program, *words = map(str, environment["command"]) if environment["command"] else [""]
+        own = program.endswith(("/gramscope", "/gramscope_lab/__main__.py"))
+        found.append(("command", [" ".join(["gramscope" if own else program, *words])]))
+    found.append(("directory", [str(root.path)]))
+    return [(key, values) for key, given in found if any(values := list(dict.fromkeys(given)))]
+
+
+def _describe(table: Mapping[str, Any]) -> str:
+    """A table of the configuration in one line, without options that are off and switches of single layers."""
+    rest = [
+        key.replace("_", " ") + ("" if value is True else f" {value_text(key, value)}")
+        for key, value in table.items()
+        if key not in ("name", "dir") and value not in (0, 0.0, "", False, None, []) and not isinstance(value, Mapping)
+        if not (isinstance(value, list) and all(isinstance(item, bool) for item in value))
+    ]
+    return ", ".join([*([str(table["name"])] if "name" in table else []), *rest])
+
+
+def pictures(runs: Runs) -> dict[str, str]:
+    """Figures that an experiment wrote into the runs' folders, name -> data address."""
+    found, left = {}, PICTURE_BYTES
+    for path in (path for root in runs.roots for path in root.figures(".png")):
+        size = path.stat().st_size
+        if size <= left:
+            left -= size
+            found[path.stem] = "data:image/png;base64," + base64.b64encode(read_file(path, size)).decode()
+    return found
+
+
+# -- text -----------------------------------------------------------------------------------------------------------
+def cell(value: Any) -> tuple[str, float | str]:
+    """The text of a value, numbers with four significant digits, and the value to sort by."""
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return "", ""
+    if isinstance(value, bool):
+        return "yes" if value else "no", float(value)
+    if isinstance(value, float):
+        return f"{value:g}" if value.is_integer() else f"{value:#.4g}".removesuffix("."), value
+    return str(value), float(value) if isinstance(value, int) else str(value)
+
+
+def _last(curve: Curve, key: str) -> tuple[str, float | str]:
+    return _spread_cell(curve.values[-1], key) if curve else ("", "")
+
+
+def _spread_cell(value: Spread, key: str) -> tuple[str, float | str]:
+    """A value with its spread; its lines break only before a range."""
+    return with_spread(value, key).replace(" ", "\u00a0").replace("\u00a0(", " ("), value.mean
+
+
+def _number(value: float, key: str) -> str:
+    return f"{100 * value:.1f} %" if key.endswith("accuracy") else f"{value:#.3g}".removesuffix(".")
+
+
+def with_spread(value: Spread, key: str) -> str:
+    """Mean and spread, ± 2σ or the range of few seeds; accuracies in per cent."""
+    if value.count == 1:
+        return _number(value.mean, key)
+    if value.count < FEW:
+        low, high = (_number(end, key).removesuffix(" %") for end in (value.least, value.largest))
+        return f"{_number(value.mean, key)} ({low} to {high})"
+    if key.endswith("accuracy"):
+        return f"{100 * value.mean:.1f} ± {200 * value.deviation:.1f} %"
+    return f"{_number(value.mean, key)} ± {2 * value.deviation:.2g}"
+
+
+def plural(count: int, noun: str) -> str:
+    """``1 run``, ``2 runs``."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
