@@ -28,8 +28,8 @@ from torch import Tensor, nn
 
 import gramscope as gs
 
-P, WIDTH, RATE, BATCH, SAMPLES = 47, 256, 1e-3, 256, 768
-DECAYS, SHARES, SEEDS = (0.0, 0.1, 0.3, 1.0), (0.4, 0.55), 6
+P, WIDTH, RATE, BATCH, SAMPLES = 47, 256, 1e-3, 128, 768
+DECAYS, SHARES, SEEDS = (0.0, 0.3, 1.0, 2.0), (0.55, 0.7), 6
 SIZES = (2 * P, WIDTH, WIDTH, WIDTH, P)
 MEMORISED, GROKKED = 0.99, 0.95
 BASELINES = ("network.loss", "network.weight_norm", "setting.decay", "setting.share")
@@ -161,6 +161,8 @@ def auroc(positive: list[float], negative: list[float]) -> float:
 
 def error_of(positive: list[float], negative: list[float], draws: int = 500) -> float:
     """The bootstrap standard error of an AUROC, over runs."""
+    if not (positive and negative):
+        return math.nan
     generator = torch.Generator().manual_seed(0)
     found = []
     for _ in range(draws):
@@ -228,7 +230,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     command = commands.add_parser("run")
-    command.add_argument("--steps", type=int, default=20_000)
+    command.add_argument("--steps", type=int, default=60_000)
     command.add_argument("--device", default="cpu")
     command.add_argument("--workers", type=int, default=2)
     command.add_argument("--out", type=Path, default=Path("grokking_alarm.json"))
