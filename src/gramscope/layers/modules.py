@@ -70,26 +70,6 @@ class ModuleHook:
         return ModuleHook, (_do_nothing,)
 
 
-class TracedHook(ModuleHook):
-    """A hook that ``torch.compile`` calls while it traces the module, without arguments; nothing of it is in the graph."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__(function)
-
-        def traced() -> None:
-            function()
-
-        traced._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as assume_constant_result, without the compiler
-        self._traced = traced
-
-    def __call__(self, *args: Any) -> Any:
-        """Run the hook."""
-        if torch.compiler.is_compiling():
-            self._traced()
-            return None
-        return self._function(*args)
-
-
 def _do_nothing(*args: Any) -> None:
     return None
 
