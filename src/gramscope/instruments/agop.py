@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gramscope.distributed.exchange import Group
-from gramscope.errors import InputError, LayerError, ResultWarning
+from gramscope.errors import InputError, LayerError, ResultWarning, checks_names
 from gramscope.layers.batches import Unpack, batches, is_array, split_batch, to_device
 from gramscope.layers.capture import capture
 from gramscope.layers.jacobians import MEMORY, check_samples_are_independent, jacobian_chunks
@@ -54,6 +54,7 @@ class TangentKernel(NamedTuple):
     K_centered: Tensor
 
 
+@checks_names
 def agop(
     model: nn.Module,
     inputs: Any,
@@ -108,6 +109,7 @@ def agop(
     return result
 
 
+@checks_names
 def tangent_kernel(
     model: nn.Module,
     inputs: Any,
@@ -145,6 +147,7 @@ def tangent_kernel(
     return {layer.name: TangentKernel(layer.K, layer.K_centered) for layer in stats}
 
 
+@checks_names
 def dual_tangent_kernel(
     model: nn.Module,
     inputs: Any,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gramscope.distributed.exchange import Exchange, Group, find_exchange
 from gramscope.distributed.gathered import gathered
-from gramscope.errors import InputError, MissingExtraError
+from gramscope.errors import InputError, MissingExtraError, checks_names
 from gramscope.layers.batches import NoBatchError, Unpack, batches, to_device
 from gramscope.layers.capture import capture
 from gramscope.layers.labels import LabelReader
@@ -86,6 +86,7 @@ class LayerSimilarity:
     __repr__ = __str__
 
 
+@checks_names
 @torch.no_grad()
 def cka(
     model: nn.Module,

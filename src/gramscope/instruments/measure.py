@@ -210,7 +210,7 @@ def given_by(model: nn.Module, loss: Loss | None) -> set[str]:
 def plan_of(columns: Iterable[Column]) -> Plan:
     """The sums that columns need, and in which form."""
     columns = list(columns)
-    needs, elsewhere = _needs(columns), _needs(column for column in columns if not column.at_inputs)
+    needs, elsewhere = needs_of(columns), needs_of(column for column in columns if not column.at_inputs)
     own = dict.fromkeys(kind for column in columns for kind in column.sums)
     return Plan(
         sums=(*(kind for need, kind in SUMS.items() if need in needs), *own),
@@ -226,9 +226,9 @@ def check_used(columns: Iterable[Column], **arguments: Any) -> None:
     """Raise for an argument that none of the columns asked for reads."""
     columns = list(columns)
     reads = {
-        "reference": "reference" in _needs(columns),
-        "held_out": "held_out" in _needs(columns),
-        "sketch": "jacobians" in _needs(columns),
+        "reference": "reference" in needs_of(columns),
+        "held_out": "held_out" in needs_of(columns),
+        "sketch": "jacobians" in needs_of(columns),
         "weight_decay": any(column.name == "fact_residual" for column in columns),
     }
     for name, value in arguments.items():
@@ -270,7 +270,7 @@ def table_of(statistics: Statistics, columns: Iterable[Column], context: Context
     summary: dict[str, float | None] = {"samples": network.n}
     if network.terms > network.n:
         summary["positions"] = network.terms
-    if network.loss_sum or "loss" in _needs(columns):
+    if network.loss_sum or "loss" in needs_of(columns):
         summary["loss"] = network.loss
     if network.accuracy is not None:
         summary["accuracy"] = network.accuracy
@@ -302,7 +302,7 @@ def evaluate(column: Column, view: LayerView, notes: dict[str, Note]) -> Measure
     return found
 
 
-def _needs(columns: Iterable[Column]) -> set[str]:
+def needs_of(columns: Iterable[Column]) -> set[str]:
     """What must be collected for columns."""
     return set().union(*(column.needs for column in columns))
 

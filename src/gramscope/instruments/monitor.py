@@ -9,30 +9,35 @@ for batch in loader:
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from gramscope.distributed.exchange import find_exchange
+from gramscope.distributed.exchange import Group, find_exchange
 from gramscope.distributed.gathered import is_sharded
-from gramscope.errors import InputError, NumericalError
+from gramscope.errors import InputError, NumericalError, checks_names
 from gramscope.instruments.history import Records
 from gramscope.instruments.log import Log, PictureWriter, check_log, write_pictures, write_record
-from gramscope.instruments.measure import measure
+from gramscope.instruments.measure import columns_of, given_by, measure, needs_of
 from gramscope.instruments.pictures import input_diagonals, layer_spectra
 from gramscope.layers.batches import NoBatchError, Unpack, batches, head, to_device
 from gramscope.layers.hooks import first_tensor
 from gramscope.layers.losses import Loss
-from gramscope.layers.model_call import model_device, model_dtype
+from gramscope.layers.model_call import OutputSelector, model_device, model_dtype
 from gramscope.layers.modules import outside_graphs, unwrap
 from gramscope.layers.select import LayerSelector
-from gramscope.measures.columns import COLUMNS
+from gramscope.linalg.budget import MEMORY
+from gramscope.measures.column import Column
 from gramscope.measures.table import Table
 from gramscope.notes import Note
+from gramscope.statistics.features import Tokens
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 #: what is recorded unless measures are named: nothing that needs a backward pass, so that a record is cheap
 DEFAULT = ("weight_norm", "effective_rank", "target_linearity", "surrogate", "surrogate_linearized", "nc1")
@@ -72,7 +77,9 @@ class Monitor:
             histograms of singular values and, where inputs are images, the diagonals of WᵀW and (if a measure of Jacobians
             was asked for, at the cost of a second pass) of the AGOP as images.
         unpack: ``batch -> (inputs, target)`` for loaders that yield something else.
-        **options: further options of :func:`gramscope.measure` (``ridge``, ``tokens``, ``output``, ``reduction``, …).
+        outputs, held_out, gamma, ridge, intercept, center, weight_decay, reduction, output, targets, tokens, ignore_index,
+            channels, batch_dim, eval_mode, gram, jacobians, sketch, generator, memory, dtype, progress, process_group, mesh:
+            as in :func:`gramscope.measure`.
 
     In several processes of ``torch.distributed`` each holds samples of its own part of the data, and all of them record the
     measures of the samples of all processes; ``process_group=False`` measures in this process alone.
@@ -89,20 +96,44 @@ class Monitor:
     [0, 5, 10]
     """
 
+    @checks_names
     def __init__(
         self,
         model: nn.Module,
         data: Any,
         loss: Loss | None = None,
         *,
-        measures: str | Iterable[str] | None = None,
+        measures: str | Column | Iterable[str | Column] | None = None,
         every: int | Callable[[int], bool] | None = None,
         layers: LayerSelector = None,
         samples: int = 1024,
         reference: nn.Module | str | None = "initial",
         log: Log | None = None,
         unpack: Unpack | None = None,
-        **options: Any,
+        outputs: str | Sequence[str] = (),
+        held_out: Any = None,
+        gamma: float = 0.05,
+        ridge: float = 0.0,
+        intercept: bool = False,
+        center: bool = False,
+        weight_decay: float | None = None,
+        reduction: str | float | None = None,
+        output: OutputSelector = None,
+        targets: Callable[[Any, Any], Tensor] | None = None,
+        tokens: Tokens = "auto",
+        ignore_index: int | None = None,
+        channels: str = "auto",
+        batch_dim: int = 0,
+        eval_mode: bool = True,
+        gram: bool | str = "auto",
+        jacobians: bool | str = "auto",
+        sketch: int | None = None,
+        generator: torch.Generator | None = None,
+        memory: int = MEMORY,
+        dtype: torch.dtype = torch.float64,
+        progress: bool = False,
+        process_group: Group = None,
+        mesh: DeviceMesh | None = None,
     ) -> None:
         if isinstance(samples, bool) or not isinstance(samples, int) or samples < 2:
             raise InputError(f"samples={samples!r}: give the number of samples to hold, at least 2")
@@ -114,8 +145,7 @@ class Monitor:
         self._log = check_log(log)
         if measures is None:
             measures = DEFAULT
-        names = list(COLUMNS) if measures == "all" else [measures] if isinstance(measures, str) else list(measures)
-        needs = set().union(*(COLUMNS[name].needs for name in names if name in COLUMNS))
+        needs = needs_of(columns_of(measures, given_by(model, loss) | {"reference", "held_out"}))
         needs_reference = "reference" in needs
         self._jacobians = "jacobians" in needs
         self._initial = None  # our own copy of the initial network
@@ -123,12 +153,14 @@ class Monitor:
             reference = self._initial = copy.deepcopy(unwrap(model)) if needs_reference else None
         elif isinstance(reference, str):
             raise InputError(f"reference={reference!r}: give 'initial', a network or None")
-        self._options = dict(
-            {"progress": False} | options,
-            measures=measures,
-            layers=layers,
-            reference=reference if needs_reference else None,
-        )
+        self._options: dict[str, Any] = {
+            "measures": measures, "layers": layers, "reference": reference if needs_reference else None, "outputs": outputs,
+            "held_out": held_out, "gamma": gamma, "ridge": ridge, "intercept": intercept, "center": center,
+            "weight_decay": weight_decay, "reduction": reduction, "output": output, "targets": targets, "tokens": tokens,
+            "ignore_index": ignore_index, "channels": channels, "batch_dim": batch_dim, "eval_mode": eval_mode, "gram": gram,
+            "jacobians": jacobians, "sketch": sketch, "generator": generator, "memory": memory, "dtype": dtype,
+            "progress": progress, "process_group": process_group, "mesh": mesh,
+        }  # fmt: skip
         self._samples, self._unpack = samples, unpack
         self.hold(data)
         self.record()
@@ -137,8 +169,8 @@ class Monitor:
         """Measure on the first ``samples`` samples of these data from now on."""
         device, dtype = model_device(self.model), model_dtype(self.model)
         options = self._options
-        together = find_exchange(options.get("process_group"), options.get("mesh"), self.model) is not None
-        self._data = hold(data, self._samples, self._unpack, device, dtype, options.get("batch_dim", 0), together)
+        together = find_exchange(options["process_group"], options["mesh"], self.model) is not None
+        self._data = hold(data, self._samples, self._unpack, device, dtype, options["batch_dim"], together)
 
     @outside_graphs
     def step(self) -> dict[str, Any] | None:
@@ -168,8 +200,8 @@ class Monitor:
     def _write_pictures(self, log: PictureWriter) -> None:
         if any(is_sharded(p) for p in self.model.parameters()):  # whole weights would need the other processes
             return
-        layers, output = self._options["layers"], self._options.get("output")
-        agop = self._jacobians and self._options.get("sketch") is None  # all outputs, or none
+        layers, output = self._options["layers"], self._options["output"]
+        agop = self._jacobians and self._options["sketch"] is None  # all outputs, or none
         diagonals = input_diagonals(self.model, self._data, layers, agop=agop, output=output)
         write_pictures(log, self.step_count, layer_spectra(self.model, layers), diagonals)
 

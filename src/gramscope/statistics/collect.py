@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from gramscope.distributed.exchange import Exchange, Group, find_exchange
 from gramscope.distributed.gathered import check_not_flattened, gathered
-from gramscope.errors import InputError
+from gramscope.errors import InputError, checks_names
 from gramscope.layers.batches import NoBatchError, Unpack
 from gramscope.layers.losses import Loss
 from gramscope.layers.model_call import OutputSelector, may_compute_loss, model_device
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
+@checks_names
 def collect(
     model: nn.Module,
     loader: Any,
