@@ -65,4 +65,7 @@ def test_the_network_is_left_as_it_was(generator: torch.Generator) -> None:
 def test_networks_that_hide_their_units_are_named() -> None:
     with pytest.raises(LayerError, match="no ReLU-like module in the network"):
         region_crossings(nn.Linear(2, 2), torch.ones(2, 2))
-    refused(region_crossings, nn.ReLU(), torch.ones(2, 2), points=1, match="points")
+    for points in (1, 2.5, "9"):
+        refused(region_crossings, nn.ReLU(), torch.ones(2, 2), points=points, match="points")
+    for found in (lambda x: [None], lambda x: [x[:1]], lambda x: [], lambda x: [x.mean()]):
+        refused(region_crossings, found, torch.ones(2, 2), match="must return the pre-activations")
