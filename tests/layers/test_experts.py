@@ -1,63 +1,15 @@
-"""Fused experts, against one ``nn.Linear`` for each expert."""
+"""Fused experts in every form that transformers has; ``tests/instruments/test_models.py`` compares their columns."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 import gramscope as gs
-from cases import BY_NAME, Around, close_to_twin, sample_losses
+from cases import BY_NAME, sample_losses
 
 transformers = pytest.importorskip("transformers")
-
-
-class PlainExperts(nn.Module):
-    """Every expert sees every token; those that were not chosen have no part in the sum."""
-
-    def __init__(self, block: Any) -> None:
-        super().__init__()
-        self.gate = _linear(block.gate.weight)
-        self.up = nn.ModuleList(_linear(w) for w in block.experts.gate_up_proj)
-        self.down = nn.ModuleList(_linear(w) for w in block.experts.down_proj)
-        self.top = block.gate.top_k  # Mixtral takes its softmax in float32
-
-    def forward(self, x: Tensor) -> Tensor:
-        shares, chosen = self.gate(x).float().softmax(-1).topk(self.top, -1)
-        shares = shares / shares.sum(-1, keepdim=True)
-        total = torch.zeros_like(x)
-        for e, (up, down) in enumerate(zip(self.up, self.down, strict=True)):
-            share = (shares * (chosen == e)).sum(-1, keepdim=True)
-            inside = (share > 0).to(x.dtype)  # tokens that do not reach an expert are zero there
-            a, b = up(x * inside).chunk(2, -1)
-            total = total + share * down(F.silu(a) * b)
-        return total
-
-
-def _linear(weight: Tensor) -> nn.Linear:
-    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
-    layer.weight = nn.Parameter(weight.detach().clone())
-    return layer
-
-
-def test_experts_and_router_against_linear_layers() -> None:
-    model, x, y = BY_NAME["experts"].make()
-    twin = Around(
-        lambda m, x: m.head(m.block(m.enter(x)).mean(1)),
-        enter=model.enter,
-        block=PlainExperts(model.block),
-        head=model.head,
-    )
-    names: dict[str, str | list[str]] = {
-        "enter": "enter",
-        "block.gate": "block.gate",
-        "block.experts.gate_up_proj": [f"block.up.{e}" for e in range(6)],
-        "block.experts.down_proj": [f"block.down.{e}" for e in range(6)],
-    }
-    close_to_twin(model, twin, names, x, y)
 
 
 def test_an_expert_without_tokens_has_no_gradient() -> None:
@@ -73,19 +25,11 @@ def test_an_expert_without_tokens_has_no_gradient() -> None:
 @pytest.mark.parametrize("kind", ["Mixtral", "GptOss", "Qwen3Moe", "DeepseekV3"])
 def test_every_implementation_and_storage_has_the_gradients_of_autograd(kind: str, choice: str) -> None:
     sizes = {
-        "vocab_size": 20,
-        "hidden_size": 8,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 12,
-    }
+        "vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12,
+    }  # fmt: skip
     experts = {
-        "num_key_value_heads": 2,
-        "num_local_experts": 4,
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "head_dim": 4,
-    }
+        "num_key_value_heads": 2, "num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 4,
+    }  # fmt: skip
     if kind == "Qwen3Moe":
         experts |= {"moe_intermediate_size": 8}
     if kind == "DeepseekV3":
