@@ -1,4 +1,4 @@
-"""Recurrent weights, against cells written with ``nn.Linear``."""
+"""Recurrent weights, against torch's own functions; ``tests/instruments/test_models.py`` compares their columns."""
 
 from __future__ import annotations
 
@@ -8,36 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import gramscope as gs
-from cases import BY_NAME, Around, Case, close, close_to_autograd, close_to_twin, normal, sample_losses
-
-
-class PlainLSTM(nn.Module):
-    """One layer in one direction, without projection."""
-
-    def __init__(self, of: nn.LSTM) -> None:
-        super().__init__()
-        d, k = of.input_size, of.hidden_size
-        self.ih, self.hh = nn.Linear(d, 4 * k).double(), nn.Linear(k, 4 * k).double()
-        self.ih.weight, self.hh.weight = of.weight_ih_l0, of.weight_hh_l0
-        self.ih.bias, self.hh.bias = of.bias_ih_l0, of.bias_hh_l0
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = c = x.new_zeros(x.shape[0], self.hh.in_features)
-        outputs = []
-        for t in range(x.shape[1]):
-            i, f, g, o = (self.ih(x[:, t]) + self.hh(h)).chunk(4, -1)
-            c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-            h = o.sigmoid() * c.tanh()
-            outputs.append(h)
-        return torch.stack(outputs, 1)
-
-
-def test_lstm_against_linear_layers() -> None:
-    inner, head = nn.LSTM(3, 4, batch_first=True).double(), nn.Linear(4, 3).double()
-    model = Around(lambda m, x: m.head(m.inner(x)[0].mean(1)), inner=inner, head=head)
-    twin = Around(lambda m, x: m.head(m.inner(x).mean(1)), inner=PlainLSTM(inner), head=head)
-    names = {"inner.weight_ih_l0": "inner.ih", "inner.weight_hh_l0": "inner.hh", "head": "head"}
-    close_to_twin(model, twin, names, normal(6, 5, 3), torch.arange(6) % 3)
+from cases import BY_NAME, Around, Case, close, close_to_autograd, normal, sample_losses
 
 
 @pytest.mark.parametrize("case", [BY_NAME[name] for name in ("lstm", "gru", "rnn", "cells")], ids=lambda c: c.name)

@@ -16,14 +16,6 @@ from cases import BY_NAME, Around, Checkpointed, captured, close, close_to_autog
 from gramscope.errors import LayerError, ResultWarning
 
 
-def test_tied_weights_are_told_apart() -> None:
-    model, x, y = BY_NAME["tied"].make()
-    tape = captured(model, x, y)
-    (gradient,) = torch.autograd.grad(sample_losses(model(x), y).sum(), model.a.weight)
-    close(tape["a"].D + tape["b"].D, gradient)
-    assert (tape["a"].D - tape["b"].D).norm() > 1e-3
-
-
 def test_repeated_layer_has_one_site_per_application() -> None:
     model, x, y = BY_NAME["repeated"].make()
     assert captured(model, x, y)["inner"].h.shape == (6, 3, 5)
@@ -63,19 +55,6 @@ def test_frozen_layers_still_get_deltas(frozen: str) -> None:
     tape = captured(model, x, y)
     for name in ("0", "2", "4"):
         close(tape[name].D, expected[name].D)
-
-
-def test_autocast_to_bfloat16(generator) -> None:
-    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
-    x = torch.randn(5, 4, generator=generator)
-    y = torch.arange(5) % 3
-    exact = captured(model, x, y)
-    with torch.autocast("cpu", torch.bfloat16), gs.capture(model) as tape:
-        loss = sample_losses(model(x), y)
-        tape.backward(loss)
-    assert tape["0"].delta.dtype == torch.bfloat16
-    assert tape["0"].D.dtype == torch.float32
-    torch.testing.assert_close(tape["0"].D, exact["0"].D, rtol=0.05, atol=0.05)
 
 
 @pytest.mark.parametrize("parts", [[6], [2, 4]])
@@ -164,6 +143,7 @@ def test_sums_are_full_precision_inside_autocast(generator) -> None:
     with torch.autocast("cpu", torch.bfloat16), gs.capture(model) as tape:
         tape.backward(model(x).square().sum())
         delta, Sigma, D = tape["0"].delta.double(), tape["0"].Sigma, tape["0"].D
+    assert tape["0"].delta.dtype == torch.bfloat16
     assert Sigma.dtype == torch.float32
     torch.testing.assert_close(Sigma.double(), delta[:, 0].T @ delta[:, 0], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(D.double(), delta[:, 0].T @ x.double(), rtol=1e-5, atol=1e-6)
