@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from gramscope.measures.alignment import cosine as cosine
     from gramscope.measures.alignment import double_centered_ratio as double_centered_ratio
     from gramscope.measures.alignment import nfa as nfa
+    from gramscope.measures.column import Column as Column
     from gramscope.measures.linearity import fit_linear as fit_linear
     from gramscope.measures.linearity import gram_induced_error as gram_induced_error
     from gramscope.measures.linearity import held_out_target_linearity as held_out_target_linearity
@@ -66,6 +67,8 @@ if TYPE_CHECKING:
     from gramscope.optim.whitening import GramFixed as GramFixed
     from gramscope.optim.whitening import GramWhitened as GramWhitened
     from gramscope.statistics.collect import collect as collect
+    from gramscope.statistics.sums import Seen as Seen
+    from gramscope.statistics.sums import Sum as Sum
 
 #: module -> public names that it defines
 _MODULES = {
@@ -85,6 +88,7 @@ _MODULES = {
     "layers.capture": "capture",
     "layers.tape": "Tape",
     "measures.alignment": "corrupted cosine double_centered_ratio nfa",
+    "measures.column": "Column",
     "measures.linearity": "fit_linear gram_induced_error held_out_target_linearity surrogate target_linearity",
     "measures.similarity": "linear_cka linear_probe_accuracy",
     "measures.spectrum": "feature_spectrum large_weight_spectrum weight_spectrum",
@@ -101,6 +105,7 @@ _MODULES = {
     "optim.vcl": "VCL",
     "optim.whitening": "GramFixed GramWhitened",
     "statistics.collect": "collect",
+    "statistics.sums": "Seen Sum",
 }
 _PUBLIC = {name: f"gramscope.{module}" for module, names in _MODULES.items() for name in names.split()}
 
