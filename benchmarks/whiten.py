@@ -12,8 +12,8 @@ from torch.optim import SGD, Muon, Optimizer
 from typing_extensions import override
 
 from benchmarks.timing import Row, compare
+from gramscope.optim.orthogonalise import has_bfloat16
 from gramscope.optim.procrustes import nearest_with_gram
-from gramscope.optim.products import has_bfloat16
 from gramscope.optim.whitening import GramWhitened
 
 

@@ -12,7 +12,7 @@ import gramscope as gs
 import reference
 from cases import normal, randoms, refused
 from gramscope.errors import NumericalError, RescueWarning
-from gramscope.optim.newton_schulz import newton_schulz
+from gramscope.optim.polar import newton_schulz
 
 METHODS = ("auto", "svd", "newton-schulz")
 sizes = st.integers(1, 24)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import reference
-from gramscope.optim.rotation import Figures, rotation
+from gramscope.optim.rotation import Figures, coarse, coarse_product, precise_product, rotation, rounding
 
 
 def weights(kind: str, generator: torch.Generator) -> Tensor:
@@ -87,3 +87,19 @@ def test_the_estimate_of_known_series() -> None:
     assert estimate(geometric) < 1e-3
     assert estimate([1.0, 0.5]) == float("inf")
     assert Figures(step=0.0, weights=1.0, longest=1.0, gained=[0.0] * 3).excess() == 0.0
+
+
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")),
+]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_products_are_as_precise_as_they_say(device: str, generator: torch.Generator) -> None:
+    A, B = (torch.randn(2, 40, 40, generator=generator).to(device) for _ in range(2))
+    exact = A.double() @ B.double()
+    assert (precise_product(A, B) - exact).norm() < 5e-6 * exact.norm()
+    found = coarse_product(coarse(A), coarse(B))
+    assert found.dtype == torch.float32
+    assert (found - exact).norm() < 2 * rounding(A) * exact.norm()

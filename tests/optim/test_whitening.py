@@ -299,16 +299,6 @@ def test_ill_conditioned_weights_are_reported() -> None:
     assert "longer than the shortest one with its Gram (tolerance 2 %" in optimizer.summary()
 
 
-def test_old_checkpoints_load() -> None:
-    """A basis that an earlier version kept is ignored; efforts come back."""
-    model = nn.Linear(6, 5)
-    optimizer = gs.GramWhitened(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)
-    state = optimizer.state_dict()
-    optimizer.load_state_dict({**state, "gram_bases": {"weight": [{"vectors": torch.eye(5), "age": 3}]}})
-    optimizer.load_state_dict({**state, "gram_efforts": {"1×5×6": [8, 1]}})
-    assert optimizer.state_dict()["gram_efforts"] == {"1×5×6": [8, 1]}
-
-
 # --- which parameters --------------------------------------------------------------------------------------------------
 
 

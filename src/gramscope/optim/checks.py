@@ -47,8 +47,8 @@ def check_gradients(gradients: Iterable[tuple[str, Tensor]]) -> dict[str, float]
     bad = [name for name in bad if not bool(named[name].isfinite().all())]
     if bad:
         raise NumericalError(
-            f"the gradient of {', '.join(bad)} has NaN or infinite values; weights and state are as before this step. Lower "
-            "the rates, clip the gradients, or skip such steps (torch.amp.GradScaler does)"
+            f"the gradient of {', '.join(bad)} has NaN or infinite values; nothing was changed. Lower the rates, "
+            "clip the gradients, or skip such steps (torch.amp.GradScaler does)"
         )
     return dict(zip(named, sizes, strict=True))
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import torch
 from torch import Tensor
-
-from gramscope.optim.products import has_bfloat16
 
 #: of ``aX + b(XXᵀ)X + c(XXᵀ)²X``, which moves singular values in (0, 1] towards 1
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -71,3 +70,13 @@ def _through_gram(A: Tensor, steps: int = 5, least_norm: float = 1e-19) -> Tenso
             gram = factor @ gram @ factor
     result: Tensor = X if product is None else product @ X
     return result
+
+
+@cache
+def has_bfloat16(device: torch.device) -> bool:
+    """Whether the device multiplies bfloat16 matrices in hardware."""
+    if device.type == "cuda":
+        return bool(torch.version.hip) or torch.cuda.get_device_capability(device) >= (8, 0)
+    if device.type != "cpu":
+        return False
+    return any(getattr(torch.cpu, f"_is_{name}_supported", bool)() for name in ("avx512_bf16", "amx_tile"))

@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from gramscope.errors import InputError, NumericalError
-from gramscope.linalg.cuda_graph import Replay, Tensors
 from gramscope.optim.polar import PolarMethod, polar
-from gramscope.optim.products import has_bfloat16, precise_product
-from gramscope.optim.rotation import (
-    LARGEST_STEP,
-    LARGEST_STEP_OF_PAIRS,
-    MOST_ITERATIONS,
-    MOST_POLISHES,
-    Figures,
-    rotation,
-)
+from gramscope.optim.rotation import MOST_ITERATIONS, Figures, largest_step, precise_product, rotation
 
-#: numbers of iterations that are recorded as CUDA graphs
-_RECORDED = (2, 3, 4, 6, 7, 8, 9, 10, 12, 14, 16, 20, 24, 32, MOST_ITERATIONS)
-#: one polish more is needed above each of these angles
-_ANGLES = (7e-3, 0.07, 0.2)
 #: rotations of first order are not tried on targets this many times larger than the source, whose squares may overflow
 _FARTHEST = 2.0**30
 #: Cholesky factors are trusted while their diagonals span less than this
@@ -44,157 +30,95 @@ class Nearest(NamedTuple):
     excess: list[float]
 
 
-class Effort(NamedTuple):
-    """What a recorded CUDA graph computes: iterations of conjugate gradients, and polishes of the rotation."""
-
-    iterations: int
-    polishes: int
-
-
-class NearestWithGram:
-    """``argmin ‖X − target‖_F`` subject to ``XᵀX = sourceᵀ source``, for callers that come again and again.
+def nearest(target: Tensor, source: Tensor, method: PolarMethod = "auto", tolerance: float = 0.02) -> Nearest:
+    """``argmin ‖X − target‖_F`` subject to ``XᵀX = sourceᵀ source``, of stacks ``[batch, k, d]`` of one dtype and device.
 
     The answer is ``polar(target sourceᵀ) source``. ``"auto"`` finds a rotation to first order by conjugate gradients
     (:mod:`gramscope.optim.rotation`), which gives the Gram to rounding and the least distance to within ``tolerance``. Where
     the step is above a fifth of the weights or the rotation above half a radian, and for float64, it takes the polar factor,
     computed in float64.
 
-    On CUDA the rotation is a CUDA graph. Its number of iterations is fixed while it runs; the figures of one call choose the
-    number for the next call with the same shape (:attr:`efforts`).
-
     Args:
+        target: the matrices to be near to.
+        source: those whose Gram is kept.
         method: ``"auto"``, or how to compute the polar factor, see :func:`~gramscope.optim.polar.polar`.
         tolerance: how much farther than the least distance the result of ``"auto"`` may be from the target.
+
+    Raises:
+        NumericalError: the matrices have entries that are not finite, or the result has entries too large for its dtype.
     """
-
-    def __init__(self, method: PolarMethod = "auto", tolerance: float = 0.02) -> None:
-        if not 0 < tolerance < 1:
-            raise InputError(
-                f"tolerance={tolerance!r} must be between 0 and 1, such as 0.02; method='svd' finds the nearest matrix itself"
-            )
-        self.method: PolarMethod = method
-        self.tolerance = tolerance
-        #: what to compute on CUDA, by shape
-        self.efforts: dict[str, Effort] = {}
-        self._replays: dict[Effort, Replay] = {}
-
-    def __call__(self, target: Tensor, source: Tensor) -> Nearest:
-        """The nearest matrices of stacks ``[batch, k, d]`` of one shape, dtype and device.
-
-        Raises:
-            NumericalError: the matrices have entries that are not finite, or the result has entries too large for its dtype.
-        """
-        if source.numel() == 0:
-            return Nearest(source.clone(), [0.0] * len(source))
-        if self.method != "auto" or source.dtype == torch.float64:
-            return Nearest(_by_polar(target, source, self.method), [0.0] * len(source))
-        X, figures = self._rotated(target.float(), source.float())
-        excess = [one.excess() for one in figures]
-        unscaled = [i for i, one in enumerate(figures) if not one.scaled]
-        zero = [i for i in unscaled if not bool(source[i].any())]
-        unscaled = [i for i in unscaled if i not in zero]
-        if zero:
-            _check_finite(target[zero])
-            X[zero] = 0.0
-            excess = [0.0 if i in zero else value for i, value in enumerate(excess)]
-        if unscaled:
-            X[unscaled], values = self._rescaled(target[unscaled].float(), source[unscaled].float())
-            excess = [values.pop(0) if i in unscaled else value for i, value in enumerate(excess)]
-        most = LARGEST_STEP_OF_PAIRS if _by_graph(source) else LARGEST_STEP
-        large = [i for i, one in enumerate(figures) if one.scaled and not (one.usable(most) and one.orthogonal)]
-        if large:
-            X[large] = _by_polar(target[large], source[large], "auto").to(X.dtype)
-            excess = [0.0 if i in large else value for i, value in enumerate(excess)]
-        X = X.to(source.dtype)
-        if source.dtype == torch.float16:
-            _check_representable(X)
-        return Nearest(X, excess)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_replays": {}}
-
-    def _rotated(self, target: Tensor, source: Tensor) -> tuple[Tensor, list[Figures]]:
-        """The rotated source, and how well the rotation was found."""
-        k, d = source.shape[-2:]
-        if k > 2 * d:
-            return self._in_basis(target, source)
-        given = {"target": target, "source": source}
-        if not _by_graph(source):
-            found = _rotate(given, MOST_ITERATIONS, None, self.tolerance)
-            return found["nearest"], Figures.read(found["figures"])
-        shape = "×".join(map(str, source.shape))
-        effort = self.efforts.get(shape)
-        if effort is None:
-            found = _rotate(given, MOST_ITERATIONS, None, self.tolerance)
+    if source.numel() == 0:
+        return Nearest(source.clone(), [0.0] * len(source))
+    if method != "auto" or source.dtype == torch.float64:
+        return Nearest(_by_polar(target, source, method), [0.0] * len(source))
+    X, figures = _rotated(target.float(), source.float(), tolerance)
+    excess = [one.excess() for one in figures]
+    most = largest_step(source)
+    for i, one in enumerate(figures):
+        if one.usable(most) and one.orthogonal:
+            continue
+        pair = target[i : i + 1], source[i : i + 1]
+        excess[i] = 0.0
+        if one.scaled:  # a large step
+            X[i] = _by_polar(*pair, "auto")[0]
+        elif not bool(source[i].any()):
+            _check_finite(target[i])
+            X[i] = 0.0
         else:
-            found = self._replays.setdefault(effort, Replay(partial(_rotate, **effort._asdict())))(given)
-        figures = Figures.read(found["figures"])
-        self.efforts[shape] = next_effort(figures, self.tolerance)
-        unfinished = any(one.usable() and not one.orthogonal for one in figures)
-        if effort is not None and unfinished and effort.polishes < MOST_POLISHES:
-            self.efforts[shape] = self.efforts[shape]._replace(polishes=effort.polishes + 1)
-            return self._rotated(target, source)
-        return found["nearest"], figures
-
-    def _in_basis(self, target: Tensor, source: Tensor) -> tuple[Tensor, list[Figures]]:
-        """The same for tall matrices, in an orthonormal basis of the columns of source and change: never k×k."""
-        change = target - source
-        basis: Tensor = torch.linalg.qr(torch.cat([source, change], -1))[0]
-        within, moved = (precise_product(basis.mT.contiguous(), x) for x in (source, change))
-        E, figures = rotation(within, moved, MOST_ITERATIONS, tolerance=self.tolerance)
-        return source + precise_product(basis, precise_product(E, within)), Figures.read(figures)
-
-    def _rescaled(self, target: Tensor, source: Tensor) -> tuple[Tensor, list[float]]:
-        """The same for weights so large or small that their squares are not: scaled by a power of two, which is exact."""
-        _check_finite(target, source)
-        exponent = torch.frexp(source.abs().amax((-2, -1), keepdim=True)).exponent
-        aim = torch.ldexp(target, -exponent)
-        if not bool(
-            (aim.abs() < _FARTHEST).all()
-        ):  # a target of another order of magnitude: no rotation of first order
-            return _by_polar(target, source, "auto"), [0.0] * len(source)
-        X, excess = self(aim, torch.ldexp(source, -exponent))
-        X = torch.ldexp(X, exponent)
+            X[i], excess[i] = _rescaled(pair[0].float(), pair[1].float(), tolerance)
+    X = X.to(source.dtype)
+    if source.dtype == torch.float16:
         _check_representable(X)
-        return X, excess
+    return Nearest(X, excess)
+
+
+def check_tolerance(tolerance: float) -> None:
+    """Raise an InputError unless a tolerance is between 0 and 1."""
+    if not 0 < tolerance < 1:
+        raise InputError(
+            f"tolerance={tolerance!r} must be between 0 and 1, such as 0.02; method='svd' finds the nearest matrix itself"
+        )
 
 
 def nearest_with_gram(target: Tensor, source: Tensor, method: PolarMethod = "auto", tolerance: float = 0.02) -> Tensor:
-    """:class:`NearestWithGram` of matrices ``[…, k, d]``, once."""
+    """:func:`nearest` of matrices ``[…, k, d]``."""
     if target.shape != source.shape or source.dim() < 2:
         raise InputError(
             f"target and source must be matrices of one shape, got {tuple(target.shape)} and {tuple(source.shape)}"
         )
+    check_tolerance(tolerance)
     if source.numel() == 0:
         return source.clone()
     k, d = source.shape[-2:]
-    found = NearestWithGram(method, tolerance)(target.reshape(-1, k, d), source.reshape(-1, k, d))
+    found = nearest(target.reshape(-1, k, d), source.reshape(-1, k, d), method, tolerance)
     return found.matrix.reshape(source.shape)
 
 
-def next_effort(figures: list[Figures], tolerance: float) -> Effort:
-    """What the next call should compute, from the figures of one call.
-
-    That is the least recorded number of iterations after which the estimate was within the tolerance for all matrices, or the
-    next larger number where it never was.
-    """
-    usable = [one for one in figures if one.usable()]
-    done = figures[0].iterations
-    enough = (n for n in _RECORDED if n > done or all(one.enough(tolerance, n) for one in usable))
-    largest = max((one.angle for one in usable), default=0.0)
-    return Effort(next(enough, MOST_ITERATIONS), sum(largest > angle for angle in _ANGLES))
-
-
-def _by_graph(matrix: Tensor) -> bool:
-    """Whether the rotation is a CUDA graph, with products of bfloat16 pairs."""
-    return matrix.is_cuda and has_bfloat16(matrix.device)
+def _rotated(target: Tensor, source: Tensor, tolerance: float) -> tuple[Tensor, list[Figures]]:
+    """The rotated source, and how well the rotation was found."""
+    k, d = source.shape[-2:]
+    change = target - source
+    if k <= 2 * d:
+        E, figures = rotation(source, change, MOST_ITERATIONS, tolerance)
+        return source + precise_product(E, source), Figures.read(figures)
+    # tall matrices: in an orthonormal basis of the columns of source and change, never k×k
+    basis: Tensor = torch.linalg.qr(torch.cat([source, change], -1))[0]
+    within, moved = (precise_product(basis.mT.contiguous(), x) for x in (source, change))
+    E, figures = rotation(within, moved, MOST_ITERATIONS, tolerance)
+    return source + precise_product(basis, precise_product(E, within)), Figures.read(figures)
 
 
-def _rotate(given: Tensors, iterations: int, polishes: int | None, tolerance: float | None = None) -> dict[str, Tensor]:
-    """``Q source``, and the figures of :func:`~gramscope.optim.rotation.rotation`, from tensors by name."""
-    source = given["source"]
-    E, figures = rotation(source, given["target"] - source, iterations, polishes, tolerance)
-    return {"nearest": source + precise_product(E, source), "figures": figures}
+def _rescaled(target: Tensor, source: Tensor, tolerance: float) -> tuple[Tensor, float]:
+    """One matrix ``[1, k, d]`` so large or small that its squares are not: scaled by a power of two, which is exact."""
+    _check_finite(target, source)
+    exponent = torch.frexp(source.abs().amax()).exponent
+    aim = torch.ldexp(target, -exponent)
+    if not bool((aim.abs() < _FARTHEST).all()):  # of another order of magnitude: no rotation of first order
+        return _by_polar(target, source, "auto")[0], 0.0
+    X, (excess,) = nearest(aim, torch.ldexp(source, -exponent), "auto", tolerance)
+    X = torch.ldexp(X, exponent)
+    _check_representable(X)
+    return X[0], excess
 
 
 def _by_polar(target: Tensor, source: Tensor, method: PolarMethod) -> Tensor:

@@ -22,14 +22,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from gramscope.optim.products import (
-    antisymmetric_part,
-    coarse,
-    coarse_product,
-    precise_product,
-    rounding,
-    transposed,
-)
+from gramscope.optim.orthogonalise import has_bfloat16
 
 #: conjugate-gradient iterations at most
 MOST_ITERATIONS = 40
@@ -59,16 +52,13 @@ _TINY = 1e-37
 _SHORTEST_ROW = 1e-6
 
 
-def rotation(
-    source: Tensor, change: Tensor, iterations: int, polishes: int | None = None, tolerance: float | None = None
-) -> tuple[Tensor, Tensor]:
+def rotation(source: Tensor, change: Tensor, iterations: int, tolerance: float | None = None) -> tuple[Tensor, Tensor]:
     """``Q − I`` for the rotation Q that brings ``source`` near ``source + change``, and figures that say how well.
 
     Args:
         source, change: W and D above, ``[batch, k, d]``, float32.
         iterations: of conjugate gradients.
-        polishes: how often to make Q more orthogonal; None: as often as needed, which reads numbers back from the device.
-        tolerance: end the iteration when the estimated excess distance is below this, which reads numbers back too.
+        tolerance: end the iteration when the estimated excess distance is below this, which reads numbers back.
 
     Returns:
         ``Q − I`` ``[batch, k, k]``, and what :class:`Figures` reads, ``[5 + iterations, batch]``.
@@ -86,8 +76,8 @@ def rotation(
         seen = Figures.read(figures)
         if not any(one.usable() for one in seen):
             return torch.zeros_like(S), figures
-    K, gains = _antisymmetric_solution(S, antisymmetric_part(cross), iterations, seen, tolerance)
-    E, angle, residual = _orthogonal(K, polishes)
+    K, gains = _antisymmetric_solution(S, cross - cross.mT, iterations, seen, tolerance)
+    E, angle, residual = _orthogonal(K)
     return E, torch.cat([torch.stack([*known, angle, residual]), gains])
 
 
@@ -185,22 +175,23 @@ def _antisymmetric_solution(
     K = torch.zeros_like(R)
     residual = R
     direction = residual * inverse
-    scratch, image = torch.empty_like(R), torch.empty_like(R)
-    sizes, steps = [_inner(residual, direction, scratch)], []
+    sizes, steps = [_inner(residual, direction)], []
     for _ in range(iterations):
-        image = antisymmetric_part(coarse_product(S, coarse(direction), out=scratch), out=image)
-        steps.append(sizes[-1] / (_inner(direction, image, scratch) + _TINY))
+        image = coarse_product(S, coarse(direction))
+        image = image - image.mT
+        steps.append(sizes[-1] / (_inner(direction, image) + _TINY))
         K.addcmul_(direction, steps[-1])
         residual.addcmul_(image, steps[-1], value=-1)
         image = torch.mul(residual, inverse, out=image)
-        sizes.append(_inner(residual, image, scratch))
+        sizes.append(_inner(residual, image))
         if seen is not None and tolerance is not None:
             unfinished = _unfinished(seen, (0.5 * sizes[-2] * steps[-1]).flatten().tolist(), tolerance)
             if not any(unfinished):
                 break
             if not all(unfinished):  # a size of zero keeps a matrix as it is
-                sizes[-1] *= torch.tensor(unfinished, device=R.device).reshape(-1, 1, 1)
-        direction = torch.addcmul(image, direction, sizes[-1] / (sizes[-2] + _TINY), out=direction)
+                kept = torch.tensor(unfinished, dtype=torch.bool, device=R.device)
+                sizes[-1] = sizes[-1] * kept.reshape(-1, 1, 1)
+        direction = torch.addcmul(image, direction, sizes[-1] / (sizes[-2] + _TINY))
     gains = 0.5 * torch.stack(sizes[: len(steps)]) * torch.stack(steps)
     return K, gains.reshape(len(steps), -1)
 
@@ -213,19 +204,19 @@ def _unfinished(seen: list[Figures], gains: list[float], tolerance: float) -> li
     return [not one.enough(tolerance) for one in seen]
 
 
-def _inner(A: Tensor, B: Tensor, scratch: Tensor) -> Tensor:
-    """``⟨A, B⟩`` of every pair of matrices, ``[batch, 1, 1]``; ``scratch`` is overwritten."""
-    return torch.mul(A, B, out=scratch).sum((-2, -1), keepdim=True)
+def _inner(A: Tensor, B: Tensor) -> Tensor:
+    """``⟨A, B⟩`` of every pair of matrices, ``[batch, 1, 1]``."""
+    return (A * B).sum((-2, -1), keepdim=True)
 
 
-def _orthogonal(K: Tensor, polishes: int | None) -> tuple[Tensor, Tensor, Tensor]:
+def _orthogonal(K: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """``Q − I`` for an orthogonal Q near ``I + K``, and bounds ``[batch]`` on ``‖K‖₂`` and ``‖QᵀQ − I‖_F``."""
     square = precise_product(K, K)
     E = torch.add(K, square, alpha=0.5)  # QᵀQ − I is ¼K⁴
     size = torch.linalg.matrix_norm(square)
     angle, residual, enough = size.sqrt(), 0.25 * size.square(), _NEGLIGIBLE
-    for polish in range(MOST_POLISHES if polishes is None else polishes):
-        if polishes is None and bool((residual <= enough).all()):
+    for polish in range(MOST_POLISHES):
+        if bool((residual <= enough).all()):
             break
         if polish == 0:
             quartic = coarse_product(*2 * (coarse(square),))
@@ -234,8 +225,7 @@ def _orthogonal(K: Tensor, polishes: int | None) -> tuple[Tensor, Tensor, Tensor
             angle = torch.minimum(angle, size**0.25)
             residual = 0.125 * size**1.5 + 0.25 * rounding(K) * size
         else:
-            transpose = transposed(E)
-            excess = precise_product(transpose.contiguous(), E).add_(E).add_(transpose)  # QᵀQ − I
+            excess = precise_product(E.mT.contiguous(), E).add_(E).add_(E.mT)  # QᵀQ − I
             size = torch.linalg.matrix_norm(excess)
             residual = 0.75 * size.square() + 0.25 * size**3
             if polish < MOST_POLISHES - 1:  # the next polish would remove the rounding of this product
@@ -244,3 +234,46 @@ def _orthogonal(K: Tensor, polishes: int | None) -> tuple[Tensor, Tensor, Tensor
             else:
                 E.sub_(excess.add_(precise_product(E, excess)), alpha=0.5)
     return E, angle, residual
+
+
+def largest_step(A: Tensor) -> float:
+    """The largest step, as a part of the weights, for which products of this device are precise enough."""
+    return LARGEST_STEP_OF_PAIRS if A.is_cuda and has_bfloat16(A.device) else LARGEST_STEP
+
+
+def coarse(A: Tensor) -> Tensor:
+    """``A`` as :func:`coarse_product` takes it: bfloat16 where the device multiplies that faster, else float32."""
+    return A.to(torch.bfloat16 if has_bfloat16(A.device) else torch.float32)
+
+
+def coarse_product(A: Tensor, B: Tensor) -> Tensor:
+    """``A B`` in float32 of stacks ``[batch, …]`` from :func:`coarse`, to about three digits or better."""
+    if A.dtype == torch.bfloat16 and A.is_cuda:
+        return torch.bmm(A, B, out_dtype=torch.float32)
+    return torch.bmm(A, B).float()
+
+
+def rounding(A: Tensor) -> float:
+    """The part of an entry by which :func:`coarse` may round it."""
+    return 2**-8 if has_bfloat16(A.device) else 2**-23
+
+
+def precise_product(A: Tensor, B: Tensor) -> Tensor:
+    """``A B`` of float32 stacks ``[batch, …]``, to 5e-6 of ``‖A‖‖B‖`` or better, whatever the user allows torch to round.
+
+    On CUDA a float32 matrix is the sum of two bfloat16 matrices to 16 binary digits, ``A ≈ A₁ + A₂``, and
+    ``A₁B₁ + A₁B₂ + A₂B₁`` is one bfloat16 product of three times the inner dimension, summed in float32. On the CPU it is a
+    float32 product, or a float64 one where ``torch.backends.mkldnn`` lets float32 products round further.
+    """
+    if A.is_cuda and has_bfloat16(A.device):
+        (A1, A2), (B1, B2) = _split(A), _split(B)
+        return torch.bmm(torch.cat([A1, A1, A2], -1), torch.cat([B1, B2, B1], -2), out_dtype=torch.float32)
+    allowed = getattr(getattr(torch.backends.mkldnn, "matmul", None), "fp32_precision", "none")
+    if A.device.type == "cpu" and allowed not in ("none", "ieee"):
+        return torch.bmm(A.double(), B.double()).float()
+    return torch.bmm(A, B)
+
+
+def _split(A: Tensor) -> tuple[Tensor, Tensor]:
+    high = A.bfloat16()
+    return high, (A - high).bfloat16()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,9 +19,10 @@ from gramscope.distributed.gathered import is_sharded
 from gramscope.errors import InputError, NumericalError
 from gramscope.layers.modules import outside_graphs
 from gramscope.linalg.autocast import without_autocast
+from gramscope.optim.checks import check_gradients
 from gramscope.optim.choose_matrices import Parameters, choose_matrices
 from gramscope.optim.polar import PolarMethod
-from gramscope.optim.procrustes import Effort, Nearest, NearestWithGram
+from gramscope.optim.procrustes import Nearest, check_tolerance, nearest
 from gramscope.optim.weight_matrix import WeightMatrix
 from gramscope.optim.whitening_processes import Correction, Roles, divided, local, sharded, shards
 from gramscope.optim.wrapper import OptimizerWrapper
@@ -53,7 +53,8 @@ class _GramUpdate(OptimizerWrapper):
     ) -> None:
         if method not in get_args(PolarMethod):
             raise InputError(f"method={method!r}; choose one of {', '.join(map(repr, get_args(PolarMethod)))}")
-        self._nearest = NearestWithGram(method, tolerance)
+        check_tolerance(tolerance)
+        self._method, self._tolerance = method, tolerance
         super().__init__(optimizer)
         # without a sign that processes hold the same weights, each corrects its own
         known = process_group is not None or mesh is not None or isinstance(model, DistributedDataParallel)
@@ -69,11 +70,12 @@ class _GramUpdate(OptimizerWrapper):
     @property
     def method(self) -> PolarMethod:
         """How the nearest matrix is found."""
-        return self._nearest.method
+        return self._method
 
     def _choose(self) -> None:
         self._snapshots: dict[Tensor, Tensor] = {}
         self._choice = choose_matrices(self.param_groups, self._model, self._params, self._readout)
+        self._shards = [matrix for matrix in self._choice.matrices if is_sharded(matrix.parameter)]
         self._count = self._parameter_count()
 
     def _parameters(self) -> list[Tensor]:
@@ -88,7 +90,7 @@ class _GramUpdate(OptimizerWrapper):
 
     def corrected(self, before: Tensor, proposed: Tensor) -> Nearest:
         """The weights ``[count, k, d]`` that replace the proposal of the wrapped optimizer."""
-        return self._nearest(*self.roles(before, proposed))
+        return nearest(*self.roles(before, proposed), self._method, self._tolerance)
 
     def summary(self) -> str:
         """A table of all parameters: which are corrected, as which matrices, and why the others are not.
@@ -99,9 +101,9 @@ class _GramUpdate(OptimizerWrapper):
         lines = [f"{type(self).__name__} around {type(self.optimizer).__name__}", self._choice.table(self.verb)]
         lines += [
             f"{name}: the last step was about {100 * excess:.0f} % longer than the shortest one with its Gram "
-            f"(tolerance {100 * self._nearest.tolerance:g} %; the Gram is exact; method='svd' finds the shortest)"
+            f"(tolerance {100 * self._tolerance:g} %; the Gram is exact; method='svd' finds the shortest)"
             for name, excess in self.excess.items()
-            if excess > self._nearest.tolerance
+            if excess > self._tolerance
         ]
         return "\n".join(lines)
 
@@ -147,8 +149,8 @@ class _GramUpdate(OptimizerWrapper):
     @torch.no_grad()
     def _all_corrections(self, matrices: Sequence[WeightMatrix], before: dict[Tensor, Tensor]) -> list[Correction]:
         """The corrections of whole matrices, perhaps divided among processes, and of sharded ones."""
-        whole = [matrix for matrix in matrices if not is_sharded(matrix.parameter)]
-        others = [matrix for matrix in matrices if is_sharded(matrix.parameter)]
+        others = [matrix for matrix in matrices if matrix in self._shards]
+        whole = [matrix for matrix in matrices if matrix not in self._shards]
         if whole and self._exchange is not None:
             found = divided(whole, partial(self._corrections, before=before), self._exchange)
         else:
@@ -174,30 +176,20 @@ class _GramUpdate(OptimizerWrapper):
     @torch.no_grad()
     def _check_gradients(self) -> None:
         """Raise if a gradient is not finite; nothing has been changed yet."""
-        found = [p for p in self._parameters() if p.grad is not None and not p.grad.is_sparse]
-        error = self._error_of_gradients({local(p.grad): self._choice.names[p] for p in found})
-        groups = {e.group.group_name: e for p in found if is_sharded(p) and (e := shards(p)[0])}
-        if self._exchange is not None:
-            groups[self._exchange.group.group_name] = self._exchange
+        found = {p: p.grad for p in self._parameters() if p.grad is not None and not p.grad.is_sparse}
+        groups = {} if self._exchange is None else {self._exchange.group.group_name: self._exchange}
+        if self._shards:
+            groups |= {e.group.group_name: e for p in found if is_sharded(p) and (e := shards(p)[0])}
+            found = {p: local(grad) for p, grad in found.items()}
+        error: NumericalError | None = None
+        try:
+            check_gradients((self._choice.names[p], grad) for p, grad in found.items())
+        except NumericalError as raised:
+            error = raised
         for exchange in groups.values():
             exchange.raise_together(error, self._choice.matrices[0].parameter.device)
         if error is not None:
             raise error
-
-    def _error_of_gradients(self, given: dict[Tensor, str]) -> NumericalError | None:
-        """An error that names the gradients that are not finite, if there are any."""
-        by_device: dict[torch.device, list[Tensor]] = defaultdict(list)
-        for norm in torch._foreach_norm([*given]) if given else ():
-            by_device[norm.device].append(norm)
-        if all(math.isfinite(sum(torch.stack(norms).tolist())) for norms in by_device.values()):
-            return None
-        broken = [name for gradient, name in given.items() if not bool(gradient.isfinite().all())]
-        if broken:
-            return NumericalError(
-                f"the gradient of {', '.join(broken)} has NaN or infinite values; nothing was changed. Lower the learning "
-                "rate, clip the gradients, or skip such steps (torch.amp.GradScaler does)"
-            )
-        return None
 
     def _snapshot(self, parameter: Tensor) -> Tensor:
         """A copy of the parameter; on the CPU in memory kept from the last step, as new memory costs more than the copy."""
@@ -211,15 +203,6 @@ class _GramUpdate(OptimizerWrapper):
     @override
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_snapshots": {}}
-
-    @override
-    def own_state(self) -> dict[str, Any]:
-        efforts = {shape: list(effort) for shape, effort in self._nearest.efforts.items()}
-        return {"gram_efforts": efforts} if efforts else {}
-
-    @override
-    def load_own_state(self, state: dict[str, Any]) -> None:
-        self._nearest.efforts = {shape: Effort(*effort) for shape, effort in state.get("gram_efforts", {}).items()}
 
     def _follow_groups(self) -> None:
         """Parameter groups may have been added, here or to the wrapped optimizer."""
@@ -270,8 +253,8 @@ class GramWhitened(_GramUpdate):
     """Wraps any torch optimizer so that only the part of its step that changes the Gram WᵀW is taken.
 
     The wrapped optimizer proposes ``W₂`` from ``W₁``; the weights become ``W⁺ = polar(W₁W₂ᵀ) W₂``. ``W⁺`` has exactly the
-    Gram of ``W₂`` and is the closest such matrix to ``W₁`` ([Gram] §2, B.1). Biases and everything that is not chosen move
-    as the wrapped optimizer moves them. Momentum and other state are the wrapped optimizer's own.
+    Gram of ``W₂``, and its distance from ``W₁`` is within ``tolerance`` of the least one possible ([Gram] §2, B.1). Biases
+    and everything that is not chosen move as the wrapped optimizer moves them. Momentum and other state are its own.
 
     Args:
         optimizer: a constructed torch optimizer (SGD, AdamW, Muon, …); kept as ``.optimizer``.
@@ -284,7 +267,7 @@ class GramWhitened(_GramUpdate):
             default, does so where it is the head of a language model: tied to an embedding, or with one output per word of
             a vocabulary (as many as an embedding has rows, or eight times its inputs). :meth:`summary` says which and why.
         method: ``"auto"`` gives the Gram to rounding and nearly the closest such matrix, by conjugate gradients where the step
-            is small (:class:`~gramscope.optim.procrustes.NearestWithGram`). ``"svd"`` and ``"newton-schulz"`` compute the
+            is small (:func:`~gramscope.optim.procrustes.nearest`). ``"svd"`` and ``"newton-schulz"`` compute the
             polar factor itself, see :func:`gramscope.polar`.
         tolerance: ``"auto"`` may leave ``‖W⁺ − W₁‖`` by this part above its minimum. Where ill-conditioned weights would need
             too many iterations for that, :attr:`excess` and :meth:`summary` give an estimate of what was reached.

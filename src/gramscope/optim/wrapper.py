@@ -1,4 +1,4 @@
-"""An optimizer around another one that stays one with it: same groups, same state, same checkpoints."""
+"""Base class for optimizers that wrap another: same groups, same state, same checkpoints."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ class OptimizerWrapper(Optimizer):
 
     It is a full :class:`torch.optim.Optimizer`: learning-rate schedulers, step hooks and ``GradScaler`` take it like any
     other. ``param_groups``, ``state`` and ``defaults`` are those of the wrapped optimizer at all times, also after
-    ``load_state_dict`` of either, which replaces these objects. Checkpoints are those of the wrapped optimizer, perhaps with
-    something added, and may be exchanged with it.
+    ``load_state_dict`` of either, which replaces these objects. Checkpoints are those of the wrapped optimizer.
 
     Args:
         optimizer: any constructed torch optimizer; kept as the attribute ``optimizer``.
@@ -72,7 +71,7 @@ class OptimizerWrapper(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
-        state = {**self.optimizer.state_dict(), **self.own_state()}
+        state = self.optimizer.state_dict()
         for after in self._optimizer_state_dict_post_hooks.values():
             changed = after(self, state)
             state = state if changed is None else changed
@@ -85,16 +84,8 @@ class OptimizerWrapper(Optimizer):
             changed = before(self, state)
             state = state if changed is None else changed
         self.optimizer.load_state_dict(state)
-        self.load_own_state(state)
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
-
-    def own_state(self) -> dict[str, Any]:
-        """What is added to the wrapped optimizer's checkpoint, under keys that it does not use and ignores."""
-        return {}
-
-    def load_own_state(self, state: dict[str, Any]) -> None:
-        """Take back from a checkpoint what :meth:`own_state` added; a checkpoint of the wrapped optimizer alone has nothing."""
 
     @override
     def __getstate__(self) -> dict[str, Any]:
