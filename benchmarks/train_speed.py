@@ -13,19 +13,17 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.nn.utils import parameters_to_vector
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
 from benchmarks.timing import Row, compare, ratio_row
 from gramscope_lab.data.dataset import DataSet
 from gramscope_lab.training.config import TrainConfig
-from gramscope_lab.training.engine import SingleEngine
-from gramscope_lab.training.execution import stack_obstacle
 from gramscope_lab.training.job import Job, prepare
-from gramscope_lab.training.loop import Loop
 from gramscope_lab.training.methods import build_method
-from gramscope_lab.training.stacking import StackedEngine
+from gramscope_lab.training.stacking import StackedEngine, stack_obstacle
+from gramscope_lab.training.trainer import SingleEngine, Trainer
 
 BATCH = 64
 RUNS = 25
@@ -49,7 +47,7 @@ def _epoch(data: DataSet, device: str, seconds: float) -> list[Row]:
     loader = DataLoader(_Images(data), BATCH, shuffle=True, generator=torch.Generator().manual_seed(0))
     times = compare(
         {
-            "gramscope": lambda: Loop(SingleEngine(ours)).run(),
+            "gramscope": lambda: Trainer(SingleEngine(ours)).run(),
             "arithmetic": _plain(pure, lambda: [ready] * pure.plan.steps),
             LOADER: _plain(loaded, lambda: loader),
         },
@@ -111,7 +109,7 @@ def _many(method: str, data: DataSet, device: str, seconds: float) -> list[Row]:
     jobs = [_job(method, data, device, seed) for seed in range(RUNS)]
     obstacle = stack_obstacle(jobs)
     case = f"{RUNS} runs, {method}"
-    stack = None if obstacle else StackedEngine(jobs)  # copies the weights; the singles train the nets themselves
+    stack = None if obstacle else StackedEngine([_job(method, data, device, seed) for seed in range(RUNS)])
     singles = [SingleEngine(job) for job in jobs]
     last = singles[0].plan.steps - 1  # full batches only
     steps = {"one by one": _repeat(last, lambda step: [engine.advance(step) for engine in singles])}
@@ -136,10 +134,8 @@ def _difference(stack: StackedEngine, singles: Sequence[SingleEngine], steps: in
         stack.advance(step)
         for engine in singles:
             engine.advance(step)
-    alone = [parameters_to_vector(engine.job.model.parameters()).detach().clone() for engine in singles]
-    together = [parameters_to_vector(model.parameters()).detach().clone() for model in stack.models()]
-    for engine, weights in zip(singles, alone, strict=True):  # models() wrote the stack's weights into the nets
-        vector_to_parameters(weights, engine.job.model.parameters())
+    alone = [parameters_to_vector(engine.job.model.parameters()).detach() for engine in singles]
+    together = [parameters_to_vector(job.model.parameters()).detach() for job in stack.jobs]
     ours, theirs = torch.stack(together), torch.stack(alone)
     return float((ours - theirs).norm() / theirs.norm())
 

@@ -62,7 +62,6 @@ def write_run(
             save_diagonals(run, 10 * epoch, {layers[0]: images})
     if finished:
         run.append({"kind": "end", "step": 10 * epochs, "finished": True, "reason": ""})
-    run.close()
     return run
 
 
@@ -80,7 +79,6 @@ def append_epoch(
             numbers["nc3"] = None
         records.append({"kind": "measurement", **head, "layer": layer, **numbers})
     run.append(*records)
-    run.close()
 
 
 CLAIMS = (
@@ -98,5 +96,4 @@ def write_group(path: Path) -> Path:
             write_run(members.path / f"seed-{seed}", method=method, seed=seed, speed=speed)
     claims = RunDirectory.create(path / "claims", {"part": "claims"})
     claims.append(*({"kind": "claim", **claim} for claim in CLAIMS), {"kind": "end", "finished": True})
-    claims.close()
     return path

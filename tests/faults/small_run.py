@@ -11,7 +11,9 @@ from gramscope_lab.data import DataSet, from_tensors
 from gramscope_lab.runs import files
 from gramscope_lab.runs.checkpoints import read_checkpoint
 from gramscope_lab.runs.directory import RunDirectory
-from gramscope_lab.runs.records import read_records
+from gramscope_lab.runs.files import plain
+from gramscope_lab.runs.layout import LOCK
+from gramscope_lab.runs.records import iter_records
 from gramscope_lab.training.config import TrainConfig
 from gramscope_lab.training.reporter import Reporter
 from gramscope_lab.training.train import train
@@ -37,7 +39,7 @@ def small_data() -> DataSet:
 def configuration(seeds: list[int]) -> TrainConfig:
     return TrainConfig.from_dict(
         {
-            "seeds": seeds, "epochs": 2, "batch_size": 8, "device": "cpu", "checkpoint_every": 1, "execution": "one-by-one",
+            "seeds": seeds, "epochs": 2, "batch_size": 8, "device": "cpu", "checkpoint_every": 1,
             "keep": 1, "data": {"name": "given"}, "model": {"name": "mlp", "hidden": [2]},
             "method": {"name": "adamw", "lr": 0.1},
         }
@@ -50,19 +52,17 @@ def outcome(path: Path) -> list[Any]:
     for run in RunDirectory(path).runs():
         last = run.load_checkpoint()
         records = [{k: v for k, v in record.items() if k != "seconds"} for record in run.records()]
-        tensors = {**last.model, **{f"training/{k}": v for k, v in last.tensors.items()}}
-        found.append(
-            (run.path.name if run.path != path else "", last.step, records, {k: v.tolist() for k, v in tensors.items()})
-        )
+        state = plain({key: value for key, value in last.state.items() if key != "seconds"})
+        found.append((run.path.name if run.path != path else "", last.step, records, plain(dict(last.model)), state))
     return found
 
 
 def stored(path: Path) -> list[dict[str, Any]]:
-    return [record for file in path.rglob("records.jsonl") for record in read_records(file)]
+    return [record for file in path.rglob("records.jsonl") for record, _ in iter_records(file)]
 
 
-def litter(path: Path) -> list[str]:
-    return [found.name for found in path.rglob("*") if found.name.startswith(files.TEMPORARY) or found.name == "lock"]
+def stale(path: Path) -> list[str]:
+    return [found.name for found in path.rglob("*") if found.name.startswith(files.TEMPORARY) or found.name == LOCK]
 
 
 def check_kept(path: Path, reported: list[dict[str, Any]]) -> None:
@@ -70,12 +70,11 @@ def check_kept(path: Path, reported: list[dict[str, Any]]) -> None:
     kept = stored(path)
     assert all(record in kept for record in reported), "a reported record is missing"
     for step in path.rglob("step-*"):
-        if step.name.startswith("step-"):
-            read_checkpoint(step)
+        read_checkpoint(step)
 
 
 def check_resumed(path: Path, config: TrainConfig, data: DataSet, whole: list[Any]) -> None:
     """The run can be taken up again, gives the bits of an undisturbed one, and leaves nothing behind."""
-    train(config, path, data=data, resume=RunDirectory(path).exists())
+    train(config, path, data=data, resume=RunDirectory(path).exists(), parallel="1")
     assert outcome(path) == whole, "the resumed run differs"
-    assert litter(path) == []
+    assert stale(path) == []

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from faults.small_run import check_kept, check_resumed, configuration, outcome, small_data
-from gramscope_lab.training import start
+from gramscope_lab.training import train as train_module
 from gramscope_lab.training.config import TrainConfig
 from gramscope_lab.training.reporter import Reporter
 from gramscope_lab.training.train import train
@@ -64,7 +64,7 @@ def train_in_child(config: TrainConfig, path: Path, signal_at: int, signal_numbe
             return trace
 
         sys.settrace(trace)
-        train(config, path, data=small_data(), reporter=Noted(notes))
+        train(config, path, data=small_data(), reporter=Noted(notes), parallel="1")
         sys.settrace(None)
         notes.with_suffix(".lines").write_text(str(count))
         status = 0
@@ -77,7 +77,7 @@ def train_in_child(config: TrainConfig, path: Path, signal_at: int, signal_numbe
 def test_signals_at_random_lines(
     seeds: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Any
 ) -> None:
-    monkeypatch.setattr(start, "describe_environment", lambda device: {"torch": "2", "device": device})
+    monkeypatch.setattr(train_module, "describe_environment", lambda device: {"torch": "2", "device": device})
     config, data = configuration(seeds), small_data()
     notes = tmp_path / "notes"
     assert train_in_child(config, tmp_path / "whole", -1, signal.SIGINT, notes) == 0

@@ -28,7 +28,7 @@ from gramscope_lab.data import load
 from gramscope_lab.data.readers import read_idx, read_svhn
 from gramscope_lab.report.page import render
 from gramscope_lab.report.read import read_runs
-from gramscope_lab.runs.checkpoints import Checkpoint, read_checkpoint
+from gramscope_lab.runs.checkpoints import read_tensors
 from gramscope_lab.runs.directory import RunDirectory
 from gramscope_lab.runs.export import write_records
 from gramscope_lab.runs.records import truncate_records
@@ -203,19 +203,16 @@ def run_with_files(folder: Path) -> RunDirectory:
             {"step": step, "layers": {"fc": {"nfa": 0.5}}, "network": {"loss": 2.0}, "notes": {}},
         )
     run.append({"kind": "end", "finished": True})
-    run.close()
-    run.save_checkpoint(
-        Checkpoint(1, {"w": torch.ones(2, 2)}, {"m": torch.ones(3)}, {"step": 1, "training": {"a": [1]}})
-    )
+    run.save_checkpoint(1, {"w": torch.ones(2, 2)}, {"m": torch.ones(3), "training": {"a": [1]}})
     run.save_artefact("spectra-000000001", {"layer": torch.ones(3)})
     run.save_artefact("diagonals-000000001", {"layer/nfm": torch.ones(2, 2), "layer/agop": torch.ones(3, 2, 2)})
     return run
 
 
-CHECKPOINT = "checkpoints/step-000000001"
+CHECKPOINT = "checkpoints/step-000000001.safetensors"
 
 
-def _run_target(name: str, *, manifest: bool = True) -> Target:
+def _run_target(name: str) -> Target:
     """Everything that reads a run directory, with one of its files damaged."""
 
     def seeds(folder: Path) -> list[bytes]:
@@ -224,8 +221,6 @@ def _run_target(name: str, *, manifest: bool = True) -> Target:
 
     def read(folder: Path, content: bytes) -> None:
         run = run_with_files(folder)
-        if not manifest:
-            (run.path / CHECKPOINT / "manifest.json").unlink(missing_ok=True)
         (run.path / name).write_bytes(content)
         for reader in run_readers(run):
             only_documented(reader)
@@ -239,12 +234,12 @@ def run_readers(run: RunDirectory) -> list[Callable[[], object]]:
     def cut() -> None:
         copy = run.path / "cut"
         copy.write_bytes((run.path / "records.jsonl").read_bytes())
-        truncate_records(copy, {"lines": 2, "bytes": 10})
+        truncate_records(copy, 10)
 
     return [
         lambda: run.config, lambda: run.environment, run.records, run.status, run.artefacts, run.figures,
-        lambda: run.load_artefact("spectra-000000001"), lambda: read_checkpoint(run.path / CHECKPOINT), run.load_checkpoint,
-        lambda: TrainConfig.from_stored(run.config), lambda: run.figure_path("report.html"), run.lock.holder, cut,
+        lambda: run.load_artefact("spectra-000000001"), run.load_checkpoint, lambda: read_tensors(run.path / CHECKPOINT),
+        lambda: TrainConfig.from_dict(run.config), run.lock.described, run.lock.held_by_other, cut,
         lambda: summary(run), lambda: write_records(run.records(), run.path / "rows.csv", "csv"),
         lambda: write_records(run.records(), run.path / "rows.jsonl", "jsonl"),
         lambda: write_records(run.records(), run.path / "rows.parquet", "parquet"),
@@ -270,13 +265,8 @@ def _report_target(name: str) -> Target:
 RUNS = {
     **{
         f"run, {name}": _run_target(name)
-        for name in ("config.toml", "environment.json", "records.jsonl", ".files", "lock",
-                     "artefacts/spectra-000000001.safetensors", f"{CHECKPOINT}/model.safetensors",
-                     f"{CHECKPOINT}/state.json", f"{CHECKPOINT}/manifest.json")
-    },
-    **{
-        f"run without manifest, {name}": _run_target(f"{CHECKPOINT}/{name}", manifest=False)
-        for name in ("model.safetensors", "training.safetensors", "state.json")
+        for name in ("config.toml", "environment.json", "records.jsonl", "lock.json",
+                     "artefacts/spectra-000000001.safetensors", CHECKPOINT)
     },
     "report": _report_target("records.jsonl"),
     **{

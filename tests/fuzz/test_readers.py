@@ -92,7 +92,7 @@ def test_configurations_of_any_values(record_property: Any) -> None:
     count = 0
 
     @fuzz
-    @given(st.sampled_from([*CONFIG, "loss", "dtype", "device", "keep", "execution"]), st.text(max_size=8), values)
+    @given(st.sampled_from([*CONFIG, "loss", "dtype", "device", "keep"]), st.text(max_size=8), values)
     def check(key: str, inner: str, value: Any) -> None:
         nonlocal count
         table = CONFIG.get(key)

@@ -1,35 +1,37 @@
-"""The command-line form of a training configuration: from flags to a configuration, and back."""
+"""The command-line form of a training configuration: flags made from its models, and the way back."""
 
 from __future__ import annotations
 
 import inspect
 import shlex
 import tomllib
+import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
+from pydantic.fields import FieldInfo
 
 from gramscope.errors import InputError
-from gramscope_lab.training.config import MOST_MEMBERS, TrainConfig, find_option
-from gramscope_lab.training.options import METHODS, OPTIMIZERS
+from gramscope_lab.training.config import MOST_MEMBERS, TABLES, TrainConfig
+from gramscope_lab.training.method_options import METHODS
 
 N = TypeVar("N", int, float)
-#: where several runs train, for commands that make a :class:`~gramscope_lab.training.placement.Placement`
-Engine = Annotated[str, typer.Option(help="Where several runs train: local, or ray for a Ray cluster.")]
-Address = Annotated[
+#: how several runs train, for commands that make a :class:`~gramscope_lab.training.train.Parallel`
+ParallelOption = Annotated[
     str,
     typer.Option(
-        help="Address of the Ray cluster, or auto (default: RAY_ADDRESS, or a local one).", show_default=False
+        "--parallel",
+        help="How several runs train: auto, stack (one step for all), a number of processes, or ray[:ADDRESS].",
     ),
 ]
 Gpus = Annotated[
-    float | None, typer.Option(help="Share of a GPU for each run: 0.25 lets four share one.", show_default=False)
+    float | None,
+    typer.Option(help="Share of a GPU for each run on a Ray cluster: 0.25 lets four share one.", show_default=False),
 ]
 
-#: panel of the help → flag → the key it sets; type and help text come from the option of that key
+#: panel of the help → flag → the key it sets; type and help text come from the model of that key
 _PANELS = {
     "Data": {
         "--data": "data.name", "--data-dir": "data.dir", "--validation": "data.validation",
@@ -44,13 +46,14 @@ _PANELS = {
         "--epochs": "epochs", "--batch-size": "batch_size", "--loss": "loss", "--schedule": "schedule.name",
         "--warm-up": "schedule.warm_up", "--patience": "patience",
     },
-    "Cadence and execution": {
+    "Cadence": {
         "--device": "device", "--dtype": "dtype", "--evaluate-every": "evaluate_every",
         "--measure-every": "measure.every", "--checkpoint-every": "checkpoint_every", "--keep": "keep",
-        "--execution": "execution",
     },
 }  # fmt: skip
-#: help of keys without an option: names, and options of the nets
+#: flag → key, and the name of its Python argument
+FLAGS = {flag: key for flags in _PANELS.values() for flag, key in flags.items()}
+#: help of names, and of options of the nets
 _TEXTS = {
     "data.name": "data set: digits, mnist, cifar10 … (gramscope data list), or a .npz file",
     "model.name": "net: mlp, cnn, resnet, logistic …, or package.module:factory of your own",
@@ -58,71 +61,55 @@ _TEXTS = {
     "model.activation": "activation, such as gelu or relu",
     "method.name": f"method: {', '.join(METHODS)}",
 }
-
-
-@dataclass(frozen=True)
-class Flag:
-    """One flag, and the key of the configuration that it sets."""
-
-    name: str
-    key: str
-    panel: str
-
-    @property
-    def parameter(self) -> str:
-        """Its name as a Python argument."""
-        return self.name.strip("-").replace("-", "_")
-
-    @property
-    def listed(self) -> bool:
-        """Whether it takes several whole numbers with commas between."""
-        return self.key == "model.hidden"
-
-    @property
-    def kind(self) -> type:
-        """The type of its value on the command line."""
-        option = find_option(self.key)
-        return str if option is None else type(option.default)
-
-    @property
-    def help(self) -> str:
-        """Its line of ``gramscope train --help``."""
-        option = find_option(self.key)
-        text = _TEXTS[self.key] if option is None else option.help
-        if option is not None and option.choices:
-            text += f": {', '.join(option.choices)}"
-        if option is not None and self.key.startswith("method."):
-            text += f" ({', '.join(name for name in OPTIMIZERS if self.key[7:] in METHODS[name])})"
-        return f"{text[0].upper()}{text[1:]}."
-
-
-FLAGS = tuple(Flag(name, key, panel) for panel, flags in _PANELS.items() for name, key in flags.items())
-
 #: used where neither the command line nor a file names them
 DEFAULTS = {"data": {"name": "digits"}, "model": {"name": "mlp"}, "method": {"name": "sgd"}}
+#: the key whose values are whole numbers with commas between
+_LISTED = "model.hidden"
+
+
+def argument(flag: str) -> str:
+    """The name of a flag as a Python argument."""
+    return flag.strip("-").replace("-", "_")
+
+
+def find_field(key: str) -> FieldInfo | None:
+    """The field of a dotted key such as ``schedule.warm_up``; ``None`` where a net or data set defines it."""
+    table, _, name = key.rpartition(".")
+    models = [TABLES.get(table, TrainConfig)] if table != "method" else list(METHODS.values())
+    return None if key in _TEXTS else next((m.model_fields[name] for m in models if name in m.model_fields), None)
+
+
+def _option(flag: str, key: str, panel: str) -> Any:
+    """The annotation from which typer makes a flag."""
+    field = find_field(key)
+    kind: Any = str
+    text = _TEXTS.get(key, "")
+    if field is not None:
+        choices = typing.get_args(field.annotation)
+        kind = str if choices else field.annotation
+        text = f"{field.description}{': ' if choices else ''}{', '.join(map(str, choices))}"
+        if key.startswith("method."):
+            users = [name for name, model in METHODS.items() if key[7:] in model.model_fields and "-" not in name]
+            text += f" ({', '.join(users)})"
+    help_ = f"{text[0].upper()}{text[1:]}."
+    return Annotated[kind | None, typer.Option(flag, help=help_, rich_help_panel=panel, show_default=False)]
 
 
 def takes_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command, whose last parameter is ``**flags``, one option for each flag."""
     signature = inspect.signature(command, eval_str=True)
-    own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    own = [p.replace(kind=keyword) for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     added = [
-        inspect.Parameter(
-            flag.parameter,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None,
-            annotation=Annotated[
-                flag.kind | None,
-                typer.Option(flag.name, help=flag.help, rich_help_panel=flag.panel, show_default=False),
-            ],
-        )
-        for flag in FLAGS
+        inspect.Parameter(argument(flag), keyword, default=None, annotation=_option(flag, key, panel))
+        for panel, flags in _PANELS.items()
+        for flag, key in flags.items()
     ]
-    own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
     command.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
     return command
 
 
+# -- to a configuration -------------------------------------------------------------------------------------------
 def read_config(
     path: Path | None,
     flags: Mapping[str, Any],
@@ -140,10 +127,10 @@ def read_config(
     in_file = None if path is None else TrainConfig.from_toml(path, trust=True)
     tree: dict[str, Any]
     tree = in_file.to_dict() if in_file is not None else {k: dict(v) for k, v in DEFAULTS.items()}
-    for flag in FLAGS:
-        value = flags.get(flag.parameter)
+    for flag, key in FLAGS.items():
+        value = flags.get(argument(flag))
         if value is not None:
-            _put(tree, flag.key, numbers(flag.name, value, int) if flag.listed else value)
+            _put(tree, key, numbers(flag, value, int) if key == _LISTED else value)
     parse_assignments(settings, tree)
     for sweep in sweeps:
         key, value = _assignment("--sweep", sweep, listed=True)
@@ -163,39 +150,14 @@ def read_config(
 
 def parse_seeds(seeds: str | None, seed: int | None = None) -> list[int]:
     """``5`` is five seeds counted from ``seed``; ``3,7`` are these two."""
-    try:
-        numbers = [int(part) for part in (seeds or "1").split(",")]
-    except ValueError:
-        raise InputError(f"--seeds {seeds}: give how many (5) or which (0,3,7)") from None
-    if len(numbers) > 1:
-        if len(set(numbers)) < len(numbers) or min(numbers) < 0:
-            raise InputError(f"--seeds {seeds}: give each seed once, from 0 on")
+    found = numbers("--seeds", seeds or "1", int)
+    if len(found) > 1:
         if seed is not None:
             raise InputError(f"--seeds {seeds} names the seeds; --seed {seed} only goes with a number of them")
-        return numbers
-    if not 1 <= numbers[0] <= MOST_MEMBERS:
-        raise InputError(f"--seeds {seeds}: give 1 to {MOST_MEMBERS:,} seeds")
-    return list(range(seed or 0, (seed or 0) + numbers[0]))
-
-
-def to_arguments(config: TrainConfig) -> list[str]:
-    """The command-line arguments that give this configuration."""
-    plain = TrainConfig.from_dict({**DEFAULTS, **{name: {"name": config.to_dict()[name]["name"]} for name in DEFAULTS}})
-    wanted, default = _leaves(config.to_dict()), _leaves(plain.to_dict())
-    arguments: list[str] = []
-    for flag in FLAGS:
-        value = wanted.get(flag.key)
-        named = flag.key in ("data.name", "model.name", "method.name")
-        if (value != default.get(flag.key) or named) and (not flag.listed or _is_numbers(value)):
-            arguments += [flag.name, _text(wanted.pop(flag.key))]
-    for key, value in wanted.items():
-        if key != "seeds" and not key.startswith("sweep/") and default.get(key) != value:
-            arguments += ["--set", f"{key}={_toml(value)}"]
-    for key, values in config.sweep.items():
-        arguments += ["--sweep", f"{key}={_toml(list(values))}"]
-    if len(config.seeds) == 1:
-        return [*arguments, "--seed", str(config.seeds[0])]
-    return [*arguments, "--seeds", ",".join(map(str, config.seeds))]
+        return found
+    if not found or not 1 <= found[0] <= MOST_MEMBERS:
+        raise InputError(f"--seeds {seeds}: give how many, 1 to {MOST_MEMBERS:,}, or which (0,3,7)")
+    return list(range(seed or 0, (seed or 0) + found[0]))
 
 
 def parse_assignments(settings: Iterable[str], tree: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -221,7 +183,7 @@ def _assignment(flag: str, text: str, *, listed: bool = False) -> tuple[str, Any
     if not equals or not key:
         raise InputError(f"{flag} {text}: write key=value, such as {'lr=0.1,0.01' if listed else 'data.seed=3'}")
     if listed and not value.startswith("["):
-        return key.strip(), [_value(part) for part in value.split(",")]
+        return key.strip(), [_value(item) for item in value.split(",")]
     return key.strip(), _value(value)
 
 
@@ -235,20 +197,11 @@ def _value(text: str) -> Any:
         return text.strip()
 
 
-def _toml(value: Any) -> str:
-    """A value as TOML on one line."""
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_toml, value))}]"
-    import tomli_w
-
-    return tomli_w.dumps({"value": value}).split("=", 1)[1].strip()
-
-
 def numbers(flag: str, text: str, kind: type[N], least: float | None = None) -> list[N]:
     """Numbers with commas between."""
     words = "whole numbers" if kind is int else "numbers"
     try:
-        found = [kind(part) for part in text.split(",") if part.strip()]
+        found = [kind(item) for item in text.split(",") if item.strip()]
     except ValueError:
         raise InputError(f"{flag} {text}: give {words} with commas between, such as 256,512") from None
     if least is not None and (not found or min(found) < least):
@@ -256,25 +209,48 @@ def numbers(flag: str, text: str, kind: type[N], least: float | None = None) -> 
     return found
 
 
-def _text(value: Any) -> str:
-    if isinstance(value, list):
-        return ",".join(map(str, value))
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
-
-
-def _is_numbers(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
+# -- and back -----------------------------------------------------------------------------------------------------
+def to_arguments(config: TrainConfig) -> list[str]:
+    """The command-line arguments that give this configuration."""
+    tree = config.to_dict()
+    plain = TrainConfig.from_dict({**DEFAULTS, **{name: {"name": tree[name]["name"]} for name in DEFAULTS}})
+    wanted, default = _leaves(tree), _leaves(plain.to_dict())
+    flags = {key: flag for flag, key in FLAGS.items()}
+    arguments: list[str] = []
+    for key, value in wanted.items():
+        named = key.endswith(".name") and key.partition(".")[0] in DEFAULTS
+        if value == default.get(key) and not named:
+            continue
+        listed = isinstance(value, list)
+        if key in flags and (not listed or (value and all(type(item) is int for item in value))):
+            arguments += [flags[key], ",".join(map(str, value)) if listed else str(value)]
+        else:
+            arguments += ["--set", f"{key}={_toml(value)}"]
+    for key, values in config.sweep.items():
+        arguments += ["--sweep", f"{key}={_toml(list(values))}"]
+    if len(config.seeds) == 1:
+        return [*arguments, "--seed", str(config.seeds[0])]
+    return [*arguments, "--seeds", ",".join(map(str, config.seeds))]
 
 
 def _leaves(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted keys of a configuration; sweeps, whose keys have dots themselves, are marked with a slash."""
-    found: dict[str, Any] = {}
+    """Dotted keys and values, the names of data set, net and method first; without seeds and sweep."""
+    found: dict[str, Any] = {f"{table}.name": tree[table]["name"] for table in DEFAULTS}
     for key, value in tree.items():
-        if isinstance(value, Mapping):
-            found |= {f"{key}{'/' if key == 'sweep' else '.'}{name}": item for name, item in value.items()}
-        else:
-            found[key] = value
+        if key not in ("seeds", "sweep"):
+            found |= (
+                {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, Mapping) else {key: value}
+            )
     return found
+
+
+def _toml(value: Any) -> str:
+    """A value as TOML on one line."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    import tomli_w
+
+    return tomli_w.dumps({"value": value}).split("=", 1)[1].strip()
 
 
 def format_command(arguments: Sequence[str]) -> str:

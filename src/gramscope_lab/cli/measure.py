@@ -14,7 +14,7 @@ from gramscope.errors import InputError
 from gramscope_lab.cli.console import cell, console_width, messages, print_json, print_table
 from gramscope_lab.cli.flags import parse_assignments
 from gramscope_lab.spread import spread_text
-from gramscope_lab.training.config_tables import DataTable, MeasureTable, ModelTable
+from gramscope_lab.training.config import DataTable, MeasureTable, ModelTable
 
 if TYPE_CHECKING:
     from gramscope_lab.training.layer_measures import Measured

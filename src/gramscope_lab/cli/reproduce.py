@@ -12,7 +12,7 @@ import typer
 from gramscope.errors import GramscopeError, InputError
 from gramscope_lab.cli.console import TerminalReporter, messages, print_json, print_table, results, without_empty
 from gramscope_lab.cli.demo import write_report
-from gramscope_lab.cli.flags import Address, Engine, Gpus, parse_assignments, parse_seeds
+from gramscope_lab.cli.flags import Gpus, ParallelOption, parse_assignments, parse_seeds
 from gramscope_lab.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -43,8 +43,7 @@ def command(
         ),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …")] = "auto",
-    engine: Engine = "local",
-    address: Address = "",
+    parallel: ParallelOption = "auto",
     gpus: Gpus = None,
     out: Annotated[
         Path | None,
@@ -87,7 +86,7 @@ def command(
     from gramscope_lab.experiments.catalogue import catalogue, find
     from gramscope_lab.experiments.experiment import Options
     from gramscope_lab.experiments.running import default_directory, reproduce
-    from gramscope_lab.training.placement import Placement
+    from gramscope_lab.training.train import Parallel
 
     chosen = [entry.name for entry in catalogue()] if names == ["all"] else [find(name).name for name in names]
     values = _values(data, seeds, set_)
@@ -102,7 +101,7 @@ def command(
         force=force,
         plot_only=plot_only,
         reporter=TerminalReporter(),
-        placement=Placement(engine, address, gpus),
+        parallel=Parallel(parallel, gpus),
     )
     if len(chosen) == 1:
         made = run(chosen[0], out=out)

@@ -55,7 +55,7 @@ def show(
     console = results()
     print_table(str(run), [summary(directory)])
     if "method" in directory.config:
-        console.print("Repeat it:", format_command(to_arguments(TrainConfig.from_stored(directory.config))))
+        console.print("Repeat it:", format_command(to_arguments(TrainConfig.from_dict(directory.config))))
     facts = directory.environment
     if facts:
         console.print(f"Made with torch {facts.get('torch')} on {facts.get('device')}, {facts.get('started')}")

@@ -9,7 +9,7 @@ import typer
 
 from gramscope.errors import InputError
 from gramscope_lab.cli.console import TerminalReporter, messages, print_json, print_table, without_empty
-from gramscope_lab.cli.flags import Address, Engine, Gpus, read_config, takes_flags
+from gramscope_lab.cli.flags import Gpus, ParallelOption, read_config, takes_flags
 from gramscope_lab.runs.layout import free_path
 
 
@@ -20,7 +20,12 @@ def command(
         Path | None, typer.Option(help="Run directory (default: runs/DATA-MODEL-METHOD, numbered).", show_default=False)
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a stopped run where it was saved.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace the run that is in the directory.")] = False,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Replace the run in the directory, with its figures; with --resume, take its lock over."
+        ),
+    ] = False,
     seeds: Annotated[str | None, typer.Option(help="How many seeds (5), or which (0,3,7).")] = None,
     seed: Annotated[int | None, typer.Option(help="The seed, or the first of --seeds.")] = None,
     sweep: Annotated[
@@ -32,8 +37,7 @@ def command(
     trust: Annotated[
         bool, typer.Option("--trust", help="Let the file or the run name a function of your own as the net.")
     ] = False,
-    engine: Engine = "local",
-    address: Address = "",
+    parallel: ParallelOption = "auto",
     gpus: Gpus = None,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print the configuration as TOML and stop.")
@@ -57,31 +61,30 @@ def command(
 
       gramscope train --resume runs/x
 
-      gramscope train --data mnist --sweep lr=0.1,0.01 --seeds 5 --engine ray --address auto --gpus 0.25
+      gramscope train --data mnist --sweep lr=0.1,0.01 --seeds 5 --parallel ray:auto --gpus 0.25
     """
-    from gramscope_lab.training.placement import Placement
-
-    placement = Placement(engine, address, gpus)
     given = [name for name, value in flags.items() if value is not None]
     if resume:
         out = out or config
-        if given or set_ or sweep or seeds is not None or seed is not None or force:
+        if given or set_ or sweep or seeds is not None or seed is not None:
             raise InputError("--resume takes the configuration stored in the run directory and no other options")
         if out is None:
             raise InputError("--resume: name the run directory, such as: gramscope train --resume runs/x")
-        from gramscope_lab.training.train import resume_run
+        from gramscope_lab.training.train import Parallel, resume_run
 
-        trained = resume_run(out, reporter=TerminalReporter(), trust=trust, placement=placement)
+        way = Parallel(parallel, gpus)
+        trained = resume_run(out, reporter=TerminalReporter(), trust=trust, parallel=way, force=force)
     else:
         chosen = read_config(config, flags, set_, sweep, seeds, seed, trust=trust or print_config)
         if print_config:
             typer.echo(chosen.to_toml(), nl=False)
             return
-        from gramscope_lab.training.train import train
+        from gramscope_lab.training.train import Parallel, train
 
+        way = Parallel(parallel, gpus)
         name = f"{Path(chosen.data.name).stem}-{chosen.model.name.split(':')[-1]}-{chosen.method.name}"
         out = out or free_path(Path("runs") / name)
-        trained = train(chosen, out, force=force, reporter=TerminalReporter(), placement=placement)
+        trained = train(chosen, out, force=force, reporter=TerminalReporter(), parallel=way)
     show_result(trained, out, json)
 
 

@@ -20,8 +20,8 @@ from gramscope.errors import InputError
 from gramscope.layers.model_call import evaluating
 from gramscope.measures.linearity import target_linearity
 from gramscope_lab.experiments.bert_tasks import IGNORED, Encoded, require_transformers
-from gramscope_lab.training.config_tables import ScheduleTable
-from gramscope_lab.training.plan import schedule_factor
+from gramscope_lab.training.config import ScheduleTable
+from gramscope_lab.training.job import schedule_factor
 from gramscope_lab.training.random_state import PrivateRandomState, epoch_order
 
 
@@ -131,7 +131,7 @@ class Trainer:
 
     def epoch(self, number: int, advance: Callable[[int], None]) -> float:
         """Train epoch ``number`` (from 0) and return its mean loss."""
-        table = ScheduleTable("linear", warm_up=self.recipe.warm_up * self.recipe.epochs)
+        table = ScheduleTable(name="linear", warm_up=self.recipe.warm_up * self.recipe.epochs)
         order = epoch_order(self.seed, number, len(self.data.labels))
         total = torch.zeros((), device=self.device)
         self.model.train()

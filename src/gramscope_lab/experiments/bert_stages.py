@@ -39,13 +39,11 @@ from gramscope_lab.experiments.bert_tasks import (
 )
 from gramscope_lab.experiments.experiment import Computation, Options, Part, Recorder
 from gramscope_lab.experiments.generated_language import Language
-from gramscope_lab.runs.checkpoints import Checkpoint
 from gramscope_lab.runs.directory import RunDirectory
 from gramscope_lab.training.job import resolve_device
-from gramscope_lab.training.packing import pack, portable, unpack
-from gramscope_lab.training.placement import Placement
 from gramscope_lab.training.random_state import PrivateRandomState
 from gramscope_lab.training.reporter import Reporter
+from gramscope_lab.training.train import Parallel
 
 
 @dataclass(frozen=True)
@@ -133,7 +131,7 @@ def _pretrain(settings: Settings, options: Options, seed: int, recorder: Recorde
         recorder.record("pretraining", seed=seed, epoch=epoch + 1, loss=trainer.epoch(epoch, recorder.reporter.advance))
     recorder.reporter.finish()
     weights = model.bert.state_dict()  # type: ignore[union-attr]
-    recorder.save("encoder", **{name: portable(tensor) for name, tensor in weights.items()})
+    recorder.save("encoder", **{name: tensor.detach().clone() for name, tensor in weights.items()})
 
 
 # -- stages -------------------------------------------------------------------------------------------------------
@@ -151,16 +149,13 @@ class FineTuning:
         """Whether its last record is there."""
         return root.member(self.name).status() == "finished"
 
-    def run(self, root: RunDirectory, reporter: Reporter, placement: Placement | None = None) -> None:
+    def run(self, root: RunDirectory, reporter: Reporter, parallel: Parallel | str = "auto") -> None:
         """Fine-tune, measuring after every epoch; a checkpoint per epoch."""
         directory = root.member(self.name)
         if not directory.exists():
             RunDirectory.create(directory.path, {"part": self.name})
         with directory.lock:
-            try:
-                self._run(root, directory, reporter)
-            finally:
-                directory.close()
+            self._run(root, directory, reporter)
 
     def _run(self, root: RunDirectory, directory: RunDirectory, reporter: Reporter) -> None:
         settings, device = self.settings, resolve_device(self.options.device)
@@ -224,10 +219,7 @@ class FineTuning:
         directory.append(*({**head, "layer": i, "target_linearity": value} for i, value in enumerate(values)))
 
     def _save(self, directory: RunDirectory, model: nn.Module, trainer: Trainer, epoch: int) -> None:
-        tensors, tree = pack(trainer.state())
-        weights = {name: portable(tensor) for name, tensor in model.state_dict().items()}
-        state = {"training": tree, "records": directory.records_position()}
-        directory.save_checkpoint(Checkpoint(epoch, weights, tensors, state))
+        directory.save_checkpoint(epoch, model.state_dict(), trainer.state())
         directory.prune_checkpoints(1)
 
     def _resume(self, directory: RunDirectory, model: nn.Module, trainer: Trainer) -> int:
@@ -238,5 +230,5 @@ class FineTuning:
         found = directory.load_checkpoint()
         directory.rewind(found)
         model.load_state_dict(dict(found.model))
-        trainer.load_state(unpack(found.tensors, found.state["training"]))
+        trainer.load_state(found.state)
         return found.step

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
@@ -17,12 +16,10 @@ from gramscope_lab.experiments.plots import Figure
 from gramscope_lab.runs.directory import RunDirectory
 from gramscope_lab.runs.records import Record
 from gramscope_lab.training.config import TrainConfig
-from gramscope_lab.training.loop import Measure
-from gramscope_lab.training.placement import Placement
 from gramscope_lab.training.reporter import Reporter
 from gramscope_lab.training.sample_losses import SampleLoss
-from gramscope_lab.training.train import train
-from gramscope_lab.training.trained import Trained
+from gramscope_lab.training.train import Parallel, Trained, train
+from gramscope_lab.training.trainer import Measure
 
 Scale: TypeAlias = Literal["quick", "paper"]
 Selection: TypeAlias = Literal["validation", "test"]
@@ -89,11 +86,11 @@ class Computation:
         """Whether it has written its last record."""
         return root.member(self.name).status() == "finished"
 
-    def run(self, root: RunDirectory, reporter: Reporter, placement: Placement | None = None) -> None:
+    def run(self, root: RunDirectory, reporter: Reporter, parallel: Parallel | str = "auto") -> None:
         """Run it from the start, in this process."""
         directory = RunDirectory.create(root.member(self.name).path, {"part": self.name}, force=True)
         started = time.perf_counter()
-        with directory.lock, closing(directory):
+        with directory.lock:
             self.compute(Recorder(directory, reporter, self.name))
             directory.append({"kind": "end", "finished": True, "seconds": time.perf_counter() - started})
 
@@ -123,7 +120,7 @@ class Training:
         names = [self.name] if self.after is None else [self.name, f"{self.name}.after"]
         return all(root.member(name).status() == "finished" for name in names)
 
-    def run(self, root: RunDirectory, reporter: Reporter, placement: Placement | None = None) -> None:
+    def run(self, root: RunDirectory, reporter: Reporter, parallel: Parallel | str = "auto") -> None:
         """Train, continuing from checkpoints; then measure."""
         directory, after, model = root.member(self.name), self.after, self.model
         trained = train(
@@ -135,7 +132,7 @@ class Training:
             model=None if model is None else lambda config, data: model(config, data, root),
             loss=self.loss,
             measure=self.measure,
-            placement=placement,
+            parallel=parallel,
         )
         if after is not None:
             Computation(f"{self.name}.after", lambda recorder: after(trained, recorder)).run(root, reporter)

@@ -38,8 +38,7 @@ from gramscope_lab.experiments.experiment import (
 )
 from gramscope_lab.experiments.plots import PALETTE, Figure, band, curve, legend_below, listed, mean, panels, percent
 from gramscope_lab.runs.records import Record
-from gramscope_lab.training.config import TrainConfig
-from gramscope_lab.training.config_tables import DataTable
+from gramscope_lab.training.config import DataTable, TrainConfig
 from gramscope_lab.training.job import load_data
 
 #: glob of the layers that see hidden features: all but ``hidden1``

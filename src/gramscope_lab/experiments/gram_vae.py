@@ -36,7 +36,7 @@ from gramscope_lab.experiments.experiment import (
 from gramscope_lab.experiments.plots import Figure, band, curve, legend_below, listed, matrix, panels
 from gramscope_lab.training.config import TrainConfig
 from gramscope_lab.training.job import Job, load_data
-from gramscope_lab.training.trained import Trained
+from gramscope_lab.training.train import Trained
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from gramscope_lab.experiments.experiment import (
 )
 from gramscope_lab.experiments.plots import Figure, matrix, mean, panels, picture, spread
 from gramscope_lab.training.job import load_data, resolve_device
-from gramscope_lab.training.trained import Trained
+from gramscope_lab.training.train import Trained
 
 
 def _corrupted(kernel: Tensor, seed: int, draws: int) -> list[Tensor]:

@@ -17,8 +17,8 @@ from gramscope_lab.runs.directory import RunDirectory
 from gramscope_lab.runs.environment import describe_environment
 from gramscope_lab.training.interrupt import Interrupted
 from gramscope_lab.training.job import resolve_device
-from gramscope_lab.training.placement import Placement
 from gramscope_lab.training.reporter import Reporter
+from gramscope_lab.training.train import Parallel
 
 S = TypeVar("S")
 #: the member that holds the claims
@@ -59,7 +59,7 @@ def reproduce(
     force: bool = False,
     plot_only: bool = False,
     reporter: Reporter | None = None,
-    placement: Placement | None = None,
+    parallel: Parallel | str = "auto",
 ) -> Reproduction:
     """Reproduce a published result.
 
@@ -72,7 +72,7 @@ def reproduce(
         plot_only: run nothing; draw and judge from the records that are there, with the settings they were made with
             (scale, selection and values, where given, must be those).
         reporter: receives notes and progress.
-        placement: where the runs of a training train, this machine by default.
+        parallel: how the runs of a training train, see :class:`~gramscope_lab.training.train.Parallel`.
 
     Raises:
         Interrupted: the user asked to stop; the same call continues.
@@ -95,14 +95,13 @@ def reproduce(
         parts = experiment.parts(settings, options)
         root = _root(path, _config(entry, settings, options), options.device, force=force)
         with root.lock:
-            _run_parts(parts, root, reporter or Reporter(), placement)
+            _run_parts(parts, root, reporter or Reporter(), parallel)
     results: Results[Any] = Results(entry.name, settings, options, root)
     with figure_style():
         figures = save_figure(experiment.figure(results), root, entry.name)
     claims = tuple(experiment.judge(results))
     directory = RunDirectory.create(root.path / CLAIMS, {"part": CLAIMS}, force=True)
     directory.append(*({"kind": "claim", **asdict(claim)} for claim in claims), {"kind": "end", "finished": True})
-    directory.close()
     seconds = time.perf_counter() - started
     return Reproduction(entry, options, path, figures, claims, seconds, _selection(experiment, options))
 
@@ -113,7 +112,7 @@ def default_directory(name: str, options: Options) -> Path:
     return Path("runs") / f"{name}-{options.scale}{chosen}"
 
 
-def _run_parts(parts: Sequence[Part], root: RunDirectory, reporter: Reporter, placement: Placement | None) -> None:
+def _run_parts(parts: Sequence[Part], root: RunDirectory, reporter: Reporter, parallel: Parallel | str) -> None:
     missing = [part for part in parts if not part.complete(root)]
     if len(missing) < len(parts):
         reporter.note(f"{root.path}: {len(parts) - len(missing)} of {len(parts)} parts are complete and are kept")
@@ -126,7 +125,7 @@ def _run_parts(parts: Sequence[Part], root: RunDirectory, reporter: Reporter, pl
         if len(missing) > 1:
             reporter.note(f"part {number + 1} of {len(missing)}: {part.name}{left}")
         try:
-            part.run(root, reporter, placement)
+            part.run(root, reporter, parallel)
         except (KeyboardInterrupt, Interrupted):
             raise Interrupted(
                 f"stopped in part {part.name} of {root.path}; complete parts are kept and the same command continues"

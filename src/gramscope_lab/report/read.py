@@ -5,7 +5,6 @@ What is damaged is left out and named, never raised. :class:`~gramscope_lab.runs
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 from gramscope.errors import GramscopeError
 from gramscope.names import printable
 from gramscope_lab.runs.directory import RunDirectory
-from gramscope_lab.runs.files import MOST_RECORDS, read_file
 from gramscope_lab.runs.layout import CONFIG, ENVIRONMENT, RECORDS
 from gramscope_lab.runs.records import Record
 from gramscope_lab.spread import Spread, spread
@@ -264,7 +262,7 @@ def _read_run(directory: RunDirectory, root: RunDirectory) -> Run:
     config = readable(CONFIG, lambda: directory.config, {}, problems)
     environment = readable(ENVIRONMENT, lambda: directory.environment, {}, problems)
     records = readable(RECORDS, lambda: _records(directory, problems), [], problems)
-    status = "damaged" if problems else readable("", lambda: directory.status(records), "damaged", problems)
+    status = "damaged" if problems else readable("", directory.status, "damaged", problems)
     return Run(directory, root, config, environment, records, status, problems)
 
 
@@ -286,26 +284,10 @@ def _spelled_out(value: Any) -> Any:
 
 
 def _records(directory: RunDirectory, problems: list[str]) -> list[Record]:
-    """All readable records; an unfinished last line is no damage."""
-    path = directory.at(RECORDS)
-    if not path.exists():
-        return []
-    lines = read_file(path, MOST_RECORDS).split(b"\n")
+    """All readable records."""
     left_out: Counter[str] = Counter()
-    found = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            if number < len(lines):
-                problems.append(f"{RECORDS}, line {number} is not JSON and was left out.")
-            continue
-        if not isinstance(record, dict):
-            problems.append(f"{RECORDS}, line {number} is not an object and was left out.")
-        elif (cleaned := _cleaned(record, left_out)) is not None:
-            found.append(cleaned)
+    lines = directory.iter_records(damaged=problems)
+    found = [cleaned for record in lines if (cleaned := _cleaned(record, left_out)) is not None]
     problems += [f"{RECORDS}: {count} {reason}." for reason, count in left_out.items() if count]
     return found
 

@@ -1,140 +1,121 @@
-"""Checkpoints on disk: one folder a step, ``model.safetensors``, ``training.safetensors``, ``state.json``, ``manifest.json``.
+"""Checkpoints on disk: one safetensors file a step, with the model, the training state and a digest of both.
 
-A folder appears under its name only when it is complete. ``model.safetensors`` is the model's own ``state_dict``, so
-that anybody can load it; the rest is what training needs to go on. Checkpoints of earlier versions have no manifest.
+Tensors named ``model/…`` are the model's own ``state_dict``, those named ``state/…`` belong to the training state. The metadata
+hold the rest of the state as JSON, the bytes of records that belong to the checkpoint, and the SHA-256 of the file in which
+the digest itself is zeros.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gramscope.errors import DamagedCheckpointError, InputError
 from gramscope_lab.runs import files
-from gramscope_lab.runs.manifest import MANIFEST, check_manifest, with_manifest
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-MODEL = "model.safetensors"
-TRAINING = "training.safetensors"
-STATE = "state.json"
 #: most bytes of the list of tensors at the start of a file: about 100,000 tensors, which take seconds to read
-MOST_NAMES = 1 << 23
-_NAME = re.compile(r"step-(\d{9,18})")
+MOST_NAMES = 1 << 24
+_NAME = re.compile(r"step-(\d{9,18})\.safetensors")
+_DIGEST, _ZEROS = b'"digest":"', b"0" * 64
+_TENSOR, _TUPLE, _DICT, _FLOAT = "$tensor", "$tuple", "$dict", "$float"
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A training state at ``step``: the model's weights, other tensors by name, and plain values."""
+    """A training state at ``step``: the model's weights, any nested state, and where its records end."""
 
     step: int
     model: Mapping[str, Tensor] = field(repr=False)
-    tensors: Mapping[str, Tensor] = field(repr=False)
-    state: Mapping[str, Any]
+    state: Any = field(repr=False)
+    records_end: int = 0
 
 
-def is_checkpoint(folder: Path) -> bool:
-    """Whether a folder is one checkpoint."""
-    return _NAME.fullmatch(folder.name) is not None and (folder / MODEL).is_file()
+def is_checkpoint(path: Path) -> bool:
+    """Whether a path is one checkpoint."""
+    return _NAME.fullmatch(path.name) is not None and path.is_file()
+
+
+def step_of(path: Path) -> int:
+    """The step in the name of a checkpoint."""
+    match = _NAME.fullmatch(path.name)
+    if match is None:
+        raise InputError(f"{path} is not a checkpoint; checkpoints are files named step-000000123.safetensors")
+    return int(match.group(1))
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
-    """The folder of a step."""
-    return files.inside(folder, f"step-{step:09d}")
+    """The file of a step."""
+    return folder / f"step-{step:09d}.safetensors"
 
 
 def checkpoint_steps(folder: Path) -> list[int]:
-    """Steps with a complete checkpoint, ascending."""
-    found = ((name, _NAME.fullmatch(name)) for name in files.names_in(folder))
-    return sorted(int(match.group(1)) for name, match in found if match and files.is_folder(folder / name))
+    """Steps with a checkpoint, ascending."""
+    return sorted(step_of(folder / name) for name in files.names_in(folder) if _NAME.fullmatch(name))
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Write a checkpoint atomically. One that is there already stays, unless it is damaged."""
+    """Write a checkpoint atomically."""
     from safetensors.torch import save
 
-    with files.explained(str(folder)):
-        files.make_folder(folder)
-        files.remove_unfinished(folder)
-        path = checkpoint_path(folder, checkpoint.step)
-        if files.exists(path):
-            if is_intact(path):
-                return path
-            files.remove(path)
-    contents = {
-        MODEL: save(dict(checkpoint.model)),
-        TRAINING: save(dict(checkpoint.tensors)),
-        STATE: (files.to_json(dict(checkpoint.state), indent=1) + "\n").encode(),
-    }
-    files.write_folder(path, with_manifest(checkpoint.step, contents))
+    tensors = {f"model/{name}": _portable(tensor) for name, tensor in checkpoint.model.items()}
+    tree = _pack(checkpoint.state, "state", tensors)
+    facts = {"step": checkpoint.step, "records_end": checkpoint.records_end, "state": tree}
+    content = bytearray(save(tensors, {"gramscope": json.dumps(facts), "digest": _ZEROS.decode()}))
+    at = content.index(_DIGEST + _ZEROS) + len(_DIGEST)
+    content[at : at + len(_ZEROS)] = hashlib.sha256(content).hexdigest().encode()
+    files.make_folder(folder)
+    path = checkpoint_path(folder, checkpoint.step)
+    files.write_file(path, bytes(content))
     return path
 
 
-def prune_checkpoints(folder: Path, keep: int) -> None:
-    """Remove all checkpoints but the newest ``keep``; nothing else in the folder is touched."""
-    steps = checkpoint_steps(folder)
-    remove_checkpoints(folder, steps[: max(0, len(steps) - keep)])
-
-
-def remove_checkpoints(folder: Path, steps: Iterable[int]) -> None:
-    """Remove checkpoints. Each is renamed first, so that a crash never leaves a part of one under its name."""
-    with files.explained(str(folder)):
-        for step in steps:
-            path = checkpoint_path(folder, step)
-            doomed = path.with_name(f"{files.TEMPORARY}{path.name}")
-            files.remove(doomed)
-            files.system.rename(path, doomed)
-            files.remove(doomed)
-
-
-def is_intact(path: Path) -> bool:
-    """Whether a checkpoint can be read and is what was written."""
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Read a checkpoint, on the CPU, after comparing it with its digest."""
+    step = step_of(path)
     try:
-        read_checkpoint(path)
-    except InputError:
-        return False
-    return True
+        content = files.read_file(path, memory())
+        tensors = parse_tensors(path, content)
+        metadata = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"]
+        digest = metadata["digest"]
+        if hashlib.sha256(content.replace(_DIGEST + digest.encode(), _DIGEST + _ZEROS, 1)).hexdigest() != digest:
+            raise ValueError("it is not what was written")
+        facts = json.loads(metadata["gramscope"])
+        if facts["step"] != step:
+            raise ValueError(f"it holds the checkpoint of step {facts['step']!r}")
+        model = {key.removeprefix("model/"): tensor for key, tensor in tensors.items() if key.startswith("model/")}
+        return Checkpoint(step, model, _unpack(facts["state"], tensors), facts["records_end"])
+    except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        reason = str(error).removeprefix(f"{path} is damaged: ")
+        raise DamagedCheckpointError(f"{path} is damaged: {reason}; restore it or remove it") from error
 
 
-def read_checkpoint(path: Path, device: str = "cpu") -> Checkpoint:
-    """Read the checkpoint in folder ``path`` (named ``step-…``), and compare it with its manifest, if it has one."""
-    match = _NAME.fullmatch(path.name)
-    if match is None:
-        raise InputError(f"{path} is not a checkpoint; checkpoints are folders named step-000000123")
-    step = int(match.group(1))
-    missing = [name for name in (MODEL, TRAINING, STATE) if not files.exists(path / name)]
-    if missing:
-        raise DamagedCheckpointError(f"{path} has no {', '.join(missing)}; restore it or remove its folder")
-    contents = {name: _content(path, name) for name in (MODEL, TRAINING, STATE)}
-    if files.exists(path / MANIFEST):
-        check_manifest(path, step, contents, _content(path, MANIFEST))
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read a safetensors file, on the CPU, with an error that names it."""
+    return parse_tensors(path, files.read_file(path, memory()))
+
+
+def parse_tensors(path: Path, content: bytes) -> dict[str, Tensor]:
+    """The tensors in the content of a safetensors file."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    names = int.from_bytes(content[:8], "little")
+    if names > MOST_NAMES:
+        raise DamagedCheckpointError(f"{path} lists its tensors in {names} bytes; at most {MOST_NAMES} are read")
     try:
-        state = json.loads(contents[STATE])
-    except (ValueError, RecursionError) as error:
-        raise DamagedCheckpointError(f"cannot read {path / STATE}: {error}; restore it or remove {path}") from error
-    if not isinstance(state, dict):
-        raise DamagedCheckpointError(f"{path / STATE} holds {type(state).__name__}, not an object; remove {path}")
-    model, tensors = (_tensors(path / name, contents[name], device) for name in (MODEL, TRAINING))
-    return Checkpoint(step, model, tensors, state)
-
-
-def _content(path: Path, name: str) -> bytes:
-    """A file of a checkpoint. A link, a folder or a bad sector in its place damages this checkpoint, not those before."""
-    try:
-        return files.read_file(files.inside(path, name), memory())
-    except InputError as error:
-        raise DamagedCheckpointError(str(error)) from error
-
-
-def read_tensors(path: Path, device: str = "cpu") -> dict[str, Tensor]:
-    """Read a safetensors file that the user named (it may be a link), with an error that names it."""
-    return _tensors(path, files.read_file(path.resolve(), memory()), device)
+        return load(content)
+    except (SafetensorError, ValueError, RuntimeError, KeyError, TypeError) as error:
+        raise DamagedCheckpointError(f"{path} is damaged: {error}; restore it or remove it") from error
 
 
 def memory() -> int:
@@ -145,14 +126,45 @@ def memory() -> int:
         return 1 << 40
 
 
-def _tensors(path: Path, content: bytes, device: str) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load
+# -- nested states ------------------------------------------------------------------------------------------------
+def _pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    """A nested state as JSON that refers to ``tensors``; number keys, tuples and infinities, which JSON lacks, are tagged."""
+    if hasattr(value, "untyped_storage"):  # a tensor; torch is not imported here
+        tensors[path] = _portable(value)
+        return {_TENSOR: path}
+    if isinstance(value, Mapping):
+        items = [(key, _pack(item, f"{path}/{key}", tensors)) for key, item in value.items()]
+        if all(isinstance(key, str) and not key.startswith("$") for key, _ in items):
+            return dict(items)
+        if all(isinstance(key, str | int) for key, _ in items):
+            return {_DICT: [list(item) for item in items]}
+    elif isinstance(value, list | tuple):
+        items = [_pack(item, f"{path}/{index}", tensors) for index, item in enumerate(value)]
+        return items if isinstance(value, list) else {_TUPLE: items}
+    elif isinstance(value, float) and not math.isfinite(value):
+        return {_FLOAT: repr(value)}
+    elif value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise InputError(f"a checkpoint cannot hold {path} = {value!r} of type {type(value).__name__}")
 
-    names = int.from_bytes(content[:8], "little")
-    if names > MOST_NAMES:
-        raise DamagedCheckpointError(f"{path} lists its tensors in {names} bytes; at most {MOST_NAMES} are read")
-    try:
-        return {name: tensor.to(device) for name, tensor in load(content).items()}
-    except (SafetensorError, ValueError, RuntimeError, KeyError, TypeError) as error:
-        raise DamagedCheckpointError(f"cannot read {path}: {error}; restore the file, or remove its folder") from error
+
+def _unpack(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """The inverse of :func:`_pack`."""
+    if isinstance(tree, list):
+        return [_unpack(item, tensors) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    if _TENSOR in tree:
+        return tensors[tree[_TENSOR]]
+    if _TUPLE in tree:
+        return tuple(_unpack(item, tensors) for item in tree[_TUPLE])
+    if _DICT in tree:
+        return {key: _unpack(item, tensors) for key, item in tree[_DICT]}
+    if _FLOAT in tree:
+        return float(tree[_FLOAT])
+    return {key: _unpack(item, tensors) for key, item in tree.items()}
+
+
+def _portable(tensor: Tensor) -> Tensor:
+    """A contiguous copy on the CPU that shares memory with nothing (safetensors refuses shared memory)."""
+    return tensor.detach().cpu().contiguous().clone()

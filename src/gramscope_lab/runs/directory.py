@@ -1,7 +1,4 @@
-"""The run directory: everything that is read from it and written to it.
-
-A run directory may come from somebody else: links in it are not followed, and names in its files lead nowhere outside.
-"""
+"""The run directory: everything that is read from it and written to it."""
 
 from __future__ import annotations
 
@@ -17,13 +14,12 @@ from gramscope_lab.runs.checkpoints import (
     checkpoint_path,
     checkpoint_steps,
     is_checkpoint,
-    prune_checkpoints,
     read_checkpoint,
     read_tensors,
-    remove_checkpoints,
+    step_of,
     write_checkpoint,
 )
-from gramscope_lab.runs.files import from_json, from_toml, inside, is_file, is_folder, names_in, to_json, write_file
+from gramscope_lab.runs.files import from_json, from_toml, inside, names_in, to_json, write_file
 from gramscope_lab.runs.layout import (
     ARTEFACTS,
     CHECKPOINTS,
@@ -31,34 +27,32 @@ from gramscope_lab.runs.layout import (
     ENVIRONMENT,
     FIGURES,
     LOCK,
+    LOCKED,
     MARK,
-    MOST_DEPTH,
     RECORDS,
+    STOP,
     file_name,
     natural,
 )
 from gramscope_lab.runs.lock import Lock
-from gramscope_lab.runs.own_files import OwnFiles
-from gramscope_lab.runs.records import Record, RecordWriter, edited, read_records, truncate_records
-from gramscope_lab.runs.starting import check_free, clear, remove_litter
+from gramscope_lab.runs.records import Record, append_records, iter_records, last_record, records_end, truncate_records
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+_FOLDERS = (CHECKPOINTS, ARTEFACTS, FIGURES)
 
 
 class RunDirectory:
     """A run (or group of runs) on disk.
 
-    Make one with :meth:`create` or :meth:`open`. Writing methods are meant for the process that holds :meth:`lock`.
-    ``depth`` counts the groups above it that are being read.
+    Make one with :meth:`create` or :meth:`open`. Writing methods are meant for the process that holds :attr:`lock`. Nothing is
+    kept open between calls.
     """
 
-    def __init__(self, path: Path | str, depth: int = 0) -> None:
+    def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-        self.lock = Lock(self.path / LOCK)
-        self._depth = depth
-        self._own = OwnFiles(self.path)
-        self._writer: RecordWriter | None = None
+        self.lock = Lock(self.path)
 
     def __repr__(self) -> str:
         return f"RunDirectory({str(self.path)!r})"
@@ -66,19 +60,20 @@ class RunDirectory:
     # -- making and opening ---------------------------------------------------------------------------------------
     @classmethod
     def create(cls, path: Path | str, config: Mapping[str, Any], *, force: bool = False) -> RunDirectory:
-        """Start a run directory. An existing run is replaced only with ``force``; other files are never touched."""
+        """Start a run directory. An existing run is replaced only with ``force``, with its figures and members."""
         run = cls(path)
-        check_free(run, force=force)
+        run.check_free(force=force)
         try:
             run.path.mkdir(parents=True, exist_ok=True)
-            with run.lock:
-                check_free(run, force=force)  # again, now that no other process can start a run here
-                if run.exists():
-                    clear(run)
-                remove_litter(run)
-                run.write_config(config)
         except OSError as error:
             raise InputError(f"cannot write a run to {run.path}: {error}; choose another directory") from error
+        run.lock.acquire(force=force)
+        try:
+            run.check_free(force=force)  # again, now that no other process can start a run here
+            run.clear()
+            run.write_config(config)
+        finally:
+            run.lock.release()
         return run
 
     @classmethod
@@ -92,36 +87,75 @@ class RunDirectory:
 
     @classmethod
     def locate(cls, path: Path | str) -> tuple[RunDirectory, int | None]:
-        """The run or group at ``path``, or the run a checkpoint folder belongs to, with the checkpoint's step."""
+        """The run or group at ``path``, or the run a checkpoint belongs to, with the checkpoint's step."""
         path = Path(path)
-        if is_checkpoint(path):
-            return cls.open(path.parent.parent), int(path.name.removeprefix("step-"))
-        return cls.open(path), None
+        return (cls.open(path.parent.parent), step_of(path)) if is_checkpoint(path) else (cls.open(path), None)
+
+    def check_free(self, *, force: bool = False, members: Sequence[str] = ()) -> None:
+        """Raise an error where no run, or none of its ``members``, may be started; nothing is changed."""
+        path = self.path
+        if path.exists() and not path.is_dir():
+            raise InputError(f"{path} is a file; choose another directory for the run")
+        if self.exists():
+            if not files.read_file(self.at(CONFIG)).startswith(MARK):
+                raise InputError(f"{path / CONFIG} was not written by gramscope; choose another directory for the run")
+            if not force:
+                raise InputError(
+                    f"{path} already holds a run; resume it (--resume) or replace it (--force, in Python force=True)"
+                )
+            for run in (self, *self.members()):
+                if run.lock.held_by_other():
+                    raise InputError(
+                        f"{run.path} is in use by {run.lock.described()}; wait for it or use another directory"
+                    )
+        elif any(not name.startswith(files.TEMPORARY) and name not in (LOCK, LOCKED) for name in names_in(path)):
+            raise InputError(f"{path} is not empty and holds no run of gramscope; choose another directory for the run")
+        if len(members) > 1:  # a single member is the run itself
+            for name in members:
+                self.member(name).check_free(force=force)
+
+    def clear(self) -> None:
+        """Remove what belongs to the run, members included; other files stay."""
+        for member in self.members():
+            with member.lock:
+                member.clear()
+            if not names_in(member.path):
+                member.path.rmdir()
+        self.remove_stale()
+        for name in (*_FOLDERS, RECORDS, ENVIRONMENT, STOP, CONFIG):
+            files.remove(self.path / name)
+
+    def remove_stale(self) -> None:
+        """Remove what killed writers left in a run and in its members."""
+        for folder in (self.path, *(self.path / name for name in _FOLDERS)):
+            if not folder.is_symlink() or folder == self.path:
+                files.remove_stale(folder)
+        for member in self.members():
+            if not member.lock.held_by_other():
+                files.remove(member.path / LOCK)
+            member.remove_stale()
 
     def exists(self) -> bool:
         """Whether a run was started here."""
-        return is_file(self.path / CONFIG)
+        return (self.path / CONFIG).is_file()
 
     def at(self, name: str) -> Path:
-        """The path of a file or folder of this run; a link in its place is an error."""
+        """The path of a file or folder of this run; one that leads out of the directory is an error."""
         return inside(self.path, name)
 
     # -- members --------------------------------------------------------------------------------------------------
     def members(self) -> list[RunDirectory]:
         """The runs (or groups) directly inside this directory, by name."""
-        found = (run for run in self.folders() if run.exists())
-        return sorted(found, key=lambda run: natural(run.path.name))
+        return sorted((run for run in self.folders() if run.exists()), key=lambda run: natural(run.path.name))
 
     def member(self, name: str) -> RunDirectory:
         """The run ``name`` in this group, which need not exist yet."""
         return RunDirectory(self.at(name))
 
     def folders(self) -> list[RunDirectory]:
-        """All folders directly inside this directory, runs or not. The user named it, so that itself may be a link."""
-        if self._depth == MOST_DEPTH:
-            raise InputError(f"{self.path} is nested in {MOST_DEPTH} groups; more are not read")
-        names = [name for name in names_in(self.path.resolve()) if is_folder(self.path / name)]
-        return [RunDirectory(self.path / name, self._depth + 1) for name in names]
+        """All folders directly inside this directory, runs or not; links are left out."""
+        paths = (self.path / name for name in names_in(self.path))
+        return [RunDirectory(path) for path in paths if path.is_dir() and not path.is_symlink()]
 
     def runs(self) -> Iterator[RunDirectory]:
         """All single runs in here: this one if it has no members, else those of its members."""
@@ -141,7 +175,7 @@ class RunDirectory:
     def config(self) -> dict[str, Any]:
         """The configuration as plain nested values; empty for a group without one of its own."""
         path = self.at(CONFIG)
-        return from_toml(path) if files.exists(path) else {}
+        return from_toml(path) if path.exists() else {}
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Store the configuration."""
@@ -153,7 +187,7 @@ class RunDirectory:
     def environment(self) -> dict[str, Any]:
         """What the run was made with; empty if it was not recorded."""
         path = self.at(ENVIRONMENT)
-        facts = from_json(path) if files.exists(path) else {}
+        facts = from_json(path) if path.exists() else {}
         if not isinstance(facts, dict):
             raise InputError(f"{path} holds {type(facts).__name__}, not an object; delete it")
         return facts
@@ -163,71 +197,35 @@ class RunDirectory:
         write_file(self.at(ENVIRONMENT), (to_json(dict(facts), indent=1) + "\n").encode())
 
     # -- records --------------------------------------------------------------------------------------------------
-    def records(self, kind: str | None = None) -> list[Record]:
-        """All records, those of members included, each with ``run``, the member's path; ``kind`` selects."""
-        if not self.members():
-            records = read_records(self.at(RECORDS))
-            return [record for record in records if kind is None or record.get("kind") == kind]
-        found: list[Record] = []
+    def iter_records(self, kind: str | None = None, damaged: list[str] | None = None) -> Iterator[Record]:
+        """All records, one after the other, those of members included, each with ``run``, the member's path.
+
+        Args:
+            kind: only records of this kind.
+            damaged: takes the messages about lines that are no records, which are errors otherwise.
+        """
         for run in self.runs():
-            name = run.path.relative_to(self.path).as_posix()
-            found += [{"run": name, **record} for record in run.records(kind)]
-        return found
+            named = {} if run.path == self.path else {"run": run.path.relative_to(self.path).as_posix()}
+            for record, _ in iter_records(run.at(RECORDS), damaged=damaged):
+                if kind is None or record.get("kind") == kind:
+                    yield {**named, **record}
+
+    def records(self, kind: str | None = None) -> list[Record]:
+        """What :meth:`iter_records` gives, as a list."""
+        return list(self.iter_records(kind))
 
     def append(self, *records: Mapping[str, Any]) -> None:
-        """Add records; they are on the file when this returns."""
-        self._records.extend(records)
+        """Add records; they are on the disk when this returns."""
+        append_records(self.at(RECORDS), records)
 
-    def records_position(self) -> dict[str, int]:
-        """The end of the records, flushed to disk: a checkpoint stores it, :meth:`rewind_records` goes back to it."""
-        return self._records.position()
-
-    def rewind_records(self, position: Any) -> None:
-        """Forget the records written after a checkpoint."""
-        self.close()
-        truncate_records(self.at(RECORDS), position)
-
-    def edited_records(self, step: int, position: Any) -> str:
-        """What shows that lines were deleted or doubled since a checkpoint at ``step`` with this position; else nothing."""
-        lines = position.get("lines") if isinstance(position, dict) else None
-        if not isinstance(lines, int):  # of an earlier version
-            return ""
-        found = edited(read_records(self.at(RECORDS)), step, lines)
-        return f"{self.at(RECORDS)} was edited: it has {found}" if found else ""
-
-    @property
-    def _records(self) -> RecordWriter:
-        if self._writer is None:
-            self._writer = RecordWriter(self.at(RECORDS))
-        return self._writer
-
-    def close(self) -> None:
-        """Close the record file; writing opens it again."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-
-    # -- checkpoints, artefacts, figures --------------------------------------------------------------------------
+    # -- checkpoints ----------------------------------------------------------------------------------------------
     def checkpoint_steps(self) -> list[int]:
         """Steps with a checkpoint, ascending."""
         return checkpoint_steps(self.at(CHECKPOINTS))
 
-    def save_checkpoint(self, checkpoint: Checkpoint) -> Path:
-        """Write a checkpoint atomically."""
-        return write_checkpoint(self.at(CHECKPOINTS), checkpoint)
-
-    def prune_checkpoints(self, keep: int) -> None:
-        """Remove all checkpoints but the newest ``keep`` (0 keeps all)."""
-        if keep > 0:
-            prune_checkpoints(self.at(CHECKPOINTS), keep)
-
-    def rewind(self, checkpoint: Checkpoint | None) -> None:
-        """Go back to a checkpoint, or to the start: forget the records and the checkpoints after it."""
-        last = -1 if checkpoint is None else checkpoint.step
-        if checkpoint is not None and (found := self.edited_records(checkpoint.step, checkpoint.state.get("records"))):
-            raise InputError(f"{found}; restore it, or start again with --force")
-        remove_checkpoints(self.at(CHECKPOINTS), [step for step in self.checkpoint_steps() if step > last])
-        self.rewind_records(0 if checkpoint is None else checkpoint.state.get("records"))
+    def save_checkpoint(self, step: int, model: Mapping[str, Tensor], state: Any) -> Path:
+        """Write weights and any nested state atomically; the checkpoint remembers the records there are."""
+        return write_checkpoint(self.at(CHECKPOINTS), Checkpoint(step, model, state, records_end(self.at(RECORDS))))
 
     def load_checkpoint(self, step: int | None = None) -> Checkpoint:
         """Read the checkpoint at ``step``, by default the newest that is intact; damaged ones are announced."""
@@ -238,24 +236,45 @@ class RunDirectory:
             return newest_intact([self], steps)[0]
         if step not in steps:
             raise InputError(f"{self.path} has no checkpoint at step {step}; there are: {', '.join(map(str, steps))}")
-        return read_checkpoint(checkpoint_path(self.at(CHECKPOINTS), step))
+        return read_checkpoint(self.checkpoint_path(step))
 
+    def checkpoint_path(self, step: int) -> Path:
+        """The file of a checkpoint."""
+        return self.at(str(checkpoint_path(Path(CHECKPOINTS), step)))
+
+    def prune_checkpoints(self, keep: int) -> None:
+        """Remove all checkpoints but the newest ``keep`` (0 keeps all)."""
+        if keep > 0:
+            self._remove_checkpoints(self.checkpoint_steps()[:-keep])
+
+    def _remove_checkpoints(self, steps: Iterable[int]) -> None:
+        for step in steps:
+            files.remove(self.checkpoint_path(step))
+
+    def rewind(self, checkpoint: Checkpoint | None) -> None:
+        """Go back to a checkpoint, or to the start: forget the records and the checkpoints after it."""
+        truncate_records(self.at(RECORDS), 0 if checkpoint is None else checkpoint.records_end)
+        last = -1 if checkpoint is None else checkpoint.step
+        self._remove_checkpoints(step for step in self.checkpoint_steps() if step > last)
+
+    # -- artefacts and figures ------------------------------------------------------------------------------------
     def save_artefact(self, name: str, tensors: Mapping[str, Tensor]) -> Path:
         """Store matrices under ``name`` (letters, digits, ``-``, ``_``, ``.``), replacing what was there."""
         from safetensors.torch import save
 
-        path = self._own.add(ARTEFACTS, f"{file_name(name)}.safetensors")
+        files.make_folder(self.at(ARTEFACTS))
+        path = self.at(f"{ARTEFACTS}/{file_name(name)}.safetensors")
         write_file(path, save({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}))
         return path
 
     def artefacts(self) -> list[str]:
         """Names of the stored artefacts."""
-        return sorted(path.stem for path in self._own.present(ARTEFACTS, ".safetensors"))
+        return [path.stem for path in self._files(ARTEFACTS, ".safetensors")]
 
     def load_artefact(self, name: str) -> dict[str, Tensor]:
         """Read stored matrices."""
         path = self.at(f"{ARTEFACTS}/{file_name(name)}.safetensors")
-        if not files.exists(path):
+        if not path.exists():
             raise InputError(
                 f"{self.path} has no artefact {name!r}; there are: {', '.join(self.artefacts()) or 'none'}"
             )
@@ -263,22 +282,26 @@ class RunDirectory:
 
     def figure_path(self, name: str) -> Path:
         """Where to write figure ``name`` (with its ending); the folder is made."""
-        return self._own.add(FIGURES, name)
+        files.make_folder(self.at(FIGURES))
+        return self.at(f"{FIGURES}/{file_name(name)}")
 
     def figures(self, ending: str = "") -> list[Path]:
         """The figures in this directory, by name."""
-        return self._own.present(FIGURES, ending)
+        return self._files(FIGURES, ending)
 
-    def growing_files(self) -> list[Path]:
-        """The files that change while a run goes on: records and artefacts."""
-        return [self.path / RECORDS, *self._own.present(ARTEFACTS)]
+    def _files(self, folder: str, ending: str) -> list[Path]:
+        """Regular files in a folder of the run, links left out."""
+        place = self.path / folder
+        if place.is_symlink():
+            return []
+        paths = (place / name for name in names_in(place) if name.endswith(ending))
+        return [path for path in paths if path.is_file() and not path.is_symlink()]
 
     # -- status ---------------------------------------------------------------------------------------------------
-    def status(self, records: Sequence[Record] | None = None) -> str:
+    def status(self) -> str:
         """``running``, ``finished``, ``stopped`` (it can be resumed), ``recorded`` or ``new``; a group's is its members' worst.
 
-        ``recorded`` are runs of a user's own loop, of which it is not known whether they have ended. Who has read the
-        ``records`` of a single run passes them.
+        ``recorded`` are runs of a user's own loop, of which it is not known whether they have ended.
         """
         if self.lock.held_by_other():
             return "running"
@@ -286,13 +309,12 @@ class RunDirectory:
         if members:
             found = {member.status() for member in members}
             return next(name for name in ("running", "stopped", "new", "recorded", "finished") if name in found)
-        records = self.records() if records is None else records
-        ends = [record for record in records if record.get("kind") == "end"]
-        if ends:
-            return "finished" if ends[-1].get("finished") else "stopped"
+        last = last_record(self.at(RECORDS))
+        if last is not None and last.get("kind") == "end":
+            return "finished" if last.get("finished") else "stopped"
         if self.checkpoint_steps():
             return "stopped"
-        return "recorded" if "method" not in self.config and records else "new"
+        return "recorded" if last is not None and "method" not in self.config else "new"
 
 
 def newest_intact(runs: Sequence[RunDirectory], steps: Iterable[int]) -> list[Checkpoint]:

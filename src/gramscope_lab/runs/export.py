@@ -45,6 +45,8 @@ def _plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     if isinstance(value, str):
         return printable(value)
+    if isinstance(value, float):
+        return float(value)  # of a measure with an error, the number
     if isinstance(value, int) and abs(value) >= 2**1000:  # beyond float64
         return str(value)
     return to_json(value) if isinstance(value, list | dict) else value

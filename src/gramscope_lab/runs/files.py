@@ -1,125 +1,66 @@
-"""Reading and writing files of a run: whole or not at all, never through a link, never more than a stated size.
+"""Reading and writing files of a run: whole or not at all, never outside its directory, never more than a stated size.
 
-Every call that touches the disk goes through ``system``, the module ``os``: a test replaces it to let any of them fail.
+Every call that changes the disk goes through ``system``, the module ``os``: a test replaces it to let any of them fail.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import stat
+import shutil
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 from gramscope.errors import InputError, StorageError
 
-#: what touches the disk
+#: what changes the disk
 system = os
 #: names that start with this are unfinished; a later writer removes them
 TEMPORARY = ".partial-"
-#: most bytes of a file that is read at once: records of a very long run, and everything else
-MOST_RECORDS, MOST_TEXT = 1 << 30, 1 << 26
+#: most bytes of a text that is read at once
+MOST_TEXT = 1 << 26
 _SAFE = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
 
 
-# -- looking ------------------------------------------------------------------------------------------------------
+# -- looking and reading ------------------------------------------------------------------------------------------
 def inside(root: Path, name: str) -> Path:
-    """``root / name`` for a name below ``root``, where no part of the way is a link.
-
-    A run directory may come from somebody else. A link in it, or a name such as ``../other``, would lead out of it.
-    """
-    pure = PurePath(name)
-    if pure.is_absolute() or pure.drive or ".." in pure.parts or not pure.parts or "\0" in name:
-        raise InputError(f"{name!r} is not a name inside {root}")
-    path = root
-    for part in pure.parts:
-        path = path / part
-        if stat.S_ISLNK(_mode(path)):
-            raise InputError(
-                f"{path} is a link; links in a run directory are not followed: remove it, or copy what it names"
-            )
-    return path
-
-
-def exists(path: Path) -> bool:
-    """Whether anything is there, a link included."""
-    return _mode(path) != 0
-
-
-def is_file(path: Path) -> bool:
-    """Whether a regular file is there, not a link to one."""
-    return stat.S_ISREG(_mode(path))
-
-
-def is_folder(path: Path) -> bool:
-    """Whether a folder is there, not a link to one."""
-    return stat.S_ISDIR(_mode(path))
-
-
-def _mode(path: Path) -> int:
+    """``root / name``, or an error where that leads out of ``root``: by ``..``, by a full path or through a link."""
+    path = root / name
     try:
-        return system.lstat(path).st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        return 0
+        if path.resolve().is_relative_to(root.resolve()):
+            return path
+        reason = "leads out of it"
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a character that no name can have
+        reason = f"cannot be followed ({error})"
+    raise InputError(f"{name!r} in {root} {reason}; remove the link, or copy what it names")
 
 
 def names_in(folder: Path) -> list[str]:
     """Names in a folder, in order; none where there is no folder."""
-    return sorted(system.listdir(folder)) if is_folder(folder) else []
-
-
-# -- reading ------------------------------------------------------------------------------------------------------
-def open_file(path: Path, flags: int) -> int:
-    """A descriptor of a regular file; a link, a pipe or a device in its place is refused, and not waited for.
-
-    A file with a second name (a hard link) is not opened for writing: what is written would appear under both names.
-    """
-    handle = system.open(path, flags | _SAFE, 0o666)
-    facts = system.fstat(handle)
-    problem = ""
-    if not stat.S_ISREG(facts.st_mode):
-        problem = "is not a regular file; remove it"
-    elif flags & (os.O_WRONLY | os.O_RDWR) and facts.st_nlink > 1:
-        problem = f"is one of {facts.st_nlink} names of the same file (hard links); replace it by a copy"
-    if problem:
-        system.close(handle)
-        raise InputError(f"{path} {problem}")
-    return handle
-
-
-@contextmanager
-def opened(path: Path, flags: int) -> Iterator[int]:
-    """A descriptor that is closed at the end."""
-    handle = open_file(path, flags)
-    try:
-        yield handle
-    finally:
-        system.close(handle)
+    return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
 
 
 def read_file(path: Path, most: int = MOST_TEXT) -> bytes:
     """The content of a regular file of at most ``most`` bytes."""
     try:
-        with opened(path, os.O_RDONLY) as handle:
-            size = system.fstat(handle).st_size
-            if size > most:
-                raise InputError(f"{path} has {size} bytes; at most {most} are read")
-            blocks = []
-            while block := system.read(handle, 1 << 24):
-                blocks.append(block)
-            return b"".join(blocks)
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
-    except MemoryError as error:
-        raise InputError(f"cannot read {path}: its {size} bytes do not fit into memory") from error
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise InputError(f"{path} is not a regular file; remove it")
+        size = path.stat().st_size
+        if size > most:
+            raise InputError(f"{path} has {size} bytes; at most {most} are read")
+        return path.read_bytes()
+    except (OSError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def from_json(path: Path) -> Any:
     """Read a JSON file, with an error that names it."""
-    return _parsed(path, read_file(path), json.loads)
+    return parse(path, read_file(path), json.loads)
 
 
 def from_toml(path: Path) -> dict[str, Any]:
@@ -129,12 +70,13 @@ def from_toml(path: Path) -> dict[str, Any]:
 
 def parse_toml(path: Path, content: bytes) -> dict[str, Any]:
     """The values in a TOML text, with an error that names the file it came from."""
-    return dict(_parsed(path, content, lambda content: tomllib.loads(content.decode())))
+    return dict(parse(path, content, lambda content: tomllib.loads(content.decode())))
 
 
-def _parsed(path: Path, content: bytes, parse: Callable[[bytes], Any]) -> Any:
+def parse(path: Path, content: bytes, parser: Callable[[bytes], Any]) -> Any:
+    """What ``parser`` makes of the content of a file, with an error that names the file."""
     try:
-        return parse(content)
+        return parser(content)
     except RecursionError as error:
         raise InputError(f"cannot read {path}: its values are nested too deeply") from error
     except ValueError as error:  # not UTF-8, not JSON or TOML, a number of too many digits
@@ -143,7 +85,7 @@ def _parsed(path: Path, content: bytes, parse: Callable[[bytes], Any]) -> Any:
 
 # -- writing ------------------------------------------------------------------------------------------------------
 @contextmanager
-def explained(what: str) -> Iterator[None]:
+def as_storage_errors(what: str) -> Iterator[None]:
     """Turn an error of the system into one that says what could not be written and what to do."""
     try:
         yield
@@ -156,101 +98,70 @@ def explained(what: str) -> Iterator[None]:
         ) from error
 
 
-def write_all(handle: int, content: bytes) -> None:
-    """Write all of ``content``; the system may take a part of it at a time."""
-    view = memoryview(content)
-    while view:
-        view = view[system.write(handle, view) :]
-
-
-def sync_folder(path: Path) -> None:
-    """Flush a folder's entries to disk (a rename is durable only after that); not needed on Windows."""
-    if os.name == "nt":
-        return
-    handle = system.open(path, os.O_RDONLY)
+@contextmanager
+def opened(path: Path, flags: int) -> Iterator[int]:
+    """A descriptor for writing, closed at the end; the last part of ``path`` may be no link."""
+    handle = system.open(path, flags | _SAFE, 0o666)
     try:
-        system.fsync(handle)
+        yield handle
     finally:
         system.close(handle)
 
 
-def make_folder(path: Path) -> None:
-    """Make a folder, unless it is there."""
-    if not is_folder(path):
-        system.mkdir(path)
-
-
-def _write_new(path: Path, content: bytes) -> None:
-    with opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as handle:
-        write_all(handle, content)
-        system.fsync(handle)
+def write_all(handle: int, content: bytes) -> None:
+    """Write all of ``content`` and flush it to disk; the system may take a part of it at a time."""
+    view = memoryview(content)
+    while view:
+        view = view[system.write(handle, view) :]
+    system.fsync(handle)
 
 
 def write_file(path: Path, content: bytes) -> None:
     """Write a file atomically: a temporary neighbour, flushed to disk, then renamed over ``path``."""
-    with _temporary_neighbour(path) as temporary:
-        _write_new(temporary, content)
-        system.replace(temporary, path)
-
-
-def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
-    """Make a folder of files atomically: a temporary neighbour, flushed to disk, then renamed to ``path``."""
-    with _temporary_neighbour(path) as temporary:
-        system.mkdir(temporary)
-        for name, content in files.items():
-            _write_new(temporary / name, content)
-        sync_folder(temporary)
-        system.rename(temporary, path)
-
-
-@contextmanager
-def _temporary_neighbour(path: Path) -> Iterator[Path]:
-    """A name beside ``path`` to write to and rename; removed after an error, else the renaming is flushed to disk."""
-    temporary = _temporary(path)
-    with explained(str(path)):
+    temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
+    with as_storage_errors(str(path)):
         try:
-            yield temporary
+            with opened(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as handle:
+                write_all(handle, content)
+            system.replace(temporary, path)
         except BaseException:
             with suppress(OSError):
-                remove(temporary)
+                system.unlink(temporary)
             raise
         sync_folder(path.parent)
 
 
-def _temporary(path: Path) -> Path:
-    temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
-    remove(temporary)
-    return temporary
+def sync_folder(path: Path) -> None:
+    """Flush a folder's entries to disk (a rename is durable only after that); not needed on Windows."""
+    if os.name != "nt":
+        handle = system.open(path, os.O_RDONLY)
+        try:
+            system.fsync(handle)
+        finally:
+            system.close(handle)
 
 
-# -- removing -----------------------------------------------------------------------------------------------------
+def make_folder(path: Path) -> None:
+    """Make a folder, unless it is there."""
+    if not path.is_dir():
+        with as_storage_errors(str(path)):
+            system.mkdir(path)
+
+
 def remove(path: Path) -> None:
     """Remove a file, a link (not what it names) or a folder with all in it; harmless where nothing is."""
-    waiting = [path]
-    while waiting:  # no recursion: folders of a foreign directory may be nested more deeply than calls may be
-        last = waiting[-1]
-        inner = names_in(last)
-        if inner:
-            waiting += [last / name for name in inner]
-            continue
-        if is_folder(last):
-            system.rmdir(last)
-        elif exists(last):
-            system.unlink(last)
-        waiting.pop()
+    with as_storage_errors(str(path)):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.exists() or path.is_symlink():
+            system.unlink(path)
 
 
-def remove_unfinished(folder: Path) -> None:
+def remove_stale(folder: Path) -> None:
     """Remove what a killed writer left behind."""
     for name in names_in(folder):
         if name.startswith(TEMPORARY):
             remove(folder / name)
-
-
-def remove_if_empty(folder: Path) -> None:
-    """Remove a folder unless something is in it."""
-    if is_folder(folder) and not names_in(folder):
-        system.rmdir(folder)
 
 
 # -- JSON ---------------------------------------------------------------------------------------------------------

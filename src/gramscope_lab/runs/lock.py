@@ -1,144 +1,129 @@
-"""One writer per run directory. The system frees the lock of a process that dies, so no stale lock can block a run."""
+"""One writer per run directory: the system's lock on a file, and beside it who holds it, for those who only read.
+
+The system frees the lock of a process that dies. Where the file system has no locks, a file that exists is the lock: one of a
+dead process of this host is taken over, one of another host only with ``force``.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
 import sys
+import time
+import warnings
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
-from gramscope.errors import InputError
+from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
+
+from gramscope.errors import InputError, ResultWarning
 from gramscope_lab.runs import files
+from gramscope_lab.runs.layout import LOCK, LOCKED
 
-if sys.platform == "win32":
-    import msvcrt
-
-    def _try_lock(handle: int) -> bool:
-        try:
-            os.lseek(handle, 1 << 20, os.SEEK_SET)  # beyond the text, so that others can still read who holds it
-            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
-        except OSError:
-            return False
-        return True
-
-else:
-    import fcntl
-
-    def _try_lock(handle: int) -> bool:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return False
-        return True
-
-
-#: how the text of a lock file begins
-_START = b'{"pid": '
+#: what the system answers where a file system has no locks
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+#: seconds after which the lock of another host whose run has not changed is not believed
+_SILENT = 3600.0
 
 
 class Lock:
-    """An exclusive lock on a file, held until :meth:`release` or the end of the process.
+    """The lock of a run directory. Re-entrant: release once per acquire."""
 
-    Who holds it may take it again and must give it back as often. The file says who holds it. A file left by a killed
-    process is taken over, because the lock itself belongs to the process, not to the file.
-    """
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._lock: BaseFileLock | None = None
+        self._count = 0
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._handle: int | None = None
-        self._again = 0
+    def acquire(self, *, force: bool = False) -> Lock:
+        """Take the lock, or raise an :class:`InputError` that names the holder.
 
-    def acquire(self) -> Lock:
-        """Take the lock, or raise an :class:`InputError` that names the holder."""
-        if self._handle is not None:
-            self._again += 1
-            return self
-        while self._handle is None:
-            handle = self._open()
-            if not _try_lock(handle):
-                files.system.close(handle)
-                raise InputError(
-                    f"{self.path.parent} is in use by {self.holder()}; wait for it or use another directory"
-                )
-            if self._same_file(handle):
-                self._handle = handle
-            else:  # the holder removed it between our opening and our locking
-                files.system.close(handle)
-        try:
-            self._say_who(self._handle)
-        except BaseException:
-            self.release()
-            raise
+        Args:
+            force: take the lock of another host over, where the file system has no locks that end with their process.
+        """
+        if self._count == 0:
+            self._lock = self._taken(force)
+            try:
+                facts = {"pid": os.getpid(), "host": platform.node(), "started": _started(os.getpid())}
+                files.write_file(self._says(), json.dumps(facts).encode())
+            except BaseException:
+                self._lock.release()
+                raise
+        self._count += 1
         return self
 
-    def _open(self) -> int:
+    def _taken(self, force: bool) -> BaseFileLock:
+        path = str(files.inside(self.folder, LOCKED))
+        if not self.folder.is_dir():  # filelock would make it
+            raise InputError(f"cannot write to {self.folder}: there is no such folder; use another directory")
         try:
-            return files.open_file(files.inside(self.path.parent, self.path.name), os.O_RDWR | os.O_CREAT)
+            lock: BaseFileLock = FileLock(path, thread_local=False)
+            try:
+                lock.acquire(timeout=0)
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+                warnings.warn(
+                    f"the file system of {self.folder} has no locks: the file {path} stands for one; remove it if a "
+                    "writer on another host has died",
+                    ResultWarning,
+                    stacklevel=4,
+                )
+                holder = self.holder()
+                if holder and (force if holder["host"] != platform.node() else not _lives(holder)):
+                    Path(path).unlink(missing_ok=True)
+                lock = SoftFileLock(path, thread_local=False)
+                lock.acquire(timeout=0)
+        except Timeout:
+            raise InputError(
+                f"{self.folder} is in use by {self.described()}; wait for it or use another directory"
+            ) from None
         except OSError as error:
-            raise InputError(f"cannot write to {self.path.parent}: {error}; use another directory") from error
-
-    def _say_who(self, handle: int) -> None:
-        if not self.is_ours():
-            raise InputError(f"{self.path} is not a lock of gramscope; move it out of the way")
-        with files.explained(str(self.path)):
-            files.system.ftruncate(handle, 0)
-            files.system.lseek(handle, 0, os.SEEK_SET)
-            files.write_all(handle, json.dumps({"pid": os.getpid(), "host": platform.node()}).encode())
+            raise InputError(f"cannot write to {self.folder}: {error}; use another directory") from error
+        return lock
 
     def release(self) -> None:
-        """Give the lock back and remove its file; harmless when it is not held."""
-        if self._again:
-            self._again -= 1
-        elif self._handle is not None:
-            handle, self._handle = self._handle, None
+        """Give the lock back; harmless when it is not held."""
+        if self._count == 1 and self._lock is not None:
             try:
-                if self.is_ours():
-                    with suppress(OSError):  # a file that stays behind locks nothing
-                        files.system.unlink(self.path)
+                with suppress(OSError):  # a file that stays behind names a process that is no longer there
+                    files.system.unlink(self._says())
+                    if not isinstance(self._lock, SoftFileLock):  # while it is held: nobody can hold it under this name
+                        files.system.unlink(self.folder / LOCKED)
             finally:
-                files.system.close(handle)
+                self._lock.release()
+                self._count = 0
+        self._count = max(0, self._count - 1)
 
     def held_by_other(self) -> bool:
-        """Whether a living process (not this object) holds the lock."""
-        if self._handle is not None or not files.is_file(self.path):
+        """Whether a living process holds the lock, not by this object. The lock itself is not touched."""
+        facts = {} if self._count else self.holder()
+        if not facts:
             return False
-        try:
-            with files.opened(self.path, os.O_RDWR) as handle:
-                return not _try_lock(handle)
-        except (
-            OSError,
-            InputError,
-        ):  # this user may not write here, or the lock is not gramscope's: nothing can be said
-            return False
+        if facts["host"] == platform.node() and sys.platform != "win32":
+            return _lives(facts)
+        changed = [path.stat().st_mtime for path in self.folder.glob("*") if path.exists()]
+        return time.time() - max(changed, default=0.0) < _SILENT
 
-    def holder(self) -> str:
-        """Who wrote the lock file, in words."""
-        facts = self._facts()
-        return f"process {facts['pid']} on {facts['host']}" if facts else "another process"
-
-    def is_ours(self) -> bool:
-        """Whether the file is one that this class wrote, or began to write."""
+    def holder(self) -> dict[str, Any]:
+        """Process, host and start time of who wrote that they hold the lock; empty if nobody did."""
         try:
-            content = files.read_file(self.path, 4096)
-        except InputError:
-            return False
-        return content.startswith(_START) or _START.startswith(content)
-
-    def _facts(self) -> dict[str, object]:
-        try:
-            facts = json.loads(files.read_file(self.path, 4096))
+            facts = json.loads(files.read_file(self._says(), 4096))
         except (ValueError, RecursionError):  # InputError is a ValueError
             return {}
-        return facts if isinstance(facts, dict) and {"pid", "host"} <= facts.keys() else {}
+        sound = isinstance(facts, dict) and isinstance(facts.get("pid"), int) and isinstance(facts.get("host"), str)
+        return facts if sound else {}
 
-    def _same_file(self, handle: int) -> bool:
-        try:
-            return os.path.samestat(files.system.fstat(handle), files.system.lstat(self.path))
-        except FileNotFoundError:
-            return False
+    def described(self) -> str:
+        """The holder in words."""
+        facts = self.holder()
+        return f"process {facts['pid']} on {facts['host']}" if facts else "another process"
+
+    def _says(self) -> Path:
+        return files.inside(self.folder, LOCK)
 
     def __enter__(self) -> Lock:
         return self.acquire()
@@ -147,3 +132,22 @@ class Lock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+
+def _started(pid: int) -> str:
+    """When a process of this host was started, in the system's own count; empty where that is not known."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def _lives(facts: dict[str, Any]) -> bool:
+    """Whether the process that wrote this is there, and not a later one of the same number."""
+    try:
+        os.kill(facts["pid"], 0)
+    except PermissionError:
+        pass
+    except (OSError, OverflowError):
+        return False
+    return _started(facts["pid"]) == facts.get("started", "")

@@ -1,4 +1,4 @@
-"""Records: one JSON object a line, appended and flushed, readable while the run goes on.
+"""Records: one JSON object a line, appended and flushed to disk, read one after the other while the run goes on.
 
 ``pandas.read_json(path, lines=True)`` gives them as a table. Numbers that are not finite are written as ``null``.
 """
@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,139 +17,128 @@ from gramscope_lab.runs import files
 
 Record: TypeAlias = dict[str, Any]
 
+#: most bytes of one line, and bytes at the end of a file in which its last record is looked for
+MOST_LINE, TAIL = 1 << 24, 1 << 16
 
-class RecordWriter:
-    """Appends records to a file. When a call returns, its records are in the file; when it fails, none of them is."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        with files.explained(str(path)):
-            self._count = _end_last_line(path)
-            self._handle: int | None = files.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-
-    def extend(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Write records with one system call."""
-        lines = [to_line(record) for record in records]
-        handle = self._opened()
-        with files.explained(str(self.path)):
+def append_records(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Add records to a file. When this returns they are on the disk; when it fails, none of them is in the file."""
+    content = b"".join(files.to_json(dict(record)).encode() + b"\n" for record in records)
+    with files.as_storage_errors(str(path)):
+        _end_last_line(path)
+        with files.opened(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) as handle:
             end = files.system.fstat(handle).st_size
             try:
-                files.write_all(handle, b"".join(lines))
+                files.write_all(handle, content)
             except BaseException:
                 with suppress(OSError):
                     files.system.ftruncate(handle, end)
                 raise
-        self._count += len(lines)
-
-    def position(self) -> dict[str, int]:
-        """What a checkpoint remembers: the number of records, and of bytes, that are safe on disk."""
-        handle = self._opened()
-        with files.explained(str(self.path)):
-            files.system.fsync(handle)
-            return {"lines": self._count, "bytes": files.system.fstat(handle).st_size}
-
-    def _opened(self) -> int:
-        if self._handle is None:
-            raise InputError(f"{self.path} is closed")
-        return self._handle
-
-    def close(self) -> None:
-        """Close the file; closing it twice does no harm."""
-        if self._handle is not None:
-            handle, self._handle = self._handle, None
-            files.system.close(handle)
 
 
-def to_line(record: Mapping[str, Any]) -> bytes:
-    """A record as a line of the file."""
-    return files.to_json(dict(record)).encode() + b"\n"
+def iter_records(path: Path, start: int = 0, damaged: list[str] | None = None) -> Iterator[tuple[Record, int]]:
+    """Each record from byte ``start`` on, with the byte where its line ends; only one line is in memory.
 
-
-def read_records(path: Path) -> list[Record]:
-    """All records of a file; a half-written last line is skipped, any other malformed line is an error."""
-    return [record for record, _ in _read(path)]
-
-
-def _read(path: Path) -> Iterator[tuple[Record, int]]:
-    """Each record with the position where its line ends."""
-    content = files.read_file(path, files.MOST_RECORDS) if files.exists(path) else b""
-    end = 0
-    for number, line in enumerate(content.split(b"\n"), start=1):
-        last = end + len(line) == len(content)
-        end += len(line) + (not last)
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except RecursionError as error:
-            raise InputError(f"{path}, line {number} is nested too deeply; delete that line") from error
-        except ValueError as error:
-            if last:  # still being written, or cut off by a crash
-                return
-            raise InputError(f"{path}, line {number} is not JSON ({error}); restore or delete that line") from error
-        if not isinstance(record, dict):
-            raise InputError(f"{path}, line {number} holds {type(record).__name__}, not an object; delete that line")
-        yield record, end
-
-
-def edited(records: Sequence[Record], step: int, lines: int) -> str:
-    """What shows that lines were deleted or doubled since a checkpoint at ``step`` counted ``lines`` records; else nothing."""
-    counted = [record for record in records if record.get("kind") != "end"]
-    if not all(isinstance(record.get("step"), int) for record in counted):
-        return ""  # records of another kind of run, which do not show when they were written
-    before = [record for record in counted if record["step"] <= step]
-    if len(before) != lines:
-        return f"{len(before)} records up to step {step}, where {lines} were written"
-    steps = [record["step"] for record in before if record.get("kind") == "evaluation"]
-    wrong = next((later for earlier, later in pairwise(steps) if later <= earlier), None)
-    return "" if wrong is None else f"an evaluation of step {wrong} after one of the same or a later step"
-
-
-def truncate_records(path: Path, position: Any) -> None:
-    """Cut a file of records back to a :meth:`RecordWriter.position`, the end it had at a checkpoint.
-
-    Lines are counted, not bytes, so that a file an editor changed (blank lines, other line ends) keeps its records.
-    Checkpoints of earlier versions have only the number of bytes, which must be the end of a line.
+    A half-written last line is left out. Any other line that is no record is an error; with a list ``damaged``, the message is
+    added to it and the other lines still come.
     """
-    lines = position.get("lines") if isinstance(position, dict) else position
-    if not isinstance(lines, int) or lines < 0:
-        raise InputError(f"the checkpoint does not say how many records of {path} belong to it; remove the checkpoint")
-    if isinstance(position, int):
-        end = position
-        if end not in (0, *(end for _, end in _read(path))):
-            raise InputError(
-                f"{path} has no record that ends at byte {end}, where its checkpoint was written: records are missing, "
-                "or the file was edited; restore it"
-            )
-    else:
-        ends = [0, *(end for _, end in _read(path))]
-        if len(ends) <= lines:
-            raise InputError(
-                f"{path} has {len(ends) - 1} records but its checkpoint was written after {lines}; records are missing"
-            )
-        end = ends[lines]
-    if files.exists(path):
-        with files.explained(str(path)), files.opened(path, os.O_WRONLY) as handle:
-            files.system.ftruncate(handle, end)
-
-
-def _end_last_line(path: Path) -> int:
-    """Prepare a file for appending and count its records: end the last line if it is whole, else remove it."""
-    content = files.read_file(path, files.MOST_RECORDS) if files.exists(path) else b""
-    end = content.rfind(b"\n") + 1
-    last = content[end:]
-    if last.strip():
-        with files.opened(path, os.O_WRONLY | os.O_APPEND) as handle:
-            if _whole(last):
-                files.write_all(handle, b"\n")
-                end = len(content)
-            else:
-                files.system.ftruncate(handle, end)
-    return sum(1 for line in content[:end].split(b"\n") if line.strip())
-
-
-def _whole(line: bytes) -> bool:
+    if not path.exists():
+        return
+    if not path.is_file():
+        raise InputError(f"{path} is not a regular file; remove it")
+    end, number = start, 0
     try:
-        return isinstance(json.loads(line), dict)
-    except (ValueError, RecursionError):
-        return False
+        with path.open("rb") as file:
+            file.seek(start)
+            while line := file.readline(MOST_LINE + 1):
+                number += 1
+                end += len(line)
+                if not line.strip():
+                    continue
+                try:
+                    record = _parsed(path, line, number, last=not line.endswith(b"\n"))
+                except InputError as error:
+                    if damaged is None:
+                        raise
+                    damaged.append(str(error))
+                    continue
+                if record is None:
+                    return
+                yield record, end
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _parsed(path: Path, line: bytes, number: int, *, last: bool) -> Record | None:
+    """The record in a line; ``None`` for a last line that is still being written, or was cut off by a crash."""
+    if len(line) > MOST_LINE:
+        raise InputError(f"{path}, line {number} has more than {MOST_LINE} bytes; delete that line")
+    try:
+        record = json.loads(line)
+    except RecursionError as error:
+        raise InputError(f"{path}, line {number} is nested too deeply; delete that line") from error
+    except ValueError as error:
+        if last:
+            return None
+        raise InputError(f"{path}, line {number} is not JSON ({error}); restore or delete that line") from error
+    if not isinstance(record, dict):
+        raise InputError(f"{path}, line {number} holds {type(record).__name__}, not an object; delete that line")
+    return record
+
+
+def last_record(path: Path) -> Record | None:
+    """The last record of a file, found from its end."""
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - TAIL))
+        lines = file.read().splitlines()
+    for line in reversed(lines[size > TAIL :]):
+        with suppress(ValueError, RecursionError):
+            record = json.loads(line)
+            if isinstance(record, dict):
+                return record
+    return None
+
+
+def records_end(path: Path) -> int:
+    """Bytes of a file of records; what a checkpoint remembers."""
+    return path.stat().st_size if path.exists() else 0
+
+
+def truncate_records(path: Path, end: Any) -> None:
+    """Cut a file of records back to the end that it had at a checkpoint."""
+    if not isinstance(end, int) or end < 0:
+        raise InputError(f"the checkpoint does not say which records of {path} belong to it; remove the checkpoint")
+    if end == 0 and not path.exists():
+        return
+    with files.as_storage_errors(str(path)), files.opened(path, os.O_RDWR) as handle:
+        size = files.system.fstat(handle).st_size
+        if size < end or (end and os.pread(handle, 1, end - 1) != b"\n"):
+            raise InputError(
+                f"{path} does not have the {end} bytes of records that its checkpoint was written after: records are "
+                "missing, or the file was edited; restore it, or start again with --force"
+            )
+        files.system.ftruncate(handle, end)
+        files.system.fsync(handle)
+
+
+def _end_last_line(path: Path) -> None:
+    """Prepare a file for appending: a last line that was cut off goes, a whole one that lacks only its end gets it."""
+    size = records_end(path)
+    if size == 0:
+        return
+    if not path.is_file():
+        raise InputError(f"{path} is not a regular file; remove it")
+    with files.opened(path, os.O_RDWR) as handle:
+        tail = os.pread(handle, min(size, MOST_LINE), max(0, size - MOST_LINE))
+        last = tail[tail.rfind(b"\n") + 1 :]
+        if not last:
+            return
+        with suppress(ValueError, RecursionError):
+            if isinstance(json.loads(last), dict):
+                os.lseek(handle, 0, os.SEEK_END)
+                files.write_all(handle, b"\n")
+                return
+        files.system.ftruncate(handle, size - len(last))

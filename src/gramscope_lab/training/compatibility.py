@@ -13,7 +13,7 @@ from gramscope.errors import GramscopeError, InputError, ResultWarning
 from gramscope.layers.model_call import evaluating
 from gramscope_lab.data.dataset import DataSet
 from gramscope_lab.nets.vae import VAE
-from gramscope_lab.training.config_tables import DataTable
+from gramscope_lab.training.config import DataTable
 from gramscope_lab.training.sample_losses import SampleLoss, reconstruction, sample_loss
 
 

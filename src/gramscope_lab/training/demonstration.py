@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gramscope_lab.training.config import TrainConfig
 from gramscope_lab.training.layer_measures import WHILE_TRAINING
 from gramscope_lab.training.reporter import Reporter
-from gramscope_lab.training.train import train
-from gramscope_lab.training.trained import Trained
+from gramscope_lab.training.train import Trained, train
 
 METHODS: dict[str, dict[str, Any]] = {
     "sgd": {"name": "sgd", "lr": 0.1, "momentum": 0.9},
@@ -37,14 +35,12 @@ def demo_configs(
     shared: dict[str, Any] = {
         "data": {"name": "digits"},
         "model": {"name": "mlp", "hidden": [64, 64], "activation": "gelu", "bias": [False, True, True]},
-        "method": {"name": "sgd"},
         "seeds": list(seeds),
         "epochs": epochs,
         "device": device,
         "measure": {"every": max(1.0, epochs / 5), "samples": 500, "matrices": True, "names": MEASURES},
     }
-    base = TrainConfig.from_dict(shared)
-    return {name: replace(base, method=type(base.method).from_table(table)) for name, table in METHODS.items()}
+    return {name: TrainConfig.from_dict({**shared, "method": table}) for name, table in METHODS.items()}
 
 
 def run_demo(configs: Mapping[str, TrainConfig], out: Path, *, reporter: Reporter | None = None) -> dict[str, Trained]:

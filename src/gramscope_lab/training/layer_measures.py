@@ -12,16 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from gramscope.errors import InputError
-from gramscope.instruments.measure import measure
+from gramscope.instruments.measure import given_by, measure, names_of
 from gramscope.instruments.monitor import DEFAULT as MONITORED
 from gramscope.instruments.monitor import Monitor
+from gramscope.measures.columns import COLUMNS
 from gramscope.measures.table import Table
 from gramscope_lab.data.dataset import DataSet
 from gramscope_lab.runs.checkpoints import read_tensors
 from gramscope_lab.runs.directory import RunDirectory
 from gramscope_lab.training.compatibility import check_fit, fit_inputs, loss_and_data
-from gramscope_lab.training.config import TrainConfig
-from gramscope_lab.training.config_tables import DataTable, MeasureTable, ModelTable
+from gramscope_lab.training.config import DataTable, MeasureTable, ModelTable, TrainConfig
 from gramscope_lab.training.job import Job, load_data, prepare, probe, resolve_device
 from gramscope_lab.training.model_factory import build_model, load_state
 from gramscope_lab.training.sample_losses import SampleLoss, joined_loss, measured_output
@@ -35,14 +35,15 @@ WHILE_TRAINING = (*MONITORED, "nfa", "weight_change")
 def measure_net(
     model: nn.Module, batches: Batches, loss: SampleLoss, table: MeasureTable, reference: nn.Module | None = None
 ) -> Table:
-    """:func:`gramscope.measure` with the settings of a configuration."""
+    """:func:`gramscope.measure` with the settings of a configuration; the reference is given to measures that read it."""
+    names = names_of(_chosen(table), given_by(model, loss) | {"reference"})
     return measure(
         model,
         batches,
         joined_loss(model, loss),
         measures=_chosen(table),
         layers=table.layers or None,
-        reference=reference,
+        reference=reference if any("reference" in COLUMNS[name].needs for name in names) else None,
         output=measured_output(model),
     )
 
@@ -122,7 +123,7 @@ def measure_runs(
                 f"{run.path} was written by your own training loop, so its net and data are not known here: call gs.measure in "
                 f"Python; `gramscope report {run.path}` shows what was recorded"
             )
-        config = TrainConfig.from_stored({**run.config, "device": device})
+        config = TrainConfig.from_dict({**run.config, "device": device})
         if not trust:
             config.check_trusted(run.path)
         if not run.checkpoint_steps():

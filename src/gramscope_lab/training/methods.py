@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,18 +10,14 @@ from typing_extensions import override
 
 from gramscope.errors import InputError
 from gramscope.layers.select import select_layers
-from gramscope_lab.training.config_tables import MethodTable
-from gramscope_lab.training.options import optimizer_options, split_wrapper
+from gramscope_lab.training.config import MethodTable
+from gramscope_lab.training.method_options import library_options, optimizer_options, split_wrapper
 
 if TYPE_CHECKING:
     from gramscope.optim.vcl import VCL
 
 #: the hyper-parameter of a parameter group that the schedule multiplies; VCL's γ goes by that name too
 SCALED = "lr"
-#: entries of a parameter group that change in training; all others are options, which stay as configured
-_CHANGING = ("params", SCALED, "layers")
-#: entries of an optimizer's state that count steps
-_COUNTS = ("step", "steps")
 
 
 class Method:
@@ -31,12 +26,12 @@ class Method:
     def __init__(self, optimizers: Sequence[optim.Optimizer], notes: Sequence[str] = ()) -> None:
         self.optimizers = list(optimizers)
         self.notes = list(notes)
-        self._base = [[dict(group) for group in optimizer.param_groups] for optimizer in self.optimizers]
+        self._configured = [[dict(group) for group in optimizer.param_groups] for optimizer in self.optimizers]
 
     def set_factor(self, factor: float) -> None:
         """Set every step size to its configured value times ``factor``."""
-        for optimizer, base in zip(self.optimizers, self._base, strict=True):
-            for group, configured in zip(optimizer.param_groups, base, strict=True):
+        for optimizer, groups in zip(self.optimizers, self._configured, strict=True):
+            for group, configured in zip(optimizer.param_groups, groups, strict=True):
                 group[SCALED] = configured[SCALED] * factor
 
     def zero_grad(self) -> None:
@@ -54,132 +49,11 @@ class Method:
         return [optimizer.state_dict() for optimizer in self.optimizers]
 
     def load_state_dict(self, states: Sequence[dict[str, Any]]) -> None:
-        """Continue from stored states, with the configured options.
-
-        Raises:
-            InputError: an option is stored with another value, or a count of steps is none.
-        """
-        for optimizer, base, state in zip(self.optimizers, self._base, states, strict=True):
-            configured = [{key: value for key, value in group.items() if key not in _CHANGING} for group in base]
-            for group, stored in zip(configured, state["param_groups"], strict=True):
-                _check_options(stored, group)
-            _check_numbers(state)
+        """Continue from stored states, with the configured options."""
+        for optimizer, groups, state in zip(self.optimizers, self._configured, states, strict=True):
             optimizer.load_state_dict(state)
-            for loaded, options in zip(optimizer.param_groups, configured, strict=True):
-                loaded.update(options)
-
-
-def _check_options(stored: Mapping[str, Any], configured: Mapping[str, Any]) -> None:
-    """Raise an InputError that names the first option which is not the configured one.
-
-    Options without a configured value (``foreach``) are torch's own and differ between its versions.
-    """
-    for key, value in configured.items():
-        found = stored.get(key, value)
-        if value is not None and found != value:
-            raise InputError(
-                f"it was written with {key} = {found!r} of the optimizer, but {key} = {value!r} is configured"
-            )
-
-
-def _check_numbers(state: Mapping[str, Any]) -> None:
-    """Raise an InputError unless parameters are numbered from 0 on and their counts of steps are possible."""
-    params = [number for group in state["param_groups"] for number in group["params"]]
-    if params != list(range(len(params))):
-        raise InputError(f"it has params = {params}, which are not the numbers of the optimizer's parameters")
-    for number, entries in state["state"].items():
-        for key in _COUNTS:
-            _check_count(f"{key} of parameter {number}", entries.get(key, 0))
-
-
-def _check_count(what: str, found: Any) -> None:
-    """Raise an InputError unless this can be a count of steps; torch divides by what follows from it."""
-    value = found.item() if isinstance(found, Tensor) else found
-    if type(value) not in (int, float) or not 0 <= value < math.inf:
-        raise InputError(f"it has {what} = {value!r}, which is no count of steps")
-
-
-def build_method(table: MethodTable, model: nn.Module, *, reduction: str = "mean", steps_per_epoch: int = 1) -> Method:
-    """The optimizers of a method for a model.
-
-    Args:
-        table: the method and its options.
-        model: the net, on its device.
-        reduction: how the training loss is reduced over the batch (VCL needs to know).
-        steps_per_epoch: for options given in epochs.
-    """
-    options = table.options
-    try:
-        if table.name == "vcl":
-            return _vcl(model, options, reduction, steps_per_epoch)
-        kind, name = split_wrapper(table.name)
-        return _wrapped(kind, name, model, options) if kind else _plain(name, model, options)
-    except (ValueError, TypeError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"method {table.name!r} with {options}: {error}") from error
-
-
-def _plain(name: str, model: nn.Module, options: Mapping[str, Any]) -> Method:
-    if name == "muon":
-        return _muon(model, options)
-    return Method([_torch_optimizer(name, [p for p in model.parameters() if p.requires_grad], options)])
-
-
-def _torch_optimizer(name: str, parameters: Iterable[Tensor], options: Mapping[str, Any]) -> optim.Optimizer:
-    """An optimizer of torch with those of the options that it takes."""
-    arguments = optimizer_options(name, options)
-    if "beta1" in arguments:
-        arguments["betas"] = (arguments.pop("beta1"), arguments.pop("beta2"))
-    if "adjust" in arguments:
-        arguments["adjust_lr_fn"] = arguments.pop("adjust")
-    return _TORCH[name](parameters, **arguments)
-
-
-_TORCH: dict[str, Callable[..., optim.Optimizer]] = {
-    "sgd": optim.SGD, "adam": optim.Adam, "adamw": optim.AdamW, "muon": optim.Muon,
-}  # fmt: skip
-
-
-def muon_split(model: nn.Module, readout: str) -> tuple[dict[str, nn.Parameter], dict[str, nn.Parameter]]:
-    """Which parameters Muon trains (matrices; the readout only if asked) and which AdamW does, by name."""
-    last = select_layers(model).layers[-1].parameter
-    muon: dict[str, nn.Parameter] = {}
-    adamw: dict[str, nn.Parameter] = {}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            other = parameter.ndim != 2 or (readout == "adamw" and parameter is last)
-            (adamw if other else muon)[name] = parameter
-    if not muon:
-        raise InputError(
-            "method.name = 'muon': no matrix is left for Muon (it trains 2-D weights, and the readout only with "
-            "method.readout = 'muon'); use adamw"
-        )
-    return muon, adamw
-
-
-def beside_muon(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of AdamW on the parameters that Muon does not train."""
-    return optimizer_options("adamw", {"lr": options["adamw_lr"], "weight_decay": options["weight_decay"]})
-
-
-def _muon(model: nn.Module, options: Mapping[str, Any]) -> Method:
-    muon, adamw = muon_split(model, options["readout"])
-    first = _torch_optimizer("muon", muon.values(), options)
-    if not adamw:
-        return Method([first])
-    rest = _torch_optimizer("adamw", adamw.values(), beside_muon(options))
-    return Method([first, rest], [f"Muon trains {', '.join(muon)}; AdamW trains {', '.join(adamw)}"])
-
-
-def _wrapped(kind: str, name: str, model: nn.Module, options: Mapping[str, Any]) -> Method:
-    from gramscope.optim.whitening import GramFixed, GramWhitened
-
-    inner = _plain(name, model, options)
-    wrapper = GramWhitened if kind == "whiten" else GramFixed
-    layers = [options["layers"]] if options["layers"] else None
-    first = wrapper(inner.optimizers[0], model, layers, options["whiten_readout"], options["polar"])
-    return Method([first, *inner.optimizers[1:]], inner.notes)
+            for loaded, configured in zip(optimizer.param_groups, groups, strict=True):
+                loaded.update({key: value for key, value in configured.items() if key != "params"})
 
 
 class VCLMethod(Method):
@@ -216,15 +90,95 @@ class VCLMethod(Method):
     @override
     def load_state_dict(self, states: Sequence[dict[str, Any]]) -> None:
         super().load_state_dict(states[:-1])
-        self.done = states[-1]["done"]
-        _check_count("done", self.done)
+        self.done = int(states[-1]["done"])
+
+
+def build_method(table: MethodTable, model: nn.Module, *, reduction: str = "mean", steps_per_epoch: int = 1) -> Method:
+    """The optimizers of a method for a model.
+
+    Args:
+        table: the method and its options.
+        model: the net, on its device.
+        reduction: how the training loss is reduced over the batch (VCL needs to know).
+        steps_per_epoch: for options given in epochs.
+    """
+    options = table.options
+    try:
+        if table.name == "vcl":
+            return _vcl(model, options, reduction, steps_per_epoch)
+        if table.name == "free-muon":
+            from gramscope.optim.free_muon import FreeMuon
+
+            return Method([FreeMuon(model, options["layers"] or None)])
+        kind, name = split_wrapper(table.name)
+        return _wrapped(kind, name, model, options) if kind else _plain(name, model, options)
+    except (ValueError, TypeError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"method {table.name!r} with {options}: {error}") from error
+
+
+def _plain(name: str, model: nn.Module, options: Mapping[str, Any]) -> Method:
+    if name == "muon":
+        return _muon(model, options)
+    return Method([torch_optimizer(name, [p for p in model.parameters() if p.requires_grad], options)])
+
+
+def torch_optimizer(name: str, parameters: Iterable[Tensor], options: Mapping[str, Any]) -> optim.Optimizer:
+    """An optimizer of torch with those of the options that it takes."""
+    arguments = optimizer_options(name, options)
+    if "beta1" in arguments:
+        arguments["betas"] = (arguments.pop("beta1"), arguments.pop("beta2"))
+    if "adjust" in arguments:
+        arguments["adjust_lr_fn"] = arguments.pop("adjust")
+    return _TORCH[name](parameters, **arguments)
+
+
+_TORCH: dict[str, Callable[..., optim.Optimizer]] = {
+    "sgd": optim.SGD, "adam": optim.Adam, "adamw": optim.AdamW, "muon": optim.Muon,
+}  # fmt: skip
+
+
+def _muon(model: nn.Module, options: Mapping[str, Any]) -> Method:
+    """Muon on matrices (the readout only if asked), AdamW on all other parameters."""
+    last = select_layers(model).layers[-1].parameter
+    muon: dict[str, nn.Parameter] = {}
+    adamw: dict[str, nn.Parameter] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            other = parameter.ndim != 2 or (options["readout"] == "adamw" and parameter is last)
+            (adamw if other else muon)[name] = parameter
+    if not muon:
+        raise InputError(
+            "method.name = 'muon': no matrix is left for Muon (it trains 2-D weights, and the readout only with "
+            "method.readout = 'muon'); use adamw"
+        )
+    first = torch_optimizer("muon", muon.values(), options)
+    if not adamw:
+        return Method([first])
+    beside = {"lr": options["adamw_lr"], "weight_decay": options["weight_decay"]}
+    rest = torch_optimizer("adamw", adamw.values(), beside)
+    return Method([first, rest], [f"Muon trains {', '.join(muon)}; AdamW trains {', '.join(adamw)}"])
+
+
+def _wrapped(kind: str, name: str, model: nn.Module, options: Mapping[str, Any]) -> Method:
+    from gramscope.optim.whitening import GramFixed, GramWhitened
+
+    inner = _plain(name, model, options)
+    wrapper = GramWhitened if kind == "whiten" else GramFixed
+    layers = [options["layers"]] if options["layers"] else None
+    first = wrapper(inner.optimizers[0], model, layers, options["whiten_readout"], options["polar"])
+    return Method([first, *inner.optimizers[1:]], inner.notes)
 
 
 def _vcl(model: nn.Module, options: Mapping[str, Any], reduction: str, steps_per_epoch: int) -> Method:
     from gramscope.optim.vcl import VCL
 
     beside = {key.removeprefix("readout_"): value for key, value in options.items() if key.startswith("readout_")}
-    readout = lambda parameters: _torch_optimizer(options["readout"], parameters, beside)  # noqa: E731
-    own = optimizer_options("vcl", options)
+
+    def readout(parameters: list[nn.Parameter]) -> optim.Optimizer:
+        return torch_optimizer(options["readout"], parameters, beside)
+
+    own = library_options("VCL", options)
     vcl = VCL(model, reduction=reduction, layers=options["layers"] or None, readout=readout, **own)
     return VCLMethod(vcl, round(float(options["warm_up_epochs"]) * steps_per_epoch))

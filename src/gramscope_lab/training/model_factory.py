@@ -14,7 +14,7 @@ from torch import nn
 
 from gramscope.errors import InputError
 from gramscope_lab.data.seeds import generator
-from gramscope_lab.training.config_tables import ModelTable
+from gramscope_lab.training.config import ModelTable
 from gramscope_lab.training.random_state import PrivateRandomState
 
 

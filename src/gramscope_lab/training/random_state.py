@@ -1,4 +1,4 @@
-"""Random numbers of a run: data orders, and a private state of torch's global generators.
+"""What a run has for itself in torch: data orders, a private state of the global generators, threads and cuDNN settings.
 
 Each purpose has a generator of its own, derived from the run's seed, so that the order of epoch 7 needs none of the six
 before it. Nets with dropout draw from torch's global generator; :class:`PrivateRandomState` gives the run its own state of
@@ -7,13 +7,20 @@ that generator and restores the user's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from gramscope_lab.data.seeds import derive_seed, generator
+
+if TYPE_CHECKING:
+    from gramscope_lab.training.job import Job
+
+#: floating-point operations a step below which one thread is fastest, and one stacked step beats separate ones on a CPU
+SMALL_STEP = 5e7
 
 
 def epoch_order(seed: int, epoch: int, n: int) -> Tensor:
@@ -62,3 +69,26 @@ class PrivateRandomState:
         torch.set_rng_state(states["cpu"])
         if "cuda" in states and self._device.type == "cuda":
             torch.cuda.set_rng_state(states["cuda"], self._device)
+
+
+def operations_per_step(job: Job) -> float:
+    """Rough floating-point operations of one step of a fully connected net: 6 per parameter and sample."""
+    return 6.0 * sum(p.numel() for p in job.model.parameters()) * job.plan.batch_size
+
+
+@contextmanager
+def torch_settings(jobs: Sequence[Job]) -> Iterator[None]:
+    """One thread for small steps on a CPU, where synchronising threads costs more than they gain; deterministic cuDNN
+    kernels on a GPU. The user's settings return afterwards."""
+    cudnn, threads = torch.backends.cudnn, torch.get_num_threads()
+    before = cudnn.deterministic, cudnn.benchmark
+    try:
+        if jobs[0].device.type != "cpu":
+            cudnn.deterministic, cudnn.benchmark = True, False
+        elif sum(map(operations_per_step, jobs)) <= SMALL_STEP:
+            torch.set_num_threads(1)
+        yield
+    finally:
+        cudnn.deterministic, cudnn.benchmark = before
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)

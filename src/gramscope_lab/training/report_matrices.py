@@ -29,7 +29,8 @@ class ShiftWatcher:
         self._model = model
         self._reduction = config.reduction
         self._virtual = config.method.name == "vcl"
-        self._rate = float(config.method.options["gamma" if self._virtual else "lr"])
+        options = config.method.options
+        self._rate = float(options["gamma"] if self._virtual else options.get("lr", 1.0))
         self.diagonals: dict[str, Tensor] = {}
 
     @contextmanager

@@ -21,11 +21,11 @@ class Reporter:
     def records(self, records: Sequence[dict[str, Any]], label: str = "") -> None:
         """New evaluation records, one a member; ``label`` names them where they are not of the work begun last."""
 
-    def member(self, name: str, done: int, total: int) -> None:
-        """A member that trains elsewhere has done ``done`` of its ``total`` steps."""
+    def member(self, name: str, done: float, total: float) -> None:
+        """A member that trains elsewhere has done ``done`` of its ``total`` epochs."""
 
-    def member_ended(self, name: str, how: str) -> None:
-        """A member that trained elsewhere is ``finished``, ``interrupted``, ``failed`` or ``lost``."""
+    def member_ended(self, name: str) -> None:
+        """A member that trained elsewhere has ended."""
 
     def stop_asked(self) -> bool:
         """Whether training is to save and stop, where no signal can say so."""

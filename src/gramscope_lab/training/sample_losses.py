@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from gramscope.errors import InputError
 from gramscope.layers.model_call import evaluating
+from gramscope_lab.data.dataset import IGNORED
 from gramscope_lab.nets.vae import VAE, VAEOutput, vae_loss
 
 #: ``(what the model returned, targets) -> losses [batch]``, unreduced
@@ -95,5 +96,5 @@ def evaluate(model: nn.Module, x: Tensor, y: Tensor, loss: SampleLoss, batch_siz
             right = None if hits is None or right is None else right + hits.sum()
     result = {"loss": float(total) / len(x)}
     if right is not None:
-        result["accuracy"] = float(right) / len(x)
+        result["accuracy"] = float(right) / int((y != IGNORED).sum())
     return result

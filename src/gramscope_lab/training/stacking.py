@@ -1,59 +1,77 @@
-"""Many runs in one step: parameters stacked along a leading axis, gradients by ``vmap(grad(...))``.
+"""Many runs in one step: parameters stacked along a leading axis, gradients by ``vmap(grad(...))``, optimizers of torch.
 
-Each member keeps its own initial weights, data order and hyper-parameters, so a stack gives what its members give one
-by one, to float tolerance. On a GPU the whole step is replayed as one CUDA graph, because launching its many small
-kernels one at a time would take longer than running them.
+Each member keeps its own initial weights, data order and hyper-parameters, so a stack gives what its members give one by one,
+to float tolerance. A member's net holds views of the stacks. SGD, Adam and AdamW work number by number, so that one optimizer
+trains all members with the same options at once; other methods have an optimizer for each member.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+import math
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from typing_extensions import override
 
-from gramscope.errors import InputError
+from gramscope.errors import NumericalError
 from gramscope.layers.model_call import evaluating
 from gramscope.linalg.cuda_graph import Replay, Tensors
-from gramscope_lab.training.engine import Engine
 from gramscope_lab.training.job import Job
+from gramscope_lab.training.method_options import split_wrapper
+from gramscope_lab.training.methods import Method, build_method, torch_optimizer
 from gramscope_lab.training.sample_losses import correct
-from gramscope_lab.training.stacked_methods import build_rules
-from gramscope_lab.training.stacked_rules import Stack
+from gramscope_lab.training.trainer import Engine
+
+Stack: TypeAlias = dict[str, Tensor]
+
+#: methods that treat every number alone
+_BY_NUMBER = ("sgd", "adam", "adamw")
+_RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)
+_RUNNING = (nn.modules.batchnorm._NormBase,)
 
 
 class StackedEngine(Engine):
-    """Several members of one architecture, one vectorised step for all of them."""
+    """Several members of one architecture, one vectorised backward pass for all of them."""
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         super().__init__(jobs)
-        first = jobs[0]
-        self._loss = first.loss
-        self._template = copy.deepcopy(first.model).train()
-        trainable = {name for name, p in first.model.named_parameters() if p.requires_grad}
-        self._params, self._buffers = stack_weights([job.model for job in jobs], trainable)
+        self._loss = jobs[0].loss
+        self._template = copy.deepcopy(jobs[0].model).train()
+        self._params, self._buffers = _stack_weights([job.model for job in jobs])
         sets = [(job.data.x_train, job.data.y_train) for job in jobs]
         self._shared = _same(sets)
         kept, which = (sets, range(len(jobs))) if self.full_batch else _distinct(sets)
-        self._x, self._y = sets[0] if self._shared else (torch.stack(part) for part in zip(*kept, strict=True))
-        self._which = torch.tensor(which, device=first.device).unsqueeze(1)
-        self.rules, self.notes = build_rules(jobs, self._template, self._params)
-        self._factor = torch.ones((), dtype=torch.float64, device=first.device)
-        data_axis = 0 if self._batched_inputs else None
+        self._x, self._y = sets[0] if self._shared else (torch.stack(tensors) for tensors in zip(*kept, strict=True))
+        self._which = torch.tensor(which, device=jobs[0].device).unsqueeze(1)
+        self._groups = self._make_groups()
+        self.notes = self._groups[0].method.notes
+        data_axis = None if self.full_batch and self._shared else 0
         self._gradients = vmap(grad_and_value(self._batch_loss), in_dims=(0, 0, data_axis, data_axis))
-        self._whole = all(rule.capturable for rule in self.rules)
-        self._recorded = Replay(self._step if self._whole else self._backward, state=self._state_tensors)
+        self._recorded = Replay(self._backward, state=lambda: [self._loss_sum])
+
+    def _make_groups(self) -> list[_Group]:
+        """Consecutive members with the same options together, if their method works number by number."""
+        groups, start = [], 0
+        for table, members in groupby(self.jobs, lambda job: job.config.method):
+            jobs = list(members)
+            stop = start + len(jobs)
+            if table.name in _BY_NUMBER:
+                tensors = {name: stack[start:stop] for name, stack in self._params.items()}
+                method = Method([torch_optimizer(table.name, tensors.values(), table.options)])
+                groups.append(_Group(slice(start, stop), tensors, method))
+            else:
+                for index, job in enumerate(jobs, start=start):
+                    params = {name: p for name, p in job.model.named_parameters() if p.requires_grad}
+                    groups.append(_Group(index, params, build_method(table, job.model)))
+            start = stop
+        return groups
 
     # -- the step -------------------------------------------------------------------------------------------------
-    @property
-    def _batched_inputs(self) -> bool:
-        return not (self.full_batch and self._shared)
-
     def _batch_loss(self, params: Stack, buffers: Stack, x: Tensor, y: Tensor) -> Tensor:
         """A member's loss."""
         losses = self._loss(functional_call(self._template, (params, buffers), (x,)), y)
@@ -73,44 +91,33 @@ class StackedEngine(Engine):
         """Gradients of every member's loss for the batches ``given["index"]``."""
         x, y = self._gather(given["index"])
         grads, losses = self._gradients(self._params, self._buffers, x, y)
-        self._loss_sum += losses if self._mean else losses / y.shape[1 if self._batched_inputs else 0]
+        self._loss_sum += losses if self._mean else losses / self.indices_size(y)
         found: Stack = grads
         return found
 
-    def _update(self, grads: Stack) -> None:
-        for rule in self.rules:
-            rule.update(grads, self._factor)
-
-    def _step(self, given: Tensors) -> Stack:
-        self._update(self._backward(given))
-        return {}
+    def indices_size(self, y: Tensor) -> int:
+        """Samples of a member's batch."""
+        return y.shape[0 if self.full_batch and self._shared else 1]
 
     @override
     def advance(self, step: int) -> None:
         """Take one step with every member."""
-        self._factor.fill_(self.plan.factor(step))
         grads = self._recorded({"index": self.indices(step)})
-        if not self._whole:
-            self._update(grads)
+        factor = self.plan.factor(step)
+        for group in self._groups:
+            group.step(grads, factor)
         self._loss_count += 1
-
-    def _state_tensors(self) -> list[Tensor]:
-        return [*(t for rule in self.rules for t in rule.tensors()), self._loss_sum]
-
-    @override
-    def active(self) -> AbstractContextManager[None]:
-        return nullcontext()  # nets that draw random numbers are not stacked
 
     # -- evaluation -----------------------------------------------------------------------------------------------
     @override
     @torch.no_grad()
     def evaluate(self) -> list[dict[str, float]]:
         found: list[dict[str, float]] = [{} for _ in self.jobs]
-        for part in self.jobs[0].parts():
-            sets = [job.parts()[part] for job in self.jobs]
+        for split in self.jobs[0].splits():
+            sets = [job.splits()[split] for job in self.jobs]
             for name, values in self._evaluate(sets).items():
                 for record, value in zip(found, values, strict=True):
-                    record[f"{part}_{name}"] = value
+                    record[f"{split}_{name}"] = value
         return found
 
     def _evaluate(self, sets: Sequence[tuple[Tensor, Tensor]]) -> dict[str, list[float]]:
@@ -133,35 +140,99 @@ class StackedEngine(Engine):
                     totals[name] = totals.get(name, 0.0) + values.double()
         return {name: (total / x.shape[axis]).tolist() for name, total in totals.items()}
 
-    @override
-    @torch.no_grad()
-    def models(self) -> Iterator[nn.Module]:
-        for index, job in enumerate(self.jobs):
-            for name, tensor in (*job.model.named_parameters(), *job.model.named_buffers()):
-                tensor.copy_((self._params | self._buffers)[name][index])
-            yield job.model
-
     # -- checkpoints ----------------------------------------------------------------------------------------------
     @override
-    def states(self) -> Iterator[tuple[dict[str, Tensor], Any]]:
-        for index, model in enumerate(self.models()):
-            rules = [rule.export(index) for rule in self.rules]
-            training = {"stacked": rules, "loss_sum": self._loss_sum[index], "loss_count": self._loss_count}
-            yield model.state_dict(), training
+    def training_states(self) -> list[dict[str, Any]]:
+        return [{"optimizers": state} for group in self._groups for state in group.states()]
 
     @override
-    @torch.no_grad()
-    def load_states(self, states: Sequence[tuple[dict[str, Tensor], Any]]) -> None:
-        for index, (job, (weights, training)) in enumerate(zip(self.jobs, states, strict=True)):
-            if "stacked" not in training:
-                raise InputError(f"the checkpoint of {job.name} was not written by vectorised runs")
-            job.model.load_state_dict(weights)
-            for name, tensor in (*job.model.named_parameters(), *job.model.named_buffers()):
-                (self._params | self._buffers)[name][index].copy_(tensor)
-            self._loss_sum[index] = training["loss_sum"].to(self._loss_sum.device)
-            self._loss_count = training["loss_count"]
-        for number, rule in enumerate(self.rules):
-            rule.restore([training["stacked"][number] for _, training in states])
+    def load_training_states(self, states: Sequence[dict[str, Any]]) -> None:
+        stored = [state["optimizers"] for state in states]
+        for group in self._groups:
+            count = group.count
+            group.load(stored[:count])
+            stored = stored[count:]
+
+
+class _Group:
+    """Members that one method trains: a slice of the stacks, or one member.
+
+    Args:
+        place: where they are in the stacks.
+        tensors: what the method trains, by parameter name.
+        method: its optimizers.
+    """
+
+    def __init__(self, place: slice | int, tensors: Mapping[str, Tensor], method: Method) -> None:
+        self._place, self._tensors, self.method = place, tensors, method
+        self._diverged = False
+        self.count = 1 if isinstance(place, int) else place.stop - place.start
+
+    def step(self, grads: Stack, factor: float) -> None:
+        """One step with the gradients of all members."""
+        if self._diverged:
+            return
+        for name, tensor in self._tensors.items():
+            tensor.grad = grads[name][self._place]
+        self.method.set_factor(factor)
+        try:
+            self.method.step()
+        except NumericalError:  # this member goes no further, the others do
+            self._diverged = True
+            with torch.no_grad():
+                for tensor in self._tensors.values():
+                    tensor.fill_(math.nan)
+
+    def states(self) -> list[list[dict[str, Any]]]:
+        """Each member's optimizer states, as it would have them alone."""
+        whole = self.method.state_dict()
+        if isinstance(self._place, int):
+            return [whole]
+        return [
+            [_of_member(state, lambda t, i=i: t[i] if t.dim() else t) for state in whole] for i in range(self.count)
+        ]  # type: ignore[misc]
+
+    def load(self, states: Sequence[list[dict[str, Any]]]) -> None:
+        """Continue from each member's optimizer states."""
+        if isinstance(self._place, int):
+            self.method.load_state_dict(states[0])
+            return
+        joined = []
+        for several in zip(*states, strict=True):
+            entries = {
+                key: {name: _joined([state["state"][key][name] for state in several]) for name in values}
+                for key, values in several[0]["state"].items()
+            }
+            joined.append({**several[0], "state": entries})
+        self.method.load_state_dict(joined)
+
+
+def _of_member(state: dict[str, Any], select: Any) -> dict[str, Any]:
+    """The state of one member from that of an optimizer of stacks; counts of steps are the same for all."""
+    entries = {
+        key: {name: select(value) if isinstance(value, Tensor) else value for name, value in values.items()}
+        for key, values in state["state"].items()
+    }
+    return {**state, "state": entries}
+
+
+def _joined(values: Sequence[Any]) -> Any:
+    first = values[0]
+    return torch.stack(list(values)) if isinstance(first, Tensor) and first.dim() else first
+
+
+def _stack_weights(models: Sequence[nn.Module]) -> tuple[Stack, Stack]:
+    """Trainable parameters, and all other parameters and buffers, stacked; the nets then hold views of the stacks."""
+    trained = {name for name, p in models[0].named_parameters() if p.requires_grad}
+    found = [dict(model.named_parameters()) | dict(model.named_buffers()) for model in models]
+    stacks = {name: torch.stack([tensors[name].detach() for tensors in found]) for name in found[0]}
+    for index, tensors in enumerate(found):
+        for name, tensor in tensors.items():
+            tensor.data = stacks[name][index]
+    return (
+        {name: stack for name, stack in stacks.items() if name in trained},
+        {name: stack for name, stack in stacks.items() if name not in trained},
+    )
 
 
 def _same(sets: Sequence[tuple[Tensor, Tensor]]) -> bool:
@@ -176,11 +247,65 @@ def _distinct(sets: Sequence[tuple[Tensor, Tensor]]) -> tuple[list[tuple[Tensor,
     return [sets[which.index(number)] for number in range(len(numbers))], which
 
 
-def stack_weights(models: Sequence[nn.Module], trainable: set[str]) -> tuple[Stack, Stack]:
-    """Trainable parameters, and all other parameters and buffers, stacked along a new first axis."""
-    found = [dict(model.named_parameters()) | dict(model.named_buffers()) for model in models]
-    stacks = {name: torch.stack([tensors[name].detach() for tensors in found]) for name in found[0]}
-    return (
-        {name: stack for name, stack in stacks.items() if name in trainable},
-        {name: stack for name, stack in stacks.items() if name not in trainable},
-    )
+# -- what can be stacked ------------------------------------------------------------------------------------------
+def member_obstacle(job: Job) -> str:
+    """Why runs such as this one cannot be stacked, as far as one of them shows; empty if they can."""
+    config = job.config
+    if split_wrapper(config.method.name)[1] not in (*_BY_NUMBER, "muon"):
+        return f"{config.method.name} has no vectorised form"
+    if config.measure.every and config.measure.matrices:
+        return "measure.matrices follows the gradients of every step"
+    if config.patience:
+        return "each run may stop early on its own"
+    if config.clip:
+        return "each run's gradient is clipped on its own"
+    for module in job.model.modules():
+        if isinstance(module, _RANDOM) and getattr(module, "p", 1.0) != 0.0:
+            return f"{type(module).__name__} draws random numbers"
+        if isinstance(module, _RUNNING) and module.track_running_stats:
+            return f"{type(module).__name__} keeps running statistics"
+    return ""
+
+
+def stack_obstacle(jobs: Sequence[Job]) -> str:
+    """Why the members cannot be stacked; empty if they can."""
+    first = jobs[0]
+    for job in jobs:
+        if obstacle := member_obstacle(job):
+            return obstacle
+    if any(job.plan != first.plan or job.loss is not first.loss for job in jobs):
+        return "their numbers of steps or losses differ"
+    shapes = [[(p, x.shape, y.shape, x.dtype) for p, (x, y) in job.splits().items()] for job in jobs]
+    if any(shape != shapes[0] for shape in shapes):
+        return "their data sets differ in shape"
+    return _net_obstacle(jobs)
+
+
+@torch.no_grad()
+def _net_obstacle(jobs: Sequence[Job]) -> str:
+    """Try the forward pass of two samples of each member together, and compare it with one by one."""
+    models = [job.model for job in jobs]
+    tensors = [dict(model.named_parameters()) | dict(model.named_buffers()) for model in models]
+    if any({n: t.shape for n, t in one.items()} != {n: t.shape for n, t in tensors[0].items()} for one in tensors):
+        return "their nets differ"
+    template = models[0]
+    stack = {name: torch.stack([one[name] for one in tensors]) for name in tensors[0]}
+    x = torch.stack([job.data.x_train[:2] for job in jobs])
+
+    def call(params: Stack, x: Tensor) -> Any:
+        return functional_call(template, params, (x,))
+
+    try:
+        together = vmap(call)(stack, x)
+    except (RuntimeError, ValueError, TypeError) as error:
+        reason = str(error).splitlines()[0]
+        if "random" in reason:
+            reason = "it draws random numbers"
+        return f"vmap cannot run {type(template).__name__} ({reason})"
+    if not isinstance(together, Tensor):
+        return f"{type(template).__name__} returns {type(together).__name__}, not a tensor"
+    alone = torch.stack([model(batch) for model, batch in zip(models, x, strict=True)])
+    scale = alone.abs().max().clamp(min=1e-30)
+    if not bool((together - alone).abs().max() <= 1e-3 * scale):
+        return "their nets differ in more than their weights"
+    return ""

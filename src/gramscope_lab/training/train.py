@@ -2,41 +2,155 @@
 
 from __future__ import annotations
 
+import math
+import os
 import shlex
-import tempfile
+import warnings
+from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
+from torch import nn
+
+from gramscope.errors import InputError, ResultWarning
 from gramscope_lab.data.dataset import DataSet
-from gramscope_lab.runs.checkpoints import checkpoint_path, is_intact
 from gramscope_lab.runs.directory import RunDirectory
-from gramscope_lab.runs.layout import CHECKPOINTS
-from gramscope_lab.runs.starting import check_free, remove_litter
+from gramscope_lab.runs.environment import describe_environment, differences
+from gramscope_lab.runs.layout import RECORDS
+from gramscope_lab.runs.records import last_record
+from gramscope_lab.training import sweep
 from gramscope_lab.training.config import TrainConfig
-from gramscope_lab.training.engine import Engine, SingleEngine
-from gramscope_lab.training.execution import choose_execution
 from gramscope_lab.training.interrupt import Interrupted
-from gramscope_lab.training.job import Job, prepare
+from gramscope_lab.training.job import Job, ModelFactory, Overrides, Preparer, prepare, resolve_device
 from gramscope_lab.training.layer_measures import LayerMeasures
-from gramscope_lab.training.loop import Loop, Measure, Outcome
-from gramscope_lab.training.members import MemberTask, Workers, run_members
+from gramscope_lab.training.methods import build_method
 from gramscope_lab.training.model_factory import load_state
-from gramscope_lab.training.placement import Placement
+from gramscope_lab.training.random_state import SMALL_STEP, operations_per_step
 from gramscope_lab.training.reporter import Reporter
 from gramscope_lab.training.sample_losses import SampleLoss
-from gramscope_lab.training.stacking import StackedEngine
-from gramscope_lab.training.start import (
-    ModelFactory,
-    Parts,
-    config_to_resume,
-    execution_asked,
-    member_directories,
-    prepare_members,
-    record_start,
-)  # fmt: skip
-from gramscope_lab.training.trained import Member, Trained
+from gramscope_lab.training.stacking import StackedEngine, member_obstacle, stack_obstacle
+from gramscope_lab.training.trainer import Engine, Measure, Outcome, SingleEngine, Trainer
+
+__all__ = ["Member", "ModelFactory", "Parallel", "Trained", "resume_run", "train"]
 
 
+# -- results ------------------------------------------------------------------------------------------------------
+class Member:
+    """One trained run: its net with the final weights, and its records; read from its directory if it trained elsewhere."""
+
+    def __init__(self, config: TrainConfig, *, job: Job | None = None, records: Any = None, run: Any = None) -> None:
+        self.config = config
+        self._job, self._records, self._run = job, records, run
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The net, on the training device or the CPU."""
+        if self._job is None:
+            job = prepare(self.config)
+            load_state(job.model, self._run.load_checkpoint().model, self._run.path)
+            return job.model
+        return self._job.model
+
+    @cached_property
+    def records(self) -> list[dict[str, Any]]:
+        """All records, in order."""
+        return list(self._run.records() if self._records is None else self._records)
+
+    def last(self, key: str) -> Any:
+        """The newest recorded value of ``key``, such as ``test_accuracy``; ``None`` if it was never recorded."""
+        return next((record[key] for record in reversed(self.records) if key in record), None)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The outcome of :func:`train`."""
+
+    members: dict[str, Member]
+    execution: str
+    path: Path | None = None
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """Records of all members, each with the member's name as ``run``."""
+        return [{"run": name, **record} for name, member in self.members.items() for record in member.records]
+
+
+# -- how several members run --------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Parallel:
+    """How several members train.
+
+    Args:
+        way: ``auto``; ``stack``: in one vectorised step; a number: in so many processes; ``ray`` or ``ray:ADDRESS``: on a
+            cluster. The results of processes and of a cluster are the same bit for bit, those of a stack to float tolerance.
+        gpus: share of a GPU for each run on a Ray cluster: 0.25 lets four share one.
+    """
+
+    way: str = "auto"
+    gpus: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.way not in ("auto", "stack", "ray") and not self.way.startswith("ray:") and self.processes < 1:
+            raise InputError(f"--parallel {self.way}: use auto, stack, a number of processes, ray or ray:ADDRESS")
+        share = self.gpus
+        if share is not None and (not 0 < share < math.inf or (share > 1 and share != int(share))):
+            raise InputError(f"--gpus {share:g}: give a share between 0 and 1, or whole GPUs")
+        if share is not None and not self.way.startswith("ray"):
+            raise InputError(f"--gpus {share:g} is for a Ray cluster: add --parallel ray")
+
+    @property
+    def processes(self) -> int:
+        """The number asked for; 0 where none was."""
+        return int(self.way) if self.way.isdecimal() else 0
+
+    def executor(self, members: int, device: str) -> Any:
+        """Makes what members are submitted to."""
+        if self.way.startswith("ray"):
+            return partial(sweep.RayExecutor, self.way.partition(":")[2], self.gpus)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return partial(sweep.local_executor, min(self.processes or cores, members), device)
+
+
+def _choose(parallel: Parallel, config: TrainConfig, preparer: Preparer, unsendable: str) -> tuple[str, str]:
+    """How to run the members (``one-by-one``, ``processes``, ``ray`` or ``stack``), and why.
+
+    Args:
+        parallel: what was asked for.
+        config: of all members.
+        preparer: makes a member ready.
+        unsendable: why members cannot train in other processes; empty if they can.
+    """
+    members = config.members()
+    count = len(members)
+    if count == 1 or parallel.way == "1":
+        return "one-by-one", ""
+    if parallel.way not in ("auto", "stack"):
+        if unsendable:
+            raise InputError(f"--parallel {parallel.way}: {unsendable}; use --parallel 1 or stack")
+        if parallel.processes:
+            return "processes", f"{count} runs in processes, as asked"
+        return "ray", f"{count} runs on the Ray cluster, as asked"
+    first = Preparer(preparer.overrides, "cpu")(next(iter(members.values())))
+    small = resolve_device(config.device).type == "cuda" or operations_per_step(first) <= SMALL_STEP
+    obstacle = member_obstacle(first)
+    if not obstacle and (parallel.way == "stack" or small):
+        obstacle = stack_obstacle([preparer(member) for member in members.values()])
+        if not obstacle:
+            return "stack", f"{count} runs in one vectorised step"
+    if parallel.way == "stack":
+        raise InputError(f"--parallel stack: {obstacle}; use auto, or a number of processes")
+    # of large nets a stacked step is mostly memory traffic, which a stack makes no smaller
+    obstacle = obstacle or f"a stacked step of nets this large is slower ({operations_per_step(first) / 1e6:.0f} Mflop)"
+    seconds = count * first.plan.steps * (5e-4 + operations_per_step(first) / 1e10)
+    if not unsendable and (resolve_device(config.device).type != "cpu" or seconds > 20.0):  # shorter than starting them
+        return "processes", f"{count} runs in processes, because {obstacle}"
+    return "one-by-one", f"{count} runs one after another, because {obstacle}"
+
+
+# -- training -----------------------------------------------------------------------------------------------------
 def train(
     config: TrainConfig,
     out: Path | str | None = None,
@@ -48,7 +162,7 @@ def train(
     model: ModelFactory | None = None,
     loss: SampleLoss | None = None,
     measure: Measure | None = None,
-    placement: Placement | None = None,
+    parallel: Parallel | str = "auto",
 ) -> Trained:
     """Train every member of a configuration.
 
@@ -56,124 +170,124 @@ def train(
         config: what to train.
         out: run directory; several members get sub-directories. Without it nothing is written.
         resume: continue what is in ``out`` (whose configuration must be this one).
-        force: replace the run in ``out``.
+        force: replace the run in ``out``; with ``resume``, take over its lock from another host.
         reporter: receives notes and progress.
         data, model, loss, measure: Python objects in place of the configured ones. The data are cut, split and noised as
             the configuration says.
-        placement: where the members train, this machine by default.
+        parallel: how several members train, see :class:`Parallel`.
 
     Raises:
         Interrupted: the user asked to stop; everything is saved.
     """
-    reporter = reporter or Reporter()
-    parts, placement = Parts(data, model, loss, measure), placement or Placement()
-    config = config.anchored()
+    reporter, config = reporter or Reporter(), config.with_absolute_paths()
+    overrides = Overrides(data, model, loss, measure)
+    parallel = Parallel(parallel) if isinstance(parallel, str) else parallel
+    members = config.members()
     with ExitStack() as stack:
         root = None if out is None else RunDirectory(out)
         if root is not None and resume:
-            config = config_to_resume(root, config)
-            stack.enter_context(root.lock)
-            remove_litter(root)
+            _check_stored(root, config)
+            root.lock.acquire(force=force)
+            stack.callback(root.lock.release)
+            root.remove_stale()
+            if root.environment.get("execution") == "stack":  # other ways give other last bits
+                parallel = Parallel("stack")
+            elif parallel.way in ("auto", "stack"):
+                parallel = replace(parallel, way="auto")
         elif root is not None:
-            check_free(root, force=force, members=list(config.members()))
-        members = config.members()
-        portable = not parts.given()
-        asked, note = placement.execution(execution_asked(root, config, resume), len(members), portable=portable)
-        jobs = prepare_members(config, members, parts)
-        execution, reason = choose_execution(list(jobs.values()), asked, portable=portable)
-        groups = [list(jobs.values())] if execution == "vectorised" else [[job] for job in jobs.values()]
-        # built before anything is written, because a method that does not fit the net raises here
-        first: Engine | None = _engine(groups[0], execution)
-        workers = placement.workers(len(members)) if execution == "processes" else None
-        if workers is not None:
-            stack.callback(workers.close)
-        for text in (note, reason):
-            if text:
-                reporter.note(text)
+            root.check_free(force=force, members=list(members))
+        preparer = Preparer(overrides)
+        unsendable = "a run directory is needed" if root is None else ""
+        unsendable = "objects given in Python cannot be sent to other processes" if overrides.given() else unsendable
+        execution, reason = _choose(parallel, config, preparer, unsendable)
+        # built before anything is written, because what does not fit raises here
+        engine: Engine | None = None
+        if execution == "stack":
+            engine = StackedEngine([preparer(member, name, config.swept(member)) for name, member in members.items()])
+        elif execution == "one-by-one":
+            name, member = next(iter(members.items()))
+            engine = SingleEngine(preparer(member, name, config.swept(member)))
+        if engine is None or (execution == "one-by-one" and config.sweep and not overrides.given()):
+            _check_members(config, members)
+        if reason:
+            reporter.note(reason)
         if root is not None:
             if not resume:
                 RunDirectory.create(root.path, config.to_dict(), force=force)
                 stack.enter_context(root.lock)
-                config_to_resume(root, config)  # raises if another process has replaced the run meanwhile
-            stack.callback(root.close)
-            record_start(root, jobs, execution, parts, resume)
-        if workers is not None:
-            if root is None:
-                root = RunDirectory.create(stack.enter_context(tempfile.TemporaryDirectory()), config.to_dict())
-            trained = _in_processes(jobs, member_directories(root, members), reporter, workers)
+                _check_stored(root, config)  # raises if another process has replaced the run meanwhile
+            _record_start(root, str(resolve_device(config.device)), execution, resume)
+        runs = {} if root is None else _member_directories(root, members)
+        if execution in ("processes", "ray"):
+            tasks = [
+                sweep.MemberTask(name, member, runs[name].path.absolute(), config.swept(member))
+                for name, member in members.items()
+                if not is_complete(runs[name])
+            ]
+            if tasks:
+                sweep.run_members(tasks, parallel.executor(len(tasks), config.device), reporter)
+            trained = {name: Member(member, run=runs[name]) for name, member in members.items()}
+        elif execution == "stack" and engine is not None:
+            trained = train_jobs(engine, list(runs.values()) or None, overrides, reporter, root)
         else:
-            runs = None if root is None else member_directories(root, members)
             trained = {}
-            for group in groups:
-                engine, first = first or _engine(group, execution), None
-                chosen = None if runs is None else [runs[job.name] for job in group]
-                trained |= _run(engine, chosen, parts, reporter, root)
+            for name, member in members.items():
+                engine = engine or SingleEngine(preparer(member, name, config.swept(member)))
+                trained |= train_jobs(engine, [runs[name]] if runs else None, overrides, reporter, root)
+                engine = None
     return Trained(trained, execution, None if out is None else Path(out))
 
 
 def resume_run(
-    path: Path | str, *, reporter: Reporter | None = None, trust: bool = False, placement: Placement | None = None
+    path: Path | str,
+    *,
+    reporter: Reporter | None = None,
+    trust: bool = False,
+    parallel: Parallel | str = "auto",
+    force: bool = False,
 ) -> Trained:
     """Continue a stopped run from its newest checkpoint with the configuration stored there.
 
     Only with ``trust`` may that configuration name a function ``package.module:function`` as the net.
     """
-    config = TrainConfig.from_stored(RunDirectory.open(path).config)
+    config = TrainConfig.from_dict(RunDirectory.open(path).config)
     if not trust:
         config.check_trusted(path)
-    return train(config, path, resume=True, reporter=reporter, placement=placement)
+    return train(config, path, resume=True, reporter=reporter, parallel=parallel, force=force)
 
 
-def run_member(task: MemberTask, reporter: Reporter) -> None:
-    """Train one member into its directory, from its last checkpoint on. Runs in a process of its own."""
-    job = prepare(task.config, task.name, labels=task.labels)
-    _run(SingleEngine(job), [RunDirectory(task.path)], Parts(), reporter, None)
-
-
-def _engine(group: list[Job], execution: str) -> Engine:
-    return StackedEngine(group) if execution == "vectorised" else SingleEngine(group[0])
-
-
-def _in_processes(
-    jobs: dict[str, Job], runs: dict[str, RunDirectory], reporter: Reporter, workers: Workers
+def train_jobs(
+    engine: Engine,
+    runs: Sequence[RunDirectory] | None,
+    overrides: Overrides | None = None,
+    reporter: Reporter | None = None,
+    root: RunDirectory | None = None,
 ) -> dict[str, Member]:
-    tasks = [
-        MemberTask(name, job.config, runs[name].path.absolute(), job.labels, job.plan.steps)
-        for name, job in jobs.items()
-        if not _is_complete(runs[name])
-    ]
-    if tasks:
-        run_members(tasks, workers, reporter)
-    return {name: _from_disk(job, runs[name]) for name, job in jobs.items()}
-
-
-def _run(
-    engine: Engine, runs: list[RunDirectory] | None, parts: Parts, reporter: Reporter, root: RunDirectory | None
-) -> dict[str, Member]:
-    if runs and all(map(_is_complete, runs)):
-        return {job.name: _from_disk(job, run) for job, run in zip(engine.jobs, runs, strict=True)}
-    config = engine.jobs[0].config
-    measure = parts.measure or (LayerMeasures(engine.jobs) if config.measure.every else None)
+    """Train one member, or a stack of them, from their last checkpoints on; the lock of ``root`` is held already."""
+    jobs = engine.jobs
+    if runs and all(map(is_complete, runs)):
+        for job, run in zip(jobs, runs, strict=True):
+            load_state(job.model, run.load_checkpoint().model, run.path)
+        return {job.name: Member(job.config, job=job, run=run) for job, run in zip(jobs, runs, strict=True)}
+    config = jobs[0].config
+    measure = (overrides and overrides.measure) or (LayerMeasures(jobs) if config.measure.every else None)
+    reporter = reporter or Reporter()
     with ExitStack() as stack:
         for run in runs or []:
-            stack.callback(run.close)
-            if root is None or run.path != root.path:  # the root's lock is held already
+            if root is None or run.path != root.path:
                 stack.enter_context(run.lock)
-        loop = Loop(engine, runs, measure=measure, reporter=reporter)
-        loop.resume()
+        trainer = Trainer(engine, runs, measure=measure, reporter=reporter)
+        trainer.resume()
         for note in engine.notes:
             reporter.note(note)
-        outcome = loop.run()
+        outcome = trainer.run()
     if not outcome.finished:
         raise Interrupted(_how_to_resume(outcome, config, runs, root))
-    return {
-        job.name: Member(job.name, job.config, model, records)
-        for job, model, records in zip(engine.jobs, engine.models(), loop.records, strict=True)
-    }
+    return {job.name: Member(job.config, job=job, records=r) for job, r in zip(jobs, trainer.records, strict=True)}
 
 
 def _how_to_resume(
-    outcome: Outcome, config: TrainConfig, runs: list[RunDirectory] | None, root: RunDirectory | None
+    outcome: Outcome, config: TrainConfig, runs: Sequence[RunDirectory] | None, root: RunDirectory | None
 ) -> str:
     if not runs:
         return f"stopped after step {outcome.step}; nothing was saved because no run directory was given"
@@ -181,18 +295,54 @@ def _how_to_resume(
     return f"stopped after step {outcome.step} and saved; continue with: gramscope train --resume {path}"
 
 
-def _is_complete(run: RunDirectory) -> bool:
+# -- before the first step ----------------------------------------------------------------------------------------
+def _check_stored(root: RunDirectory, config: TrainConfig) -> None:
+    if TrainConfig.from_dict(RunDirectory.open(root.path).config).with_absolute_paths() != config:
+        raise InputError(f"{root.path} holds a run of another configuration; resume it with its own")
+
+
+def _check_members(config: TrainConfig, members: dict[str, TrainConfig]) -> None:
+    """Build net and optimizers of every sweep value once on the CPU, one after the other: what does not fit raises here."""
+    preparer = Preparer(device="cpu")
+    for member in members.values():
+        if member.seed == config.seeds[0]:
+            build_method(member.method, preparer(member).model, reduction=member.reduction)
+
+
+def _member_directories(root: RunDirectory, members: dict[str, TrainConfig]) -> dict[str, RunDirectory]:
+    """The run directory of each member, made where it is not there; a single member uses the root itself."""
+    if len(members) == 1:
+        return dict.fromkeys(members, root)
+    runs = {name: root.member(name) for name in members}
+    for name, run in runs.items():
+        if not run.exists():
+            RunDirectory.create(run.path, members[name].to_dict())
+    return runs
+
+
+def _record_start(root: RunDirectory, device: str, execution: str, resume: bool) -> None:
+    """Record the environment of a new run; compare that of a resumed one with what is recorded."""
+    now = describe_environment(device)
+    before = root.environment if resume else {}
+    changed = differences(before, now) if before else {}
+    if changed:
+        changes = "; ".join(f"{key}: {old} then, {new} now" for key, (old, new) in changed.items())
+        warnings.warn(
+            f"resuming {root.path} elsewhere ({changes}): the last bits may differ", ResultWarning, stacklevel=3
+        )
+    if not before:
+        root.write_environment({**now, "execution": execution})
+
+
+def is_complete(run: RunDirectory) -> bool:
     """Whether a run has ended and its last weights are there; damaged ones are computed again from the checkpoint before.
 
     A run without any checkpoint counts as complete: they were removed, and nothing is computed again without being asked for.
     """
     if run.status() != "finished":
         return False
-    steps = run.checkpoint_steps()
-    end = run.records("end")[-1].get("step")
-    return not steps or (steps[-1] == end and is_intact(checkpoint_path(run.at(CHECKPOINTS), end)))
-
-
-def _from_disk(job: Job, run: RunDirectory) -> Member:
-    load_state(job.model, run.load_checkpoint().model, run.path)
-    return Member(job.name, job.config, job.model, run.records())
+    steps, end = run.checkpoint_steps(), last_record(run.at(RECORDS)) or {}
+    try:
+        return not steps or run.load_checkpoint(end.get("step")).step == steps[-1]
+    except InputError:
+        return False

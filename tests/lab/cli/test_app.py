@@ -119,14 +119,16 @@ def test_train_measure_runs_resume(gramscope: Command) -> None:
     assert "nfa_ptk" in tables_of(gramscope, "all")[0]["layers"]["readout"]
     checkpoint = next(Path("runs/x/seed-1/checkpoints").iterdir())
     (table,) = json.loads(gramscope("measure", str(checkpoint), "--measures", "weight_norm", "--json").out)
-    assert table["step"] == int(checkpoint.name.removeprefix("step-"))
+    assert table["step"] == int(checkpoint.stem.removeprefix("step-"))
     series = json.loads(gramscope("measure", "runs/x/seed-1", "--all", "--measures", "weight_norm", "--json").out)
     assert [table["epoch"] for table in series] == [1, 2]
     assert "weight_norm" in gramscope("measure", "runs/x/seed-1", "--measures", "weight_norm", "--part", "test").out
 
     listed = json.loads(gramscope("runs", "list", "--json").out)
     assert (listed[0]["state"], listed[0]["runs"]) == ("finished", 2)
-    assert "gramscope train --data digits --model mlp --hidden 8" in gramscope("runs", "show", "runs/x").out
+    shown = gramscope("runs", "show", "runs/x").out
+    assert "gramscope train --data digits --model mlp --method sgd" in shown
+    assert "--hidden 8" in shown
     assert len(json.loads(gramscope("runs", "show", "runs/x", "--json").out)["evaluations"]) == 6
 
     done = gramscope("train", "--resume", "runs/x")
@@ -138,7 +140,7 @@ def test_train_measure_runs_resume(gramscope: Command) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("train --method sdg", "gramscope: method.name = 'sdg': choose one of sgd"),
+        ("train --method sdg", "gramscope: method.name = 'sdg': no method 'sdg'; did you mean 'sgd'?"),
         ("train --data nosuchset", "nosuchset"),
         ("train --resume", "--resume: name the run directory"),
         ("train --resume nowhere", "holds no run"),
@@ -288,7 +290,6 @@ def test_runs_of_an_own_loop_are_listed_and_their_measures_explained(gramscope: 
     for seed in range(2):
         run = RunDirectory.create(f"runs/group/seed-{seed}", {"seed": seed})
         run.append({"step": 0, "layers": {"0": {"nfa": 0.5}}})
-        run.close()
     (row,) = json.loads(gramscope("runs", "list", "--json").out)
     assert (row["run"], row["state"], row["runs"]) == ("runs/group", "recorded", 2)
     done = gramscope("measure", "runs/group/seed-0")

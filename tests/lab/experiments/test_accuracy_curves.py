@@ -39,7 +39,6 @@ def written(path: Path, runs: dict[str, list[dict[str, Any]]]) -> RunDirectory:
     for name, values in runs.items():
         run = RunDirectory.create(path / "sgd-digits" / name, {})
         run.append(*({"kind": "evaluation", "epoch": float(e), **v} for e, v in enumerate(values)))
-        run.close()
     return root
 
 

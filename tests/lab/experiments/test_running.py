@@ -31,7 +31,7 @@ from gramscope_lab.runs.directory import RunDirectory
 from gramscope_lab.training.config import TrainConfig
 from gramscope_lab.training.interrupt import Interrupted
 from gramscope_lab.training.reporter import Reporter
-from gramscope_lab.training.trained import Trained
+from gramscope_lab.training.train import Trained
 from refusals import assert_refused
 from small_experiments import SMALL
 from small_experiments import MadeUpSettings as Settings
@@ -223,7 +223,6 @@ def test_training_part(tmp_path: Path) -> None:
             "seeds": [0, 1],
             "epochs": 1,
             "device": "cpu",
-            "execution": "one-by-one",
         }
     )
     seen: list[list[str]] = []

@@ -1,14 +1,24 @@
 from __future__ import annotations
 
+import inspect
+import math
 import tomllib
+import typing
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
+from pydantic.fields import FieldInfo
+from torch import nn
 
+import gramscope as gs
 from gramscope.errors import InputError
-from gramscope_lab.training.config import TrainConfig
+from gramscope_lab.training.config import MethodTable, ScheduleTable, TrainConfig
+from gramscope_lab.training.job import schedule_factor
+from gramscope_lab.training.method_options import METHODS
+from gramscope_lab.training.methods import build_method
 from lab.training.helpers import configs
 from refusals import assert_refused
 
@@ -26,34 +36,38 @@ def test_toml_round_trip(config: TrainConfig) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"epochs": -1}, "epochs = -1.0: must be at least 0"),
-        ({"epochs": "two"}, "epochs = 'two': must be float"),
-        ({"epochs": float("nan")}, "epochs = nan: must be at least 0"),
-        ({"batch_size": True}, "batch_size = True: must be int"),
-        ({"lr": 0.1}, "lr = 0.1: unknown key; known: data, model, method"),
-        ({"method": {"name": "sdg"}}, "method.name = 'sdg': choose one of sgd, adam, adamw, muon, vcl"),
-        ({"method": {"name": "sgd", "gamma": 1}}, "method.gamma = 1: sgd has no such option; it has lr, momentum"),
-        ({"method": {"name": "sgd", "nesterov": 1}}, "method.nesterov = 1: must be bool"),
-        ({"method": {"name": "vcl", "rank": 0}}, "method.rank = 0: must be at least 1"),
-        ({"method": {"lr": 1}}, "method.name is missing"),
+        ({"epochs": -1}, "epochs = -1: must be greater than or equal to 0"),
+        ({"epochs": "two"}, "epochs = 'two': must be a valid number"),
+        ({"epochs": float("nan")}, "epochs = nan: must be a finite number"),
+        ({"batch_size": True}, "batch_size = True: must be a valid integer"),
+        ({"epoch": 0.1}, "epoch = 0.1: no key 'epoch'; did you mean 'epochs'?"),
+        ({"method": {"name": "sdg"}}, "method.name = 'sdg': no method 'sdg'; did you mean 'sgd'?"),
+        (
+            {"method": {"name": "sgd", "moment": 1}},
+            "method.moment = 1: no key 'method.moment'; did you mean 'method.momentum'",
+        ),
+        ({"method": {"name": "sgd", "nesterov": 1}}, "method.nesterov = 1: must be a valid boolean"),
+        ({"method": {"name": "vcl", "rank": 0}}, "method.rank = 0: must be greater than or equal to 1"),
+        ({"method": {"lr": 1}}, "method.name = ''"),
         ({"method": "sgd"}, "method = 'sgd': must be a table"),
-        ({"schedule": {"name": "exponential"}}, "schedule.name = 'exponential': choose one of 'constant', 'linear'"),
-        ({"schedule": {"every": 0}}, "schedule.every = 0.0: must be above 0"),
-        ({"schedule": {"gamma": 0}}, "schedule.gamma = 0: unknown key"),
-        ({"data": {"name": "digits", "validation": 1.5}}, "data.validation = 1.5: must be below 1"),
-        ({"seeds": 3}, "seeds = 3: must be a list"),
+        ({"schedule": {"name": "exponential"}}, "schedule.name = 'exponential': must be 'constant', 'linear'"),
+        ({"schedule": {"every": 0}}, "schedule.every = 0: must be greater than 0"),
+        ({"schedule": {"gamma": 0}}, "schedule.gamma = 0: no key 'schedule.gamma'"),
+        ({"data": {"name": "digits", "validation": 1.5}}, "data.validation = 1.5: must be less than 1"),
+        ({"model": {"name": "mlp", "hidden": {}}}, "model.hidden = {}: must be a number, text"),
+        ({"model": {"name": "mlp", "hidden": [2**80]}}, "model.hidden is a whole number of 81 bits"),
+        ({"seeds": 3}, "seeds = 3: must be a valid tuple"),
         ({"seeds": []}, "seeds = "),
         ({"seeds": [0, 0]}, "a seed occurs twice"),
-        ({"seeds": [-1]}, "whole numbers from 0"),
+        ({"seeds": [-1]}, "seeds.0 = -1: must be greater than or equal to 0"),
+        ({"seeds": list(range(101)), "sweep": {"data.seed": list(range(100))}}, "make 10,100 runs; at most 10,000"),
         ({"sweep": {"lr": 0.1}}, "sweep.lr = 0.1: must be a list"),
         ({"sweep": {"lr": []}}, "must be a list of values to try"),
         ({"sweep": {"lr": [1, 1.0]}}, "the value 1.0 occurs twice"),
-        ({"epochs": float("inf")}, "epochs = inf: must be at most 1e+09"),
-        ({"evaluate_every": float("inf")}, "evaluate_every = inf: must be a finite number"),
         ({"method": {"name": "sgd", "lr": float("inf")}}, "method.lr = inf: must be a finite number"),
         ({"sweep": {"epochs": [1, 2]}}, "sweep over an option of the method, model or data"),
-        ({"sweep": {"lr": [0.1, -1.0]}}, "method.lr = -1.0: must be at least 0"),
-        ({"sweep": {"method.gamma": [1.0]}}, "sgd has no such option"),
+        ({"sweep": {"lr": [0.1, -1.0]}}, "method.lr = -1.0: must be greater than or equal to 0"),
+        ({"sweep": {"method.gamma": [1.0]}}, "no key 'method.gamma'"),
     ],
 )
 def test_errors_name_the_key_the_value_and_what_is_allowed(changes: dict[str, Any], message: str) -> None:
@@ -99,16 +113,16 @@ def test_every_value_has_a_member_with_a_name_of_its_own(key: str, values: list[
     assert [member.to_dict()[table or "method"][option] for member in found.values()] == values
 
 
-def test_anchored_names_files_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     config = TrainConfig.from_dict(
         tree(data={"name": "a/x.npz", "dir": "sets"}, sweep={"data.name": ["y.npz", "digits"]})
     )
-    anchored = config.anchored()
-    assert (anchored.data.name, anchored.data.dir) == (str(tmp_path / "a" / "x.npz"), str(tmp_path / "sets"))
-    assert anchored.sweep["data.name"] == (str(tmp_path / "y.npz"), "digits")
+    full = config.with_absolute_paths()
+    assert (full.data.name, full.data.dir) == (str(tmp_path / "a" / "x.npz"), str(tmp_path / "sets"))
+    assert full.sweep["data.name"] == (str(tmp_path / "y.npz"), "digits")
     plain = TrainConfig.from_dict(tree())
-    assert plain.anchored() == plain
+    assert plain.with_absolute_paths() == plain
 
 
 def test_toml_file(tmp_path: Path) -> None:
@@ -119,3 +133,86 @@ def test_toml_file(tmp_path: Path) -> None:
     path.write_text("epochs = [")
     assert_refused(r"cannot read .*c.toml", TrainConfig.from_toml, path)
     assert_refused("cannot read", TrainConfig.from_toml, tmp_path / "missing.toml")
+
+
+# -- schedules ----------------------------------------------------------------------------------------------------
+def factors(steps: int = 20, per_epoch: int = 5, **table: object) -> list[float]:
+    schedule = ScheduleTable.from_table(table)
+    return [schedule_factor(schedule, step, steps, per_epoch) for step in range(steps)]
+
+
+def test_schedules() -> None:
+    assert factors() == [1.0] * 20
+    assert factors(warm_up=1)[:6] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1, 1])
+    assert factors(name="linear", final=0.5)[-1] == pytest.approx(0.525)
+    assert factors(name="step", every=1, factor=0.5)[::5] == [1, 0.5, 0.25, 0.125]
+    cosine = factors(name="cosine", warm_up=2)
+    assert cosine[10] == 1.0
+    assert cosine[15] == pytest.approx(0.5 * (1 + math.cos(math.pi / 2)))
+    assert factors(warm_up=100)[-1] == 1.0  # never longer than the run
+
+
+def test_schedules_agree_with_torch() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    for name, build in {
+        "cosine": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 20),
+        "linear": lambda o: torch.optim.lr_scheduler.LinearLR(o, 1.0, 0.0, 20),
+        "step": lambda o: torch.optim.lr_scheduler.StepLR(o, 5, 0.1),
+    }.items():
+        optimizer = torch.optim.SGD([parameter], lr=1.0)
+        scheduler = build(optimizer)
+        expected = []
+        for _ in range(20):
+            expected.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            scheduler.step()
+        assert factors(name=name, every=1) == pytest.approx(expected), name
+
+
+# -- options of methods -------------------------------------------------------------------------------------------
+def test_defaults_of_our_optimizers_are_those_of_their_signatures() -> None:
+    signature = inspect.signature(gs.VCL).parameters
+    options = TrainConfig.from_dict(tree(method={"name": "vcl"})).method.options
+    shared = signature.keys() & options.keys() - {"readout", "layers"}
+    assert shared == {"gamma", "alpha", "solver", "rank"}
+    defaults = {key: signature[key].default for key in shared}
+    assert {key: options[key] for key in shared} == defaults
+
+
+def other(field: FieldInfo, default: Any) -> Any:
+    """An allowed value that is not the default."""
+    choices = [value for value in typing.get_args(field.annotation) if isinstance(value, str)]
+    if choices:
+        return next(choice for choice in choices if choice != default)
+    return {bool: not default, int: 2, float: 0.5, str: "2"}.get(type(default), 8)
+
+
+def built(method: str, options: dict[str, Any]) -> list[Any]:
+    """All that an optimizer shows of its options."""
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    made = build_method(MethodTable(name=method, **options), model, steps_per_epoch=4)
+    facts: list[Any] = [vars(made).get("_warm_up_steps")]
+    for optimizer in made.optimizers:
+        facts += [getattr(optimizer, "summary", str)(), getattr(optimizer, "method", "")]
+        facts += [{key: v for key, v in getattr(optimizer, "_arguments", {}).items() if not callable(v)}]
+        facts += [{**group, "params": len(group["params"])} for group in optimizer.param_groups]
+    return facts
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_option_reaches_an_optimizer(method: str) -> None:
+    needed = {"nesterov": {"momentum": 0.9}}
+    for key, default in METHODS[method]():
+        base = needed.get(key, {})
+        changed = {**base, key: other(METHODS[method].model_fields[key], default)}
+        assert built(method, base) != built(method, changed), key
+
+
+def test_a_resumed_optimizer_keeps_its_configured_options() -> None:
+    model = nn.Linear(3, 2)
+    method = build_method(MethodTable(name="adamw"), model)
+    (state,) = method.state_dict()
+    state["param_groups"][0] |= {"betas": (-1.0, 0.999), "weight_decay": 7.0}
+    method.load_state_dict([state])
+    assert method.optimizers[0].param_groups[0]["betas"] == (0.9, 0.999)
+    assert method.optimizers[0].param_groups[0]["weight_decay"] == 0.01

@@ -11,10 +11,8 @@ import tomli_w
 
 from gramscope.errors import InputError
 from gramscope_lab.cli.flags import read_config
-from gramscope_lab.runs.checkpoints import Checkpoint
 from gramscope_lab.runs.directory import RunDirectory
-from gramscope_lab.training.config import TrainConfig
-from gramscope_lab.training.config_tables import MeasureTable
+from gramscope_lab.training.config import MeasureTable, TrainConfig
 from gramscope_lab.training.layer_measures import measure_runs
 from gramscope_lab.training.model_factory import load_factory
 from gramscope_lab.training.train import resume_run, train
@@ -51,7 +49,7 @@ def test_nothing_named_in_a_file_is_imported(foreign: Path, place: str) -> None:
     tree = configuration() if place == "model" else {**configuration("mlp"), "sweep": {"model.name": ["own_net:build"]}}
     (foreign / "a.toml").write_text(tomli_w.dumps(tree))
     run = RunDirectory.create(foreign / "run", tree)
-    run.save_checkpoint(Checkpoint(0, {}, {}, {}))
+    run.save_checkpoint(0, {}, {})
     refused: list[Callable[[], object]] = [
         lambda: TrainConfig.from_toml(foreign / "a.toml"),
         lambda: read_config(foreign / "a.toml", {}),

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import shutil
-from dataclasses import replace
+import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+from gramscope.errors import InputError
 from gramscope_lab.data import DataSet
 from gramscope_lab.runs.directory import RunDirectory
 from gramscope_lab.training.config import TrainConfig
 from gramscope_lab.training.job import Job, prepare
-from gramscope_lab.training.stacking import StackedEngine
-from gramscope_lab.training.train import train
-from gramscope_lab.training.trained import Trained
+from gramscope_lab.training.stacking import StackedEngine, stack_obstacle
+from gramscope_lab.training.train import Trained, train
 from lab.training.helpers import DEVICES, Config, Notes, needs_cuda, train_until, weights, without_time
-from refusals import assert_refused
 
 METHODS: dict[str, dict[str, Any]] = {
     "sgd": {"name": "sgd"},
@@ -50,8 +49,8 @@ def compare(one: Trained, other: Trained, tolerance: float = 2e-4) -> None:
 
 
 def stacked_and_alone(settings: TrainConfig, data: DataSet | None = None) -> tuple[Trained, Trained]:
-    made = [train(replace(settings, execution=way), data=data) for way in ("vectorised", "one-by-one")]
-    assert [trained.execution for trained in made] == ["vectorised", "one-by-one"]
+    made = [train(settings, data=data, parallel=way) for way in ("stack", "1")]
+    assert [trained.execution for trained in made] == ["stack", "one-by-one"]
     return made[0], made[1]
 
 
@@ -106,21 +105,22 @@ def test_members_with_the_same_data_share_them(config: Config, monkeypatch: pyte
     monkeypatch.setattr(StackedEngine, "__init__", watched)
     data = {"name": "gaussian", "n_train": 40, "n_test": 10, "d": 6}
     for sweep, shape in (({"data.seed": [0, 1], "lr": [0.1, 0.2]}, (2, 40, 6)), ({"lr": [0.1, 0.2]}, (40, 6))):
-        train(config(data=data, sweep=sweep, execution="vectorised"))
+        train(config(data=data, sweep=sweep), parallel="stack")
         assert held[-1].shape == shape
 
 
 @needs_cuda
 def test_recording_a_graph_changes_no_state(config: Config, blobs: DataSet) -> None:
-    """The warm-up steps before a recording are undone: one step is one step, for both batch sizes."""
+    """The warm-up calls before a recording are undone: one step is one step, for both batch sizes."""
     settings = config("adamw", seeds=[0, 1], device="cuda")
-    jobs = [prepare(member, name, data=blobs) for name, member in settings.members().items()]
-    recorded, plain = StackedEngine(jobs), StackedEngine(jobs)
-    plain._recorded = plain._step
+    recorded, plain = (
+        StackedEngine([prepare(member, name, data=blobs) for name, member in settings.members().items()]) for _ in "ab"
+    )
+    plain._recorded = plain._backward
     for step in range(recorded.plan.steps_per_epoch + 1):
         recorded.advance(step)
         plain.advance(step)
-        for one, other in zip(recorded._state_tensors(), plain._state_tensors(), strict=True):
+        for one, other in zip(recorded._params.values(), plain._params.values(), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
@@ -129,14 +129,14 @@ def test_recording_a_graph_changes_no_state(config: Config, blobs: DataSet) -> N
 def test_stacked_run_resumes_bit_identically(
     tmp_path: Path, config: Config, blobs: DataSet, method: str, device: str
 ) -> None:
-    every = {"execution": "vectorised", "checkpoint_every": 0.4, "device": device}
+    every = {"checkpoint_every": 0.4, "device": device}
     settings = config(METHODS[method], seeds=[0, 1, 2], **every)
-    whole = train(settings, data=blobs)
-    train_until(8, settings, tmp_path / "run", data=blobs)
+    whole = train(settings, data=blobs, parallel="stack")
+    train_until(8, settings, tmp_path / "run", data=blobs, parallel="stack")
     group = RunDirectory.open(tmp_path / "run")
     assert group.status() == "stopped"
     # a kill while checkpoints were being written: one member lacks the newest
-    shutil.rmtree(tmp_path / "run" / "seed-1" / "checkpoints" / "step-000000008")
+    (tmp_path / "run" / "seed-1" / "checkpoints" / "step-000000008.safetensors").unlink()
     resumed = train(settings, tmp_path / "run", data=blobs, resume=True)
     assert torch.equal(weights(resumed), weights(whole))
     assert without_time(resumed.records) == without_time(whole.records)
@@ -147,20 +147,73 @@ def test_stacked_run_resumes_bit_identically(
 def test_a_stack_that_diverges_in_one_member_goes_on(
     tmp_path: Path, config: Config, blobs: DataSet, method: str
 ) -> None:
-    settings = config(method, sweep={"lr": [0.05, 1e30]}, execution="vectorised")
-    trained = train(settings, tmp_path / "run", data=blobs)
+    settings = config(method, sweep={"lr": [0.05, 1e30]})
+    trained = train(settings, tmp_path / "run", data=blobs, parallel="stack")
     good, bad = trained.members.values()
     assert good.last("test_loss") > 0
     assert not bad.last("test_loss") < float("inf")
     assert RunDirectory.open(tmp_path / "run").records("evaluation")[-1]["test_loss"] is None
 
 
-def test_processes_give_the_same_and_carry_errors(tmp_path: Path, config: Config) -> None:
-    settings = config(data={"name": "gaussian", "n_train": 40}, seeds=[0, 1], execution="processes", epochs=2)
+class Doubled(nn.Sequential):
+    """A net whose forward depends on something that is no weight."""
+
+    factor = 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.factor * super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("layer", "reason"),
+    [
+        (nn.BatchNorm1d(6), "BatchNorm1d keeps running statistics"),
+        (nn.Dropout(0.1), "Dropout draws random numbers"),
+        (nn.Dropout(0.0), ""),
+    ],
+)
+def test_what_cannot_be_stacked_is_said(config: Config, blobs: DataSet, layer: nn.Module, reason: str) -> None:
+    def net(member: TrainConfig, data: DataSet) -> nn.Module:
+        return nn.Sequential(nn.Linear(8, 6), copy.deepcopy(layer), nn.Linear(6, 3))
+
     reporter = Notes()
-    apart = train(settings, tmp_path / "run", reporter=reporter)
-    assert reporter.notes == ["2 runs in processes, as asked"]
-    alone = train(replace(settings, execution="one-by-one"))
-    compare(apart, alone)
-    assert RunDirectory.open(tmp_path / "run").status() == "finished"
-    assert_refused("cannot be sent", train, settings, data=DataSet("x", *[torch.ones(9, 2)] * 4))
+    trained = train(config(seeds=[0, 1], epochs=1), data=blobs, model=net, reporter=reporter)
+    if reason:
+        assert trained.execution == "one-by-one"
+        assert reporter.notes[0] == f"2 runs one after another, because {reason}"
+        with pytest.raises(InputError, match=f"--parallel stack: {reason}"):
+            train(config(seeds=[0, 1]), data=blobs, model=net, parallel="stack")
+    else:
+        assert trained.execution == "stack"
+        assert reporter.notes == ["2 runs in one vectorised step"]
+
+
+def test_nets_that_differ_beyond_their_weights_are_noticed(config: Config, blobs: DataSet) -> None:
+    jobs = []
+    for seed, factor in ((0, 1.0), (1, 2.0)):
+        net = Doubled(nn.Linear(8, 3))
+        net.factor = factor
+        jobs.append(prepare(config(seeds=[seed]), data=blobs, model=lambda *_, net=net: net))
+    assert "differ in more than their weights" in stack_obstacle(jobs)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"sweep": {"model.hidden": [[4], [5]]}}, "their nets differ"),
+        ({"sweep": {"data.n_train": [30, 40]}}, "their numbers of steps or losses differ"),
+        ({"clip": 1.0, "seeds": [0, 1]}, "each run's gradient is clipped on its own"),
+        ({"patience": 1, "seeds": [0, 1], "data": {"name": "gaussian", "validation": 0.5}}, "each run may stop early"),
+        ({"method": "vcl", "seeds": [0, 1]}, "vcl has no vectorised form"),
+    ],
+)
+def test_other_obstacles(config: Config, changes: dict[str, Any], reason: str) -> None:
+    settings = config(**{"data": {"name": "gaussian", "n_train": 30}, **changes})
+    assert reason in stack_obstacle([prepare(member) for member in settings.members().values()])
+
+
+def test_large_nets_are_not_stacked_on_a_cpu(config: Config, blobs: DataSet) -> None:
+    settings = config(seeds=[0, 1], model={"name": "mlp", "hidden": [800, 800]}, epochs=0)
+    reporter = Notes()
+    assert train(settings, data=blobs, reporter=reporter).execution == "one-by-one"
+    assert "a stacked step of nets this large is slower" in reporter.notes[0]

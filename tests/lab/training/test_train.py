@@ -7,23 +7,29 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from gramscope.errors import ResultWarning
+import gramscope as gs
+from gramscope.errors import GramscopeError, ResultWarning
 from gramscope_lab.cli.flags import to_arguments
 from gramscope_lab.data import DataSet
 from gramscope_lab.data.seeds import generator
 from gramscope_lab.nets import build
 from gramscope_lab.runs.directory import RunDirectory
 from gramscope_lab.runs.layer_snapshots import load_diagonals, load_spectra, snapshot_steps
-from gramscope_lab.training.config import TrainConfig
-from gramscope_lab.training.loop import Loop
+from gramscope_lab.training import trainer
+from gramscope_lab.training.config import MeasureTable, TrainConfig
+from gramscope_lab.training.job import prepare
+from gramscope_lab.training.layer_measures import measure_runs
 from gramscope_lab.training.random_state import epoch_order
 from gramscope_lab.training.train import resume_run, train
+from gramscope_lab.training.trainer import Trainer
 from lab.training.helpers import DEVICES, Config, train_until, weights, without_time
 from refusals import assert_refused
 
@@ -37,6 +43,7 @@ METHODS: list[str | dict[str, Any]] = [
     "vcl",
     {"name": "vcl", "readout": "adamw", "readout_lr": 0.01, "warm_up_epochs": 1.0},
     {"name": "vcl", "solver": "exact", "gamma": 0.1},
+    "free-muon",
 ]
 
 
@@ -69,6 +76,17 @@ def test_one_epoch_of_sgd_is_what_it_should_be(config: Config, blobs: DataSet, s
                 p -= 0.3 * p.grad
     expected = torch.cat([p.detach().flatten() for p in model.parameters()])
     torch.testing.assert_close(weights(trained), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_free_muon_is_that_of_the_library(config: Config, blobs: DataSet) -> None:
+    trained = train(config("free-muon", epochs=1), data=blobs)
+    model = build("mlp", (8,), 3, generator=generator(0, "weights"), hidden=(6, 5))
+    optimizer = gs.FreeMuon(model)
+    for part in epoch_order(0, 0, 70).split(16):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(blobs.x_train[part]), blobs.y_train[part]).backward()
+        optimizer.step()
+    torch.testing.assert_close(weights(trained), torch.cat([p.detach().flatten() for p in model.parameters()]))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -115,16 +133,16 @@ def test_killed_between_record_and_checkpoint(
     class Killed(BaseException):
         pass
 
-    save, calls = Loop._save, []
+    save, calls = Trainer._save, []
 
-    def dies(self: Loop) -> None:
+    def dies(self: Trainer) -> None:
         calls.append(self)
         if len(calls) == 2:
             raise Killed
         save(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Loop, "_save", dies)
+        patch.setattr(Trainer, "_save", dies)
         with pytest.raises(Killed):
             train(settings, tmp_path / "run", data=blobs)
     run = RunDirectory.open(tmp_path / "run")
@@ -138,8 +156,8 @@ def test_killed_between_record_and_checkpoint(
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL")
 def test_a_killed_command_resumes_bit_identically(tmp_path: Path, config: Config) -> None:
-    settings = config("adamw", seeds=[0, 1], epochs=12, checkpoint_every=0.6, execution="vectorised")
-    whole, killed = train(settings, tmp_path / "whole"), tmp_path / "killed"
+    settings = config("adamw", seeds=[0, 1], epochs=12, checkpoint_every=0.6)
+    whole, killed = train(settings, tmp_path / "whole", parallel="stack"), tmp_path / "killed"
     command = [sys.executable, "-m", "gramscope_lab", "train"]
     for arguments in ([*to_arguments(settings), "--out", str(killed)], ["--resume", str(killed)]):
         before = set(killed.glob("seed-1/checkpoints/step-*"))
@@ -184,7 +202,7 @@ def test_the_newest_checkpoints_are_kept(
     tmp_path: Path, config: Config, blobs: DataSet, monkeypatch: pytest.MonkeyPatch, changes: Any, seconds: float,
     kept: list[int],
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("gramscope_lab.training.loop.CHECKPOINT_SECONDS", seconds)
+    monkeypatch.setattr("gramscope_lab.training.trainer.CHECKPOINT_SECONDS", seconds)
     trained = train(config(**changes), tmp_path / "run", data=blobs)
     assert trained.members["seed-0"].last("step") == kept[-1]
     assert RunDirectory(tmp_path / "run").checkpoint_steps() == kept
@@ -288,3 +306,70 @@ def test_the_machine_is_left_as_it_was(config: Config, blobs: DataSet) -> None:
         assert (seen, torch.get_num_threads()) == ([1, 1], 2)
     finally:
         torch.set_num_threads(before)
+
+
+def test_the_gradient_is_clipped(config: Config, blobs: DataSet) -> None:
+    settings = config({"name": "sgd", "lr": 1.0}, epochs=1, batch_size=0, clip=1e-3)
+    before = torch.cat([p.detach().flatten() for p in prepare(settings, data=blobs).model.parameters()])
+    moved = weights(train(settings, data=blobs)) - before
+    assert float(moved.norm()) == pytest.approx(1e-3, rel=1e-2)
+
+
+def test_the_stopwatch_leaves_out_what_happens_while_paused(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(trainer, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    watch = trainer.Stopwatch(torch.device("cpu"), 5.0)
+    now[0] += 2
+    with watch.paused():
+        now[0] += 40
+        assert watch.seconds == 7.0
+    now[0] += 1
+    assert watch.seconds == 8.0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": {"name": "mlp", "hidden": [0]}},
+        {"data": {"name": "nosuch"}},
+        {"data": {"name": "digits", "label_noise": 3.0}},
+        {"loss": "cross-entropy", "data": {"name": "swiss-roll"}},
+        {"method": {"name": "vcl", "layers": "nosuch*"}},
+        {"method": {"name": "vcl"}, "sweep": {"layers": ["hidden*", "nosuch*"]}},
+        {"method": {"name": "vcl", "layers": "nosuch*"}, "seeds": [0, 1], "parallel": "2"},
+        {"method": {"name": "vcl", "layers": "nosuch*"}, "seeds": [0, 1], "parallel": "stack"},
+        {"parallel": "stack", "seeds": [0, 1], "patience": 1, "data": {"name": "digits", "validation": 0.1}},
+    ],
+)
+def test_a_wrong_command_destroys_nothing_and_leaves_nothing(
+    tmp_path: Path, config: Config, changes: dict[str, Any]
+) -> None:
+    small = {"name": "digits", "samples": 32, "test_samples": 10}
+    train(config(data=small, epochs=1), tmp_path / "old")
+    before = {path: path.read_bytes() for path in (tmp_path / "old").rglob("*") if path.is_file()}
+    parallel = changes.get("parallel", "auto")
+    wrong = config(**{key: value for key, value in changes.items() if key != "parallel"})
+    with pytest.raises(GramscopeError):
+        train(wrong, tmp_path / "old", force=True, parallel=parallel)
+    assert {path: path.read_bytes() for path in (tmp_path / "old").rglob("*") if path.is_file()} == before
+    with pytest.raises(GramscopeError):
+        train(wrong, tmp_path / "new", parallel=parallel)
+    assert not (tmp_path / "new").exists()
+    train(config(data=small, epochs=1), tmp_path / "new")
+
+
+def test_a_relative_file_is_found_from_everywhere(
+    tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    x, y = np.random.default_rng(0).normal(size=(40, 4)), np.arange(40) % 2
+    np.savez(tmp_path / "x.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    settings = config(data={"name": "x.npz"})
+    whole = train(settings)
+    train_until(4, settings, tmp_path / "run")
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    assert torch.equal(weights(resume_run(tmp_path / "run")), weights(whole))
+    table = MeasureTable(samples=20, names=("weight_norm",))
+    assert len(list(measure_runs(tmp_path / "run", table, device="cpu"))) == 1
+    assert_refused("another configuration", train, settings, tmp_path / "run", resume=True)

@@ -1,0 +1,140 @@
+"""Every option of a training method: its name, default, meaning and allowed values.
+
+Checks, command-line flags, help texts and the construction of optimizers read these classes. Defaults of the library's own
+optimizers are read from their signatures, when one is first needed; ``--help`` needs no torch.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, create_model
+
+from gramscope_lab.training.config import Section
+
+
+def _number(default: float, text: str) -> Any:
+    return Field(default, ge=0, description=text)
+
+
+def library_default(optimizer: str, parameter: str) -> Any:
+    """The default in the signature of an optimizer of the library."""
+    import gramscope
+
+    return inspect.signature(getattr(gramscope, optimizer)).parameters[parameter].default
+
+
+def _of(optimizer: str, parameter: str, text: str, **limits: Any) -> Any:
+    """An option with the library's default."""
+    return Field(default_factory=partial(library_default, optimizer, parameter), description=text, **limits)
+
+
+class Options(Section):
+    """The options of one method."""
+
+    where: ClassVar[str] = "method."
+
+
+class Sgd(Options):
+    """``torch.optim.SGD``."""
+
+    lr: float = _number(0.05, "learning rate")
+    momentum: float = _number(0.0, "momentum")
+    nesterov: bool = Field(False, description="Nesterov momentum")
+    weight_decay: float = _number(0.0, "weight decay")
+
+
+class Adam(Options):
+    """``torch.optim.Adam``."""
+
+    lr: float = _number(1e-3, "learning rate")
+    beta1: float = _number(0.9, "decay of the mean gradient")
+    beta2: float = _number(0.999, "decay of the mean squared gradient")
+    eps: float = _number(1e-8, "added to the denominator")
+    weight_decay: float = _number(0.0, "weight decay")
+
+
+class AdamW(Adam):
+    """``torch.optim.AdamW``."""
+
+    weight_decay: float = _number(0.01, "decoupled weight decay")
+
+
+class Muon(Options):
+    """``torch.optim.Muon`` on matrices, AdamW on all other parameters."""
+
+    lr: float = _number(0.01, "learning rate")
+    momentum: float = _number(0.95, "momentum")
+    nesterov: bool = Field(True, description="Nesterov momentum")
+    weight_decay: float = _number(0.0, "decoupled weight decay")
+    ns_steps: int = Field(5, ge=1, description="Newton–Schulz iterations")
+    adjust: Literal["original", "match_rms_adamw"] = Field("original", description="scaling with the shape")
+    readout: Literal["adamw", "muon"] = Field("adamw", description="optimizer of the last layer")
+    adamw_lr: float = _number(1e-3, "learning rate of AdamW on the parameters that Muon does not train")
+
+
+class Vcl(Options):
+    """``gramscope.VCL``, after a warm-up in which the last layer is trained alone."""
+
+    gamma: float = _of("VCL", "gamma", "step γ of the virtual update", ge=0)
+    alpha: float = _of("VCL", "alpha", "power α of the eigenvalues", ge=0)
+    solver: Literal["recursive", "exact"] = _of("VCL", "solver", "how the eigenproblem is solved")
+    rank: int | None = _of("VCL", "rank", "directions the recursive solver keeps", ge=1)
+    warm_up_epochs: float = _number(0.0, "first epochs, in which only the last layer is trained")
+    readout: Literal["sgd", "adam", "adamw"] = Field("sgd", description="optimizer of the readout and other parameters")
+    readout_lr: float = _number(0.1, "learning rate of that optimizer")
+    readout_momentum: float = _number(0.0, "momentum of that optimizer (sgd)")
+    readout_weight_decay: float = _number(0.0, "weight decay of that optimizer")
+    layers: str = Field("", description="glob of the layers concerned; empty for all")
+
+
+class FreeMuon(Options):
+    """``gramscope.FreeMuon``, which has no rate to choose."""
+
+    layers: str = Field("", description="glob of the layers concerned; empty for all")
+
+
+class Whitened(Options):
+    """``gramscope.GramWhitened`` or ``GramFixed`` around another optimizer."""
+
+    layers: str = Field("", description="glob of the layers concerned; empty for all")
+    whiten_readout: bool = Field(True, description="treat the last layer too")
+    polar: Literal["auto", "svd", "newton-schulz"] = Field("auto", description="how the polar factor is computed")
+
+
+#: prefixes of methods that wrap another: the Gram-whitened update and its complement
+WRAPPERS = ("whiten", "gram-fixed")
+#: method → its options
+METHODS: dict[str, type[Options]] = {
+    "sgd": Sgd, "adam": Adam, "adamw": AdamW, "muon": Muon, "vcl": Vcl, "free-muon": FreeMuon,
+}  # fmt: skip
+METHODS |= {
+    f"{prefix}-{name}": create_model(f"{prefix}-{name}", __base__=(Whitened, METHODS[name]))
+    for name in ("sgd", "adam", "adamw", "muon")
+    for prefix in WRAPPERS
+}
+
+
+def optimizer_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that an optimizer of torch takes: from ``given``, or its defaults; other keys are left out."""
+    beside = ("readout", "adamw_lr")
+    return {key: given.get(key, value) for key, value in METHODS[name]() if key not in beside}
+
+
+def library_options(optimizer: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the options whose defaults are the library's."""
+    import gramscope
+
+    own = inspect.signature(getattr(gramscope, optimizer)).parameters.keys() - {"layers", "readout", "reduction"}
+    return {key: value for key, value in given.items() if key in own}
+
+
+def split_wrapper(name: str) -> tuple[str, str]:
+    """``whiten-sgd`` as ``("whiten", "sgd")``; ``("", name)`` for a method that wraps nothing."""
+    for prefix in WRAPPERS:
+        if name.startswith(f"{prefix}-"):
+            return prefix, name.removeprefix(f"{prefix}-")
+    return "", name

@@ -1,0 +1,146 @@
+"""Members in processes and on a Ray cluster of two nodes: the bits of one process, also when a worker or a node dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gramscope.errors import GramscopeError
+from gramscope_lab.data import DataSet
+from gramscope_lab.runs.directory import RunDirectory
+from gramscope_lab.training import sweep
+from gramscope_lab.training.interrupt import Interrupted
+from gramscope_lab.training.train import Parallel, resume_run, train
+from lab.training.helpers import Config, Notes, weights, without_time
+from refusals import assert_refused
+
+
+class Events(Notes):
+    """Keeps what was told, and calls ``act`` once, after the first evaluation of a member past step ``step``."""
+
+    def __init__(self, step: int = 10**9, act: Callable[[str], object] | None = None) -> None:
+        super().__init__()
+        self._step, self._act = step, act
+
+    def records(self, records: Any, label: str = "") -> None:
+        if self._act is not None and records[0]["step"] >= self._step:
+            act, self._act = self._act, None
+            act(label)
+
+
+def killer(out: Path) -> Callable[[str], None]:
+    """Kills the process that trains a member."""
+    return lambda name: os.kill(RunDirectory(out).member(name).lock.holder()["pid"], signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("spark",), "--parallel spark: use auto, stack, a number of processes, ray or ray:ADDRESS"),
+        (("0",), "--parallel 0"),
+        (("2", 0.5), "is for a Ray cluster"),
+        (("ray", 1.5), "--gpus 1.5: give a share between 0 and 1, or whole GPUs"),
+        (("ray", 0.0), "--gpus 0"),
+    ],
+)
+def test_wrong_arguments(arguments: tuple[Any, ...], message: str) -> None:
+    assert_refused(message, Parallel, *arguments)
+
+
+def test_objects_cannot_be_sent_to_processes(tmp_path: Path, config: Config, blobs: DataSet) -> None:
+    settings = config(seeds=[0, 1])
+    assert_refused("cannot be sent", train, settings, tmp_path / "x", data=blobs, parallel="2")
+    assert_refused("a run directory is needed", train, settings, parallel="2")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL")
+def test_a_killed_process_is_replaced(tmp_path: Path, config: Config) -> None:
+    settings = config("adamw", seeds=[0, 1], epochs=8, checkpoint_every=0.5)
+    reporter = Events(100, killer(tmp_path / "run"))
+    found = train(settings, tmp_path / "run", reporter=reporter, parallel="2")
+    whole = train(settings, parallel="1")
+    assert reporter.notes[0] == "2 runs in processes, as asked"
+    assert reporter.notes[1:] == ["a process died; its runs start again from their last checkpoints"]
+    assert torch.equal(weights(found), weights(whole))
+    assert without_time(found.records) == without_time(whole.records)
+
+
+@pytest.mark.slow
+def test_an_interrupt_saves_all_and_a_failure_names_its_member(tmp_path: Path, config: Config) -> None:
+    settings = config("adamw", seeds=[0, 1], epochs=40)
+    interrupt = Events(0, lambda name: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(Interrupted, match="stopped and saved; continue with: gramscope train --resume"):
+        train(settings, tmp_path / "run", reporter=interrupt, parallel="2")
+    assert RunDirectory.open(tmp_path / "run").status() == "stopped"
+    assert not (tmp_path / "run" / ".stop").exists()
+    (tmp_path / "run" / "seed-1" / "records.jsonl").write_text("{}\n{}\n")
+    with pytest.raises(GramscopeError, match="seed-1: .*records"):
+        resume_run(tmp_path / "run", parallel="2")
+
+
+def test_it_is_given_up_without_new_checkpoints(tmp_path: Path, config: Config) -> None:
+    class Dying(sweep.Executor):
+        def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+            future: sweep.Future[str] = sweep.Future()
+            future.set_exception(sweep.BrokenExecutor())
+            return future
+
+    notes = Notes()
+    tasks = [sweep.MemberTask("a", config(), tmp_path / "a", {})]
+    with pytest.raises(GramscopeError, match="a: its process died 4 times without a new checkpoint"):
+        sweep.run_members(tasks, Dying, notes)
+    assert len(notes.notes) == 3
+
+
+# -- Ray ----------------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A cluster of two nodes with one CPU each; the second can be taken away."""
+    ray = pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    made.add_node(num_cpus=1)
+    yield made
+    ray.shutdown()
+    made.shutdown()
+
+
+ray_test = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:::ray"), pytest.mark.xdist_group("ray")]
+
+
+@pytest.mark.parametrize("fault", [pytest.param(name, marks=ray_test) for name in ("worker", "driver", "node")])
+def test_faults_on_a_cluster_change_no_bit(tmp_path: Path, config: Config, cluster: Any, fault: str) -> None:
+    settings = config("adamw", seeds=[0, 1, 2], epochs=30, checkpoint_every=0.5)
+    local = train(settings, parallel="1")
+    parallel, out = Parallel(f"ray:{cluster.address}"), tmp_path / "run"
+    nodes = list(cluster.worker_nodes)
+    act = {
+        "worker": killer(out),
+        "driver": lambda name: signal.raise_signal(signal.SIGINT),
+        "node": lambda name: cluster.remove_node(nodes[0], allow_graceful=False),
+    }[fault]
+    if fault == "driver":
+        with pytest.raises(Interrupted, match="stopped and saved"):
+            train(settings, out, parallel=parallel, reporter=Events(50, act))
+        assert RunDirectory.open(out).status() == "stopped"
+        found = resume_run(out, parallel=parallel)
+    else:
+        found = train(settings, out, parallel=parallel, reporter=Events(50, act))
+    assert torch.equal(weights(found), weights(local))
+    assert without_time(found.records) == without_time(local.records)
+
+
+@pytest.mark.parametrize("gpus", [pytest.param(0.5, marks=ray_test)])
+def test_a_share_of_a_gpu_that_is_not_there(tmp_path: Path, config: Config, cluster: Any, gpus: float) -> None:
+    parallel = Parallel(f"ray:{cluster.address}", gpus)
+    assert_refused("has no GPU", train, config(seeds=[0, 1], epochs=1), tmp_path / "run", parallel=parallel)
