@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
 from gramscope_lab.palette import colour, dash, faint, marker
-from gramscope_lab.report.read import Runs
-from gramscope_lab.spread import FEW, Spread
+from gramscope_lab.spread import Spread
 
 T = TypeVar("T")
 #: a trace as plotly knows it; ``frames`` has what changes at each position of the slider
@@ -104,14 +103,9 @@ def figure(panel: Panel) -> dict[str, Any]:
         frames.append({"name": moment, "traces": moving, "data": changed})
     count = max(len(view.facets) for view in panel.views)
     legend = [] if any("showlegend" not in trace for *_, trace in placed) else sorted({name for _, name in named})
+    size = {"facets": count, "width": panel.width, "height": panel.height, "most": panel.columns}
     layout: dict[str, Any] = {
-        "meta": {
-            "facets": count,
-            "width": panel.width,
-            "height": panel.height,
-            "most": panel.columns,
-            "legend": legend,
-        },
+        "meta": {**size, "legend": legend},
         "showlegend": len(legend) > 1,
         "updatemenus": [*_menus(panel, [view for view, *_ in placed], count)],
         "sliders": [_slider(panel.moments)] if len(panel.moments) > 1 else [],
@@ -134,19 +128,14 @@ def _patch(view: View, count: int) -> dict[str, Any]:
         kept = {key: own.get(key, value) for key, value in view.y.items() if n or key != "matches"}
         found |= {f"yaxis{n}.{key}": value for key, value in kept.items()}
     found |= {f"coloraxis.{key}": value for key, value in view.colours.items()}
-    titles = zip(numbers, view.titles, strict=False)
     place = {"x": 0.5, "y": 1, "xanchor": "center", "yanchor": "bottom", "showarrow": False}
-    return found | {
-        "annotations": [
-            {"text": f"<b>{label(title)}</b>", "xref": f"x{n} domain", "yref": f"y{n} domain", **place}
-            for n, title in titles
-            if title
-        ]
-    }
+    titles = [(n, title) for n, title in zip(numbers, view.titles, strict=False) if title]
+    axes = [{"xref": f"x{n} domain", "yref": f"y{n} domain", "text": f"<b>{label(title)}</b>"} for n, title in titles]
+    return found | {"annotations": [{**one, **place} for one in axes]}
 
 
 def _menus(panel: Panel, owners: Sequence[int], count: int) -> Iterator[dict[str, Any]]:
-    """The choice of a view, of the scale, and a button that plays through training, from left to right above the plots."""
+    """The choice of a view and of the scale above the plots, and a button that plays through training beside the slider."""
     place = {"y": 1, "yanchor": "bottom", "pad": {"b": 26}, "showactive": True}
     if len(panel.views) > 1:
         buttons = []
@@ -156,33 +145,23 @@ def _menus(panel: Panel, owners: Sequence[int], count: int) -> Iterator[dict[str
         yield {"type": "dropdown", "x": 0, "xanchor": "left", "buttons": buttons, **place}
     if panel.log_switch:
         axes = [f"yaxis{n}.type" for n in ("", *range(2, count + 1))]
-        kinds = [
-            {"label": kind, "method": "relayout", "args": [dict.fromkeys(axes, kind)]} for kind in ("linear", "log")
-        ]
-        yield {"type": "buttons", "direction": "right", "x": 1, "xanchor": "right", "buttons": kinds, **place}
+        scales = [{"label": s, "method": "relayout", "args": [dict.fromkeys(axes, s)]} for s in ("linear", "log")]
+        yield {"type": "buttons", "direction": "right", "x": 1, "xanchor": "right", "buttons": scales, **place}
     if len(panel.moments) > 1:
         play = {"label": "▶ play", "method": "animate", "args": [None, _PLAY]}
-        yield {"type": "buttons", "x": 1, "xanchor": "right", "buttons": [play], **place, "showactive": False}
+        beside = {"x": 0, "xanchor": "left", "y": 0, "yanchor": "top", "pad": {"t": 56}, "showactive": False}
+        yield {"type": "buttons", "buttons": [play], **beside}
 
 
 def _slider(moments: Sequence[str]) -> dict[str, Any]:
     steps = [{"label": moment, "method": "animate", "args": [[moment], _STILL]} for moment in moments]
     value = {"visible": True, "xanchor": "left", "font": {"size": 13}}
-    place = {"x": 0, "len": 1, "y": 0, "yanchor": "top", "pad": {"t": 44, "b": 0}, "tickcolor": "rgba(0,0,0,0)"}
-    return {
-        "active": len(moments) - 1,
-        "steps": steps,
-        "currentvalue": value,
-        "font": {"size": 1},
-        "ticklen": 0,
-        **place,
-    }
+    place = {"x": 0, "len": 1, "y": 0, "yanchor": "top", "pad": {"t": 44, "l": 86}, "ticklen": 0}
+    return {"active": len(moments) - 1, "steps": steps, "currentvalue": value, **place}
 
 
 # -- lines ----------------------------------------------------------------------------------------------------------
-def line(
-    name: str, index: int, x: Sequence[Any], values: Sequence[Spread], at: str, *, log: bool = False
-) -> list[Trace]:
+def line(name: str, index: int, x: Sequence[Any], values: Sequence[Spread], at: str, log: bool) -> list[Trace]:
     """A line with a band over seeds, the band first; ``at`` says on hovering where a point is."""
     kept = thin(range(len(x)), POINTS)
     x, values = [x[i] for i in kept], [values[i] for i in kept]
@@ -194,22 +173,10 @@ def line(
     }
     traces = []
     if any(value.deviation for value in values):
-        around = {
-            "x": [*x, *reversed(x)],
-            "y": rounded([*(v.high for v in values), *(_low(v, log) for v in reversed(values))]),
-        }
+        ends = [*(value.high for value in values), *(_low(value, log) for value in reversed(values))]
         flat = {"fill": "toself", "fillcolor": faint(colour(index), 0.18), "line": {"width": 0}, "hoverinfo": "skip"}
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "name": label(name),
-                "legendgroup": name,
-                "showlegend": False,
-                **around,
-                **flat,
-            }
-        )
+        around = {"type": "scatter", "mode": "lines", "x": [*x, *reversed(x)], "y": rounded(ends), "showlegend": False}
+        traces.append({"name": label(name), "legendgroup": name, **around, **flat})
     return [*traces, {**_points(name, x, values, at), **look}]
 
 
@@ -222,24 +189,16 @@ def null_line(name: str, index: int, x: Sequence[Any], values: Sequence[Spread],
 
 def single_points(name: str, index: int, x: Sequence[Any], values: Sequence[Spread]) -> Trace:
     """Points with error bars."""
-    look = {
-        "mode": "markers",
-        "marker": {"symbol": marker(index), "size": 11, "color": colour(index)},
-        "showlegend": True,
-    }
+    shape = {"symbol": marker(index), "size": 11, "color": colour(index)}
+    look = {"mode": "markers", "marker": shape, "showlegend": True}
     error: Trace = {"type": "data", "symmetric": False, "thickness": 2, "width": 8}
     error |= {"array": rounded(v.high - v.mean for v in values), "arrayminus": rounded(v.mean - v.low for v in values)}
     return {**_points(name, x, values, ""), **look, **({"error_y": error} if any(v.deviation for v in values) else {})}
 
 
 def _points(name: str, x: Sequence[Any], values: Sequence[Spread], at: str) -> Trace:
-    trace: Trace = {
-        "type": "scatter",
-        "name": label(name),
-        "legendgroup": name,
-        "x": list(x),
-        "y": rounded(v.mean for v in values),
-    }
+    trace: Trace = {"type": "scatter", "name": label(name), "legendgroup": name}
+    trace |= {"x": list(x), "y": rounded(value.mean for value in values)}
     ends = ""
     if any(value.deviation for value in values):
         trace["customdata"] = [rounded((value.low, value.high)) for value in values]
@@ -269,14 +228,11 @@ def heat_map(
     told = log or any(cell and cell.deviation for grid in grids for row in grid for cell in row) or bool(nulls)
     frames = []
     for moment, grid in enumerate(grids):
-        frame: Trace = {
-            "z": [rounded(None if c is None else math.log10(c.mean) if log else c.mean for c in row) for row in grid]
-        }
+        means = [[cell and (math.log10(cell.mean) if log else cell.mean) for cell in row] for row in grid]
+        frame: Trace = {"z": [*map(rounded, means)]}
         if told:
             null = nulls[moment] if nulls else [[None] * len(x)] * len(y)
-            frame["text"] = [
-                [_cell_text(c, n) for c, n in zip(*rows, strict=True)] for rows in zip(grid, null, strict=True)
-            ]
+            frame["text"] = [[*map(_cell_text, *rows)] for rows in zip(grid, null, strict=True)]
         frames.append(frame)
     return {
         "type": "heatmap", "coloraxis": "coloraxis", "xgap": 1, "ygap": 1, "hoverongaps": False,
@@ -299,7 +255,7 @@ def colour_scale(values: Sequence[float], *, log: bool) -> dict[str, Any]:
     Values of order one have ends at tenths, so that noise does not look like structure; values up to 0.005 beyond an end
     have its colour.
     """
-    low, high = min(values), max(values)
+    low, high = min(values, default=0.0), max(values, default=1.0)
     scale: dict[str, Any] = {"colorscale": "Cividis", "colorbar": {"thickness": 10, "outlinewidth": 0, "ticklen": 3}}
     if not log and low >= -1.005 and high <= 1.005:
         low, high = math.floor(low * 10 + 0.05) / 10, math.ceil(high * 10 - 0.05) / 10
@@ -308,12 +264,8 @@ def colour_scale(values: Sequence[float], *, log: bool) -> dict[str, Any]:
         low, high = (low / 2, high * 2) if log else (low - max(0.5, abs(low) / 2), high + max(0.5, abs(high) / 2))
     if log:
         marks = log_ticks(low, high)
-        ticks = {
-            "tickmode": "array",
-            "tickvals": [math.log10(m) for m in marks],
-            "ticktext": [f"{m:.3g}" for m in marks],
-        }
-        scale["colorbar"] |= ticks
+        scale["colorbar"] |= {"tickmode": "array", "tickvals": [*map(math.log10, marks)]}
+        scale["colorbar"] |= {"ticktext": [f"{mark:.3g}" for mark in marks]}
         low, high = math.log10(low), math.log10(high)
     return {**scale, "cmin": low, "cmax": high}
 
@@ -352,15 +304,3 @@ def thin(items: Sequence[T], limit: int) -> list[T]:
 def rounded(values: Iterable[float | None]) -> list[float | None]:
     """Values with five significant digits, more than a screen shows, to keep the page small."""
     return [None if value is None else float(f"{value:.5g}") for value in values]
-
-
-def spread_sentence(runs: Runs) -> str:
-    """What bands and error bars show, which depends on the number of seeds."""
-    counts = sorted({len(setting.runs) for setting in runs.settings})
-    if not counts or counts[-1] == 1:
-        return "There is one seed, so no spread is shown."
-    seeds = f"{counts[0]} seeds" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
-    if counts[-1] < FEW:
-        return f"{seeds}: bands and bars show the range of the values, from the least to the largest."
-    less = "" if counts[0] >= FEW else f", of fewer than {FEW} seeds the range of the values"
-    return f"{seeds}: bands and bars show mean ± 2σ, σ the standard deviation over seeds{less}."

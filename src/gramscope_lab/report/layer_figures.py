@@ -5,27 +5,20 @@ A few layers are lines over training, many layers a map, and nets of blocks (tra
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeAlias
 
 from gramscope.measures.column import GROUPS
 from gramscope.measures.columns import COLUMNS
 from gramscope_lab.report.blocks import BlockLayout, block_layout, distinct, layer_label
-from gramscope_lab.report.figures import (
-    Grid,
-    Panel,
-    Trace,
-    View,
-    colour_scale,
-    heat_map,
-    line,
-    null_line,
-    spread_sentence,
-    thin,
-)
-from gramscope_lab.report.read import Runs, Setting
+from gramscope_lab.report.figures import Grid, Panel, Trace, View, colour_scale, heat_map, line, null_line, thin
+from gramscope_lab.report.read import Runs, Setting, spread_sentence
 from gramscope_lab.spread import Spread
+
+#: rows of cells of a map, each a layer and a step
+Cells: TypeAlias = Sequence[Sequence[tuple[str | None, int]]]
 
 #: most layers that are drawn as lines over training, most settings drawn as maps, most columns, rows and moments of maps
 LINES, SETTINGS, COLUMNS_SHOWN, ROWS, MOMENTS = 6, 12, 60, 240, 12
@@ -101,9 +94,8 @@ class Measured:
 
     def logarithmic(self, name: str) -> bool:
         """Whether a measure is drawn on a logarithmic scale: it ranges over orders of magnitude and is positive."""
-        curves = (
-            s.curve(name, layer, self.runs.clock) for s in self.runs.settings for layer in self.runs.measures[name]
-        )
+        layers, clock = self.runs.measures[name], self.runs.clock
+        curves = (setting.curve(name, layer, clock) for setting in self.runs.settings for layer in layers)
         return name in LOGARITHMIC and all(value.mean > 1e-300 for curve in curves for value in curve.values)
 
     def times(self, names: Sequence[str], settings: Sequence[Setting]) -> dict[int, float]:
@@ -112,7 +104,7 @@ class Measured:
         found = {step: time for curve in curves for step, time in zip(curve.steps, curve.times, strict=True)}
         return dict(sorted(found.items()))
 
-    def grid(self, setting: Setting, name: str, rows: Sequence[Sequence[tuple[str | None, int]]]) -> Grid:
+    def grid(self, setting: Setting, name: str, rows: Cells) -> Grid:
         """The values of cells, each given by a layer and a step."""
         clock = self.runs.clock
         return [[(l and setting.curve(name, l, clock).by_step.get(step)) or None for l, step in row] for row in rows]
@@ -148,7 +140,7 @@ def _layer_lines(found: Measured, name: str, layer: str, log: bool) -> list[Trac
     at = f"{clock} %{{x:.4~g}}"
     for setting in found.settings(name):
         if curve := setting.curve(name, layer, clock):
-            traces += line(setting.name, setting.index, curve.times, curve.values, at, log=log)
+            traces += line(setting.name, setting.index, curve.times, curve.values, at, log)
         null = name in found.nulls and setting.curve(found.nulls[name], layer, clock)
         if null:
             traces.append(null_line(setting.name, setting.index, null.times, null.values, at))
@@ -159,8 +151,8 @@ def _by_depth(found: Measured) -> Panel:
     """Each measure against depth at the last measurement: a line for each setting, or in deep nets for each kind."""
     layout, views = found.layout, []
     ticks = distinct(map(layer_label, found.layers)) if layout is None else layout.columns
-    title = "layer, from input to output" if layout is None else "block"
-    x = {"type": "category", "title.text": title, "categoryorder": "array", "categoryarray": ticks}
+    x: Trace = {"type": "category", "categoryorder": "array", "categoryarray": ticks}
+    x |= {"title.text": "layer, from input to output"} if layout is None else {"title.text": "block", "tickangle": 0}
     settings = found.runs.settings[:SETTINGS]
     for name in found.names:
         log = found.logarithmic(name)
@@ -181,13 +173,12 @@ def _by_depth(found: Measured) -> Panel:
 def _kind_lines(found: Measured, layout: BlockLayout, setting: Setting, name: str, log: bool) -> list[Trace]:
     """A line for each kind of layer over the blocks, and a point for each layer outside."""
     first, end = len(layout.before), len(layout.before) + len(layout.blocks)
-    rows = [
-        (k, [*zip(layout.columns[first:end], row, strict=True)])
-        for k, row in zip(layout.kinds, layout.inside, strict=True)
+    middle, outside = layout.columns[first:end], [*layout.columns[:first], *layout.columns[end:]]
+    rows = {kind: [*zip(middle, row, strict=True)] for kind, row in zip(layout.kinds, layout.inside, strict=True)}
+    rows |= {layer_label(l): [(tick, l)] for tick, l in zip(outside, (*layout.before, *layout.after), strict=True)}
+    return [
+        t for i, (kind, row) in enumerate(rows.items()) for t in _depth_line(found, setting, name, kind, i, row, log)
     ]
-    outside = zip([*layout.columns[:first], *layout.columns[end:]], (*layout.before, *layout.after), strict=True)
-    rows += [(layer_label(layer), [(tick, layer)]) for tick, layer in outside]
-    return [t for i, (kind, row) in enumerate(rows) for t in _depth_line(found, setting, name, kind, i, row, log)]
 
 
 def _depth_line(
@@ -200,7 +191,6 @@ def _depth_line(
     log: bool,
 ) -> list[Trace]:
     """The last values of one row of layers, and their nulls."""
-    at = "%{x}"
 
     def last(measure: str) -> tuple[list[str], list[Spread]]:
         curves = [(tick, setting.curve(measure, layer, found.runs.clock)) for tick, layer in row if layer]
@@ -208,97 +198,85 @@ def _depth_line(
         return list(known), list(known.values())
 
     x, values = last(name)
-    traces = line(title, index, x, values, at, log=log) if x else []
+    traces = line(title, index, x, values, "%{x}", log) if x else []
     if name in found.nulls:
         x, values = last(found.nulls[name])
-        traces += [null_line(title, index, x, values, at)] if x else []
+        traces += [null_line(title, index, x, values, "%{x}")] if x else []
     return traces
 
 
 # -- maps -----------------------------------------------------------------------------------------------------------
 def _maps(found: Measured, key: str, title: str, sentence: str, names: Sequence[str]) -> Panel:
     """A map layer × time for each setting."""
-    settings = found.runs.settings[:SETTINGS]
-    layers = thin(found.layers, ROWS)
+    settings, layers = found.runs.settings[:SETTINGS], thin(found.layers, ROWS)
     times = found.times(names, settings)
     steps = thin(list(times), max(2, min(COLUMNS_SHOWN, CELLS // (len(layers) * len(names) * len(settings)))))
     x, y = distinct(f"{times[step]:.4g}" for step in steps), distinct(map(layer_label, layers))
     cells = [[(layer, step) for step in steps] for layer in layers]
-    clock, at = found.runs.clock, f"%{{y}}<br>{found.runs.clock} %{{x}}"
-    views = [_map_view(found, name, settings, [cells], x, y, clock, at) for name in names]
-    sizes = (settings, found.runs.settings, "settings"), (layers, found.layers, "layers"), (steps, times, "moments")
-    return Panel(
-        key, _SECTION, title, sentence, views,
-        width=420, height=_height(len(y)), terms=terms(names),
-        note=" ".join(f"{len(few)} of {len(many)} {what} are drawn." for few, many, what in sizes if len(few) < len(many)),
-    )  # fmt: skip
+    axes = _axes(x, y, found.runs.clock)
+    views = [_map_view(found, name, settings, [cells], axes, f"%{{y}}<br>{found.runs.clock} %{{x}}") for name in names]
+    note = _left_out(
+        (layers, found.layers, "layers"), (steps, times, "moments"), (settings, found.runs.settings, "settings")
+    )
+    size = {"width": 420, "height": _height(len(y))}
+    return Panel(key, _SECTION, title, sentence, views, terms=terms(names), note=note, **size)
 
 
 def _blocks(found: Measured, layout: BlockLayout, key: str, title: str, sentence: str, names: Sequence[str]) -> Panel:
     """A map kind × block for each setting, with a slider over training."""
-    settings = found.runs.settings[:SETTINGS]
+    settings, rows = found.runs.settings[:SETTINGS], layout.rows
     times = found.times(names, settings)
-    rows = layout.rows
-    size = len(rows) * len(rows[0]) * len(names) * len(settings)
-    steps = thin(list(times), max(2, min(MOMENTS, CELLS // size)))
-    moments = [[[(layer, step) for layer in row] for row in rows] for step in steps]
-    where = [[layer_label(layer) if layer else "" for layer in row] for row in rows]
-    clock = found.runs.clock
-    views = []
-    for name in names:
-        view = _map_view(found, name, settings, moments, layout.columns, layout.kinds, "block", "%{customdata}")
-        views.append(view)
-        for facet in view.facets:
-            facet[0]["customdata"] = where
-    sizes = (settings, found.runs.settings, "settings"), (steps, times, "moments")
-    return Panel(
-        key, _SECTION, title,
-        f"{sentence} Kind of layer × block; layers outside the blocks are whole columns.".strip(), views,
-        distinct(f"{clock} {times[step]:.4g}" for step in steps),
-        width=420, height=_height(len(rows)), terms=terms(names),
-        note=" ".join(f"{len(few)} of {len(many)} {what} are drawn." for few, many, what in sizes if len(few) < len(many)),
-    )  # fmt: skip
+    steps = thin(list(times), max(2, min(MOMENTS, CELLS // (len(rows) * len(rows[0]) * len(names) * len(settings)))))
+    cells = [[[(layer, step) for layer in row] for row in rows] for step in steps]
+    axes = _axes(layout.columns, layout.kinds, "block")
+    views = [_map_view(found, name, settings, cells, axes, "%{customdata}") for name in names]
+    for trace in (facet[0] for view in views for facet in view.facets):
+        trace["customdata"] = [[layer_label(layer) if layer else "" for layer in row] for row in rows]
+    sentence = f"{sentence} Kind of layer × block; layers outside the blocks are whole columns.".strip()
+    moments = distinct(f"{found.runs.clock} {times[step]:.4g}" for step in steps)
+    note = _left_out((steps, times, "moments"), (settings, found.runs.settings, "settings"))
+    size = {"width": 420, "height": _height(len(rows))}
+    return Panel(key, _SECTION, title, sentence, views, moments, terms=terms(names), note=note, **size)
 
 
 def _map_view(
     found: Measured,
     name: str,
     settings: Sequence[Setting],
-    moments: Sequence[Sequence[Sequence[tuple[str | None, int]]]],
-    x: Sequence[str],
-    y: Sequence[str],
-    x_title: str,
+    moments: Sequence[Cells],
+    axes: tuple[Trace, Trace],
     at: str,
 ) -> View:
     """Maps of one measure, one for each setting, with one colour scale."""
-    log = found.logarithmic(name)
-    null = found.nulls.get(name)
+    log, null = found.logarithmic(name), found.nulls.get(name)
+    x, y = (axis["categoryarray"] for axis in axes)
     facets, values = [], list[float]()
     for setting in settings:
         grids = [found.grid(setting, name, cells) for cells in moments]
         values += [cell.mean for grid in grids for row in grid for cell in row if cell]
         nulls = [found.grid(setting, null, cells) for cells in moments] if null else []
         facets.append([heat_map(grids, x, y, at, nulls=nulls, log=log)])
-    plain = {"type": "category", "showgrid": False, "zeroline": False}
-    named = {
-        "categoryorder": "array",
+    return View(_plain(name), facets, [setting.name for setting in settings], *axes, colour_scale(values, log=log))
+
+
+def _axes(x: Sequence[str], y: Sequence[str], title: str) -> tuple[Trace, Trace]:
+    """The axes of maps, by the names of columns and rows."""
+    named = {"type": "category", "showgrid": False, "zeroline": False, "categoryorder": "array"}
+    rows = {"autorange": "reversed", "dtick": 1 + len(y) // 80, "matches": True}
+    return {**named, "categoryarray": [*x], "title.text": title, "tickangle": 0}, {
+        **named,
         "categoryarray": [*y],
-        "autorange": "reversed",
-        "dtick": 1 + len(y) // 80,
+        **rows,
     }
-    return View(
-        _plain(name),
-        facets,
-        [setting.name for setting in settings],
-        {**plain, "title.text": x_title, "categoryorder": "array", "categoryarray": [*x]},
-        {**plain, **named, "matches": True},
-        colour_scale(values, log=log),
-    )
 
 
 def _height(rows: int) -> int:
     """Pixels of a map."""
     return max(90, rows * (24 if rows <= 12 else 18 if rows <= 30 else max(5, min(14, 1100 // rows))))
+
+
+def _left_out(*sizes: tuple[Sized, Sized, str]) -> str:
+    return " ".join(f"{len(few)} of {len(many)} {what} are drawn." for few, many, what in sizes if len(few) < len(many))
 
 
 def _plain(name: str) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gramscope_lab.report.blocks import distinct
-from gramscope_lab.report.figures import Panel, View, line, single_points, spread_sentence
-from gramscope_lab.report.read import Curve, Run, Runs, Setting, is_number, shorten
+from gramscope_lab.report.figures import Panel, View, line, single_points
+from gramscope_lab.report.read import Curve, Run, Runs, Setting, is_number, shorten, spread_sentence
 
 #: parts of the data on which a net is evaluated
 PARTS = {
@@ -60,7 +60,12 @@ def _over_training(runs: Runs, what: str) -> Panel | None:
         drawn += [curve for own in curves for _, curve in own]
         at = f"{clock} %{{x:.4~g}}"
         facets = [
-            [trace for s, curve in own if curve for trace in line(s.name, s.index, curve.times, curve.values, at)]
+            [
+                trace
+                for s, curve in own
+                if curve
+                for trace in line(s.name, s.index, curve.times, curve.values, at, False)
+            ]
             for own in curves
         ]
         label = "over seconds of training" if clock == "seconds" else f"over {clock}s"

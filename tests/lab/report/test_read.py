@@ -13,9 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gramscope.errors import InputError
-from gramscope_lab.report.figures import spread_sentence
 from gramscope_lab.report.page import render, write_report
-from gramscope_lab.report.read import Runs, read_runs
+from gramscope_lab.report.read import Runs, read_runs, spread_sentence
 from gramscope_lab.runs.directory import RunDirectory
 from made_up_runs import CLAIMS, accuracy, value, write_run
 
