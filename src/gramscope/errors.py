@@ -53,7 +53,7 @@ class ResultWarning(GramscopeWarning):
     """A result is correct but may mislead (for example target linearity with n ≤ rank)."""
 
 
-def no_such(what: str, name: str, known: Iterable[str]) -> str:
+def no_such(kind: str, name: str, known: Iterable[str]) -> str:
     """The text of an error for an unknown name, with the nearest known ones.
 
     >>> no_such("measure", "nfaa", ["nfa", "nc1"])
@@ -62,7 +62,7 @@ def no_such(what: str, name: str, known: Iterable[str]) -> str:
     names = sorted(known) if isinstance(known, set | frozenset) else list(known)
     near = get_close_matches(name, names, n=2)
     hint = f" did you mean {' or '.join(map(repr, near))}? There are:" if near else " there are:"
-    return f"no {what} {name!r};{hint} {', '.join(names)}"
+    return f"no {kind} {name!r};{hint} {', '.join(names)}"
 
 
 class ArgumentError(GramscopeError, TypeError):

@@ -224,7 +224,7 @@ def test_embeddings_of_large_vocabularies_form_no_one_hot_vectors() -> None:
     with pytest.raises(LayerError, match="one-hot inputs of an embedding of 200000 rows are too large"):
         _ = tape["embed"].h
     table = gs.measure(model, (index, y), nn.CrossEntropyLoss())
-    assert {"nfa", "vcs_cosine", "target_linearity"} <= {
+    assert {"nfa", "gradient_norm", "target_linearity"} <= {
         name for name, value in table["embed"].items() if value == value
     }
 

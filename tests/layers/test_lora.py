@@ -41,7 +41,7 @@ def test_optimizers_train_the_factors() -> None:
     trained = [p for p in model.parameters() if p.requires_grad]
     summary = gs.GramWhitened(torch.optim.SGD(trained, lr=0.1), model).summary()
     assert "0.lora_A.default.weight  2 × 5   whitened" in summary
-    assert "0.lora_A.default" in gs.VCL(model, gamma=0.1, solver="recursive").param_groups[0]["layers"]
+    assert "0.lora_A.default.weight" in gs.VCL(model, gamma=0.1, solver="recursive").param_groups[0]["layers"]
 
 
 def test_adapters_of_transformers_conv1d() -> None:

@@ -34,7 +34,7 @@ def test_gpt2_gradients_equal_autograd_and_the_tied_head_is_told_apart(ids: Tens
     stats = gs.collect(model, batches, next_token_losses, autograd=True)
     assert {layer.name.split(".")[-1] for layer in stats} == {"wte", "c_attn", "c_proj", "c_fc", "lm_head"}
     for layer in stats:
-        if not layer.shared:
+        if not layer.tied:
             torch.testing.assert_close(layer.D, layer.autograd, rtol=1e-9, atol=1e-12)
     # the head shares its parameter with the embedding, whose part of the gradient is not the head's
     assert (stats["lm_head"].D - stats["lm_head"].autograd).norm() > 1e-3

@@ -170,7 +170,7 @@ def dual_tangent_kernel(
     >>> dual_tangent_kernel(net, torch.rand(8, 3))["0"].shape
     torch.Size([8, 8])
     """
-    parts: dict[str, list[Tensor]] = {}
+    jacobians: dict[str, list[Tensor]] = {}
     device, root = model_device(model), unwrap(model)
     reader, sequences = LabelReader(model, own_loss=False), True
     with (
@@ -197,12 +197,12 @@ def dual_tangent_kernel(
                     # [m, groups…, batch, sites, k] -> [batch, sites, m, groups…, k] -> [batch, m, everything]
                     J = positions.tokens_first(J.movedim((-3, -2), (0, 1)))
                     rows.setdefault(name, []).append(J.movedim(2, 1).flatten(2).double())
-            for name, found in rows.items():
-                parts.setdefault(name, []).append(torch.cat(found, dim=1))
+            for name, chunks in rows.items():
+                jacobians.setdefault(name, []).append(torch.cat(chunks, dim=1))
             tape.clear()
     result = {}
-    for name, batched in parts.items():
-        shapes = [tuple(part.shape) for part in batched]
+    for name, batched in jacobians.items():
+        shapes = [tuple(J.shape) for J in batched]
         if len({shape[1:] for shape in shapes}) > 1 and not sequences:
             raise InputError(f"layer {name!r} has different sites in different batches ({shapes}); no dual exists")
         sizes = [max(sizes) for sizes in zip(*shapes, strict=True)]  # shorter sequences end with zeros
@@ -232,20 +232,20 @@ def _cut(inputs: Any, model: nn.Module, batch_dim: int) -> Any:
     if isinstance(inputs, list) and all(map(is_array, inputs)) and len({str(x.dtype) for x in inputs}) == 1:
         return [(x, None) for x in inputs]
     if is_array(inputs):
-        parts: dict[Any, Any] = {0: inputs}
+        values: dict[Any, Any] = {0: inputs}
     elif isinstance(inputs, Mapping) and inputs:
-        parts = dict(inputs)
+        values = dict(inputs)
     elif isinstance(inputs, tuple) and all(map(is_array, inputs)) and 1 < len(inputs) == _required_inputs(model):
-        parts = dict(enumerate(inputs))
+        values = dict(enumerate(inputs))
     else:
         return inputs
-    long = {name for name, part in parts.items() if is_array(part) and part.ndim > batch_dim}
-    sizes = {parts[name].shape[batch_dim] for name in long}
+    long = {name for name, value in values.items() if is_array(value) and value.ndim > batch_dim}
+    sizes = {values[name].shape[batch_dim] for name in long}
     whole = len(sizes) != 1 or 0 in sizes
     batched, size = [], CPU_BATCH if model_device(model).type == "cpu" else BATCH
     for start in [0] if whole else range(0, max(sizes), size):
         index = (slice(None),) * batch_dim + (slice(start, start + size),)
-        cut = {name: part[index] if name in long and not whole else part for name, part in parts.items()}
+        cut = {name: value[index] if name in long and not whole else value for name, value in values.items()}
         batched.append(split_batch(cut) if isinstance(inputs, Mapping) else (tuple(cut.values()), None))
     return batched
 

@@ -50,9 +50,9 @@ class CoordinateCheck:
         """One dictionary for each step, layer and width, ready for a data frame: step, layer, width, size."""
         return [
             {"step": step, "layer": layer, "width": width, "size": size}
-            for step, found in enumerate(self.sizes)
+            for step, sizes in enumerate(self.sizes)
             for layer in self.layers
-            for width, size in zip(self.widths, found[layer], strict=True)
+            for width, size in zip(self.widths, sizes[layer], strict=True)
         ]
 
     def plot(self) -> Figure:
@@ -61,9 +61,9 @@ class CoordinateCheck:
             figsize=(2.6 * len(self.sizes) + 1.2, 3), layout="constrained"
         )
         panels = figure.subplots(1, len(self.sizes), sharex=True, sharey=True, squeeze=False)[0]
-        for step, (axes, found) in enumerate(zip(panels, self.sizes, strict=True)):
+        for step, (axes, sizes) in enumerate(zip(panels, self.sizes, strict=True)):
             for layer in self.layers:
-                axes.plot(self.widths, found[layer], marker="o", markersize=3, label=layer)
+                axes.plot(self.widths, sizes[layer], marker="o", markersize=3, label=layer)
             axes.set(xscale="log", yscale="log", title=f"step {step}", xlabel="width")
             axes.set_xticks(self.widths, [str(width) for width in self.widths])
             axes.set_xticks([], minor=True)
@@ -73,10 +73,10 @@ class CoordinateCheck:
 
     def __str__(self) -> str:
         cells = [["step", "layer", *map(str, self.widths), "slope"]]
-        for step, found in enumerate(self.sizes):
+        for step, sizes in enumerate(self.sizes):
             slopes = self.slopes(step)
             cells += [
-                [str(step), name, *map(format_value, found[name]), f"{slopes[name]:+.2f}"] for name in self.layers
+                [str(step), name, *map(format_value, sizes[name]), f"{slopes[name]:+.2f}"] for name in self.layers
             ]
         return "\n".join(text_table(cells, left=2))
 
@@ -132,10 +132,10 @@ def coordinate_check(
         for width in chosen
     }
     names = list(runs[chosen[0]][0][0])
-    for width, found in runs.items():
-        if set(found[0][0]) != set(names):
+    for width, by_seed in runs.items():
+        if set(by_seed[0][0]) != set(names):
             raise InputError(
-                f"the layers of width {width} are {sorted(found[0][0])}, those of width {chosen[0]} {sorted(names)}; "
+                f"the layers of width {width} are {sorted(by_seed[0][0])}, those of width {chosen[0]} {sorted(names)}; "
                 "make_model must give layers the same names for every width"
             )
     sizes = tuple(
@@ -162,7 +162,7 @@ def _sizes(
         torch.random.manual_seed(seed)
         model = make_model(width)
         device = model_device(model)
-        batch = (to_device(part, device) for part in next(batches(data, unpack, model_dtype(model))))
+        batch = (to_device(value, device) for value in next(batches(data, unpack, model_dtype(model))))
         read = LabelReader(model).read(*batch)
         rule = optimizer(model, width)
         sums: dict[str, Tensor] = {}
@@ -174,26 +174,26 @@ def _sizes(
                 sums[layer.name] = sums.get(layer.name, 0) + size
                 counts[layer.name] = counts.get(layer.name, 0) + z.numel()
 
-        found = []
+        by_step = []
         with Observer(select_layers(model, layers), add):
             for step in range(steps + 1):
                 sums.clear()
                 counts.clear()
                 result = call_model(model, read.inputs)
-                found.append({name: float(total) / counts[name] for name, total in sums.items()})
+                by_step.append({name: float(total) / counts[name] for name, total in sums.items()})
                 if step < steps:
                     rule.zero_grad()
                     value = own_loss(result) if loss is None else loss(select_output(result, output), read.target)
                     if value is None or value.numel() != 1:
-                        found_one = (
+                        problem = (
                             "the model returns no loss" if value is None else f"the loss has shape {tuple(value.shape)}"
                         )
-                        raise InputError(f"{found_one}; give a loss= that returns one number")
+                        raise InputError(f"{problem}; give a loss= that returns one number")
                     value.backward()  # type: ignore[no-untyped-call]
                     rule.step()
-    if not found[0]:
+    if not by_step[0]:
         raise InputError(f"no linear-like layer of {type(model).__name__} ran; choose others with layers=")
-    return found
+    return by_step
 
 
 def _check_counts(widths: Sequence[int], steps: int, seeds: int) -> tuple[int, ...]:

@@ -56,8 +56,8 @@ def input_diagonals(
 
     >>> import torch
     >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3))
-    >>> found = input_diagonals(net, torch.rand(5, 1, 4, 4))
-    >>> {name: tuple(image.shape) for name, image in found["1"].items()}
+    >>> images = input_diagonals(net, torch.rand(5, 1, 4, 4))
+    >>> {name: tuple(image.shape) for name, image in images["1"].items()}
     {'nfm': (1, 4, 4), 'agop': (1, 4, 4)}
     """
     held = list(batches(data, unpack))
@@ -66,13 +66,13 @@ def input_diagonals(
     if shape is None or layer is None:
         return {}
     W = to_double(layer.weight())
-    found = {"nfm": W.square().sum(0).reshape(shape)}
+    diagonals = {"nfm": W.square().sum(0).reshape(shape)}
     if agop:
         device = model_device(model)
         inputs = [(to_device(x, device), None) for x, _ in held]
         K = tangent_kernel(model, inputs, layer.name, output=output, process_group=False)[layer.name].to(W)
-        found["agop"] = ((K @ W) * W).sum(0).reshape(shape)
-    return {layer.name: found}
+        diagonals["agop"] = ((K @ W) * W).sum(0).reshape(shape)
+    return {layer.name: diagonals}
 
 
 def _image_shape(inputs: Any) -> tuple[int, ...] | None:

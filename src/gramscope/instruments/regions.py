@@ -129,12 +129,14 @@ def _state_reader(network: nn.Module | Preactivations) -> Iterator[Callable[[Ten
             handle.remove()
 
 
-def _preactivations(found: object, x: Tensor) -> list[Tensor]:
+def _preactivations(returned: object, x: Tensor) -> list[Tensor]:
     """What a user's function returned, checked to be tensors with a row for each input."""
-    parts = [found] if isinstance(found, Tensor) else list(found) if isinstance(found, list | tuple) else []
-    tensors = [z for z in parts if isinstance(z, Tensor) and _fits(z, x)]
-    if not tensors or len(tensors) < len(parts):
-        shapes = [tuple(z.shape) if isinstance(z, Tensor) else type(z).__name__ for z in parts or [found]]
+    values = (
+        [returned] if isinstance(returned, Tensor) else list(returned) if isinstance(returned, list | tuple) else []
+    )
+    tensors = [z for z in values if isinstance(z, Tensor) and _fits(z, x)]
+    if not tensors or len(tensors) < len(values):
+        shapes = [tuple(z.shape) if isinstance(z, Tensor) else type(z).__name__ for z in values or [returned]]
         raise InputError(
             f"the function must return the pre-activations [m, ...] of its units, tensors with {len(x)} rows for inputs "
             f"{tuple(x.shape)}; it returned {shapes}"

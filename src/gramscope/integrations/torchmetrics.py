@@ -228,19 +228,19 @@ def _pack(m: Moments | ClassMoments) -> Tensor:
     """All numbers of the moments as one vector."""
     if isinstance(m, ClassMoments):
         assert m.within is not None
-        parts = [m.counts, m.means, m.within]
+        tensors = [m.counts, m.means, m.within]
     else:
-        parts = [m.mean_h.new_tensor([m.n]), m.mean_h, m.mean_y, m.require_gram(), m.C_hy, m.C_yy]
-    return torch.cat([part.flatten() for part in parts])
+        tensors = [m.mean_h.new_tensor([m.n]), m.mean_h, m.mean_y, m.require_gram(), m.C_hy, m.C_yy]
+    return torch.cat([tensor.flatten() for tensor in tensors])
 
 
 def _unpack(vector: Tensor, layout: Layout) -> Moments | ClassMoments:
     shapes = _shapes(layout)
     pieces = torch.split(vector, [math.prod(shape) for shape in shapes])
-    parts = [piece.reshape(shape) for piece, shape in zip(pieces, shapes, strict=True)]
+    tensors = [piece.reshape(shape) for piece, shape in zip(pieces, shapes, strict=True)]
     if layout[2]:
-        return ClassMoments(parts[0], parts[1], parts[2])
-    return Moments(int(parts[0]), parts[1], parts[2], parts[3], parts[4], parts[5])
+        return ClassMoments(*tensors)
+    return Moments(int(tensors[0]), *tensors[1:])
 
 
 def _merge_packed(stacked: Tensor, layout: Layout) -> Tensor:

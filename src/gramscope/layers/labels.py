@@ -103,8 +103,8 @@ class LabelReader:
         labels, mask = target, positions.of(target.shape[1])
         if mask is not None:
             before = F.pad(mask[:, :-1], (1, 0), value=True)
-            kept = mask & before if self._shifts else mask
-            labels = target.masked_fill(~kept, IGNORED)
+            counted = mask & before if self._shifts else mask
+            labels = target.masked_fill(~counted, IGNORED)
             if not torch.equal(labels, target):
                 notes["(labels)"] = PADDED_LABELS
         target = labels

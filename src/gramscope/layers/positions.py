@@ -62,8 +62,8 @@ class Positions:
         length = max(int(mask.sum(1).max()), 1)
         order = torch.argsort(~mask, dim=1, stable=True)[:, :length]
         shape = (*order.shape, *(1,) * (value.dim() - 2))
-        found = value.gather(1, order.reshape(shape).expand(*order.shape, *value.shape[2:]))
-        return found * mask.gather(1, order).reshape(shape).to(value.dtype)
+        tokens = value.gather(1, order.reshape(shape).expand(*order.shape, *value.shape[2:]))
+        return tokens * mask.gather(1, order).reshape(shape).to(value.dtype)
 
 
 def positions_in(inputs: Any, decoder: Tensor | None = None) -> Positions:

@@ -365,12 +365,12 @@ def is_linear_map(layer: Layer, x: Tensor, z: Tensor) -> bool:
     kind, module = layer.kind, layer.module
     try:
         h = kind.inputs(module, x.detach())[..., :1, :, :].double()
-        found = kind.outputs(module, z.detach())[..., :1, :, :].double()
+        output = kind.outputs(module, z.detach())[..., :1, :, :].double()
         bias = getattr(module, "bias", None)
-        expected = (h.flatten(-3, -2) @ layer.weight().double().mT).reshape(found.shape)
+        expected = (h.flatten(-3, -2) @ layer.weight().double().mT).reshape(output.shape)
         if bias is not None:
             expected = expected + bias.detach().double().reshape(layer.groups, 1, 1, -1).squeeze(0)
     except RuntimeError:  # shapes that do not fit
         return False
     tolerance = 200 * max(torch.finfo(z.dtype).eps, torch.finfo(x.dtype).eps if x.is_floating_point() else 0.0)
-    return bool((found - expected).norm() <= tolerance * expected.norm() + 1e-30)
+    return bool((output - expected).norm() <= tolerance * expected.norm() + 1e-30)
