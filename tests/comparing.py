@@ -65,11 +65,6 @@ def held_bytes(value: object, first: bool = True) -> int:
         return value.nbytes
     if isinstance(value, list | tuple):
         return sum(held_bytes(item, False) for item in value)
-    if (
-        first
-        or hasattr(value, "strips")
-        or hasattr(value, "__dataclass_fields__")
-        or type(value).__name__ == "FeatureAccumulator"
-    ):
+    if first or hasattr(value, "strips") or hasattr(value, "__dataclass_fields__"):
         return sum(held_bytes(item, False) for name, item in vars(value).items() if name not in ("weight", "budget"))
     return 0

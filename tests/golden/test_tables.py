@@ -19,6 +19,11 @@ DECIDED: dict[str, str] = {
 }
 #: cells ``(net, column)`` whose value or absence changed, with the reason
 DECIDED_CELLS: dict[tuple[str, str], str] = {
+    ("bert", "surrogate_normalized"): "none for constant features, where it was rounding divided by rounding",
+    **{
+        (net, "feature_rank"): "directions of a singular HᵀH that are rounding do not count, 1e-7 of the value"
+        for net in ("mlp few samples", "mlp estimated", "cnn", "vit", "gpt2", "gpt2 padded", "bert", "mamba", "lora")
+    },
     (
         "mlp estimated",
         "fle_residual",

@@ -56,6 +56,7 @@ def test_feature_spectrum(n: int, center: bool) -> None:
     by_moments = feature_spectrum_from_moments(moments(H, H[:, :1]), center)
     assert torch.allclose(by_moments.values[: min(n, 6)], expected, atol=1e-6)
     assert by_moments.participation_ratio == pytest.approx(result.participation_ratio, rel=1e-9)
+    assert by_moments.effective_rank == pytest.approx(result.effective_rank, rel=1e-10)  # also where HᵀH is singular
     assert by_moments.rank == result.rank
 
 

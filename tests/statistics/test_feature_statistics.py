@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import gramscope as gs
 from cases import normal
-from gramscope.linalg.symmetric_sum import SymmetricSum
+from gramscope.linalg.budget import Budget
+from gramscope.linalg.moments import class_moments
 from gramscope.measures.table import Table
-from gramscope.statistics import feature_moments, feature_statistics
-from gramscope.statistics.feature_statistics import (
-    FeatureStatistics,
-    add_rows,
-    merge_features,
-    projected,
-    statistics_of,
-    with_gram,
-)
+from gramscope.measures.targets import label_rows
+from gramscope.statistics import feature_statistics
+from gramscope.statistics.feature_statistics import FeatureStatistics, merge_features, projected
+from gramscope.statistics.feature_sum import Features
+from gramscope.statistics.plan import Plan
+from gramscope.statistics.sums import Seen
 
 
 def labelled(n: int, d: int, c: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -30,38 +32,71 @@ def labelled(n: int, d: int, c: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     return centres[y] + torch.randn(n, d, generator=generator, dtype=torch.float64), y
 
 
-def test_late_labels_beyond_the_limit_project_what_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def features(
+    H: Tensor, y: Tensor, lengths: list[int], gram: bool | str = True, memory: int = 2**28
+) -> FeatureStatistics:
+    """The statistics of rows that come in batches of these lengths."""
+    found = Features("h", H[:0], Plan((Features,), gram=gram, budget=Budget(memory)))
+    for rows, target in zip(H.split(lengths), y.split(lengths), strict=True):
+        found.add(Seen("h", H[:0], SimpleNamespace(), rows=rows, target=target))  # type: ignore[arg-type]
+    found.finish()
+    assert found.statistics is not None
+    return found.statistics
+
+
+def same(a: FeatureStatistics, b: FeatureStatistics) -> None:
+    assert (a.n, a.labels, a.labelled) == (b.n, b.labels, b.labelled)
+    for name in ("mean_h", "mean_y", "C_hh", "C_hy", "C_yy"):
+        left, right = getattr(a.moments, name), getattr(b.moments, name)
+        assert (left is None) == (right is None)
+        assert left is None or torch.allclose(left, right, atol=1e-9), name
+
+
+@given(
+    st.lists(st.integers(0, 700), min_size=1, max_size=5),
+    st.sampled_from(["few labels", "labels beyond the limit", "real"]),
+    st.integers(0, 4),
+)
+def test_batches_and_merging_in_any_order_do_not_matter(lengths: list[int], kind: str, first: int) -> None:
+    n = sum(lengths)
+    if n == 0:
+        return
+    H, y = labelled(n, 4, 9, seed=n)
+    if kind == "real":
+        y = H[:, :2] @ H[:2, :2]
+    elif kind == "few labels":
+        y = y % 4
+    else:
+        y[: lengths[0]] %= 4  # the first part may have few labels
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(feature_statistics, "CLASSES", 5)
+        whole = features(H, y, [n])
+        same(features(H, y, lengths), whole)
+        parts = [features(h, t, [len(h)]) for h, t in zip(H.split(lengths), y.split(lengths), strict=True) if len(h)]
+        parts = parts[first:] + parts[:first]
+        same(reduce(merge_features, parts), whole)
+        same(reduce(lambda a, b: merge_features(b, a), parts), whole)
+
+
+def test_classes_from_moments_are_those_of_the_rows() -> None:
+    H, y = labelled(200, 5, 6)
+    y[y == 4] = 3  # a class without samples
+    classes, expected = features(H, y, [60, 140]).classes, class_moments(H, label_rows(y))
+    assert classes is not None
+    seen = classes.counts > 0
+    assert classes.counts[seen].tolist() == expected.counts.tolist()
+    assert torch.allclose(classes.means[seen], expected.means)
+    assert classes.within is not None
+    assert expected.within is not None
+    assert torch.allclose(classes.within, expected.within, atol=1e-10)
+
+
+def test_projected_labels_are_the_one_hot_rows_times_signs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feature_statistics, "CLASSES", 5)
     H, y = labelled(60, 4, 9)
-    y[:30] %= 4  # the first part alone has few labels
-    whole = statistics_of("h", H, y, True)
-    merged = merge_features(statistics_of("h", H[:30], y[:30], True), statistics_of("h", H[30:], y[30:], True))
-    assert whole.labels == merged.labels
-    assert whole.moments is not None
-    assert merged.moments is not None
-    for name in ("mean_h", "mean_y", "C_hh", "C_hy", "C_yy"):
-        assert torch.allclose(getattr(whole.moments, name), getattr(merged.moments, name), atol=1e-10), name
-    Y = projected(y)
-    assert torch.allclose(whole.moments.HtY, H.T @ Y)
-    # two parts of few labels each whose union has many
-    few = [statistics_of("h", H[:30], y[:30], True), statistics_of("h", H[:30], y[:30] + 1, True)]
-    monkeypatch.setattr(feature_statistics, "CLASSES", 4)
-    assert merge_features(*few).labels == 5
-
-
-@pytest.mark.parametrize("largest", [(3, 9, 3), (9, 3, 9), (3, 4, 2)])
-def test_rows_added_in_blocks_are_those_of_one(monkeypatch: pytest.MonkeyPatch, largest: tuple[int, ...]) -> None:
-    monkeypatch.setattr(feature_statistics, "CLASSES", 5)
-    blocks = [labelled(20 + c, 4, c, seed) for seed, c in enumerate(largest)]
-    total, found = SymmetricSum(4), None
-    for H, y in blocks:
-        found = add_rows(found, total, "h", H, y)
-    assert found is not None
-    found = with_gram(found, total.dense())
-    whole = statistics_of("h", *(torch.cat(parts) for parts in zip(*blocks, strict=True)), True)
-    assert found.labels == whole.labels
-    for name in ("mean_h", "mean_y", "C_hh", "C_hy", "C_yy"):
-        assert torch.allclose(getattr(found.joint, name), getattr(whole.joint, name), atol=1e-10), name
+    found = features(H, y, [60])
+    assert found.labels == 9
+    assert torch.allclose(found.moments.HtY, H.T @ projected(y))
 
 
 def net(d: int, c: int) -> nn.Sequential:
@@ -75,7 +110,6 @@ def test_projected_labels_agree_within_the_error(monkeypatch: pytest.MonkeyPatch
     exact = gs.measure(model, (x, y), measures=names)
     assert not exact.errors
     monkeypatch.setattr(feature_statistics, "CLASSES", 16)
-    monkeypatch.setattr(feature_moments, "CLASSES", 16)
     table = gs.measure(model, [(x[i : i + 50], y[i : i + 50]) for i in range(0, 400, 50)], measures=names)
     for layer in exact:
         for name in names:
@@ -90,24 +124,16 @@ def test_projected_labels_agree_within_the_error(monkeypatch: pytest.MonkeyPatch
     assert Table.from_dict(table.to_dict()).errors == table.errors
 
 
-def test_collapse_of_frequent_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_labels_have_no_class_means(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feature_statistics, "CLASSES", 16)
-    monkeypatch.setattr(feature_moments, "CLASSES", 16)
-    monkeypatch.setattr(feature_moments, "FREQUENT", 3)
-    H, y = labelled(300, 6, 40)
-    y[::2] = torch.arange(150) % 3 + 20  # the three most frequent labels
-    kept = (y >= 20) & (y < 23)
-    expected = gs.neural_collapse(H[kept], y[kept])
-    table = gs.measure(net(10, 40), (H, y), measures=["nc1", "nc2_equinorm", "nc3"])
-    assert table["0"]["nc1"] == pytest.approx(expected.nc1)
-    assert table["0"]["nc2_equinorm"] == pytest.approx(expected.nc2_equinorm)
-    assert "of the 3 most frequent of 40 labels" in table.notes["0.nc1"].text
-    assert table["2"]["nc3"] is None
+    table = gs.measure(net(10, 40), labelled(300, 6, 40), measures=["nc1"])
+    assert table["0"]["nc1"] is None
+    assert "40 labels are too many for a mean each" in table.notes["0.nc1"].text
 
 
 @pytest.mark.parametrize("labels", [True, False])
 def test_few_rows_of_many_features_are_kept_as_they_are(monkeypatch: pytest.MonkeyPatch, labels: bool) -> None:
-    monkeypatch.setattr(feature_statistics, "SMALL", 4)
+    monkeypatch.setattr("gramscope.linalg.budget.ROWS_SIDE", 4)
     H, y = labelled(24, 12, 3)
     target: Any = y if labels else normal(24, 2)
     model = nn.Linear(12, 3).double()
@@ -128,5 +154,5 @@ def test_few_rows_of_many_features_are_kept_as_they_are(monkeypatch: pytest.Monk
     assert torch.allclose(found.joint.C_hy, whole.joint.C_hy)
     assert torch.allclose(
         merge_features(whole, stats["(model)"].features).joint.C_hh,
-        statistics_of("h", torch.cat([H, H[:10]]), torch.cat([target, target[:10]]), True).joint.C_hh,
+        features(torch.cat([H, H[:10]]), torch.cat([target, target[:10]]), [34]).joint.C_hh,
     )

@@ -8,7 +8,7 @@ number of samples. They hold squares: entries below about 1e-154 count as zero, 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import reduce
 from typing import TypeVar
 
@@ -60,6 +60,21 @@ class Moments:
     def YtY(self) -> Tensor:
         """``YᵀY``, uncentred."""
         return self.C_yy + self.n * _outer(self.mean_y, self.mean_y)
+
+    @classmethod
+    def nothing(cls, mean_h: Tensor, c: int) -> Moments:
+        """Moments of no samples, with features like these and c targets."""
+        zeros, d = mean_h.new_zeros, mean_h.shape[-1]
+        return cls(0, zeros(d), zeros(c), None, zeros(d, c), zeros(c, c))
+
+    def to(self, device: torch.device) -> Moments:
+        """The same on another device."""
+        held = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{name: x.to(device) for name, x in held.items() if isinstance(x, Tensor)})
+
+    def with_targets(self, kept: Tensor) -> Moments:
+        """The same moments with some of the targets alone."""
+        return replace(self, mean_y=self.mean_y[kept], C_hy=self.C_hy[..., kept], C_yy=self.C_yy[kept][:, kept])
 
     def with_centred_targets(self) -> Moments:
         """The same moments for the targets ``y − ȳ``; one-hot labels become the centred ones of the other measures."""
@@ -113,6 +128,15 @@ class ClassMoments:
 
     def __repr__(self) -> str:
         return shapes_of(self)
+
+    @classmethod
+    def of(cls, m: Moments) -> ClassMoments:
+        """Those of labels, from moments of one-hot rows of them."""
+        counts = (m.n * m.mean_y).round()
+        offsets = (m.C_hy / counts.clamp(min=1)).mT
+        means = torch.where(counts[:, None] > 0, m.mean_h + offsets, 0.0)
+        within = None if m.C_hh is None else torch.addmm(m.C_hh, m.C_hy, offsets, alpha=-1)
+        return cls(counts, means, within)
 
     @property
     def n(self) -> int:
@@ -181,6 +205,21 @@ def block_moments(h: Tensor, y: Tensor, gram: bool = True) -> Moments:
     return Moments(h.shape[-2], mean_h, mean_y, h.mT @ h if gram else None, C_hy, y.mT @ y)
 
 
+def label_moments(h: Tensor, labels: Tensor, c: int, gram: bool = True) -> Moments:
+    """Moments of one float64 block ``h [m, d]`` and the one-hot rows of its labels ``[m]`` in 0..c−1, which are not formed.
+
+    >>> m = label_moments(torch.tensor([[1.0], [3.0]], dtype=torch.float64), torch.tensor([1, 0]), 2)
+    >>> m.C_hy.tolist(), m.C_yy.tolist()
+    ([[1.0, -1.0]], [[0.5, -0.5], [-0.5, 0.5]])
+    """
+    m, mean_h = len(h), h.mean(0)
+    h = h - mean_h
+    counts = torch.bincount(labels, minlength=c).to(h.dtype)
+    C_hy = h.new_zeros(c, h.shape[1]).index_add_(0, labels, h).mT
+    C_yy = torch.diag(counts) - torch.outer(counts, counts) / m
+    return Moments(m, mean_h, counts / m, h.mT @ h if gram else None, C_hy, C_yy)
+
+
 def class_moments(H: Array | Rows, labels: OneHotRows, gram: bool = True) -> ClassMoments:
     """Class moments of features ``H [n, d]`` under labels, read in blocks."""
     features = H if isinstance(H, Rows) else Rows(H, "H")
@@ -202,30 +241,9 @@ def class_moments(H: Array | Rows, labels: OneHotRows, gram: bool = True) -> Cla
     return ClassMoments(counts, means, mirror_(within))
 
 
-def block_class_moments(h: Tensor, index: Tensor, c: int, gram: bool = True) -> ClassMoments:
-    """Class moments of one float64 block ``h [m, d]`` with class numbers ``index [m]`` in 0..c−1."""
-    counts = torch.bincount(index, minlength=c).to(h.dtype)
-    means = h.new_zeros(c, h.shape[-1]).index_add_(0, index, h) / counts.clamp(min=1)[:, None]
-    if not gram:
-        return ClassMoments(counts, means, None)
-    centred = h - means[index]
-    return ClassMoments(counts, means, centred.mT @ centred)
-
-
-def between(a: AnyMoments, b: AnyMoments) -> Tensor:
-    """The few rows whose Gram matrix :func:`merge` adds to the d×d sums of both, ``[r, d]``."""
-    if isinstance(a, Moments) and isinstance(b, Moments):
-        return math.sqrt(a.n * b.n / max(a.n + b.n, 1)) * (b.mean_h - a.mean_h)[None]
-    assert isinstance(a, ClassMoments)
-    assert isinstance(b, ClassMoments)
-    weights = a.counts * b.counts / (a.counts + b.counts).clamp(min=1)
-    both = weights > 0
-    return weights[both].sqrt()[:, None] * (b.means - a.means)[both]
-
-
-def between_classes(classes: ClassMoments) -> Tensor:
-    """The rows whose Gram matrix, added to the scatter within classes, gives that of all rows, ``[c, d]``."""
-    return classes.counts.sqrt()[:, None] * (classes.means - classes.mean)
+def between(a: Moments, b: Moments) -> Tensor:
+    """The row whose Gram matrix :func:`merge` adds to the d×d sums of both, ``[1, d]``."""
+    return math.sqrt(a.n * b.n / max(a.n + b.n, 1)) * (b.mean_h - a.mean_h)[None]
 
 
 def is_constant(n: int, mean: Tensor, scatter: Tensor) -> bool:

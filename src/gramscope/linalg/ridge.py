@@ -36,6 +36,8 @@ CHANCE = 4.0
 UNCERTAIN = 1e-3
 #: eigenvalues of HᵀH that are all this many times above rounding need no decomposition
 CLEAR = 1e7
+#: side up to which a decomposition costs little
+SMALL = 64
 #: the smallest positive number
 TINY = 5e-324
 
@@ -149,7 +151,7 @@ def clear_factor(A: Tensor, noise: float, rounding: float = 0.0) -> tuple[Tensor
     of features that came in less than float64.
     """
     scale = A.diagonal().sqrt()
-    if not bool(((scale > 1e-145) & (scale < 1e145)).all()):
+    if scale.numel() <= SMALL or not bool(((scale > 1e-145) & (scale < 1e145)).all()):
         return None
     scaled = (A / scale).div_(scale[:, None])
     R, info = torch.linalg.cholesky_ex(scaled, upper=True)

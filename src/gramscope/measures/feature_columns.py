@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from gramscope.errors import InputError
@@ -25,14 +24,7 @@ from gramscope.measures.neural_collapse import (
     neural_collapse_from_rows,
 )
 from gramscope.measures.spectrum import feature_spectrum_from_moments, spectrum_of_few_rows
-from gramscope.statistics.feature_statistics import (
-    PROJECTION,
-    FeatureStatistics,
-    projected,
-    projected_classes,
-    widen,
-    without_rows,
-)
+from gramscope.statistics.feature_statistics import PROJECTION, FeatureStatistics, projected
 from gramscope.statistics.result import LayerStatistics
 from gramscope.statistics.sums import NotCollected
 
@@ -107,26 +99,22 @@ def _held_out(view: LayerView) -> float:
 
 
 def coded_alike(train: FeatureStatistics, test: FeatureStatistics) -> tuple[Moments, Moments]:
-    """Moments of both samples with the same target columns: labels one-hot minus the training frequencies."""
-    train, test = (without_rows(part, True) for part in (train, test))
-    if train.labels or test.labels:  # both projected, with the frequencies of the training data subtracted
-        left, right = (projected_classes(part).joint for part in (train, test))
-        shift = left.mean_y
-        return replace(left, mean_y=left.mean_y - shift), replace(right, mean_y=right.mean_y - shift)
-    if train.classes is None or test.classes is None:
-        return train.joint, test.joint
-    c = max(train.classes.counts.shape[0], test.classes.counts.shape[0])
-    a, b = widen(train.classes, c), widen(test.classes, c)
-    unknown = ((a.counts == 0) & (b.counts > 0)).nonzero().flatten().tolist()
+    """Moments of both samples with the same target columns: labels less the frequencies of the training data."""
+    if train.labelled != test.labelled:
+        raise InputError("one of the data sets has labels, the other real targets")
+    train, test = (part.without_rows() for part in (train, test))
+    train, test = train.with_targets_like(test), test.with_targets_like(train)
+    left, right = train.moments, test.moments
+    if not train.labelled:
+        return left, right
+    shift = left.mean_y
+    left, right = (replace(m, mean_y=m.mean_y - shift) for m in (left, right))
+    if train.labels:
+        return left, right
+    unknown = ((shift == 0) & (test.moments.mean_y > 0)).nonzero().flatten().tolist()
     if unknown:
         raise InputError(f"the held-out data have classes {unknown} that the training data lack")
-    left, right = a.to_moments(), b.to_moments()
-    seen = a.counts > 0
-    return _columns(left, seen, left.mean_y), _columns(right, seen, left.mean_y)
-
-
-def _columns(m: Moments, keep: Tensor, shift: Tensor) -> Moments:
-    return Moments(m.n, m.mean_h, (m.mean_y - shift)[keep], m.C_hh, m.C_hy[:, keep], m.C_yy[keep][:, keep])
+    return left.with_targets(shift > 0), right.with_targets(shift > 0)
 
 
 def _surrogate_linearized(view: LayerView) -> Measured:
@@ -177,7 +165,7 @@ def _collapse(what: str) -> Callable[[LayerView], Value]:
         part = features_of(view.layer)
         classes = part.classes
         if part.labels:
-            return _frequent_collapse(what, part)
+            raise Missing(f"{part.labels:,} labels are too many for a mean each; targets= gives labels of your own")
         if classes is None:
             raise Missing("neural collapse needs class labels")
         if classes.n > 2 and int((classes.counts > 0).sum()) == classes.n:
@@ -203,23 +191,6 @@ def _collapse(what: str) -> Callable[[LayerView], Value]:
         return float(getattr(found, what))
 
     return compute
-
-
-def _frequent_collapse(what: str, part: FeatureStatistics) -> Measured:
-    """Neural collapse of the rows of the most frequent labels, where labels are too many for a mean each."""
-    if what in ("nc3", "nc4"):
-        raise Missing(f"it compares a readout with the means of all {part.labels:,} labels, which are too many")
-    if part.frequent is None or part.frequent_labels is None:
-        raise Missing("no rows of frequent labels were kept: the first batch had few labels")
-    labels, counts = torch.unique(part.frequent_labels, return_counts=True)
-    labels = labels[counts > 1]  # a single row has no scatter
-    if labels.numel() < 2:
-        raise Missing("fewer than two labels occur twice; take more data")
-    kept = torch.isin(part.frequent_labels, labels)
-    rows = part.frequent[kept.to(part.frequent.device)]
-    found = neural_collapse_from_rows(rows, part.frequent_labels[kept], normalized_surrogate=False)
-    remark = f"of the {labels.numel()} most frequent of {part.labels:,} labels, {int(kept.sum()):,} rows of them"
-    return Measured(float(getattr(found, what)), remark=f"{remark}; targets= gives labels of your own")
 
 
 # --- dynamics of the surrogate ([Gram] Theorem 3) ------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gramscope.errors import InputError
 from gramscope.linalg.arrays import to_double
+from gramscope.linalg.budget import Budget
 from gramscope.linalg.gram import Factored, cosine
 from gramscope.linalg.measured import Measured, combine
 from gramscope.linalg.moments import Moments
@@ -27,18 +28,17 @@ from gramscope.measures.power_law import weight_exponent
 from gramscope.measures.regression_collapse import nrc1, nrc2, nrc3
 from gramscope.measures.representation_rank import alpha_req, rankme
 from gramscope.measures.spectrum import nuclear_rank, spectral_ratio, stable_rank_of_gram
-from gramscope.statistics.feature_statistics import keeps_gram, without_rows
 
 # --- what the columns read --------------------------------------------------------------------------------------------
 
 
 def _moments(view: LayerView) -> Moments:
     part = features_of(view.layer)
-    if part.rows is not None and not keeps_gram(part.rows.shape[-1], view.context.memory):
+    if part.rows is not None and not Budget(view.context.memory).keeps_gram(part.rows.shape[-1]):
         raise InputError(
             f"HᵀH of d = {part.rows.shape[-1]} does not fit memory=; raise it to {24 * part.rows.shape[-1] ** 2:,}"
         )
-    joint = without_rows(part, gram=True).joint
+    joint = part.without_rows().joint
     if joint.C_hh is None:
         raise InputError(f"HᵀH was not collected: d = {joint.mean_h.shape[-1]} is large; ask with gram=True")
     return joint

@@ -235,6 +235,8 @@ def surrogate_from_moments(m: Moments, normalized: bool = False, center: bool = 
     if not normalized:
         return check_range(cross.square(), "the surrogate")
     gram = m.require_gram() if center else m.HtH
+    if center and is_constant(m.n, m.mean_h, gram.trace()):
+        return gram.new_full((), float("nan"))  # only rounding varies
     return (cross / frobenius(gram)) * (cross / frobenius(m.YtY))
 
 

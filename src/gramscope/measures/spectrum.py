@@ -98,8 +98,8 @@ def feature_spectrum_from_moments(m: Moments, center: bool = True) -> Spectrum:
     gram = m.require_gram() if center else m.HtH
     if center and is_constant(m.n, m.mean_h, gram.diagonal(dim1=-2, dim2=-1).sum()):
         gram = torch.zeros_like(gram)  # only rounding varies
-    values = eigvalsh(gram).clamp(min=0.0).sqrt().reshape(-1)
-    return summarise(values, math.sqrt(gram.shape[-1] * EPS))
+    values, rtol = eigvalsh(gram).clamp(min=0.0).sqrt().reshape(-1), math.sqrt(gram.shape[-1] * EPS)
+    return summarise(torch.where(values > rtol * values.amax(), values, 0.0), rtol)
 
 
 def summarise(values: Tensor, rtol: float) -> Spectrum:

@@ -1,44 +1,30 @@
-"""What is kept of feature rows and their targets: moments, and rows themselves where those are smaller.
+"""What is kept of feature rows and their targets: moments, and the rows themselves while they are fewer than features.
 
-Labels of more than 1,024 values (the tokens of a language model) are too many for a mean each. Then the targets are the one-hot
-labels times a fixed random matrix of signs with 64 columns, ``Y R / 8``: sums of squares over the columns estimate those of all
-labels without bias, and their spread over the columns gives the standard error. Neural collapse takes rows of the
-most frequent labels.
+Labels count as one-hot rows. More than 1,024 of them (the tokens of a language model) are too many for a column each. Then
+the targets are the one-hot labels times a fixed random matrix of signs with 64 columns, ``Y R / 8``: sums of squares over the
+columns estimate those of all labels without bias, and their spread over the columns gives the standard error.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cache, reduce
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from gramscope.distributed.exchange import Exchange
 from gramscope.errors import InputError
 from gramscope.linalg.arrays import shapes_of, to_double
-from gramscope.linalg.moments import (
-    ClassMoments,
-    Moments,
-    between,
-    between_classes,
-    block_class_moments,
-    block_moments,
-    merge,
-)
-from gramscope.linalg.symmetric_sum import SymmetricSum
+from gramscope.linalg.budget import Budget
+from gramscope.linalg.moments import ClassMoments, Moments, block_moments, label_moments, merge
 
-#: label values up to which every class has a mean of its own
+#: label values up to which every class has a column of its own
 CLASSES = 1024
 #: columns of the random projection of one-hot labels above
 PROJECTION = 64
-#: most frequent labels, and rows of them, that are kept for neural collapse then
-FREQUENT, FREQUENT_ROWS = 64, 2048
-#: d up to which HᵀH is kept from the first row on
-SMALL = 512
-#: d up to which HᵀH is kept unless asked for
-GRAM_LIMIT = 4096
-#: entries of rows that are kept, with the default memory budget
-ROW_ENTRIES = 2**24
 
 
 @dataclass(frozen=True)
@@ -47,28 +33,24 @@ class FeatureStatistics:
 
     Args:
         name: layer or module name.
-        moments: of (row, target) for real or projected targets; ``None`` when the targets are labels.
-        classes: per class, when the targets are labels.
+        moments: of (row, target): real targets, one-hot labels of all classes up to the largest seen, or projected labels.
         HtE: ``Hᵀ E [d, c]`` with ``E = −∂L/∂f``, uncentred; present when rows are samples.
         eps: rounding of the rows as they came, relative to their size (1.2e-7 for float32).
+        labelled: whether the targets are labels, projected or not.
         labels: number of label values behind projected targets, 0 for targets that are not projected.
-        rows: the rows ``[n, d]`` themselves in place of ``HᵀH``, where they are few (:func:`keeps_rows`).
+        rows: the rows ``[n, d]`` themselves in place of ``HᵀH``, where they are few.
         row_targets: their labels ``[n]`` or real targets ``[n, c]``.
-        frequent: rows of the most frequent labels, with projected targets.
-        frequent_labels: their labels.
         of_outputs: whether the rows are the layer's outputs and not its inputs, as those of an embedding are.
     """
 
     name: str
-    moments: Moments | None = None
-    classes: ClassMoments | None = None
+    moments: Moments
     HtE: Tensor | None = None
     eps: float = torch.finfo(torch.float64).eps
+    labelled: bool = False
     labels: int = 0
     rows: Tensor | None = None
     row_targets: Tensor | None = None
-    frequent: Tensor | None = None
-    frequent_labels: Tensor | None = None
     of_outputs: bool = False
 
     def __repr__(self) -> str:
@@ -76,23 +58,63 @@ class FeatureStatistics:
 
     @property
     def joint(self) -> Moments:
-        """Moments of rows and targets; labels count as one-hot rows (classes never seen are left out)."""
-        if self.moments is not None:
-            return self.moments
-        if self.classes is None:
-            raise InputError(f"no features were collected at {self.name!r}")
-        return present_classes(self.classes).to_moments()
+        """Moments of rows and targets, without the columns of classes that were never seen."""
+        m = self.moments
+        if self.labels or not self.labelled:
+            return m
+        seen = m.mean_y > 0
+        return m if bool(seen.all()) else m.with_targets(seen)
+
+    @property
+    def classes(self) -> ClassMoments | None:
+        """Counts, means and scatter of every class; None where targets are no labels, or projected ones."""
+        if self.labels or not self.labelled:
+            return None
+        return ClassMoments.of(self.moments)
 
     @property
     def n(self) -> int:
         """Number of rows."""
-        part = self.moments if self.moments is not None else self.classes
-        return 0 if part is None else part.n
+        return self.moments.n
 
-    @property
-    def labelled(self) -> bool:
-        """Whether the targets are labels, projected or not."""
-        return self.classes is not None or self.labels > 0
+    def to(self, device: torch.device) -> FeatureStatistics:
+        """The same with its tensors on ``device``."""
+        held = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{k: v.to(device) for k, v in held.items() if isinstance(v, Tensor | Moments)})
+
+    def with_gram(self, gram: Tensor) -> FeatureStatistics:
+        """The same with ``C_hh``."""
+        return replace(self, moments=replace(self.moments, C_hh=gram))
+
+    def with_targets_like(self, other: FeatureStatistics) -> FeatureStatistics:
+        """The same with as many columns of labels as ``other``, or projected labels where it has them."""
+        if self.labelled != other.labelled:
+            raise InputError(f"{self.name!r}: labels cannot be merged with real targets")
+        if other.labels and not self.labels:
+            return self.projected()
+        extra = other.moments.mean_y.shape[0] - self.moments.mean_y.shape[0]
+        if extra <= 0 or self.labels or not self.labelled:
+            return self
+        m, pad = self.moments, torch.nn.functional.pad
+        mean_y, C_hy, C_yy = pad(m.mean_y, (0, extra)), pad(m.C_hy, (0, extra)), pad(m.C_yy, (0, extra, 0, extra))
+        return replace(self, moments=replace(m, mean_y=mean_y, C_hy=C_hy, C_yy=C_yy))
+
+    def projected(self) -> FeatureStatistics:
+        """The same with projected labels, exactly."""
+        if self.labels or not self.labelled:
+            return self
+        m = self.moments
+        c = m.mean_y.shape[0]
+        R = projected(torch.arange(c, device=m.mean_y.device, dtype=torch.int64))
+        return replace(self, moments=replace(m, mean_y=m.mean_y @ R, C_hy=m.C_hy @ R, C_yy=R.mT @ m.C_yy @ R), labels=c)
+
+    def without_rows(self, gram: bool = True) -> FeatureStatistics:
+        """The same with ``HᵀH`` in place of the rows, or with neither."""
+        if self.rows is None:
+            return self
+        part = replace(self, rows=None, row_targets=None)
+        centred = to_double(self.rows) - self.moments.mean_h
+        return part.with_gram(centred.mT @ centred) if gram else part
 
 
 def statistics_of(name: str, rows: Tensor, target: Tensor, gram: bool) -> FeatureStatistics:
@@ -103,50 +125,8 @@ def statistics_of(name: str, rows: Tensor, target: Tensor, gram: bool) -> Featur
         return FeatureStatistics(name, block_moments(double, to_double(target), gram))
     count = int(target.max()) + 1
     if count > CLASSES:
-        return FeatureStatistics(name, block_moments(double, projected(target), gram), labels=count)
-    return FeatureStatistics(name, None, block_class_moments(double, target, count, gram))
-
-
-def add_rows(
-    old: FeatureStatistics | None, total: SymmetricSum | None, name: str, rows: Tensor, target: Tensor
-) -> FeatureStatistics:
-    """Statistics of the old rows and new ones, without their d×d sum; ``total`` is that sum and grows in place.
-
-    What merging adds to the sums of both is the Gram matrix of a few rows.
-    """
-    double, target = to_double(rows), target.to(to_double(rows[:0]).device)
-    new = statistics_of(name, double, target, False)
-    parts = [new] if old is None else [old, new]
-    further = []
-    if any(part.labels for part in parts):  # the sum is around the mean of all rows then, not around those of classes
-        further = [between_classes(part.classes) for part in parts if part.classes is not None]
-        parts = [projected_classes(part) for part in parts]
-    whole = reduce(merge_features, parts)
-    if total is not None:
-        further += [_between(*parts)] if len(parts) > 1 else []
-        # the signs do not matter, and the means of the rows' classes are a tensor of our own
-        centred = new.joint.mean_h - double if new.classes is None else new.classes.means[target].sub_(double)
-        total.add_gram(centred)
-        if further:
-            total.add_gram(torch.cat(further))
-    return whole
-
-
-def _between(a: FeatureStatistics, b: FeatureStatistics) -> Tensor:
-    if a.moments is not None and b.moments is not None:
-        return between(a.moments, b.moments)
-    assert a.classes is not None
-    assert b.classes is not None
-    c = max(a.classes.counts.shape[0], b.classes.counts.shape[0])
-    return between(widen(a.classes, c), widen(b.classes, c))
-
-
-def with_gram(part: FeatureStatistics, gram: Tensor) -> FeatureStatistics:
-    """The same with the d×d sum that :func:`add_rows` has formed."""
-    if part.moments is not None:
-        return replace(part, moments=replace(part.moments, C_hh=gram))
-    assert part.classes is not None
-    return replace(part, classes=replace(part.classes, within=gram))
+        return FeatureStatistics(name, block_moments(double, projected(target), gram), labelled=True, labels=count)
+    return FeatureStatistics(name, label_moments(double, target, count, gram), labelled=True)
 
 
 def projected(labels: Tensor) -> Tensor:
@@ -166,106 +146,86 @@ def projected(labels: Tensor) -> Tensor:
 @cache
 def _signs(block: int) -> Tensor:
     """The rows of labels ``4096·block`` on, which do not depend on how many labels there are."""
-    generator = torch.Generator().manual_seed(block)
-    signs = torch.randint(2, (4096, PROJECTION), generator=generator, dtype=torch.int8)
+    generator = torch.Generator(device="cpu").manual_seed(block)
+    signs = torch.randint(2, (4096, PROJECTION), generator=generator, dtype=torch.int8, device="cpu")
     result: Tensor = signs.mul_(2).sub_(1)
     return result
-
-
-def present_classes(classes: ClassMoments) -> ClassMoments:
-    """Without the classes that have no sample."""
-    seen = classes.counts > 0
-    return ClassMoments(classes.counts[seen], classes.means[seen], classes.within)
-
-
-def widen(classes: ClassMoments, c: int) -> ClassMoments:
-    """The same moments with room for ``c`` classes."""
-    extra = c - classes.counts.shape[0]
-    if extra <= 0:
-        return classes
-    pad = torch.nn.functional.pad
-    return ClassMoments(pad(classes.counts, (0, extra)), pad(classes.means, (0, 0, 0, extra)), classes.within)
-
-
-def keeps_rows(n: int, d: int, entries: int = ROW_ENTRIES) -> bool:
-    """Whether n rows are kept as they are: few of many features, so that ``HᵀH`` would be larger, or is not kept at all."""
-    return d > SMALL and (n < d or d > GRAM_LIMIT) and n * d <= entries
-
-
-def keeps_gram(d: int, memory: int) -> bool:
-    """Whether ``HᵀH`` is kept unless asked for: d ≤ 4096, or three such matrices fit the memory budget."""
-    return d <= GRAM_LIMIT or 24 * d**2 <= memory
 
 
 def merge_features(a: FeatureStatistics, b: FeatureStatistics) -> FeatureStatistics:
     """Features of the union of two samples; classes that only one of them has seen are added."""
     if a.n == 0 or b.n == 0:
         return b if a.n == 0 else a
-    HtE = None if a.HtE is None or b.HtE is None else _sum(a.HtE, b.HtE)  # of all rows, or of none
-    labels, eps = max(a.labels, b.labels), max(a.eps, b.eps)
-    if a.labelled != b.labelled:
-        raise InputError(f"{a.name!r}: labels cannot be merged with real targets")
+    a, b = a.with_targets_like(b), b.with_targets_like(a)
     a, b = _rows_alike(a, b)
-    a, b = (projected_classes(part) if labels else part for part in (a, b))
-    whole = FeatureStatistics(a.name, HtE=HtE, eps=eps, labels=labels, of_outputs=a.of_outputs)
+    rows = row_targets = None
     if a.rows is not None and b.rows is not None and a.row_targets is not None and b.row_targets is not None:
-        whole = replace(
-            whole, rows=torch.cat([a.rows, b.rows.to(a.rows)]), row_targets=torch.cat([a.row_targets, b.row_targets])
-        )
-    whole = _with_frequent(whole, a, b)
-    if a.moments is not None and b.moments is not None:
-        return replace(whole, moments=merge(a.moments, b.moments))
-    assert a.classes is not None
-    assert b.classes is not None
-    c = max(a.classes.counts.shape[0], b.classes.counts.shape[0])
-    classes = merge(widen(a.classes, c), widen(b.classes, c))
-    if c <= CLASSES:
-        return replace(whole, classes=classes)
-    return projected_classes(replace(whole, classes=classes, labels=c))
+        rows = torch.cat([a.rows, b.rows.to(a.rows)])
+        row_targets = torch.cat([a.row_targets, b.row_targets.to(a.row_targets)])
+    return replace(
+        a,
+        moments=merge(a.moments, b.moments),
+        HtE=None if a.HtE is None or b.HtE is None else a.HtE + b.HtE.to(a.HtE.device),  # of all rows, or of none
+        eps=max(a.eps, b.eps),
+        labels=max(a.labels, b.labels),
+        rows=rows,
+        row_targets=row_targets,
+    )
 
 
 def _rows_alike(a: FeatureStatistics, b: FeatureStatistics) -> tuple[FeatureStatistics, FeatureStatistics]:
     """Both with their rows, if the union may keep them; else both without, with ``HᵀH`` if both can have it."""
-    if a.rows is None and b.rows is None:
+    kept = [part.rows for part in (a, b) if part.rows is not None]
+    if not kept:
         return a, b
-    both = a.rows is not None and b.rows is not None
-    d = (a.rows if a.rows is not None else b.rows).shape[1]  # type: ignore[union-attr]
-    if both and keeps_rows(a.n + b.n, d, max(ROW_ENTRIES, *(p.rows.numel() for p in (a, b) if p.rows is not None))):
+    d, budget = kept[0].shape[1], Budget(max(Budget().memory, *(16 * rows.numel() for rows in kept)))
+    if len(kept) == 2 and budget.keeps_rows(a.n + b.n, d):
         return a, b
-    gram = all(part.rows is not None or part.joint.C_hh is not None for part in (a, b)) and d <= GRAM_LIMIT
-    return without_rows(a, gram), without_rows(b, gram)
+    gram = all(part.rows is not None or part.moments.C_hh is not None for part in (a, b)) and budget.keeps_gram(d)
+    return a.without_rows(gram), b.without_rows(gram)
 
 
-def without_rows(part: FeatureStatistics, gram: bool) -> FeatureStatistics:
-    """The same with ``HᵀH`` in place of the rows, or with neither."""
-    if part.rows is None or part.row_targets is None:
-        return part
-    if gram:
-        found = statistics_of(part.name, part.rows, part.row_targets, True)
-        part = replace(part, moments=found.moments, classes=found.classes, labels=found.labels)
-    return replace(part, rows=None, row_targets=None)
+def outline(part: FeatureStatistics | None, gram: bool = False) -> dict[str, Any] | None:
+    """What the other processes must know of a part before they add it to theirs; ``gram`` where ``C_hh`` is kept elsewhere."""
+    if part is None:
+        return None
+    d, c = part.moments.C_hy.shape
+    HtE = None if part.HtE is None else tuple(part.HtE.shape)
+    kind = (d, gram or part.moments.C_hh is not None, part.rows is not None, part.labelled, part.labels > 0, HtE)
+    return {"kind": kind, "columns": c, "eps": part.eps, "labels": part.labels}
 
 
-def projected_classes(part: FeatureStatistics) -> FeatureStatistics:
-    """Class moments as those of projected labels, exactly."""
-    if part.classes is None:
-        return part
-    joint = part.classes.to_moments()
-    R = projected(torch.arange(joint.mean_y.shape[0], device=joint.mean_y.device))
-    moments = Moments(joint.n, joint.mean_h, joint.mean_y @ R, joint.C_hh, joint.C_hy @ R, R.mT @ joint.C_yy @ R)
-    return replace(part, moments=moments, classes=None, labels=max(part.labels, R.shape[0]))
+def all_reduce(
+    own: FeatureStatistics | None, outlines: Sequence[dict[str, Any] | None], exchange: Exchange
+) -> FeatureStatistics | None:
+    """The features of all processes by all-reduce; None where they must be sent and merged in turn.
+
+    Every process moves its co-moments to the common mean, ``C + n (h̄ − m)(ȳ − m_y)ᵀ`` (Chan, Golub and LeVeque 1979), and these
+    add up.
+    """
+    found = [known for known in outlines if known is not None]
+    if own is None or len(found) < len(outlines) or len({known["kind"] for known in found}) > 1 or own.rows is not None:
+        return None
+    most = max(known["columns"] for known in found)
+    widest = replace(own, moments=Moments.nothing(own.moments.mean_h, most), labels=max(k["labels"] for k in found))
+    own = own.with_targets_like(widest)
+    HtE = None if own.HtE is None else own.HtE.clone()
+    if HtE is not None:
+        exchange.add(HtE)
+    return replace(
+        own, moments=_all_reduce(own.moments, exchange), HtE=HtE, eps=max(k["eps"] for k in found), labels=widest.labels
+    )
 
 
-def _with_frequent(whole: FeatureStatistics, a: FeatureStatistics, b: FeatureStatistics) -> FeatureStatistics:
-    """The rows of frequent labels of both; none where they are of different labels."""
-    if a.frequent is None or b.frequent is None or a.frequent_labels is None or b.frequent_labels is None:
-        return whole
-    rows = torch.cat([a.frequent, b.frequent.to(a.frequent)])[:FREQUENT_ROWS]
-    labels = torch.cat([a.frequent_labels, b.frequent_labels.to(a.frequent_labels)])[:FREQUENT_ROWS]
-    return replace(whole, frequent=rows, frequent_labels=labels)
-
-
-def _sum(a: Tensor, b: Tensor) -> Tensor:
-    if a.shape != b.shape:
-        raise InputError(f"cannot merge sums of shapes {tuple(a.shape)} and {tuple(b.shape)}")
-    return a + b.to(a.device)
+def _all_reduce(part: Moments, exchange: Exchange) -> Moments:
+    sums = torch.cat([part.n * part.mean_h, part.n * part.mean_y, part.mean_y.new_tensor([part.n])])
+    exchange.add(sums)
+    n, d = round(float(sums[-1])), part.mean_h.numel()
+    mean_h, mean_y = sums[:d] / n, sums[d:-1] / n
+    dh, dy = part.mean_h - mean_h, part.mean_y - mean_y
+    C_hy, C_yy = part.C_hy + part.n * torch.outer(dh, dy), part.C_yy + part.n * torch.outer(dy, dy)
+    C_hh = None if part.C_hh is None else part.C_hh + part.n * torch.outer(dh, dh)
+    for C in (C_hh, C_hy, C_yy):
+        if C is not None:
+            exchange.add(C)
+    return Moments(n, mean_h, mean_y, C_hh, C_hy, C_yy)

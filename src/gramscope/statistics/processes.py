@@ -13,8 +13,7 @@ from torch import Tensor
 from gramscope.distributed.exchange import Exchange
 from gramscope.errors import InputError
 from gramscope.linalg.row_blocks import row_norm
-from gramscope.statistics.feature_reduction import can_add, outline, reduced
-from gramscope.statistics.feature_statistics import FeatureStatistics, merge_features
+from gramscope.statistics.feature_statistics import FeatureStatistics, all_reduce, merge_features, outline
 from gramscope.statistics.result import LayerStatistics, Statistics, drop_refuted, merge_orders
 from gramscope.statistics.sums import Sum
 
@@ -43,7 +42,7 @@ def over_processes(own: Statistics, exchange: Exchange, device: torch.device) ->
     outputs = {}
     found = exchange.gather_objects({name: outline(part) for name, part in own.outputs.items()})
     for name in reduce(merge_orders, map(list, found)):
-        outputs[name] = _features(name, own.outputs.get(name), [part.get(name) for part in found], exchange, device)
+        outputs[name] = _features(own.outputs.get(name), [part.get(name) for part in found], exchange, device)
     notes: dict[str, Any] = {}
     for head in heads:
         notes |= drop_refuted(head.notes, layers)
@@ -88,16 +87,14 @@ def _all_have(kind: type[Sum], outlines: Sequence[dict[str, Any] | None]) -> boo
 
 
 def _features(
-    name: str,
     own: FeatureStatistics | None,
     outlines: Sequence[dict[str, Any] | None],
     exchange: Exchange,
     device: torch.device,
 ) -> FeatureStatistics:
     """The features of all processes together."""
-    if can_add(outlines):
-        return reduced(name, own, outlines, exchange, device)
-    return _merged(own, merge_features, exchange, device)
+    found = all_reduce(None if own is None else own.to(device), outlines, exchange)
+    return _merged(own, merge_features, exchange, device) if found is None else found
 
 
 def _merged(mine: Part | None, merge: Callable[[Part, Part], Part], exchange: Exchange, device: torch.device) -> Part:
@@ -113,7 +110,7 @@ def _merged(mine: Part | None, merge: Callable[[Part, Part], Part], exchange: Ex
 
 def moved(value: Part, device: torch.device) -> Part:
     """A statistic, or a dictionary of them, with its tensors on ``device``."""
-    if isinstance(value, Tensor | Sum):
+    if isinstance(value, Tensor | Sum | FeatureStatistics):
         return value.to(device)  # type: ignore[return-value]
     if isinstance(value, dict):
         return {key: moved(item, device) for key, item in value.items()}  # type: ignore[return-value]
