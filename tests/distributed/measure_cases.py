@@ -190,10 +190,10 @@ def case_large_layers(folder: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(40, 4200, generator=generator, dtype=torch.float64), torch.arange(40) % 3
     estimated = [
-        "nfa", "nfa_null", "nfa_double", "double_ratio", "kernel_spread", "vcs_cosine", "vcs_null", "fact", "fle_residual",
+        "nfa", "nfa_null", "nfa_double", "double_ratio", "kernel_spread", "vcs_cosine", "vcs_null", "fact",
         "crh_inputs_gw",
     ]  # fmt: skip
-    names = [*estimated, "weight_norm", "nc2_equinorm"]
+    names = [*estimated, "fle_residual", "weight_norm", "nc2_equinorm"]
     given: dict[str, Any] = {"measures": names, "reference": reference, "memory": 2**12}
     whole = gs.measure(model, (x, y), F.cross_entropy, process_group=False, **given)
     assert set(whole.errors["0"]) == set(estimated)

@@ -137,10 +137,10 @@ def case_measurement(folder: Path) -> None:
         gs.collect(model, (x, y), F.cross_entropy, jacobians=True)
     layers = shapes(3)
     sums = sum(k * d + 2 * k * k for k, d in layers)  # D, Σ and JᵀJ
-    moments = sum(d * d + c * d + c for _, d in layers)
+    moments = sum(d * d + c * d + c * c + d + c + 1 for _, d in layers)  # co-moments, then means and the number of rows
     assert sent["add"] == sums + moments
     assert not sent["send_from"] + sent["object_from"]
-    assert sent["gather_objects"] == c * c + c * c + c  # of the network's output
+    assert sent["gather_objects"] == 3 * c * c + 2 * c  # of the network's output
 
 
 def case_large_layer_and_cka(folder: Path) -> None:
@@ -152,7 +152,7 @@ def case_large_layer_and_cka(folder: Path) -> None:
     with counted() as sent:
         plan = Plan((Gradient, Covariance, Kernel, Features), jacobians=True, estimates=True, **options)
         collect_planned(model, (x, y), F.cross_entropy, plan, None, find_exchange(), progress=False)
-    assert sent["add"] == k * d + k * (r + 1) + k * (r + 65) + c * d + c
+    assert sent["add"] == k * d + k * (r + 1) + k * (r + 65) + c * d + c * c + d + c + 1
     with counted() as sent:
         gs.cka(model, x)
     assert sent["add"] == 2 * 2 + 2 + 2
