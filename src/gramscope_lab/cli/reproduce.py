@@ -11,7 +11,6 @@ import typer
 
 from gramscope.errors import GramscopeError, InputError
 from gramscope_lab.cli.console import TerminalReporter, messages, print_json, print_table, results, without_empty
-from gramscope_lab.cli.demo import write_report
 from gramscope_lab.cli.flags import Gpus, ParallelOption, parse_assignments, parse_seeds
 from gramscope_lab.runs.directory import RunDirectory
 
@@ -138,6 +137,8 @@ def _several(paths: dict[str, Path | None], run: Callable[..., Reproduction], js
 
 
 def _show(made: Reproduction) -> None:
+    from gramscope_lab.report import write_report
+
     rows = [
         {
             "claim": c.claim,
@@ -152,9 +153,7 @@ def _show(made: Reproduction) -> None:
     title = f"{entry.name} ({entry.source}), {made.options.scale} scale, {made.selection}, {made.seconds:.0f} s"
     print_table(title, without_empty(rows, "reason"))
     results().print(f"figure: {made.figures[0]}")
-    report = write_report(made.path)
-    if report is not None:
-        results().print(f"report: {report}")
+    results().print(f"report: {write_report([made.path])}")
 
 
 def _values(data: str | None, seeds: str | None, settings: list[str]) -> dict[str, Any]:

@@ -140,9 +140,10 @@ def _layer_sentences(runs: Runs) -> list[str]:
                 above[setting.name, layer] = nfa.values[-1].mean - null.values[-1].mean
     if above:
         name, layer = max(above, key=lambda pair: above[pair])
-        rest = [
-            f"{value:.2f} with {other}" for (other, where), value in above.items() if where == layer and other != name
-        ]
+        others = sorted(
+            ((value, s) for (s, where), value in above.items() if where == layer and s != name), reverse=True
+        )
+        rest = [f"{value:.2f} with {other}" for value, other in others]
         found.append(
             f"Weights agree with what the output depends on most in {layer}: nfa is {above[name, layer]:.2f} above its null "
             f"with {name}" + (f", {_several(rest)}." if rest else ".")

@@ -307,7 +307,10 @@ def test_demo(gramscope: Command) -> None:
     done = gramscope("demo", "--epochs", "2", "--seeds", "2", "--json")
     assert done.code == 0, done.err
     result = json.loads(done.out)
-    assert [row["method"] for row in result["summary"]] == ["sgd", "vcl", "whiten-sgd"]
-    assert all("±" in value for row in result["summary"] for key, value in row.items() if key != "method")
+    assert [row["method"] for row in result["layers"]] == [
+        name for name in ("free-muon", "sgd", "vcl") for _ in range(3)
+    ]
+    assert all("→" in row["target linearity"] for row in result["layers"])
+    assert "target linearity from" in " ".join(result["summary"])
     assert Path(result["report"]).read_text(encoding="utf-8").startswith("<!")
     assert gramscope("runs", "list", "demo", "--json").code == 0
