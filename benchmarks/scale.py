@@ -20,8 +20,8 @@ from gramscope.distributed.exchange import leave_together
 from gramscope.instruments.measure import measure
 from gramscope.measures.linearity import target_linearity
 from gramscope.measures.spectrum import large_weight_spectrum, weight_spectrum
+from gramscope.optim.free_muon import FreeMuon
 from gramscope.optim.polar import polar
-from gramscope.optim.vcl import VCL
 from gramscope.optim.whitening import GramWhitened
 from gramscope.statistics.collect import collect
 from gramscope_lab.nets import build
@@ -165,8 +165,8 @@ def cases(device: str) -> Iterator[Case]:
     def sgd(model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=0.01)
 
-    def vcl(model: nn.Module) -> torch.optim.Optimizer:
-        return VCL(model, gamma=1.0)
+    def free(model: nn.Module) -> torch.optim.Optimizer:
+        return FreeMuon(model)
 
     def whitened(model: nn.Module) -> torch.optim.Optimizer:
         return GramWhitened(sgd(model), model)
@@ -189,7 +189,7 @@ def cases(device: str) -> Iterator[Case]:
     yield Case(
         "SGD step, n = 256", "d = k", sides, 2, lambda d: step(sgd, 256, d), lambda d: 4.0 * 256 * d**2, torch.float32
     )
-    yield Case("VCL step, n = 256", "d = k", sides, 3, lambda d: step(vcl, 256, d), warm_up=20)
+    yield Case("FreeMuon step, n = 256", "d = k", sides, 3, lambda d: step(free, 256, d))
     yield Case("whitened step, n = 256", "d = k", sides, 3, lambda d: step(whitened, 256, d))
 
 

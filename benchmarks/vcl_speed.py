@@ -19,8 +19,6 @@ from gramscope.optim.vcl import VCL
 from gramscope_lab.data.named_sets import load
 
 _BATCH = 64
-#: steps before timing; after them the recursion has its full basis
-_SETTLING = 48
 Make = Callable[[nn.Sequential], list[Optimizer]]
 
 
@@ -73,7 +71,7 @@ def _steps(shape: str, device: torch.device | str, seconds: float) -> list[Row]:
     case = f"step, {shape}, batch {_BATCH}"
     matrices = len(SHAPES[shape][1]) == 1
     fast = {
-        name: _stepper(shape, device, make, _SETTLING if name == "VCL recursive" else 0)
+        name: _stepper(shape, device, make)
         for name, make in FAST.items()
         if matrices or name != "Muon"  # torch's Muon takes matrices only
     }
@@ -87,20 +85,13 @@ def _steps(shape: str, device: torch.device | str, seconds: float) -> list[Row]:
     return rows
 
 
-def _stepper(shape: str, device: torch.device | str, make: Make, settle: int = 0) -> Callable[[], object]:
+def _stepper(shape: str, device: torch.device | str, make: Make) -> Callable[[], object]:
     """A function that trains one step on a new batch each time; the inputs have few directions, as natural images do."""
     build, inputs = SHAPES[shape]
     generator = torch.Generator().manual_seed(0)
     net = _initialised(build(), generator).to(device)
     pair = _samples(24 * _BATCH, inputs, generator, device)
-    steps = train(net, make(net), _loss, pair, _BATCH, 10**9, generator)
-
-    def step() -> int:
-        return next(steps)
-
-    for _ in range(settle):
-        step()
-    return step
+    return train(net, make(net), _loss, pair, _BATCH, 10**9, generator).__next__
 
 
 def _loss(net: nn.Module, pair: Pair) -> Tensor:
