@@ -351,7 +351,7 @@ def _part(data: str, fraction: float) -> str:
 
 def _with_noisy_test(table: DataTable) -> Callable[[], DataSet]:
     def given() -> DataSet:
-        data = load_data(replace(table, label_noise=0.0))  # training gives its own samples their noise
+        data = load_data(table.model_copy(update={"label_noise": 0.0}))  # training gives its own samples their noise
         return replace(data, y_test=data.with_label_noise(table.label_noise, table.seed, test=True).y_test)
 
     return given
