@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from gramscope.linalg.budget import Budget
 from gramscope.statistics.collect import collect_planned
-from gramscope.statistics.plan import Notes, Plan
 from gramscope.statistics.result import LayerStatistics, Statistics
+from gramscope.statistics.sums import Notes, Plan
 
 
 def tensors(statistics: Statistics) -> dict[str, Tensor]:

@@ -23,11 +23,10 @@ import gramscope as gs
 from gramscope.distributed.exchange import Exchange, find_exchange
 from gramscope.linalg.budget import Budget
 from gramscope.statistics.collect import collect_planned
-from gramscope.statistics.covariance import Covariance
 from gramscope.statistics.feature_sum import Features
 from gramscope.statistics.gradient import Gradient
-from gramscope.statistics.kernel import Kernel
-from gramscope.statistics.plan import Plan
+from gramscope.statistics.square_sums import Covariance, Kernel
+from gramscope.statistics.sums import Plan
 
 #: operations of one tensor
 PLAIN = ("add", "largest", "add_on", "send_from", "gather_on", "scatter_from")

@@ -12,10 +12,9 @@ import gramscope as gs
 from comparing import collected
 from gramscope.linalg.budget import Budget
 from gramscope.linalg.stochastic import probes
-from gramscope.statistics.covariance import Covariance
 from gramscope.statistics.gradient import Gradient
-from gramscope.statistics.kernel import Kernel
-from gramscope.statistics.plan import Plan
+from gramscope.statistics.square_sums import Covariance, Kernel
+from gramscope.statistics.sums import Plan
 from live_bytes import LiveBytes
 
 MEASURES = [

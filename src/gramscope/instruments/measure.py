@@ -29,14 +29,12 @@ from gramscope.measures.columns import COLUMNS, DEFAULT
 from gramscope.measures.table import Table
 from gramscope.notes import Note, joined
 from gramscope.statistics.collect import check_reference, collect_planned, progress_bar
-from gramscope.statistics.covariance import Covariance
 from gramscope.statistics.feature_sum import Features
 from gramscope.statistics.features import IGNORED, Tokens
 from gramscope.statistics.gradient import Gradient, ParameterGradient
-from gramscope.statistics.kernel import CenteredKernel, Kernel
-from gramscope.statistics.plan import Notes, Plan
 from gramscope.statistics.result import LayerStatistics, Statistics
-from gramscope.statistics.sums import NotCollected, Sum
+from gramscope.statistics.square_sums import CenteredKernel, Covariance, Kernel
+from gramscope.statistics.sums import NotCollected, Notes, Plan, Sum
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -25,7 +25,7 @@ from typing_extensions import override
 
 from gramscope.errors import LayerError
 from gramscope.layers.modules import names_in_code
-from gramscope.linalg.autocast import without_autocast
+from gramscope.linalg.arrays import without_autocast
 
 
 def rows(x: Tensor, batch_dim: int = 0) -> Tensor:

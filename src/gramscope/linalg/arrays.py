@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
 from typing import Any, TypeAlias
 
@@ -168,3 +169,10 @@ def check_finite(x: Tensor, name: str) -> None:
     bad = int((~torch.isfinite(x)).sum())
     if bad:
         raise InputError(f"{name} has {bad} NaN or infinite entries of {x.numel()}; remove or repair those samples")
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """A context in which operations on ``device`` keep the dtype of their inputs; it does nothing where autocast is off."""
+    if not torch.is_autocast_enabled(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)

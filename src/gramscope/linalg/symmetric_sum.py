@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError
-from gramscope.linalg.arrays import to_double
-from gramscope.linalg.autocast import without_autocast
+from gramscope.linalg.arrays import to_double, without_autocast
 
 
 class SymmetricSum:

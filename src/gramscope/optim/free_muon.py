@@ -27,7 +27,7 @@ from gramscope.errors import InputError, LayerError
 from gramscope.layers.kinds import EmbeddingKind
 from gramscope.layers.modules import outside_graphs
 from gramscope.layers.select import LayerSelector
-from gramscope.linalg.autocast import without_autocast
+from gramscope.linalg.arrays import without_autocast
 from gramscope.optim.checks import check_gradients, keep_dtypes, refuse_arguments
 from gramscope.optim.choose_matrices import choose_trained
 from gramscope.optim.orthogonalise import orthogonalised

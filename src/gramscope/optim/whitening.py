@@ -18,7 +18,7 @@ from gramscope.distributed.exchange import Group, find_exchange
 from gramscope.distributed.gathered import is_sharded
 from gramscope.errors import InputError, NumericalError
 from gramscope.layers.modules import outside_graphs
-from gramscope.linalg.autocast import without_autocast
+from gramscope.linalg.arrays import without_autocast
 from gramscope.optim.checks import check_gradients
 from gramscope.optim.choose_matrices import Parameters, choose_matrices
 from gramscope.optim.polar import PolarMethod

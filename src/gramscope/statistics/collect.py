@@ -21,17 +21,15 @@ from gramscope.layers.model_call import OutputSelector, may_compute_loss, model_
 from gramscope.layers.modules import unwrap
 from gramscope.layers.select import LayerSelector
 from gramscope.linalg.budget import MEMORY, Budget
-from gramscope.statistics.covariance import Covariance
 from gramscope.statistics.feature_sum import Features
 from gramscope.statistics.features import IGNORED, Tokens
 from gramscope.statistics.gradient import Gradient, ParameterGradient
-from gramscope.statistics.kernel import CenteredKernel, Kernel
-from gramscope.statistics.plan import EVERY, Plan
 from gramscope.statistics.processes import over_processes
 from gramscope.statistics.result import LayerStatistics, NetworkStatistics, Statistics, drop_refuted, merge_orders
 from gramscope.statistics.run import run
+from gramscope.statistics.square_sums import CenteredKernel, Covariance, Kernel
 from gramscope.statistics.structure import output_of
-from gramscope.statistics.sums import LeftOut, Seen, Sum
+from gramscope.statistics.sums import EVERY, LeftOut, Plan, Seen, Sum
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -29,7 +29,7 @@ from gramscope.statistics.features import Unpaired
 from gramscope.statistics.sums import LeftOut, Seen, Sum
 
 if TYPE_CHECKING:
-    from gramscope.statistics.plan import Plan
+    from gramscope.statistics.sums import Plan
 
 #: largest number of real target columns whose c×c moments are kept
 TARGET_LIMIT = 4096

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gramscope.errors import InputError
 from gramscope.layers.positions import flattened
-from gramscope.layers.record import LayerRecord
-from gramscope.statistics.sums import LeftOut
+from gramscope.layers.record import Application, LayerRecord
+from gramscope.statistics.sums import LeftOut, Plan
+
+if TYPE_CHECKING:
+    from gramscope.statistics.run import BatchResult
+    from gramscope.statistics.structure import Structure
 
 #: how sites become rows, see :func:`rows_and_targets`
 Tokens: TypeAlias = str | int | Callable[[Any, Any], Tensor]
@@ -143,3 +147,43 @@ def _marked(
     if per_token:
         return rows, target[mask]
     return rows, target.unsqueeze(1).expand(-1, mask.shape[1], *target.shape[1:])[mask]
+
+
+def layer_rows(
+    record: LayerRecord, batch: BatchResult, structure: Structure, plan: Plan
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Feature rows at a layer's inputs in one batch, their targets, and the residuals ``[n, c]`` where rows are samples."""
+    name, lengths = record.layer.name, batch.positions.lengths
+    axis = structure.axis(name, record.applications[0].x, plan.batch_dim)
+    known = structure.axes.get(name) is not None
+    target = batch.target
+    labelled = isinstance(target, Tensor) and target.dim() == 2 and not target.is_floating_point()
+    averaged = plan.tokens in ("auto", "mean") and not labelled and not lengths
+    single = batch.residual is not None and batch.residual.dim() == 2 and len(record.applications) == 1
+    residual = batch.residual if single and _sites(record.applications[0], axis) == 1 else None
+    h = _cut_sites(record.layer.module, inputs_of(record, axis, batch.n, averaged, lengths, known), lengths)
+    valid = batch.positions.of(h.shape[-2], len(record.applications))
+    return *paired_rows(name, h, batch, plan, plan.tokens, valid), residual
+
+
+def paired_rows(
+    name: str, h: Tensor, batch: BatchResult, plan: Plan, tokens: Tokens, valid: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Rows ``h [..., n, sites, d]`` of a batch with its targets (:func:`rows_and_targets`)."""
+    if h.shape[-3] != batch.n:
+        raise Unpaired(f"it has {h.shape[-3]} rows for {batch.n} samples, so rows and targets cannot be paired")
+    target = batch.target if isinstance(batch.target, Tensor) else None
+    return rows_and_targets(h, target, tokens, batch.inputs, name, plan.ignore_index, valid)
+
+
+def _sites(a: Application, axis: int) -> int:
+    """Sites of a sample in an application that the loss reaches, 0 in others."""
+    return 0 if a.dz is None else a.layer.kind.outputs(a.layer.module, a.dz, axis).shape[-2]
+
+
+def _cut_sites(module: nn.Module, h: Tensor, lengths: tuple[int, ...]) -> Tensor:
+    """The sites of a causal convolution that belong to tokens: padded on both sides, its last outputs are cut off."""
+    extra = module.kernel_size[0] - 1 if isinstance(module, nn.Conv1d) else 0
+    length = h.shape[-2] - extra
+    causal = extra and getattr(module, "padding", None) == (extra,) and length in lengths and h.shape[-2] not in lengths
+    return h[..., :length, :] if causal else h

@@ -15,7 +15,7 @@ from gramscope.distributed.exchange import Exchange
 from gramscope.statistics.sums import Seen, Sum, added, finite, reduced
 
 if TYPE_CHECKING:
-    from gramscope.statistics.plan import Plan
+    from gramscope.statistics.sums import Plan
 
 #: samples whose gradients are summed in the model's precision
 SAMPLES = 4096

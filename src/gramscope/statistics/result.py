@@ -14,19 +14,17 @@ from gramscope.distributed.exchange import Group, find_exchange
 from gramscope.errors import InputError, LayerError, no_such
 from gramscope.layers.losses import class_axis
 from gramscope.notes import Note
-from gramscope.statistics.covariance import Covariance
 from gramscope.statistics.feature_statistics import FeatureStatistics, merge_features
 from gramscope.statistics.feature_sum import Features
 from gramscope.statistics.gradient import Gradient, ParameterGradient
-from gramscope.statistics.kernel import CenteredKernel, Kernel
-from gramscope.statistics.plan import EVERY
+from gramscope.statistics.square_sums import CenteredKernel, Covariance, Kernel
 from gramscope.statistics.structure import output_of
-from gramscope.statistics.sums import NotCollected, Sum
+from gramscope.statistics.sums import EVERY, NotCollected, Sum
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from gramscope.statistics.batch import BatchResult
+    from gramscope.statistics.run import BatchResult
 
 Part = TypeVar("Part")
 OneSum = TypeVar("OneSum", bound=Sum)

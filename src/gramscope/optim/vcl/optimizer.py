@@ -20,7 +20,7 @@ from gramscope.errors import InputError, LayerError, NumericalError, RescueWarni
 from gramscope.layers.modules import outside_graphs, unwrap
 from gramscope.layers.select import LayerSelector
 from gramscope.layers.watchers import unseen
-from gramscope.linalg.autocast import without_autocast
+from gramscope.linalg.arrays import without_autocast
 from gramscope.optim.checks import check_gradients, keep_dtypes, refuse_arguments
 from gramscope.optim.choose_matrices import choose_trained
 from gramscope.optim.vcl.exact import cutoff, exact_step

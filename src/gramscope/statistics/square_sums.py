@@ -1,4 +1,4 @@
-"""``Σ xxᵀ`` over vectors at a layer's outputs, k×k, in the form that the memory budget allows."""
+"""Sums of ``xxᵀ`` over vectors at a layer's outputs: Σ of its gradients, and the tangent kernel K of its Jacobians."""
 
 from __future__ import annotations
 
@@ -19,7 +19,12 @@ from gramscope.linalg.symmetric_sum import SymmetricSum, for_products
 from gramscope.statistics.sums import LeftOut, NotCollected, Seen, Sum, finite, reduced
 
 if TYPE_CHECKING:
-    from gramscope.statistics.plan import Plan
+    from gramscope.statistics.sums import Plan
+
+#: entries of output gradients that are kept until they are added: one product of many rows costs less than many of few
+WAITING = 2**17
+#: independent parts of a sketch that are kept, for the standard error
+PARTS = 4
 
 
 class SquareSum(Sum):
@@ -155,6 +160,92 @@ class SquareSum(Sum):
         if budget.is_large(shape):
             return math.prod(stack) * 8 * k * (budget.probes(d) + 1 + FEWEST)
         return math.prod(stack) * 8 * min(k, d) ** 2
+
+
+class Covariance(SquareSum):
+    """``Σ [k, k]`` over all samples and sites."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"delta"})
+    symbol: ClassVar[str] = "Σ"
+
+    def __init__(self, layer: str, weight: Tensor, plan: Plan) -> None:
+        super().__init__(layer, weight, plan)
+        self._waiting: list[Tensor] = []
+
+    @override
+    def add(self, seen: Seen) -> None:
+        assert seen.record is not None
+        for delta in seen.record.deltas():
+            rows = seen.positions.without_padding(delta).flatten(-3, -2)
+            if self.estimated:
+                self.add_rows(seen, rows)
+            else:
+                self._waiting.append(self.in_basis(rows))
+        if sum(rows.numel() for rows in self._waiting) >= WAITING:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._waiting:
+            self.add_gram(torch.cat(self._waiting, -2) if len(self._waiting) > 1 else self._waiting[0])
+            self._waiting = []
+
+    @override
+    def finish(self) -> None:
+        self._flush()
+        super().finish()
+
+    @override
+    def thin(self, seen: Seen) -> Tensor:
+        W = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
+        return torch.cat([times_probes(W, self.budget.probes(W.shape[-1])), W.sum(-1, keepdim=True)], -1)  # WΩ, W1
+
+
+class Kernel(SquareSum):
+    """``Σ_i J_iᵀJ_i [k, k]`` with ``J_i = ∂f(x_i)/∂z_i`` at every site."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"J"})
+    symbol: ClassVar[str] = "K"
+
+    @override
+    def add(self, seen: Seen) -> None:
+        J = self.jacobians(seen)
+        parts = 1 if seen.sketch is None else min(seen.sketch, PARTS)
+        for part in range(parts):  # combinations go to parts in turn
+            chosen = J[(part - seen.first) % parts :: parts]
+            if chosen.shape[0]:  # outputs, samples and sites are rows
+                self.add_rows(seen, chosen.movedim(0, -2).flatten(-4, -2), part, parts)
+
+    def jacobians(self, seen: Seen) -> Tensor:
+        """What is summed, ``[m, ..., batch, sites, k]``."""
+        assert seen.J is not None
+        return seen.J
+
+    @override
+    def thin(self, seen: Seen) -> Tensor:
+        W, W0 = self.weight, seen.reference_weight
+        return self._sides(W) if W0 is None else self._sides(W, W - W0)
+
+    def _sides(self, *weights: Tensor) -> Tensor:
+        count = self.budget.probes(self.weight.shape[-1])
+        return torch.cat([thin_of_kernel(W, count) for W in weights], -1)
+
+
+class CenteredKernel(Kernel):
+    """``Σ_i (J_i − J_i⁰)ᵀ(J_i − J_i⁰)`` against a reference network."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"J", "J_reference"})
+    symbol: ClassVar[str] = "K"
+
+    @override
+    def jacobians(self, seen: Seen) -> Tensor:
+        assert seen.J is not None
+        assert seen.J_reference is not None
+        return seen.J - seen.J_reference
+
+    @override
+    def thin(self, seen: Seen) -> Tensor:
+        assert seen.reference_weight is not None
+        return self._sides(self.weight - seen.reference_weight, seen.reference_weight)
 
 
 def times_probes(W: Tensor, count: int) -> Tensor:
