@@ -21,8 +21,7 @@ from gramscope.measures.targets import label_rows
 from gramscope.statistics import feature_statistics
 from gramscope.statistics.feature_statistics import FeatureStatistics, merge_features, projected
 from gramscope.statistics.feature_sum import Features
-from gramscope.statistics.plan import Plan
-from gramscope.statistics.sums import Seen
+from gramscope.statistics.sums import Plan, Seen
 
 
 def labelled(n: int, d: int, c: int, seed: int = 0) -> tuple[Tensor, Tensor]:
