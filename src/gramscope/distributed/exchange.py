@@ -117,7 +117,7 @@ class Exchange:
 
         Every process raises: the failed ones their own error, the others one of the same kind that names the process.
         """
-        failed = torch.tensor(float(error is not None), device=device)
+        failed = torch.tensor(float(error is not None), dtype=torch.float32, device=device)
         self.largest(failed)
         if not failed.item():
             return

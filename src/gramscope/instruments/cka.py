@@ -172,7 +172,7 @@ class _Sums:
             )
         self._names = names
         n = next(iter(left.values())).shape[0]
-        for part in torch.arange(n).tensor_split(math.ceil(n / PART)):
+        for part in torch.arange(n, dtype=torch.int64, device="cpu").tensor_split(math.ceil(n / PART)):
             if part.numel() >= FEWEST:
                 self._add_part(
                     *(torch.stack([centred_kernel(h[part]) for h in rows.values()]) for rows in (left, right))
@@ -201,7 +201,7 @@ class _Sums:
             return total
         rows, columns = map(len, total._names)
         shapes = ((rows, columns), (rows,), (columns,))
-        own = self._sums or tuple(torch.zeros(shape, dtype=torch.float64) for shape in shapes)
+        own = self._sums or tuple(torch.zeros(shape, dtype=torch.float64, device="cpu") for shape in shapes)
         sums = [part.to(device, copy=True) for part in own]
         for part in sums:
             exchange.add(part)

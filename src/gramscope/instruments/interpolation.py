@@ -112,13 +112,15 @@ def pair_blocks(
     """
     if pairs is None:
         for start, stop in spans(n * n, width):
-            index = torch.arange(start, stop)
+            index = torch.arange(start, stop, dtype=torch.int64, device="cpu")
             yield index // n, index % n
         return
     if generator is None or pairs < 1 or n < 2:
         raise InputError(f"random pairs need a generator, pairs ≥ 1 and two samples; got {pairs} pairs of {n} samples")
-    first = torch.randint(n, (pairs,), generator=generator, device=generator.device)
-    second = (first + torch.randint(1, n, (pairs,), generator=generator, device=generator.device)) % n
+    first = torch.randint(n, (pairs,), generator=generator, dtype=torch.int64, device=generator.device)
+    second = (
+        first + torch.randint(1, n, (pairs,), generator=generator, dtype=torch.int64, device=generator.device)
+    ) % n
     for start, stop in spans(pairs, width):
         yield first[start:stop], second[start:stop]
 

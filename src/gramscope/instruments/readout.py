@@ -125,7 +125,7 @@ def nearest_mean_agreement(
         error = raised
     device = model_device(model)
     exchange.raise_together(error, device)
-    numbers = torch.tensor([agree, count], device=device)
+    numbers = torch.tensor([agree, count], dtype=torch.int64, device=device)
     exchange.add(numbers)
     return int(numbers[0]) / int(numbers[1])
 

@@ -458,7 +458,7 @@ def _measured(products: Tensor) -> Measured:
     result = jackknife("parts", parts, lambda kept: _whole(mean, kept))
     if groups == 1:
         return result
-    everything = torch.arange(parts, device="cpu")
+    everything = torch.arange(parts, dtype=torch.int64, device="cpu")
     probes = jackknife("probes", groups, lambda kept: _whole(products[..., kept].mean(-1), everything))
     return Measured(result, replicates={**result.replicates, **probes.replicates})
 

@@ -120,7 +120,7 @@ def jackknife(source: str, groups: int, value_of: Callable[[Tensor], float | Ten
     >>> round(jackknife("draws", 4, lambda kept: kept.double().mean()).error, 6)   # of 0, 1, 2, 3: √(5/3) / √4
     0.645497
     """
-    numbers = torch.arange(groups, device="cpu")
+    numbers = torch.arange(groups, dtype=torch.int64, device="cpu")
     value = value_of(numbers)
     if groups < 2:
         return Measured(value)

@@ -194,7 +194,11 @@ def hidden_part(H: Rows, Y: Rows, fit: RidgeFit, intercept: bool) -> float:
     features, directions = H.block(0, H.n), fit.absent
     if count < len(directions):
         mixing = torch.randn(
-            count, len(directions), generator=torch.Generator().manual_seed(0), dtype=torch.float64, device="cpu"
+            count,
+            len(directions),
+            generator=torch.Generator(device="cpu").manual_seed(0),
+            dtype=torch.float64,
+            device="cpu",
         )
         directions = mixing.to(directions.device) @ directions
     products = torch.stack([accurate_product(features, v) for v in directions], 1)

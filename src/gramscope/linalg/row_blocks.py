@@ -228,7 +228,7 @@ def unit_rows(rows: Rows) -> Rows:
 
 def scaled(x: Tensor, exponent: int) -> Tensor:
     """``x · 2^exponent``, exactly."""
-    return torch.ldexp(x, torch.tensor(exponent, device=x.device)) if exponent else x
+    return torch.ldexp(x, torch.tensor(exponent, dtype=torch.int64, device=x.device)) if exponent else x
 
 
 def check_pair(first: Rows, second: Rows) -> None:

@@ -49,8 +49,8 @@ def probes(d: int, count: int, like: Tensor) -> Tensor:
 
     Probes of a smaller count are not the first ones of a larger count.
     """
-    generator = torch.Generator().manual_seed(d * 4096 + count)
-    signs = torch.randint(2, (d, count), generator=generator, dtype=torch.int8).mul_(2).sub_(1)
+    generator = torch.Generator(device="cpu").manual_seed(d * 4096 + count)
+    signs = torch.randint(2, (d, count), generator=generator, dtype=torch.int8, device="cpu").mul_(2).sub_(1)
     return signs.to(like.device, like.dtype)
 
 

@@ -170,7 +170,7 @@ def _measures(
 ) -> NeuralCollapse:
     """All but NC4 and the normalised surrogate; ``scatter`` is that within classes along directions ``[r, d]``, ``[r]``."""
     present = _occurring(m)
-    names = torch.arange(m.counts.numel(), device=m.counts.device) if labels is None else labels
+    names = torch.arange(m.counts.numel(), dtype=torch.int64, device=m.counts.device) if labels is None else labels
     kept = ClassMoments(m.counts[present], m.means[present], None)
     means = kept.means - kept.mean
     count = means.shape[0]
@@ -190,7 +190,9 @@ def _measures(
         nan = math.nan
         return NeuralCollapse(nan, nan, nan, nan, None if nc3 is None else nan, None, nan, count, missing)
     # The centred means span at most C − 1 directions; what lies below is rounding.
-    directions = (s > max(means.shape) * EPS * scale) & (torch.arange(s.numel(), device=s.device) < count - 1)
+    directions = (s > max(means.shape) * EPS * scale) & (
+        torch.arange(s.numel(), dtype=torch.int64, device=s.device) < count - 1
+    )
     s, Vt = s[directions], Vt[directions]
     within = scatter(Vt) / m.counts.sum()
     nc1 = float((within / s.square()).sum())  # Σ_B⁺ = C V S⁻² Vᵀ, and C cancels

@@ -63,9 +63,11 @@ def label_rows(labels: Array, classes: Tensor | int | None = None, name: str = "
         )
     values = present
     if classes is not None:
-        given = torch.arange(classes) if isinstance(classes, int) else classes
-        values = torch.as_tensor(torch.unique(given.to(tensor.device, torch.int64)))  # sorted
-    frequency = to_double(torch.zeros(values.numel(), device=tensor.device))
+        given = classes
+        if not isinstance(given, Tensor):
+            given = torch.arange(given, dtype=torch.int64, device=tensor.device)
+        values = torch.unique(given.to(tensor.device, torch.int64))  # sorted
+    frequency = to_double(torch.zeros(values.numel(), dtype=torch.float32, device=tensor.device))
     columns = OneHotRows(present, values, frequency, name).index(0, present.numel())
     frequency[columns.to(frequency.device)] = to_double(counts) / tensor.numel()
     return OneHotRows(tensor, values, frequency, name)

@@ -93,14 +93,14 @@ def lipschitz_constant(activation: Activation | str) -> float:
     [1.0, 1.1289, 1.0998, 1.0, 0.25]
     """
     function = _resolve(activation)
-    points = torch.linspace(-30.0, 30.0, 60_001, dtype=torch.float64)
+    points = torch.linspace(-30.0, 30.0, 60_001, dtype=torch.float64, device="cpu")
     best = 0.0
     for _ in range(6):
         slopes = _slope(function, points).abs()
         best = max(best, float(slopes.max()))
         centre, width = points[slopes.argmax()], (points[1] - points[0]) * 2
-        points = torch.linspace(float(centre - width), float(centre + width), 2_001, dtype=torch.float64)
-    far = torch.tensor([-1e3, -60.0, 60.0, 1e3], dtype=torch.float64)
+        points = torch.linspace(float(centre - width), float(centre + width), 2_001, dtype=torch.float64, device="cpu")
+    far = torch.tensor([-1e3, -60.0, 60.0, 1e3], dtype=torch.float64, device="cpu")
     if float(_slope(function, far).abs().max()) > best * (1 + 1e-9):
         raise InputError("the activation's slope grows without bound: pass lipschitz= for the range of z that occurs")
     return best

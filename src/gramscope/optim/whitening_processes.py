@@ -94,7 +94,7 @@ def divided(
     device = matrices[0].parameter.device
     exchange.raise_together(error, device)
     place = {id(matrix): i for i, matrix in enumerate(matrices)}
-    excess = torch.full((len(matrices),), -math.inf, device=device)
+    excess = torch.full((len(matrices),), -math.inf, dtype=torch.float32, device=device)
     for matrix, _, value in found:
         excess[place[id(matrix)]] = value
     exchange.largest(excess)
@@ -220,7 +220,7 @@ def _gathered(
                 error = raised
         device = turn[0][1].parameter.device
         exchange.raise_together(error, device)
-        excess = torch.full((len(turn),), -math.inf, device=device)
+        excess = torch.full((len(turn),), -math.inf, dtype=torch.float32, device=device)
         news = []
         for place, (owner, matrix) in enumerate(turn):
             native = None

@@ -189,7 +189,7 @@ def collect_planned(
         check_reference(root, reference)
     if plan.generator is None:  # every process draws signs of its own for sketched Jacobians
         seed = 0 if exchange is None else exchange.rank
-        plan = replace(plan, generator=torch.Generator().manual_seed(seed))
+        plan = replace(plan, generator=torch.Generator(device="cpu").manual_seed(seed))
     given = loss is not None or may_compute_loss(root)
     if not given:
         of_loss = {"delta", "parameter_gradient"}

@@ -323,7 +323,7 @@ class _View:
         self._layouts = {n: layout(m, root) if inferred else plan.channels for n, m in modules.items()}
         self._structure: Structure | None = None
         self._current = Structure()
-        self._generator = plan.generator or torch.Generator().manual_seed(0)
+        self._generator = plan.generator or torch.Generator(device="cpu").manual_seed(0)
         self._weights: dict[str, Tensor] = {}
         self._tied: set[str] = set()
         self._without_sites: dict[str, str] = {}

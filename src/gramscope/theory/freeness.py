@@ -62,7 +62,7 @@ class MatrixFamily(Family):
         key = _canonical(word)
         if key not in self._moments:
             half = (len(key) + 1) // 2
-            left = self._product(key[:half]) if key else torch.ones((), dtype=torch.float64)
+            left = self._product(key[:half]) if key else torch.ones((), dtype=torch.float64, device="cpu")
             if len(key) < 2:
                 value = left.diagonal(dim1=-2, dim2=-1).mean(-1) if key else left
             else:
@@ -81,7 +81,7 @@ class PowerFamily(Family):
     @override
     def moment(self, word: str) -> Tensor:
         if not word:
-            return torch.ones((), dtype=torch.float64)
+            return torch.ones((), dtype=torch.float64, device="cpu")
         known = self._values.shape[-1]
         if len(word) > known:
             raise InputError(f"tr({word}) needs {len(word)} spectral moments, only {known} are given")
@@ -93,7 +93,7 @@ def free_cumulant(elements: tuple[str, ...], family: Family) -> Tensor:
 
     The Möbius function is ``μ(σ, 1) = Π_{B ∈ K(σ)} (−1)^{|B|−1} Catalan(|B|−1)``.
     """
-    total = torch.zeros((), dtype=torch.float64)
+    total = torch.zeros((), dtype=torch.float64, device="cpu")
     for partition in noncrossing_partitions(len(elements)):
         sizes = [len(block) - 1 for block in kreweras_complement(partition)]
         moebius = prod((-1) ** m * (comb(2 * m, m) // (m + 1)) for m in sizes)
@@ -103,7 +103,7 @@ def free_cumulant(elements: tuple[str, ...], family: Family) -> Tensor:
 
 def _block_moments(partition: Partition, elements: tuple[str, ...], family: Family) -> Tensor:
     """``φ_π[e] = Π_{B ∈ π} φ(Π_{i ∈ B} e_i)``."""
-    value = torch.ones((), dtype=torch.float64)
+    value = torch.ones((), dtype=torch.float64, device="cpu")
     for block in partition:
         value = value * family.moment("".join(elements[i] for i in block))
     return value
@@ -130,9 +130,9 @@ def free_moment(word: str, first: Family, second: Family) -> Tensor:
         return (first if set(word) <= first.letters else second).moment(word)
     elements, others = tuple(runs[0::2]), tuple(runs[1::2])
     cumulants: dict[tuple[str, ...], Tensor] = {}
-    total = torch.zeros((), dtype=torch.float64)
+    total = torch.zeros((), dtype=torch.float64, device="cpu")
     for partition in noncrossing_partitions(len(elements)):
-        term = torch.ones((), dtype=torch.float64)
+        term = torch.ones((), dtype=torch.float64, device="cpu")
         for block in partition:
             key = tuple(elements[i] for i in block)
             if key not in cumulants:

@@ -54,9 +54,9 @@ def gaussian_moment(
     sigma2 = 1.0 / width if weight_variance is None else weight_variance
     start = word.index(letter) + 1
     slots = (word[start:] + word[:start])[:-1].split(letter)
-    total = torch.zeros((), dtype=torch.float64)
+    total = torch.zeros((), dtype=torch.float64, device="cpu")
     for (words, groups), count in _wick_terms(tuple(slots)).items():
-        traces = prod((size * data.moment(w) for w in words), start=torch.ones((), dtype=torch.float64))
+        traces = prod((size * data.moment(w) for w in words), start=torch.ones((), dtype=torch.float64, device="cpu"))
         total = total + count * traces * _grouped_moment(groups, width, readout_variance)
     return total * sigma2**degree / size
 
@@ -88,7 +88,7 @@ class _NoMatrices(Family):
 
     @override
     def moment(self, word: str) -> Tensor:
-        return torch.ones((), dtype=torch.float64)
+        return torch.ones((), dtype=torch.float64, device="cpu")
 
 
 @lru_cache(maxsize=64)

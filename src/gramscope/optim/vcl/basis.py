@@ -98,7 +98,8 @@ def column_space(A: Tensor, rank: int) -> Tensor:
             [0.0000],
             [0.8000]])
     """
-    mixing = torch.randn(A.shape[-2], rank, generator=torch.Generator().manual_seed(0), dtype=A.dtype)
+    generator = torch.Generator(device="cpu").manual_seed(0)
+    mixing = torch.randn(A.shape[-2], rank, generator=generator, dtype=A.dtype, device="cpu")
     row_space: Tensor = torch.linalg.qr(A.mT @ mixing.to(A.device))[0]
     result: Tensor = torch.linalg.qr(A @ row_space)[0]
     return result

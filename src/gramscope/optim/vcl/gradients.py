@@ -179,7 +179,8 @@ class GradientCollector:
     def _probed(self, grad: Tensor) -> Tensor:
         """``gradient @ probe``, ``[…, k]``."""
         if self._probe is None or self._probe.device != grad.device:
-            probe = torch.randn(self.matrix.shape[-1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+            generator = torch.Generator(device="cpu").manual_seed(0)
+            probe = torch.randn(self.matrix.shape[-1], generator=generator, dtype=torch.float64, device="cpu")
             self._probe = probe.to(grad.device, self.dtype)
         return self.matrix.view(grad.detach()).to(self.dtype) @ self._probe
 

@@ -121,7 +121,7 @@ def recursive_step(
     if n > rank:  # W's own directions stay, the others by |λ|
         order = p + values[..., p:].abs().argsort(-1, descending=True)
         discarded = values.gather(-1, order[..., rank - p :]).square().sum(-1)
-        own = torch.arange(p, device=values.device).expand_as(s)
+        own = torch.arange(p, dtype=torch.int64, device=values.device).expand_as(s)
         kept = torch.cat([own, order[..., : rank - p]], -1)
         values = values.gather(-1, kept)
         vectors = vectors.gather(-1, kept.unsqueeze(-2).expand(*vectors.shape[:-1], -1))
