@@ -87,6 +87,7 @@ _MODULES = {
     "instruments.series": "Series series",
     "layers.capture": "capture",
     "layers.tape": "Tape",
+    "measures": "measures",
     "measures.alignment": "corrupted cosine double_centered_ratio nfa",
     "measures.column": "Column",
     "measures.linearity": "fit_linear gram_induced_error held_out_target_linearity surrogate target_linearity",
@@ -117,7 +118,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(
             f"module 'gramscope' has no attribute {name!r}; public names: {', '.join(sorted(_PUBLIC))}"
         )
-    value = getattr(import_module(_PUBLIC[name]), name)
+    module = import_module(_PUBLIC[name])
+    value = module if name == "measures" else getattr(module, name)  # this package can be called
     globals()[name] = value
     return value
 

@@ -8,7 +8,8 @@ from torch import nn
 
 import gramscope as gs
 from comparing import collected, held_bytes
-from gramscope.instruments.measure import columns_of, given_by, plan_of
+from gramscope.instruments.measure import given_by, plan_of
+from gramscope.measures.columns import columns_of
 from live_bytes import LiveBytes
 from refusals import assert_refused
 

@@ -266,7 +266,8 @@ def test_module_outputs_get_rows() -> None:
 
 def test_unknown_measures() -> None:
     model, x, y = BY_NAME["mlp"].make()
-    refused(gs.measure, model, (x, y), measures="nfx", match="no measure 'nfx'; there are: weight_norm")
+    refused(gs.measure, model, (x, y), measures="nfx", match="no measure 'nfx'; did you mean 'nfa'")
+    refused(gs.measure, model, (x, y), measures="virtual", match="'vcs_cosine' needs loss=")
     refused(gs.measure, model, (x, y), measures="gradient_norm", match="'gradient_norm' needs loss=")
     refused(gs.measure, model, (x, y), measures="nfa_centered", match="'nfa_centered' needs reference=")
     refused(gs.measure, model, (x, y), measures=[], match="names nothing")
@@ -276,14 +277,18 @@ def test_table_prints_converts_and_round_trips() -> None:
     model, x, y = BY_NAME["mlp"].make()
     table = gs.measure(model, (x, y), nn.CrossEntropyLoss())
     text = str(table)
-    assert text.splitlines()[0].startswith("measure")  # many measures: one line each
+    assert max(map(len, text.splitlines())) <= 100
+    assert [line.split()[0] for line in text.splitlines() if line.startswith(("0", "2", "4", "layer"))] == [
+        "layer",
+        *"024",
+    ]
     narrow = gs.measure(model, (x, y), measures=["weight_norm"])
     assert str(narrow).splitlines()[0].split() == ["layer", "weight_norm"]
     values = json.loads(json.dumps(table.to_dict()))
     assert Table.from_dict(values).to_dict() == table.to_dict()
     frame = table.to_pandas()
     assert list(frame.index) == ["0", "2", "4"]
-    assert frame.loc["0", "weight_norm"] == table["0"]["weight_norm"]
+    assert frame.loc["0", "nfa"] == table["0"]["nfa"]
     assert table.column("nfa")["4"] == table["4"]["nfa"]
     with pytest.raises(InputError, match="no row '9'"):
         table["9"]

@@ -39,7 +39,7 @@ def test_encoder_and_decoder_are_told_apart() -> None:
 
 
 def test_a_plain_net_is_a_list() -> None:
-    assert str(Table({"0": {"nfa": 0.5}, "2": {"nfa": 0.25}}).by_block()) == "nfa\n0    0.5000\n2    0.2500"
+    assert str(Table({"0": {"nfa": 0.5}, "2": {"nfa": 0.25}}).by_block()) == "nfa\n0  0.5000\n2  0.2500"
 
 
 def test_outputs_of_blocks_are_the_residual_stream() -> None:

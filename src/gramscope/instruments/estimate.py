@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from torch import nn
 
 from gramscope.errors import checks_names
-from gramscope.instruments.measure import columns_of, given_by, plan_of
+from gramscope.instruments.measure import given_by, plan_of
 from gramscope.layers.losses import Loss
 from gramscope.layers.select import LayerSelector, select_layers
 from gramscope.linalg.budget import MEMORY, Budget
 from gramscope.measures.column import Column
+from gramscope.measures.columns import columns_of
 
 
 @dataclass(frozen=True)

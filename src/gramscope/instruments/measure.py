@@ -25,7 +25,7 @@ from gramscope.layers.select import LayerSelector, select_layers
 from gramscope.linalg.budget import MEMORY, Budget, trim_malloc
 from gramscope.linalg.measured import Measured
 from gramscope.measures.column import Column, Context, LayerView, Missing
-from gramscope.measures.columns import COLUMNS, DEFAULT
+from gramscope.measures.columns import columns_of
 from gramscope.measures.table import Table
 from gramscope.notes import Note, joined
 from gramscope.statistics.collect import check_reference, collect_planned, progress_bar
@@ -97,8 +97,8 @@ def measure(
         loader: a DataLoader, an iterable of batches, a data set, or tensors or NumPy arrays ``(x, y)``.
         loss: criterion or function of ``(output, target)``; without one, the model's own ``.loss`` is taken where it
             returns one, and else measures of gradients are left out.
-        measures: names from ``gramscope.measures.columns.COLUMNS``; ``None`` for the usual ones that the given data
-            allow, ``"all"`` for all of those; or columns of your own. ``"nc4"`` reads the data a second time.
+        measures: names or groups of columns (``gs.measures()`` lists them), or columns of your own; ``None`` for the usual ones
+            and ``"all"`` for all that the given data allow. ``"nc4"`` reads the data a second time.
         layers: names, globs or types of linear-like layers; ``None`` for all.
         outputs: names or globs of modules whose outputs get a row of the measures of features too.
         reference: the network at initialisation, for centred alignments and the change of weights.
@@ -242,7 +242,6 @@ def table_of(statistics: Statistics, columns: Iterable[Column], context: Context
     columns = list(columns)
     notes = {name: joined(found) for name, found in statistics.notes.items()}
     rows: dict[str, dict[str, float | None]] = {}
-    errors: dict[str, dict[str, float]] = {}
 
     def fill(row: str, layer: LayerStatistics, defined: Iterable[Column]) -> None:
         rows[row] = {column.name: None for column in columns}
@@ -251,8 +250,6 @@ def table_of(statistics: Statistics, columns: Iterable[Column], context: Context
             found = evaluate(column, view, notes)
             if found is not None:
                 rows[row][column.name] = found
-                if found.error is not None:
-                    errors.setdefault(row, {})[column.name] = found.error
 
     with progress_bar("measuring", len(statistics), progress) as advance:
         for layer in statistics:
@@ -272,7 +269,7 @@ def table_of(statistics: Statistics, columns: Iterable[Column], context: Context
         summary["loss"] = network.loss
     if network.accuracy is not None:
         summary["accuracy"] = network.accuracy
-    return Table(rows, summary, notes, errors)
+    return Table(rows, summary, notes)
 
 
 def evaluate(column: Column, view: LayerView, notes: dict[str, Note]) -> Measured | None:
@@ -303,43 +300,3 @@ def evaluate(column: Column, view: LayerView, notes: dict[str, Note]) -> Measure
 def needs_of(columns: Iterable[Column]) -> set[str]:
     """What must be collected for columns."""
     return set().union(*(column.needs for column in columns))
-
-
-def columns_of(measures: str | Column | Iterable[str | Column] | None, given: set[str]) -> list[Column]:
-    """The columns to compute: those named or given, or the usual (all) ones that ``given`` allows."""
-    chosen = [measures] if isinstance(measures, Column) else measures
-    if chosen is None or isinstance(chosen, str):
-        return [COLUMNS[name] for name in names_of(chosen, given)]
-    found: dict[str, Column] = {}
-    for one in chosen:
-        if isinstance(one, Column):
-            check_given(one, given)
-            found[one.name] = one
-        else:
-            found |= {name: COLUMNS[name] for name in names_of([one], given)}
-    if not found:
-        raise InputError("measures=[] names nothing to measure")
-    return list(found.values())
-
-
-def check_given(column: Column, given: set[str]) -> None:
-    """Raise if the data do not give what a column needs."""
-    missing = sorted(column.needs - given)
-    if missing:
-        raise InputError(f"measure {column.name!r} needs {', '.join(f'{m}=' for m in missing)}")
-
-
-def names_of(measures: str | Iterable[str] | None, given: set[str]) -> list[str]:
-    """The measures to compute: those named, or the usual (all) ones that ``given`` allows."""
-    if measures is None or measures == "all":
-        return [name for name in (DEFAULT if measures is None else COLUMNS) if COLUMNS[name].needs <= given]
-    names = [measures] if isinstance(measures, str) else list(measures)
-    for name in names:
-        if name not in COLUMNS:
-            raise InputError(f"no measure {name!r}; there are: {', '.join(COLUMNS)}")
-        missing = sorted(COLUMNS[name].needs - given)
-        if missing:
-            raise InputError(f"measure {name!r} needs {', '.join(f'{m}=' for m in missing)}")
-    if not names:
-        raise InputError("measures=[] names nothing to measure")
-    return names

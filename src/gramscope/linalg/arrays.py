@@ -15,8 +15,8 @@ from gramscope.errors import InputError, NumericalError
 
 #: a torch tensor, a NumPy array or anything NumPy can read
 Array: TypeAlias = Tensor | ArrayLike
-#: entries outside 1e±70 have products of four, such as inner products of Gram matrices, near the ends of float64
-LIMIT = 1e70
+#: entries outside 1e±150 have squares near the ends of float64
+LIMIT = 1e150
 
 
 def as_tensor(x: Array, name: str) -> Tensor:
@@ -149,7 +149,7 @@ def check_range(x: Tensor, name: str) -> Tensor:
 def check_size(x: Tensor, name: str, limit: float = LIMIT) -> Tensor:
     """``x``; raises :class:`NumericalError` where its largest entry is above ``limit`` or below its inverse."""
     if x.dtype != torch.float64 or not x.numel():
-        return x  # products of four numbers of the smaller types are within the range of float64
+        return x  # products of the smaller types are within the range of float64
     largest = float(torch.linalg.vector_norm(x, torch.inf))
     if largest and not 1 / limit < largest < limit:
         raise NumericalError(

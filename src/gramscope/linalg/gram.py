@@ -24,12 +24,16 @@ from torch import Tensor
 from typing_extensions import override
 
 from gramscope.errors import InputError
-from gramscope.linalg.arrays import LIMIT, check_size, to_double
+from gramscope.linalg.arrays import check_size, to_double
 from gramscope.linalg.measured import Measured, jackknife
 from gramscope.linalg.row_blocks import row_product, spans
 from gramscope.linalg.stochastic import GROUPS, by_group
 
 REMARK = "an estimate from random probes, because the matrix itself would not fit memory="
+
+
+#: entries of factors outside 1e±70 have products of four, as inner products of Gram matrices take, near the ends of float64
+FACTOR_LIMIT = 1e70
 
 
 class Gram(ABC):
@@ -98,7 +102,7 @@ class Dense(Gram):
     """
 
     def __init__(self, parts: Tensor) -> None:
-        self.parts = check_size(to_double(parts), "a Gram matrix", LIMIT**2)
+        self.parts = check_size(to_double(parts), "a Gram matrix", FACTOR_LIMIT**2)
         self.shape = self.parts.shape[1:]
 
     @override
@@ -150,7 +154,7 @@ class Factor:
     """
 
     def __init__(self, rows: Tensor) -> None:
-        self.rows = check_size(rows, "a factor of a Gram matrix")
+        self.rows = check_size(rows, "a factor of a Gram matrix", FACTOR_LIMIT)
         self._products: dict[Factor, Tensor] = {}
 
     def product(self, other: Factor) -> Tensor:

@@ -31,6 +31,7 @@ class Measured(float):
     (1.5, 0.025, 0.0)
     """
 
+    error: float | None
     remark: str
     replicates: Mapping[str, Tensor]
 
@@ -45,17 +46,13 @@ class Measured(float):
         self = super().__new__(cls, float(value))
         self.remark = remark
         self.replicates = dict(replicates or {})
-        if error is not None:  # two replicates at this distance have this jackknife error
+        self.error = error
+        if error is None and self.replicates:
+            self.error = math.hypot(*(_jackknife_error(values) for values in self.replicates.values()))
+        elif error is not None:  # two replicates at this distance have this jackknife error
             around = torch.tensor([-error, error], dtype=torch.float64, device="cpu")
             self.replicates[f"given {next(_given)}"] = float(value) + around
         return self
-
-    @property
-    def error(self) -> float | None:
-        """The standard error, from all sources."""
-        if not self.replicates:
-            return None
-        return math.hypot(*(_jackknife_error(values) for values in self.replicates.values()))
 
     def with_remark(self, *remarks: str) -> Measured:
         """The same number with remarks before its own."""

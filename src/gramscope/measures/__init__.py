@@ -1,1 +1,20 @@
-"""Numbers from matrices and statistics."""
+"""Matrices and statistics in, numbers out. ``gs.measures()`` lists the columns of tables."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+
+class _Measures(ModuleType):
+    """This package, which is a function too: ``gs.measures`` has one name for both."""
+
+    def __call__(self, *names: str) -> Any:
+        """The columns that ``gs.measure`` can show, by group (:func:`gramscope.measures.columns.listed`)."""
+        from gramscope.measures.columns import listed
+
+        return listed(*names)
+
+
+sys.modules[__name__].__class__ = _Measures

@@ -6,18 +6,20 @@ To add one, write its formula and add a :class:`~gramscope.measures.column.Colum
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from gramscope.errors import InputError, no_such
 from gramscope.linalg.arrays import to_double
 from gramscope.linalg.gram import Dense, Factor, Gram, cosine
 from gramscope.linalg.measured import Measured
 from gramscope.linalg.row_blocks import row_norm
 from gramscope.measures.alignment import corrupted, nfa
-from gramscope.measures.column import NO_KERNEL, Column, LayerView, Missing, Value, sketched
+from gramscope.measures.column import GROUPS, NO_KERNEL, Column, LayerView, Missing, Value, sketched
 from gramscope.measures.feature_columns import FEATURE_COLUMNS
 from gramscope.measures.later_columns import LATER_COLUMNS
 from gramscope.measures.layer_grams import Ansatz, grams_of
@@ -183,31 +185,31 @@ OWN_COLUMNS = [
     ),
     Column(
         "vcs_cosine", "virtual",
-        "cosine of the virtual covariance shift and the change of the weight Gram in a gradient step",
+        "cosine of the virtual covariance shift and a step's change of WᵀW",
         "ρ(v, Gram shift of a GD step)",
         _vcs_cosine, {"loss", "covariance"}, null="vcs_null", at_inputs=True,
     ),
     Column(
         "vcs_residual", "virtual",
-        "how much of the weight Gram's change the virtual covariance shift misses",
+        "how much of a step's change of WᵀW the virtual shift misses",
         "‖γ²(DᵀD − WᵀΣW)‖ / ‖Gram shift‖",
         _vcs_residual, {"loss", "covariance"}, at_inputs=True,
     ),
     Column(
         "vcs_gram_cosine", "virtual",
-        "whether the virtual covariance shift scales the weight Gram or turns it",
+        "whether the virtual covariance shift scales WᵀW or turns it",
         "ρ(v, WᵀW)",
         lambda view: cosine(_step(view)[0], grams_of(view).weight), {"loss", "covariance"}, at_inputs=True,
     ),
     Column(
         "vcs_null", "virtual",
-        "the vcs_cosine of two shifts with the same eigenvalues and unrelated eigenvectors",
+        "the vcs_cosine to expect of unrelated eigenvectors",
         "tr v tr s / (d ‖v‖ ‖s‖): vcs_cosine of unrelated eigenvectors",
         _vcs_null, {"loss", "covariance"}, at_inputs=True,
     ),
     Column(
         "nfa", "alignment",
-        "cosine of the weight Gram and the average gradient outer product at the layer's inputs",
+        "cosine of WᵀW and the average gradient outer product (AGOP)",
         "ρ(WᵀW, WᵀKW)",
         _nfa, {"jacobians"}, null="nfa_null", at_inputs=True,
     ),
@@ -237,7 +239,7 @@ OWN_COLUMNS = [
     ),
     Column(
         "kernel_spread", "alignment",
-        "how unequal the eigenvalues of K are; where it is 0 the ansatz holds for any weight",
+        "how unequal the eigenvalues of K are: at 0 any weight has nfa 1",
         "standard deviation of K's eigenvalues over their mean",
         _kernel_spread, {"jacobians"},
     ),
@@ -267,7 +269,7 @@ OWN_COLUMNS = [
     ),
     Column(
         "double_ratio", "alignment",
-        "the share of the centred alignment that needs weight and Jacobians to have moved together",
+        "the share of nfa_centered that needs both to have moved",
         "tr(W̄ᵀW̄ W̄ᵀK̄W̄) / tr(W̄ᵀW̄ W̄ᵀKW̄)",
         _double_ratio, {"jacobians", "reference_jacobians", "reference"},
     ),
@@ -276,8 +278,72 @@ OWN_COLUMNS = [
 #: every column by name, in the order in which tables show them
 COLUMNS: dict[str, Column] = {column.name: column for column in (*OWN_COLUMNS, *FEATURE_COLUMNS, *LATER_COLUMNS)}
 
-#: what a layer has learned, for any supervised network; used when no measures are named
+#: what a layer has learned, for any supervised network; used when no measures are named and the data allow them
 DEFAULT = (
     "gradient_norm", "effective_rank", "feature_rank", "nfa", "nfa_null", "nfa_above", "target_linearity",
-    "target_linearity_null", "nc1",
+    "target_linearity_null", "target_linearity_held_out", "nc1", "weight_change",
 )  # fmt: skip
+#: the argument of ``gs.measure`` that gives what a column needs, where it is not there with every model and its data
+ARGUMENTS = {
+    "loss": "loss", "covariance": "loss", "autograd": "loss", "residuals": "loss", "reference": "reference",
+    "reference_jacobians": "reference", "held_out": "held_out",
+}  # fmt: skip
+
+
+def columns_of(measures: str | Column | Iterable[str | Column] | None, given: AbstractSet[str]) -> list[Column]:
+    """The columns to compute: those named; of a group, of all, or of the usual ones, those that ``given`` allows.
+
+    >>> [column.name for column in columns_of(["nfa", "weights"], {"jacobians"})]
+    ['nfa', 'weight_norm', 'spectral_weight']
+    """
+    usual = measures is None
+    chosen = DEFAULT if measures is None else [measures] if isinstance(measures, str | Column) else list(measures)
+    found: dict[str, Column] = {}
+    for one in chosen:
+        column = one if isinstance(one, Column) else COLUMNS.get(one)
+        group = [column] if column else [c for c in COLUMNS.values() if one in (c.group, "all")]
+        if not group:
+            raise InputError(no_such("measure", str(one), [*COLUMNS, *GROUPS, "all"]))
+        allowed = [c for c in group if c.needs <= given]
+        if not allowed and not usual:
+            raise InputError(f"measure {group[0].name!r} needs {' and '.join(_arguments(group[0].needs - given))}")
+        found |= {c.name: c for c in allowed}
+    if not found:
+        raise InputError("measures=[] names nothing to measure")
+    return list(found.values())
+
+
+def _arguments(needs: AbstractSet[str]) -> list[str]:
+    return list(dict.fromkeys(f"{ARGUMENTS.get(need, need)}=" for need in sorted(needs)))
+
+
+class Listing(tuple[Column, ...]):
+    """Columns, with one line each as text."""
+
+    def __str__(self) -> str:
+        lines = []
+        for group, summary in GROUPS.items():
+            columns = [column for column in self if column.group == group]
+            size = max((len(column.name) for column in columns), default=0)
+            lines += [f"{group}: {summary}"] if columns else []
+            for column in columns:
+                needs = ", ".join(_arguments({need for need in column.needs if need in ARGUMENTS}))
+                star = "*" if column.name in DEFAULT else " "
+                lines.append(f" {star}{column.name.ljust(size)}  {column.summary}{f' ({needs})' if needs else ''}")
+        return "\n".join([*lines, "* shown unless measures= names others, by name or group"])
+
+    __repr__ = __str__
+
+
+def listed(*names: str) -> Listing:
+    """The columns that ``gs.measure`` can show, by group; all, or those of some groups or names.
+
+    >>> print(listed("weights"))
+    weights: Size of the weights and how far they have moved
+      weight_norm      how large the weights are
+     *weight_change    how far the weight has moved from the reference (reference=)
+      spectral_weight  largest singular value of the weight, on a scale free of the width
+      spectral_change  largest singular value of the weight's change, on that scale (reference=)
+    * shown unless measures= names others, by name or group
+    """
+    return Listing(columns_of(names or "all", frozenset().union(*(column.needs for column in COLUMNS.values()))))

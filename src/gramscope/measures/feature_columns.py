@@ -224,7 +224,7 @@ FEATURE_COLUMNS = [
     ),
     Column(
         "target_linearity_null", "linearity",
-        "what a linear map of the layer's inputs gives of targets that are noise",
+        "what a linear map of the inputs gives of targets that are noise",
         "tr(H(HᵀH + λI)⁻¹Hᵀ) / n, the intercept counted",
         _target_linearity_null, {"features", "targets", "gram"}, of_features=True,
     ),
@@ -242,13 +242,13 @@ FEATURE_COLUMNS = [
     ),
     Column(
         "surrogate_linearized", "linearity",
-        "how strongly the layer's outputs, before the activation, point along the targets",
+        "how strongly the outputs, before the activation, do",
         "‖W HᵀY‖_F²",
         _surrogate_linearized, {"features", "targets"},
     ),
     Column(
         "surrogate_normalized", "linearity",
-        "cosine of the Gram matrices of the centred inputs and of the targets",
+        "cosine of the Gram matrices of centred inputs and targets",
         "⟨G, YYᵀ⟩ / (‖G‖ ‖YYᵀ‖), centred features",
         _surrogate_normalized, {"features", "targets", "gram"}, of_features=True,
     ),
@@ -290,7 +290,7 @@ FEATURE_COLUMNS = [
     ),
     Column(
         "surrogate_change", "linearity",
-        "by how much a gradient step on this layer changes its surrogate",
+        "by how much a gradient step on this layer changes it",
         "S⁺ − S of a GD step, exact",
         _surrogate_change, {"loss", "features", "targets", "residuals"},
     ),

@@ -201,13 +201,13 @@ def _nrc3(view: LayerView) -> Tensor | float:
 LATER_COLUMNS = [
     Column(
         "fact", "later",
-        "cosine of the weight Gram and of −WᵀD, which weight decay makes proportional at convergence",
+        "cosine of WᵀW and −WᵀD, which weight decay makes proportional",
         "ρ(WᵀW, −WᵀD)",
         _fact, {"loss"},
     ),
     Column(
         "fact_residual", "later",
-        "how far the layer is from the stationary point that weight decay gives",
+        "how far the layer is from the stationary point of weight decay",
         "‖WᵀW + WᵀD/(nλ)‖ / ‖WᵀW‖",
         _fact_residual, {"loss"},
     ),
@@ -249,19 +249,19 @@ LATER_COLUMNS = [
     ),
     Column(
         "log_alignment", "later",
-        "how far the inputs lie along the weight's leading directions: ½ where they are independent",
+        "how far the inputs lie along W's leading directions: ½ if independent",
         "1 + ½ log_d[tr(WCWᵀ) / (‖W‖_F² tr C)], C = HᵀH/n",
         _log_alignment, {"features", "gram"},
     ),
     Column(
         "spectral_weight", "weights",
-        "largest singular value of the weight, on the scale that does not depend on the width",
+        "largest singular value of the weight, on a scale free of the width",
         "‖W‖₂ / √(k/d)",
         lambda view: _spectral(view, "W", lambda: view.layer.weight),
     ),
     Column(
         "spectral_change", "weights",
-        "largest singular value of the weight's change, on the same scale",
+        "largest singular value of the weight's change, on that scale",
         "‖W − W₀‖₂ / √(k/d)",
         lambda view: _spectral(view, "W − W₀", partial(_weight_change, view)), {"reference"},
     ),
@@ -291,7 +291,7 @@ LATER_COLUMNS = [
     ),
     Column(
         "nfa_power", "alignment",
-        "the power of the average gradient outer product that fits the weight Gram best",
+        "the power of the AGOP that fits WᵀW best",
         "the p of nfa_fitted",
         _nfa_power, {"jacobians"},
     ),
@@ -322,7 +322,7 @@ LATER_COLUMNS = [
     ),
     Column(
         "nrc1", "collapse",
-        "how much of the inputs lies outside as many directions as there are regression targets",
+        "how much of the inputs lies outside as many directions as targets",
         "share of H's variance outside its c leading principal directions",
         _nrc1, {"features", "targets", "gram"}, of_features=True,
     ),
@@ -334,7 +334,7 @@ LATER_COLUMNS = [
     ),
     Column(
         "nrc3", "collapse",
-        "how far the readout's Gram is from the one that the covariance of the targets predicts",
+        "how far the readout's WWᵀ is from what the targets predict",
         "min_γ ‖WWᵀ/‖WWᵀ‖ − A/‖A‖‖², A = Σ_Y^½ − γ^½ I, at the readout",
         _nrc3, {"features", "targets", "gram"},
     ),

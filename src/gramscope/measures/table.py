@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from gramscope.errors import InputError, MissingExtraError
-from gramscope.measures.block_view import BlockView, block_view
+from gramscope.errors import InputError, MissingExtraError, no_such
+from gramscope.linalg.measured import Measured
+from gramscope.names import split_name
 from gramscope.notes import Note
+from gramscope.text_table import text_table
+
+#: columns of a page, and of a terminal that does not tell
+WIDTH = 100
+#: the line of the blocks' own outputs
+RESIDUAL = "(residual stream)"
 
 
 @dataclass(frozen=True)
@@ -18,20 +28,24 @@ class Table:
     """Result of :func:`gramscope.measure`.
 
     Args:
-        rows: ``{layer: {measure: value}}``; a value is a number or ``None`` where the measure has no answer there.
+        rows: ``{layer: {measure: value}}``; a value is a number, with an ``error`` where it was estimated at random
+            (:class:`~gramscope.linalg.measured.Measured`), or ``None`` where the measure has no answer.
         network: measures of the whole network (loss, accuracy, samples).
         notes: why something is missing or may mislead, by layer or ``layer.measure``.
-        errors: standard errors of the values that were estimated at random, ``{layer: {measure: error}}``.
+
+    >>> Table({"fc1": {"nfa": 0.5, "nc1": 12.0}, "fc2": {"nfa": Measured(0.25, 0.01), "nc1": None}})
+    layer          nfa  nc1
+    fc1         0.5000   12
+    fc2    0.2500 ± 0.01    -
     """
 
     rows: dict[str, dict[str, float | None]]
     network: dict[str, float | None] = field(default_factory=dict)
     notes: dict[str, Note] = field(default_factory=dict)
-    errors: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def __getitem__(self, layer: str) -> dict[str, float | None]:
         if layer not in self.rows:
-            raise InputError(f"no row {layer!r}; there are: {', '.join(self.rows)}")
+            raise InputError(no_such("row", layer, self.rows))
         return self.rows[layer]
 
     def __iter__(self) -> Iterator[str]:
@@ -48,20 +62,30 @@ class Table:
     def column(self, measure: str) -> dict[str, float | None]:
         """One measure by layer."""
         if measure not in self.columns:
-            raise InputError(f"no measure {measure!r}; there are: {', '.join(self.columns)}")
+            raise InputError(no_such("measure", measure, self.columns))
         return {layer: row.get(measure) for layer, row in self.rows.items()}
+
+    @property
+    def errors(self) -> dict[str, dict[str, float]]:
+        """Standard errors of the values that were estimated at random, ``{layer: {measure: error}}``."""
+        found = {
+            layer: {name: x.error for name, x in row.items() if isinstance(x, Measured) and x.error is not None}
+            for layer, row in self.rows.items()
+        }
+        return {layer: row for layer, row in found.items() if row}
 
     def by_block(self, *measures: str) -> BlockView:
         """One line per kind of layer (q, k, v, …) over the blocks of a deep net, for some measures or all.
 
-        >>> table = Table({"h.0.fc1": {"nfa": 0.5}, "h.1.fc1": {"nfa": 0.25}})
+        >>> table = Table({"h.0.fc1": {"nfa": 0.5}, "h.1.fc1": {"nfa": 0.25}, "head": {"nfa": 0.3}})
         >>> print(table.by_block("nfa"))
-        nfa       0       1
-        fc1  0.5000  0.2500
+        nfa        0       1
+        fc1   0.5000  0.2500
+        head  0.3000          (no block)
+
+        Outputs of whole blocks (``outputs="h.*"``) are one line, ``(residual stream)``.
         """
-        names = measures or tuple(self.columns)
-        chosen = {name: self.column(name) for name in names}
-        return block_view({layer: {name: chosen[name][layer] for name in names} for layer in self.rows}, format_value)
+        return BlockView({name: _by_kind_and_block(self.column(name)) for name in measures or self.columns})
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON; NaN and infinity become ``None``."""
@@ -69,48 +93,42 @@ class Table:
             "layers": {layer: {name: _plain(value) for name, value in row.items()} for layer, row in self.rows.items()},
             "network": {name: _plain(value) for name, value in self.network.items()},
             "notes": {name: note.text for name, note in self.notes.items()},
-            **({"errors": {layer: dict(row) for layer, row in self.errors.items()}} if self.errors else {}),
+            **({"errors": self.errors} if self.errors else {}),
         }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Table:
         """The table of stored values; stored notes have only a text and become remarks."""
-        rows = {layer: dict(row) for layer, row in values["layers"].items()}
         notes = {name: Note("remark", text) for name, text in values.get("notes", {}).items()}
-        errors = {layer: dict(row) for layer, row in values.get("errors", {}).items()}
-        return cls(rows, dict(values.get("network", {})), notes, errors)
+        return cls(with_errors(values["layers"], values.get("errors", {})), dict(values.get("network", {})), notes)
 
-    def to_pandas(self) -> Any:
-        """A ``pandas.DataFrame`` with layers as index and measures as columns."""
+    def to_pandas(self, errors: bool = False) -> Any:
+        """A ``pandas.DataFrame`` with layers as index and measures as columns; with ``errors`` also theirs, ``"nfa ±"``."""
         try:
             import pandas as pd
         except ImportError as error:
             raise MissingExtraError("to_pandas() needs pandas: pip install 'gramscope[pandas]'") from error
         frame = pd.DataFrame.from_dict(self.rows, orient="index", columns=self.columns, dtype=float)
         frame.index.name = "layer"
+        if errors:
+            for name in dict.fromkeys(name for row in self.errors.values() for name in row):
+                frame[f"{name} ±"] = [self.errors.get(layer, {}).get(name) for layer in self.rows]
         return frame
 
-    def _cell(self, layer: str, name: str) -> str:
-        value, error = self.rows[layer].get(name), self.errors.get(layer, {}).get(name)
-        return format_value(value) + (f" ± {error:.1g}" if error is not None and value is not None else "")
-
     def __str__(self) -> str:
-        columns = self.columns
-        cells = [["layer", *columns]]
-        cells += [[layer, *(self._cell(layer, name) for name in columns)] for layer in self.rows]
-        lines = _aligned(cells)
-        if len(lines[0]) > WIDTH:  # one line per measure may read better than one per layer
-            turned = [list(line) for line in zip(*cells, strict=True)]
-            lines = min(lines, _aligned([["measure", *turned[0][1:]], *turned[1:]]), key=lambda rows: len(rows[0]))
-        return "\n".join([*lines, *self._remarks()])
+        width = shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else WIDTH
+        names, lines = _short(list(self.rows))
+        columns = [[name, *(format_cell(row.get(name)) for row in self.rows.values())] for name in self.columns]
+        return "\n".join(["\n\n".join(_tables(["layer", *names], columns, width)), *lines, *self._remarks(width)])
 
-    def _remarks(self) -> list[str]:
+    __repr__ = __str__
+
+    def _remarks(self, width: int) -> list[str]:
         """Lines below the table: measures of the network, and notes."""
         lines = []
         if self.network:
-            lines.append(
-                "network: " + ", ".join(f"{name} {format_value(value)}" for name, value in self.network.items())
-            )
+            values = ", ".join(f"{name} {format_value(value)}" for name, value in self.network.items())
+            lines.append(f"network: {values}")
         reasons: dict[str, list[str]] = {}
         for name, note in self.notes.items():
             reasons.setdefault(note.text, []).append(name)
@@ -119,31 +137,61 @@ class Table:
             names = [name for name in found if name not in cells]  # a layer's note covers its cells
             shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
             lines.append(f"note: {shown}: {reason}")
-        return lines
-
-    __repr__ = __str__
+        return [textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False) for line in lines]
 
     def _repr_html_(self) -> str:
         """The table in a notebook."""
         columns = self.columns
         rows = [("th", ["layer", *columns])]
-        rows += [("td", [layer, *(format_value(row.get(n)) for n in columns)]) for layer, row in self.rows.items()]
+        rows += [("td", [layer, *(format_cell(row.get(n)) for n in columns)]) for layer, row in self.rows.items()]
         lines = ("".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) for tag, cells in rows)
-        remarks = "".join(f"<div>{escape(line)}</div>" for line in self._remarks())
+        remarks = "".join(f"<div>{escape(line)}</div>" for line in self._remarks(10**6))
         return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>{remarks}"
 
 
-#: printed lines up to this length keep one line per layer
-WIDTH = 120
+@dataclass(frozen=True)
+class BlockView:
+    """Measures by kind of layer and number of block; print it to see one line per kind.
+
+    Args:
+        values: ``{measure: {kind: {block: value}}}``. Layers outside all blocks have the block ``None``; with several lists of
+            blocks (an encoder and a decoder) the kind begins with the name of its list.
+    """
+
+    values: dict[str, dict[str, dict[int | None, float | None]]]
+
+    def __getitem__(self, measure: str) -> dict[str, dict[int | None, float | None]]:
+        return self.values[measure]
+
+    def __str__(self) -> str:
+        return "\n\n".join(self._text(measure, kinds) for measure, kinds in self.values.items())
+
+    __repr__ = __str__
+
+    def _text(self, measure: str, kinds: dict[str, dict[int | None, float | None]]) -> str:
+        blocks = sorted({block for row in kinds.values() for block in row if block is not None})
+        if not blocks:
+            return "\n".join([measure, *text_table([[kind, format_cell(row[None])] for kind, row in kinds.items()])])
+        inside = {kind: row for kind, row in kinds.items() if None not in row}
+        columns = [[str(b), *(format_cell(row[b]) if b in row else "" for row in inside.values())] for b in blocks]
+        lines = _tables([measure, *inside], columns, WIDTH)
+        outside = [[kind, format_cell(row[None]), "(no block)"] for kind, row in kinds.items() if None in row]
+        return "\n".join([*lines, *(text_table(outside) if outside else [])])
 
 
-def _aligned(cells: list[list[str]]) -> list[str]:
-    """Lines with the first column to the left and the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return [
-        "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
-        for row in cells
-    ]
+def with_errors(
+    rows: Mapping[str, Mapping[str, float | None]], errors: Mapping[str, Mapping[str, float]]
+) -> dict[str, dict[str, float | None]]:
+    """Rows of a table whose numbers know their errors."""
+    return {
+        layer: {
+            name: value
+            if value is None or (error := errors.get(layer, {}).get(name)) is None
+            else Measured(value, error)
+            for name, value in row.items()
+        }
+        for layer, row in rows.items()
+    }
 
 
 def format_value(value: float | None) -> str:
@@ -161,5 +209,96 @@ def format_value(value: float | None) -> str:
     return f"{value:.4f}" if abs(value) < 100 else f"{value:.1f}"
 
 
+def format_cell(value: float | None) -> str:
+    """A number with its error, and a star where it says little.
+
+    >>> format_cell(Measured(0.5, 0.012)), format_cell(Measured(0.95, remark="trivial: random eigenvectors too"))
+    ('0.5000 ± 0.01', '0.9500*')
+    """
+    if not isinstance(value, Measured):
+        return format_value(value)
+    star = "*" if value.remark.startswith("trivial") else ""
+    return format_value(value) + star + ("" if value.error is None else f" ± {value.error:.1g}")
+
+
+def _tables(first: list[str], columns: Sequence[list[str]], width: int) -> list[str]:
+    """Columns as tables no wider than ``width``, below each other; long headings in several lines where that helps."""
+    if len("\n".join(text_table([list(row) for row in zip(first, *columns, strict=True)])).split("\n")[0]) > width:
+        columns = [[*heading_lines(name, max(map(len, cells), default=1)), *cells] for name, *cells in columns]
+    else:
+        columns = [[name, *cells] for name, *cells in columns]
+    tables: list[list[list[str]]] = []
+    room = 0
+    for column in columns:
+        size = 2 + max(map(len, column))
+        if not tables or room < size:
+            tables.append([])
+            room = width - max(map(len, first))
+        tables[-1].append(column)
+        room -= size
+    return ["\n".join(text_table(_rows(first, table))) for table in tables] or [first[0]]
+
+
+def _rows(first: list[str], columns: list[list[str]]) -> list[list[str]]:
+    """Rows of a table whose headings have several lines, the last of them beside ``first[0]``."""
+    height = max(map(len, columns))
+    return [
+        list(row) for row in zip(*([""] * (height - len(column)) + column for column in (first, *columns)), strict=True)
+    ]
+
+
+def heading_lines(name: str, width: int) -> list[str]:
+    """A name in lines about as wide as its column, broken at underscores.
+
+    >>> heading_lines("target_linearity_null", 6), heading_lines("nc1", 6)
+    (['target', 'linearity', 'null'], ['nc1'])
+    """
+    lines: list[str] = []
+    for part in name.split("_"):
+        if lines and len(f"{lines[-1]}_{part}") <= width:
+            lines[-1] += f"_{part}"
+        else:
+            lines.append(part)
+    return lines
+
+
+def _short(names: list[str]) -> tuple[list[str], list[str]]:
+    """Names without a long prefix that most of them have, and a line that says which one.
+
+    >>> _short(["model.layers.0.q", "model.layers.1.q", "lm_head"])
+    (['…0.q', '…1.q', 'lm_head'], ['… stands for model.layers.'])
+    """
+    prefix = ""
+    while True:
+        parts = [name[len(prefix) :].split(".", 1) for name in names if name.startswith(prefix)]
+        heads = [part[0] for part in parts if len(part) == 2]
+        best = max(set(heads), key=heads.count, default="")
+        if not best or best.isdigit() or heads.count(best) < max(2, 0.6 * len(names)):
+            break
+        prefix += f"{best}."
+    if len(prefix) < 4:
+        return names, []
+    short = [f"…{name[len(prefix) :]}" if name.startswith(prefix) else name for name in names]
+    return short, [f"… stands for {prefix}"]
+
+
+def _by_kind_and_block(values: Mapping[str, float | None]) -> dict[str, dict[int | None, float | None]]:
+    """Values of layers by kind of layer and block."""
+    # a block itself, captured with outputs=, is split as if it held a layer of this name
+    names = {layer: split_name(layer) for layer in values}
+    blocks = {layer: split_name(f"{layer.removesuffix(' (output)')}.{RESIDUAL}") for layer in values}
+    names |= {layer: name for layer, name in blocks.items() if name.block is not None and name.kind == RESIDUAL}
+    stacks = {name.stack for name in names.values() if name.block is not None}
+    found: dict[str, dict[int | None, float | None]] = {}
+    for layer, value in values.items():
+        block, kind, stack = names[layer]
+        if block is not None and len(stacks) > 1:
+            kind = f"{stack}: {kind}"
+        if kind.endswith(RESIDUAL) and value is None:
+            continue  # a block has features, but no weight of its own
+        found.setdefault(kind, {})[block] = value
+    return found
+
+
 def _plain(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else value
+    return None if value is None or not math.isfinite(value) else float(value)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gramscope.errors import InputError, MissingExtraError
-from gramscope.measures.table import Table
+from gramscope.measures.table import Table, with_errors
 from gramscope.notes import Note
 
 #: the entry of a Parquet file's metadata that holds what is not in its rows
@@ -60,7 +60,7 @@ def to_plain(table: Table) -> dict[str, Any]:
 def from_plain(values: Mapping[str, Any]) -> Table:
     """The table that :func:`to_plain` took apart."""
     notes = {name: Note(kind, text) for name, (kind, text) in values["notes"].items()}
-    return Table(values["layers"], values["network"], notes, values["errors"])
+    return Table(with_errors(values["layers"], values["errors"]), values["network"], notes)
 
 
 def write_whole(path: Path, content: bytes) -> None:
