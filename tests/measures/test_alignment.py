@@ -116,8 +116,8 @@ def test_correlations_do_not_depend_on_scales(scale: float) -> None:
         )
     ratio = double_centered_ratio(W * scale, K / scale, W0 * scale, Kc / scale)
     assert ratio == pytest.approx(double_centered_ratio(W, K, W0, Kc))
-    with pytest.raises(NumericalError, match="matrix has entries up to .*e.150"):
-        gs.nfa(W * 1e150, K)
+    with pytest.raises(NumericalError, match="has entries up to .*e.1"):
+        gs.nfa(W * 1e100, K)
 
 
 @pytest.mark.parametrize("center", [False, True])
