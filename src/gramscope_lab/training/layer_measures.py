@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from gramscope.errors import InputError
-from gramscope.instruments.measure import given_by, measure, names_of
+from gramscope.instruments.measure import given_by, measure
 from gramscope.instruments.monitor import DEFAULT as MONITORED
 from gramscope.instruments.monitor import Monitor
-from gramscope.measures.columns import COLUMNS
+from gramscope.measures.columns import columns_of
 from gramscope.measures.table import Table
 from gramscope_lab.data.dataset import DataSet
 from gramscope_lab.runs.checkpoints import read_tensors
@@ -36,14 +36,14 @@ def measure_net(
     model: nn.Module, batches: Batches, loss: SampleLoss, table: MeasureTable, reference: nn.Module | None = None
 ) -> Table:
     """:func:`gramscope.measure` with the settings of a configuration; the reference is given to measures that read it."""
-    names = names_of(_chosen(table), given_by(model, loss) | {"reference"})
+    columns = columns_of(_chosen(table), given_by(model, loss) | {"reference"})
     return measure(
         model,
         batches,
         joined_loss(model, loss),
         measures=_chosen(table),
         layers=table.layers or None,
-        reference=reference if any("reference" in COLUMNS[name].needs for name in names) else None,
+        reference=reference if any("reference" in column.needs for column in columns) else None,
         output=measured_output(model),
     )
 
