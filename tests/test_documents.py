@@ -73,7 +73,7 @@ def test_python_blocks_of_a_page_run_in_order(page: Path, tmp_path: Path, monkey
     with torch.random.fork_rng():
         torch.random.default_generator.manual_seed(0)
         names: dict[str, Any] = {"__name__": "__main__"}
-        if name_of(page) == "docs/vcl.md":
+        if name_of(page) in ("docs/vcl.md", "docs/free-muon.md"):
             names["loader"] = [(torch.randn(64, 3072), torch.randint(10, (64,))) for _ in range(2)]
         for number, block in enumerate(blocks(page, "python"), 1):
             exec(compile(block, f"{name_of(page)}, block {number}", "exec"), names)

@@ -1,10 +1,9 @@
 # %% [markdown]
-# # VCL against tuned SGD, AdamW and Muon
+# # FreeMuon against tuned SGD, AdamW and Muon
 #
 # Every optimizer has a learning rate, and a comparison is fair only if the others' rates are tuned. Here each of them
 # gets a grid of rates and is judged on data it has not been chosen on. The set is small (the shipped digits) so that the
-# page builds in seconds: it shows *how* to compare. [Virtual covariance learning](../vcl.md) has the results on larger
-# sets.
+# page builds in seconds: it shows *how* to compare. [FreeMuon](../free-muon.md) has the results on larger sets.
 
 # %%
 import matplotlib.pyplot as plt
@@ -30,15 +29,21 @@ def muon(model, lr):
     return [torch.optim.Muon([matrices], lr=lr), torch.optim.AdamW([rest], lr=3e-3)]
 
 
+def free(model, lr):
+    optimizer = gs.FreeMuon(model)
+    for group in optimizer.param_groups:
+        group["lr"] *= lr
+    return [optimizer]
+
+
 METHODS = {
     "SGD, momentum": (
         lambda model, lr: [torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)],
-        (0.01, 0.03, 0.1, 0.3),
+        (0.01, 0.03, 0.1, 0.3, 1.0),
     ),
-    "AdamW": (lambda model, lr: [torch.optim.AdamW(model.parameters(), lr=lr)], (1e-3, 3e-3, 1e-2, 3e-2)),
-    "Muon": (muon, (0.003, 0.01, 0.03, 0.1)),
-    # VCL's default is 1
-    "VCL": (lambda model, gamma: [gs.VCL(model, gamma=gamma)], (0.3, 1.0, 3.0, 10.0)),
+    "AdamW": (lambda model, lr: [torch.optim.AdamW(model.parameters(), lr=lr)], (1e-3, 3e-3, 1e-2, 3e-2, 0.1)),
+    "Muon": (muon, (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)),
+    "FreeMuon": (free, (0.3, 1.0, 3.0, 10.0)),  # multiples of its built-in lengths
 }
 
 # %% [markdown]

@@ -42,7 +42,7 @@ RATE = 0.02
 _BETAS, _EPS = (0.9, 0.99), 1e-8
 _INSTEAD = {
     "lr": "its step lengths are built in; optimizer.param_groups[i]['lr'] multiplies them, 1 by default",
-    "weight_decay": "weights decay by a built-in share that grows as steps fall (docs/vcl.md)",
+    "weight_decay": "weights decay by a built-in share that grows as steps fall (docs/free-muon.md)",
     "momentum": "the mean of gradients is built in",
     "betas": "the means of gradients are built in",
     "alpha": "that is an argument of gs.VCL",

@@ -232,7 +232,7 @@ class VCL(Optimizer):
             state = Recursion(old["basis"], old["shift"], old["weights"], old["steps"])
             if not torch.equal(old["written"], W):  # changed from outside
                 state = rebased(state, W.to(batch.D.dtype))
-        factored = factors(batch.D, batch.count, batch.tolerance)
+        factored = factors(batch.D, batch.count, batch.tolerance, batch.columns)
         state, new, found = recursive_step(state, factored, batch.sigma, gamma, self.alpha, self._ranks[matrix])
         return {name: getattr(state, name) for name in Recursion.__dataclass_fields__}, new, found
 

@@ -71,17 +71,17 @@ def rebased(state: Recursion, W: Tensor) -> Recursion:
     return replace(state, basis=joined, shift=old.mT @ state.shift @ old, weights=T)
 
 
-def factors(D: Tensor, count: int, tolerance: float) -> tuple[Tensor | None, Tensor]:
+def factors(D: Tensor, count: int, tolerance: float, columns: Tensor | None = None) -> tuple[Tensor | None, Tensor]:
     """``left [..., b, k]`` and ``rows [..., b, d]`` with ``D = leftᵀ rows``, for a gradient summed over ``count`` rows.
 
     ``left`` is None and ``rows`` is D where that is not fewer than k, or where D is no such sum any more, because it was
-    clipped element by element or a penalty was added.
+    clipped element by element or a penalty was added. ``columns`` is an orthonormal basis of D's columns where it is known.
     """
     if not 0 < count < D.shape[-2]:
         return None, D
-    Q = column_space(D, count)
+    Q = column_space(D, count) if columns is None else columns
     rows = Q.mT @ D
-    apart, size = torch.linalg.vector_norm(torch.stack([(D - Q @ rows).flatten(), D.flatten()]), dim=-1).tolist()
+    apart, size = torch.stack([torch.linalg.vector_norm(x) for x in (add_product(D, Q, rows, -1), D)]).tolist()
     return (Q.mT, rows) if apart <= tolerance * size else (None, D)
 
 
