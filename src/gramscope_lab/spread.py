@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 #: a standard deviation of fewer values says little: their range is shown instead
 FEW = 5
 
 
-class Spread(NamedTuple):
+@dataclass(frozen=True)
+class Spread:
     """Mean, sample standard deviation (n − 1), number and range of values; a single value has deviation 0."""
 
     mean: float

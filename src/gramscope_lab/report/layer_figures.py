@@ -218,8 +218,8 @@ def _maps(found: Measured, key: str, title: str, sentence: str, names: Sequence[
     note = _left_out(
         (layers, found.layers, "layers"), (steps, times, "moments"), (settings, found.runs.settings, "settings")
     )
-    size = {"width": 420, "height": _height(len(y))}
-    return Panel(key, _SECTION, title, sentence, views, terms=terms(names), note=note, **size)
+    height = _height(len(y))
+    return Panel(key, _SECTION, title, sentence, views, width=420, height=height, terms=terms(names), note=note)
 
 
 def _blocks(found: Measured, layout: BlockLayout, key: str, title: str, sentence: str, names: Sequence[str]) -> Panel:
@@ -235,8 +235,8 @@ def _blocks(found: Measured, layout: BlockLayout, key: str, title: str, sentence
     sentence = f"{sentence} Kind of layer × block; layers outside the blocks are whole columns.".strip()
     moments = distinct(f"{found.runs.clock} {times[step]:.4g}" for step in steps)
     note = _left_out((steps, times, "moments"), (settings, found.runs.settings, "settings"))
-    size = {"width": 420, "height": _height(len(rows))}
-    return Panel(key, _SECTION, title, sentence, views, moments, terms=terms(names), note=note, **size)
+    height = _height(len(rows))
+    return Panel(key, _SECTION, title, sentence, views, moments, 420, height, terms=terms(names), note=note)
 
 
 def _map_view(

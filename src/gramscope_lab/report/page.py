@@ -16,21 +16,11 @@ from pathlib import Path
 
 import gramscope
 from gramscope.errors import InputError, MissingExtraError
+from gramscope_lab.report import summary
 from gramscope_lab.report.figures import Panel, figure
 from gramscope_lab.report.layer_figures import layer_panels
 from gramscope_lab.report.read import Runs, read_runs
 from gramscope_lab.report.snapshot_figures import snapshot_panels
-from gramscope_lab.report.summary import (
-    ROWS,
-    Table,
-    claims_table,
-    facts,
-    pictures,
-    results_table,
-    sentences,
-    state,
-    tables,
-)
 from gramscope_lab.report.training_figures import training_panels
 from gramscope_lab.runs.directory import RunDirectory
 from gramscope_lab.runs.files import to_json, write_file
@@ -126,7 +116,7 @@ def render(runs: Runs, *, refresh: int = 0) -> str:
     for panel in panels:
         sections.setdefault(panel.section, []).append(panel)
     shown = [tag("section", tag("h2", section), *map(_panel, own)) for section, own in sections.items()]
-    main = tag("main", _summary(runs, title), *shown, _tables(runs, panels))
+    main = tag("main", _outcome(runs, title), *shown, _tables(runs, panels))
     head = [
         Html('<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'),
         Html('<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'),
@@ -170,26 +160,21 @@ def _contents(sections: Mapping[str, Sequence[Panel]]) -> Html:
     return tag("nav", tag("ul", link("summary", "Summary"), *groups, link("tables", "Tables")), aria_label="Contents")
 
 
-def _summary(runs: Runs, title: str) -> Html:
-    words = " ".join(sentences(runs)).replace(" %", "\u00a0%")
+def _outcome(runs: Runs, title: str) -> Html:
+    words = " ".join(summary.sentences(runs)).replace(" %", "\u00a0%")
     problems = tag("ul", *(tag("li", problem) for problem in runs.problems))
-    given = [
-        tag("h1", title),
-        tag("p", words, class_="headline"),
-        tag("p", state(runs), class_=f"state state-{runs.status}"),
-    ]
+    given = [tag("h1", title), tag("p", words, class_="headline")]
+    given.append(tag("p", summary.state(runs), class_=f"state state-{runs.status}"))
     given += [tag("div", "Could not be read:", problems, class_="missing")] if runs.problems else []
-    for table in (claims_table(runs), results_table(runs)):
+    for table in (summary.claims_table(runs), summary.results_table(runs)):
         given += [tag("h2", table.title), table_html(table)] if table else []
-    for name, source in pictures(runs).items():
-        given.append(
-            tag("figure", tag("img", src=source, alt=f"Figure {name}"), tag("figcaption", name), class_="picture")
-        )
+    for name, source in summary.pictures(runs).items():
+        image = tag("img", src=source, alt=f"Figure {name}")
+        given.append(tag("figure", image, tag("figcaption", name), class_="picture"))
     given.append(tag("h2", "What was run"))
     for root in runs.roots:
-        rows = [
-            tag("div", tag("dt", key), *(tag("dd", value) for value in values)) for key, values in facts(runs, root)
-        ]
+        facts = summary.facts(runs, root)
+        rows = [tag("div", tag("dt", key), *(tag("dd", value) for value in values)) for key, values in facts]
         given += [tag("h3", root.name)] if len(runs.roots) > 1 else []
         given.append(tag("dl", *rows, class_="facts"))
     return tag("section", *given, id="summary")
@@ -197,8 +182,8 @@ def _summary(runs: Runs, title: str) -> Html:
 
 def _panel(panel: Panel) -> Html:
     terms = []
-    for name, summary, formula in panel.terms:
-        said = f"{summary}: " if formula else summary
+    for name, meaning, formula in panel.terms:
+        said = f"{meaning}: " if formula else meaning
         terms.append(tag("div", tag("dt", name), tag("dd", said, tag("span", formula_html(formula), class_="formula"))))
     few = {"open": ""} if len(terms) < 3 else {}
     return tag(
@@ -214,7 +199,7 @@ def _panel(panel: Panel) -> Html:
 
 
 def _tables(runs: Runs, panels: Sequence[Panel]) -> Html:
-    shown = [part for table in tables(runs) for part in (tag("h3", table.title), table_html(table))]
+    shown = [part for table in summary.tables(runs) for part in (tag("h3", table.title), table_html(table))]
     hints = [tag("div", tag("dt", what), tag("dd", how)) for what, how in _not_recorded(runs, panels)]
     missing = [tag("h2", "Not recorded"), tag("dl", *hints, class_="facts")] if hints else []
     return tag("section", tag("h2", "Tables"), *shown, *missing, id="tables")
@@ -254,7 +239,7 @@ def _join(*inside: str) -> Html:
     return Html("".join(part if isinstance(part, Html) else html.escape(part) for part in inside))
 
 
-def table_html(table: Table) -> Html:
+def table_html(table: summary.Table) -> Html:
     """A table whose columns sort on a click."""
 
     def shown(text: str, value: float | str) -> Html:
@@ -262,8 +247,8 @@ def table_html(table: Table) -> Html:
         return tag("td", text, data_value=str(value), **kind)
 
     head = tag("tr", *(tag("th", tag("button", column, type="button"), scope="col") for column in table.columns))
-    body = [tag("tr", *(shown(*cell) for cell in row)) for row in table.rows[:ROWS]]
-    cut = f"The first {ROWS} of {len(table.rows)} rows." if len(table.rows) > ROWS else ""
+    body = [tag("tr", *(shown(*cell) for cell in row)) for row in table.rows[: summary.ROWS]]
+    cut = f"The first {summary.ROWS} of {len(table.rows)} rows." if len(table.rows) > summary.ROWS else ""
     drawn = tag("table", tag("thead", head), tag("tbody", *body), class_="sortable")
     where = {"class": "scroll", "tabindex": "0", "role": "region", "aria_label": table.title}
     return _join(tag("p", f"{table.note} {cut}".strip(), class_="sentence"), tag("div", drawn, **where))

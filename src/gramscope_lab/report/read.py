@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from gramscope.errors import GramscopeError
 from gramscope.names import printable
@@ -21,8 +21,6 @@ from gramscope_lab.spread import FEW, Spread, spread
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-T = TypeVar("T")
 
 #: larger numbers are left out: their squares would overflow
 LARGEST = 1e150
@@ -278,7 +276,7 @@ def _read_run(directory: RunDirectory, root: RunDirectory) -> Run:
     return Run(directory, root, config, environment, records, status, problems)
 
 
-def readable(name: str, load: Callable[[], T], default: T, problems: list[str]) -> T:
+def readable(name: str, load: Callable[[], Any], default: Any, problems: list[str]) -> Any:
     """What ``load`` reads, all texts as they can be shown; ``default``, with a sentence in ``problems``, where it cannot."""
     try:
         return _spelled_out(load())

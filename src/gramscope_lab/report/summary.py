@@ -93,10 +93,13 @@ def _early(curves: Mapping[str, Curve], key: str, clock: str) -> str:
     for step, values in at.items():
         first, second, *_ = _ranked(values, key)
         leads[step] = abs(values[first].mean - values[second].mean)
-    step = next((step for step in common if leads[step] >= max(leads.values()) / 2), None)
-    leader, *others = _ranked(at[step], key) if step is not None else [""]
-    if step is None or not all(_apart(at[step][leader], at[step][other]) for other in others):
-        return f"{key_text(key).capitalize()} a"
+    nobody = f"{key_text(key).capitalize()} a"
+    if not common:
+        return nobody
+    step = next(step for step in common if leads[step] >= max(leads.values()) / 2)
+    leader, *others = _ranked(at[step], key)
+    if not all(_apart(at[step][leader], at[step][other]) for other in others):
+        return nobody
     time = curves[leader].times[curves[leader].steps.index(step)]
     lead = f"{leader} reaches {key_text(key)} {_number(at[step][leader].mean, key)}"
     return f"{lead} after {time:g} {clock if time == 1 else f'{clock}s'}, where {_listed(others, at[step], key)}; a"
@@ -152,9 +155,8 @@ def _layer_sentences(runs: Runs) -> list[str]:
 
 
 def _null(runs: Runs, layer: str) -> str:
-    nulls = [
-        curve.values[-1].mean for s in runs.settings if (curve := s.curve("target_linearity_null", layer, runs.clock))
-    ]
+    curves = [setting.curve("target_linearity_null", layer, runs.clock) for setting in runs.settings]
+    nulls = [curve.values[-1].mean for curve in curves if curve]
     return f"; random features would give {max(nulls):.2f}" if nulls else ""
 
 
@@ -200,13 +202,11 @@ def results_table(runs: Runs) -> Table | None:
         row = [cell(setting.name), _last(main, keys[0]), _spread_cell(main.values[top], keys[0]), cell(main.times[top])]
         row += [_last(setting.curve(key, None, runs.clock), key) for key in keys[1:]]
         seconds = setting.curve("seconds", None, runs.clock)
-        rows.append(
-            [*row, cell(main.times[-1]), cell(len(setting.runs)), cell(seconds.values[-1].mean if seconds else None)]
-        )
-    note = f"Means over seeds with ± 2σ, of fewer than {FEW} seeds with their range."
-    return _without_empty_columns(
-        Table("Results", columns, rows, note if any(len(s.runs) > 1 for s, _ in found) else "")
-    )
+        last = (main.times[-1], len(setting.runs), seconds.values[-1].mean if seconds else None)
+        rows.append([*row, *map(cell, last)])
+    several = any(len(setting.runs) > 1 for setting, _ in found)
+    note = f"Means over seeds with ± 2σ, of fewer than {FEW} seeds with their range." if several else ""
+    return _without_empty_columns(Table("Results", columns, rows, note))
 
 
 def tables(runs: Runs) -> list[Table]:
@@ -239,12 +239,8 @@ def _layer_table(runs: Runs) -> Table:
         for layer in dict.fromkeys(layer for run in setting.runs for layer in run.by_layer):
             curves = [setting.curve(name, layer, runs.clock) for name in names]
             rows.append([cell(setting.name), cell(layer), *(cell(c.values[-1].mean if c else None) for c in curves)])
-    return Table(
-        "Every layer",
-        ["setting", "layer", *(name.replace("_", " ") for name in names)],
-        rows,
-        "Last measurement, means over seeds.",
-    )
+    columns = ["setting", "layer", *(name.replace("_", " ") for name in names)]
+    return Table("Every layer", columns, rows, "Last measurement, means over seeds.")
 
 
 def _other_records(runs: Runs) -> Iterable[Table]:
@@ -255,9 +251,7 @@ def _other_records(runs: Runs) -> Iterable[Table]:
             if "layers" not in record and record.get("kind") not in _KNOWN:
                 by_kind.setdefault(str(record.get("kind", "")), []).append((run, record))
     for kind, found in by_kind.items():
-        keys = dict.fromkeys(
-            key for _, record in found for key, value in record.items() if key not in ("kind", "network")
-        )
+        keys = dict.fromkeys(key for _, record in found for key in record if key not in ("kind", "network"))
         kept = thin(found, ROWS)
         rows = [[cell(run.name), *(cell(record.get(key)) for key in keys)] for run, record in kept]
         note = "" if len(kept) == len(found) else f"{len(kept)} of {len(found)} records are shown, evenly spread."
@@ -266,18 +260,18 @@ def _other_records(runs: Runs) -> Iterable[Table]:
 
 def _without_empty_columns(table: Table) -> Table:
     kept = [i for i in range(len(table.columns)) if any(row[i][0] for row in table.rows)]
-    return Table(
-        table.title, [table.columns[i] for i in kept], [[row[i] for i in kept] for row in table.rows], table.note
-    )
+    rows = [[row[i] for i in kept] for row in table.rows]
+    return Table(table.title, [table.columns[i] for i in kept], rows, table.note)
 
 
 # -- what was run ---------------------------------------------------------------------------------------------------
 def facts(runs: Runs, root: RunDirectory) -> list[tuple[str, list[str]]]:
     """Facts about a directory: names, each with one or several values."""
     mine = [run for run in runs.all if run.root is root]
-    config: dict[str, Any] = readable(CONFIG, lambda: root.config, {}, [])
-    environments = [readable(ENVIRONMENT, lambda: root.environment, {}, []), *(run.environment for run in mine)]
-    environment: Mapping[str, Any] = next(filter(None, environments), {})
+    group = not any(run.directory.path == root.path for run in mine)
+    config = readable(CONFIG, lambda: root.config, {}, []) if group else mine[0].config
+    environments = [readable(ENVIRONMENT, lambda: root.environment, {}, [])] if group else []
+    environment: Mapping[str, Any] = next(filter(None, [*environments, *(run.environment for run in mine)]), {})
     trained = [run.config for run in mine if "method" in run.config]
     found: list[tuple[str, Iterable[str]]] = []
     if "experiment" in config:
