@@ -228,8 +228,8 @@ def heat_map(
     told = log or any(cell and cell.deviation for grid in grids for row in grid for cell in row) or bool(nulls)
     frames = []
     for moment, grid in enumerate(grids):
-        means = [[cell and (math.log10(cell.mean) if log else cell.mean) for cell in row] for row in grid]
-        frame: Trace = {"z": [*map(rounded, means)]}
+        means = ([None if cell is None else cell.mean for cell in row] for row in grid)
+        frame: Trace = {"z": [rounded(math.log10(m) if log and m else m for m in row) for row in means]}
         if told:
             null = nulls[moment] if nulls else [[None] * len(x)] * len(y)
             frame["text"] = [[*map(_cell_text, *rows)] for rows in zip(grid, null, strict=True)]

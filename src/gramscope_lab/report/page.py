@@ -11,18 +11,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import resources
-from importlib.util import find_spec
 from pathlib import Path
 
 import gramscope
-from gramscope.errors import InputError, MissingExtraError
+from gramscope.errors import InputError, load_extra
 from gramscope_lab.report import summary
 from gramscope_lab.report.figures import Panel, figure
 from gramscope_lab.report.layer_figures import layer_panels
 from gramscope_lab.report.read import Runs, read_runs
 from gramscope_lab.report.snapshot_figures import snapshot_panels
 from gramscope_lab.report.training_figures import training_panels
-from gramscope_lab.runs.directory import RunDirectory
 from gramscope_lab.runs.files import to_json, write_file
 
 PAGE = "report.html"
@@ -36,20 +34,19 @@ class Html(str):
     __slots__ = ()
 
 
-def write_report(paths: Sequence[Path | str], out: Path | str | None = None, *, refresh: int = 0) -> Path:
+def write_report(paths: Sequence[Path | str], out: Path | str | None = None) -> Path:
     """Write one self-contained HTML page about runs, and return its path.
 
     Args:
         paths: run directories or groups of them; several are compared.
         out: folder to write to; the run's own ``figures`` if there is one run, ``report`` in the working directory if
             there are several. An earlier report there is replaced.
-        refresh: seconds after which a browser reads the page again while the runs go on; 0 for a page that stays.
 
     Raises:
         MissingExtraError: plotly is not installed.
         InputError: a path holds no run, or the folder cannot be written.
     """
-    return _write(read_runs(_checked(paths)), paths, out, refresh)
+    return _write(read_runs(paths), out, 0)
 
 
 def write_live_report(
@@ -60,34 +57,25 @@ def write_live_report(
     sleep: Callable[[float], None] = time.sleep,
 ) -> Path:
     """Write the report again and again until no run is running; ``began`` is called with the page once it is there."""
-    _checked(paths)
-    wait, seen, page = float(INTERVAL), -1, None
+    wait, written = float(INTERVAL), -1
     while True:
-        started = time.perf_counter()
-        runs = read_runs(paths)
+        started, runs = time.perf_counter(), read_runs(paths)
         running, count = runs.status == "running", sum(len(run.records) for run in (*runs.all, *runs.others))
-        if page is None or count != seen or not running:
-            page, first = _write(runs, paths, out, round(wait) if running else 0), page is None
-            if first:
+        if count != written or not running:
+            page = _write(runs, out, round(wait) if running else 0)
+            if written < 0:
                 began(page)
             wait = max(INTERVAL, (time.perf_counter() - started) / SHARE)
         if not running:
             return page
-        seen = count
+        written = count
         sleep(wait)
 
 
-def _checked(paths: Sequence[Path | str]) -> Sequence[Path | str]:
-    if find_spec("plotly") is None:
-        raise MissingExtraError("the report needs plotly, not installed here: pip install 'gramscope[lab]'")
-    if not paths:
-        raise InputError("name at least one run directory")
-    return paths
-
-
-def _write(runs: Runs, paths: Sequence[Path | str], out: Path | str | None, refresh: int) -> Path:
-    if out is None and len(paths) == 1:
-        page = RunDirectory.open(paths[0]).figure_path(PAGE)
+def _write(runs: Runs, out: Path | str | None, refresh: int) -> Path:
+    """Write the page; browsers read it again after ``refresh`` seconds, if that is not 0."""
+    if out is None and len(runs.roots) == 1:
+        page = runs.roots[0].figure_path(PAGE)
     else:
         folder = Path("report" if out is None else out)
         try:
@@ -106,11 +94,13 @@ def all_panels(runs: Runs) -> list[Panel]:
 
 def render(runs: Runs, *, refresh: int = 0) -> str:
     """The whole page."""
-    from plotly.offline import get_plotlyjs
-
     panels = all_panels(runs)
     title = ", ".join(root.name for root in runs.roots)
-    style, script, plotly = _asset("report.css"), _asset("report.js"), get_plotlyjs()
+    style, script, plotly = (
+        _asset("report.css"),
+        _asset("report.js"),
+        load_extra("plotly.offline", "lab").get_plotlyjs(),
+    )
     figures = to_json({panel.key: figure(panel) for panel in panels}).replace("<", "\\u003c")  # ends no script
     sections: dict[str, list[Panel]] = {}
     for panel in panels:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from gramscope.errors import GramscopeError
+from gramscope.errors import GramscopeError, InputError
 from gramscope.names import printable
 from gramscope_lab.runs.directory import RunDirectory
 from gramscope_lab.runs.layout import CONFIG, ENVIRONMENT, RECORDS
@@ -232,6 +232,8 @@ class Runs:
 
 def read_runs(paths: Sequence[Path | str]) -> Runs:
     """Read runs and groups of runs, and sort their single runs into settings."""
+    if not paths:
+        raise InputError("name at least one run directory")
     roots = tuple(RunDirectory.open(path) for path in paths)
     groups: dict[tuple[int, str], list[Run]] = {}
     others = []

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import re
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -124,7 +125,7 @@ def test_the_page_is_written_where_it_belongs(tmp_path: Path, monkeypatch: pytes
         write_report(["one"], tmp_path / "file")
     with pytest.raises(InputError, match="at least one"):
         write_report([])
-    monkeypatch.setattr(page_module, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
     with pytest.raises(MissingExtraError, match=r"needs plotly.*gramscope\[lab\]"):
         write_report(["one"])
 
