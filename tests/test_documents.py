@@ -15,12 +15,13 @@ import pytest
 import torch
 
 import gramscope as gs
+from gramscope.measures.columns import COLUMNS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 #: pages whose blocks are run, with more checks, by a test beside their subject
-RUN_ELSEWHERE = {"docs/measure.md", "docs/report.md", "docs/integrations.md"}
+RUN_ELSEWHERE = {"docs/report.md"}
 
 
 def name_of(page: Path) -> str:
@@ -67,6 +68,7 @@ def test_commands_of_the_readme_run_in_order(tmp_path: Path, monkeypatch: pytest
 WITH_PYTHON = [p for p in PAGES if blocks(p, "python") and name_of(p) not in RUN_ELSEWHERE | {"README.md"}]
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning:lightning")
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=name_of)
 def test_python_blocks_of_a_page_run_in_order(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -165,6 +167,23 @@ def test_messages_of_the_faq_exist() -> None:
     quoted = re.findall(r"^### `(.+)`$", (ROOT / "docs" / "faq.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
     assert len(quoted) >= 15
     assert [message for message in quoted if not any(message in text for text in literals)] == []
+
+
+#: what a column needs, in the words of the page
+WORDS = {"loss": "loss", "jacobians": "Jacobians", "features": "features", "gram": "Gram", "labels": "labels",
+         "reference": "reference", "held_out": "held-out"}  # fmt: skip
+
+
+def test_the_table_of_measures_has_every_column() -> None:
+    text = (ROOT / "docs" / "measure.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) ?\|", text, flags=re.MULTILINE)
+    assert [name for name, _, _ in rows] == list(COLUMNS)
+    for name, formula, needs in rows:
+        known = COLUMNS[name].formula.removesuffix(" ([Gram] Theorem 3)")
+        start = re.split(r", (?:exact|centred features|W̄ = )", known)[0]
+        assert formula.startswith(start), name
+        named = set(re.split(r"[,;] ", needs)) - {"", "reads the data twice"}
+        assert named == {WORDS[need] for need in COLUMNS[name].needs if need in WORDS}, name
 
 
 def test_the_api_pages_have_every_public_name() -> None:
