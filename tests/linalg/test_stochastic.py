@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gramscope.linalg.stochastic import GROUPS, by_group, gram_times, probes, singular_quadrature
+from gramscope.linalg.budget import GROUPS
+from gramscope.linalg.stochastic import by_group, gram_times, probes, singular_quadrature
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -20,7 +20,7 @@ from gramscope.distributed.exchange import Group
 from gramscope.errors import InputError, LayerError, ResultWarning, checks_names
 from gramscope.layers.batches import Unpack, batches, is_array, split_batch, to_device
 from gramscope.layers.capture import capture
-from gramscope.layers.jacobians import MEMORY, check_samples_are_independent, jacobian_chunks
+from gramscope.layers.jacobians import check_samples_are_independent, jacobian_chunks
 from gramscope.layers.labels import LabelReader
 from gramscope.layers.model_call import (
     OutputSelector,
@@ -32,6 +32,7 @@ from gramscope.layers.model_call import (
 )
 from gramscope.layers.modules import unwrap
 from gramscope.layers.select import LayerSelector
+from gramscope.linalg.budget import MEMORY
 from gramscope.linalg.psd import psd_power, symmetric_product
 from gramscope.notes import Note, joined
 from gramscope.statistics.collect import collect

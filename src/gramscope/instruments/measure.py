@@ -183,7 +183,7 @@ def measure(
         )  # fmt: skip
         context = Context(
             statistics, gamma, ridge, intercept, center, weights, others, nearest_mean=nearest_mean,
-            weight_decay=weight_decay, memory=memory,
+            weight_decay=weight_decay, budget=plan.budget,
         )  # fmt: skip
         return table_of(statistics, columns, context, progress)
 

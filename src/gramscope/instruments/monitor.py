@@ -22,7 +22,7 @@ from gramscope.distributed.gathered import is_sharded
 from gramscope.errors import InputError, NumericalError, checks_names
 from gramscope.instruments.history import Records
 from gramscope.instruments.log import Log, PictureWriter, check_log, write_pictures, write_record
-from gramscope.instruments.measure import columns_of, given_by, measure, needs_of
+from gramscope.instruments.measure import given_by, measure, needs_of
 from gramscope.instruments.pictures import input_diagonals, layer_spectra
 from gramscope.layers.batches import NoBatchError, Unpack, batches, head, to_device
 from gramscope.layers.hooks import first_tensor
@@ -32,6 +32,7 @@ from gramscope.layers.modules import outside_graphs, unwrap
 from gramscope.layers.select import LayerSelector
 from gramscope.linalg.budget import MEMORY
 from gramscope.measures.column import Column
+from gramscope.measures.columns import columns_of
 from gramscope.measures.table import Table
 from gramscope.notes import Note
 from gramscope.statistics.features import Tokens

@@ -17,12 +17,8 @@ from torch.autograd.graph import GradientEdge
 from gramscope.errors import InputError, LayerError
 from gramscope.layers.record import Application
 from gramscope.layers.tape import Tape, batch_dependence
+from gramscope.linalg.budget import MEMORY, Budget
 from gramscope.notes import Note
-
-#: bytes one chunk of Jacobians may take by default, with everything on the way to it
-MEMORY = 256 * 2**20
-#: the same on the CPU, whatever is allowed: larger chunks leave its caches and are slower
-CPU_MEMORY = 4 * 2**20
 
 
 def jacobian_chunks(
@@ -158,10 +154,7 @@ def _chunk_size(applications: Sequence[Application], output: Tensor, total: int,
     """
     sizes = [a.z_bytes for a in applications]
     per_output = 2 * output.numel() * output.element_size() + sum(sizes) + 2 * max(sizes)
-    if not isinstance(memory, int) or memory <= 0:
-        raise InputError(f"memory={memory!r}: give the bytes a chunk of Jacobians may take, a positive whole number")
-    memory = min(memory, CPU_MEMORY) if output.device.type == "cpu" else memory
-    return max(1, min(total, memory // max(per_output, 1)))
+    return min(total, Budget(memory).outputs_at_once(per_output, output.device.type == "cpu"))
 
 
 def _pull_back(

@@ -254,10 +254,10 @@ class Tape(Watcher):
         """
         self._had |= {(missing, name) for name in reached}
         for record in self:
-            if (missing, record.name) not in self._had:
-                self.unsupported.setdefault(record.name, Note(missing, f"{missing}: {reason}"))
-            elif record.name in self.unsupported and self.unsupported[record.name].kind == missing:
-                del self.unsupported[record.name]
+            if (missing, record.layer.name) not in self._had:
+                self.unsupported.setdefault(record.layer.name, Note(missing, f"{missing}: {reason}"))
+            elif record.layer.name in self.unsupported and self.unsupported[record.layer.name].kind == missing:
+                del self.unsupported[record.layer.name]
 
     def _reached(self, call: int) -> bool:
         """Whether a gradient has come back to forward number ``call``."""

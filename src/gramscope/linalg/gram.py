@@ -25,9 +25,10 @@ from typing_extensions import override
 
 from gramscope.errors import InputError
 from gramscope.linalg.arrays import check_size, to_double
+from gramscope.linalg.budget import GROUPS
 from gramscope.linalg.measured import Measured, jackknife
 from gramscope.linalg.row_blocks import row_product, spans
-from gramscope.linalg.stochastic import GROUPS, by_group
+from gramscope.linalg.stochastic import by_group
 
 REMARK = "an estimate from random probes, because the matrix itself would not fit memory="
 

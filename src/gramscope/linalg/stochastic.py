@@ -7,41 +7,14 @@ few steps of bidiagonalisation started at a probe (stochastic Lanczos quadrature
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from gramscope.linalg.arrays import binary_exponent, to_double
-
-#: independent groups of probes, from whose spread standard errors are taken
-GROUPS = 16
-#: least and largest number of probes of a layer; K has :data:`FEWEST` of its own
-FEWEST, MOST = 4 * GROUPS, 32 * GROUPS
-
-
-def probe_count(d: int, memory: int) -> int:
-    """Number of probes of length d such that eight float64 matrices of them fit ``memory`` bytes; at least 64.
-
-    >>> probe_count(8192, 2**28), probe_count(28_672, 2**28), probe_count(8192, 1)
-    (512, 144, 64)
-    """
-    return min(max(memory // (64 * d) // GROUPS * GROUPS, FEWEST), MOST)
-
-
-def is_large(shape: Sequence[int], memory: int, each: int = 16) -> bool:
-    """Whether exact measures of a weight ``[..., k, d]`` take more than ``memory`` bytes, and products with probes less.
-
-    They need k×k or d×d matrices of ``each`` bytes an entry, and the weight and its gradient in float64.
-
-    >>> is_large((4096, 11_008), 2**28), is_large((1024, 1024), 2**28), is_large((1024, 1024), 2**22)
-    (True, False, True)
-    """
-    *stack, k, d = shape
-    side = min(k, d)
-    return math.prod(stack) * max(side**2 * each, 16 * k * d) > memory and k * probe_count(d, memory) < side**2
+from gramscope.linalg.budget import GROUPS
 
 
 def probes(d: int, count: int, like: Tensor) -> Tensor:

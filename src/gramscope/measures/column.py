@@ -10,6 +10,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from torch import Tensor
 
+from gramscope.linalg.budget import Budget
 from gramscope.linalg.measured import Measured
 from gramscope.measures.spectrum import LargeSpectrum, large_weight_spectrum
 from gramscope.statistics.result import LayerStatistics, Statistics
@@ -43,8 +44,7 @@ class Context:
     corruption_seed: int = 0
     nearest_mean: Callable[[LayerStatistics], float] | None = None
     weight_decay: float | None = None
-    #: bytes that matrices of a column may take
-    memory: int = 256 * 2**20
+    budget: Budget = field(default_factory=Budget)
 
     @cached_property
     def order(self) -> tuple[str, ...]:
@@ -100,7 +100,7 @@ class LayerView:
             make: gives the matrix, of the weight's shape.
         """
         side = min(self.layer.weight.shape[-2:])
-        if self.layer.weight.dim() > 2 or 24 * side**2 <= self.context.memory:  # three matrices in float64
+        if self.layer.weight.dim() > 2 or self.context.budget.decomposes(side):
             return None
         return self.once(f"spectrum of {symbol}", lambda: large_weight_spectrum(make(), min(16, side)))
 

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from gramscope.errors import InputError
 from gramscope.linalg.arrays import to_double
-from gramscope.linalg.budget import Budget
 from gramscope.linalg.gram import Factored, cosine
 from gramscope.linalg.measured import Measured, combine
 from gramscope.linalg.moments import Moments
@@ -34,7 +33,7 @@ from gramscope.measures.spectrum import nuclear_rank, spectral_ratio, stable_ran
 
 def _moments(view: LayerView) -> Moments:
     part = features_of(view.layer)
-    if part.rows is not None and not Budget(view.context.memory).keeps_gram(part.rows.shape[-1]):
+    if part.rows is not None and not view.context.budget.keeps_gram(part.rows.shape[-1]):
         raise InputError(
             f"HᵀH of d = {part.rows.shape[-1]} does not fit memory=; raise it to {24 * part.rows.shape[-1] ** 2:,}"
         )
@@ -129,7 +128,7 @@ def _nuclear_rank(view: LayerView) -> float | Measured:
 
 def _weight_exponent(view: LayerView) -> float:
     side = min(view.layer.weight.shape[-2:])
-    if view.layer.weight.dim() == 2 and 24 * side**2 > view.context.memory:
+    if view.layer.weight.dim() == 2 and not view.context.budget.decomposes(side):
         raise InputError(f"it needs all singular values, whose decomposition takes {24 * side**2:,} bytes of memory=")
     return weight_exponent(view.layer.weight)
 

@@ -165,7 +165,7 @@ class LayerGrams:
 
 def grams_of(view: LayerView) -> LayerGrams:
     """The matrices of a layer, formed once for all its columns."""
-    return view.once("grams", lambda: LayerGrams(view.layer, Budget(view.context.memory)))
+    return view.once("grams", lambda: LayerGrams(view.layer, view.context.budget))
 
 
 @dataclass(frozen=True)

@@ -139,7 +139,7 @@ def collect(
     ):
         if not isinstance(value, bool):
             raise InputError(f"{name}={value!r}: give True or False")
-    wanted = {
+    wanted: dict[type[Sum], bool] = {
         Gradient: gradients,
         Covariance: gradients and covariance,
         ParameterGradient: gradients and autograd,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -250,7 +250,7 @@ def run(
     plan: Plan,
     reference: nn.Module | None = None,
     advance: Callable[[], None] = lambda: None,
-) -> Iterator[Seen]:
+) -> Generator[Seen, None, None]:
     """Run the model over the data and yield what is seen, batch by batch; the network's own output comes last of a batch.
 
     What is yielded holds the batch's graph: drop it before asking for the next. Close the generator where it is left early.
@@ -323,6 +323,7 @@ class _View:
         self._layouts = {n: layout(m, root) if inferred else plan.channels for n, m in modules.items()}
         self._structure: Structure | None = None
         self._current = Structure()
+        self._rows_wanted, self._own_gradients = plan.wants("rows"), plan.wants("parameter_gradient")
         self._generator = plan.generator or torch.Generator(device="cpu").manual_seed(0)
         self._weights: dict[str, Tensor] = {}
         self._tied: set[str] = set()
@@ -366,7 +367,7 @@ class _View:
             seen = Seen(name, weight, result, result.positions, record, tied=name in self._tied)
             if name in result.parameter_gradients:
                 seen.parameter_gradient = record.layer.matrix(result.parameter_gradients[name])
-            if self.plan.wants("rows") and self.plan.notes.has(name, Features):
+            if self._rows_wanted and self.plan.notes.has(name, Features):
                 with self._unpaired(name, name):
                     seen.rows, seen.target, seen.residual = layer_rows(record, result, self._current, self.plan)
                     self._sites_found = True
@@ -379,7 +380,7 @@ class _View:
         if record.layer.name not in self._weights:
             weight = record.layer.weight()
             self._weights[record.layer.name] = weight.clone() if self.plan.snapshot else weight
-            if self.plan.wants("parameter_gradient") and shares_parameter(record.layer, self.tape.model):
+            if self._own_gradients and shares_parameter(record.layer, self.tape.model):
                 self._tied.add(record.layer.name)
         return self._weights[record.layer.name]
 
@@ -411,7 +412,7 @@ class _View:
                 text = f"it ran {count} times in a forward; its output is the one of the last time"
                 self.plan.notes.remark(name, text)
             key, seen = output_of(name), self._empty(output_of(name), result)
-            if self.plan.wants("rows") and self.plan.notes.has(key, Features):
+            if self._rows_wanted and self.plan.notes.has(key, Features):
                 with self._unpaired(name, key):
                     axis = self._current.axis(key, value, self.plan.batch_dim)
                     rows = output_rows(value, self._layouts[name], name, axis)
@@ -424,7 +425,7 @@ class _View:
         """The network's own output, whose rows are samples, whatever the tokens."""
         seen = self._empty(output_of(), result)
         seen.whole_batch = True
-        wanted = self.plan.wants("rows") and self.plan.notes.has(output_of(), Features)
+        wanted = self._rows_wanted and self.plan.notes.has(output_of(), Features)
         if wanted and isinstance(result.target, Tensor) and result.output.dim() == 2:
             with self._unpaired(output_of(), output_of()):
                 h = result.output.detach().unsqueeze(1)
