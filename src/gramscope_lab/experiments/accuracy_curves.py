@@ -12,8 +12,9 @@ from typing import Any
 
 from gramscope.errors import InputError
 from gramscope_lab.experiments.experiment import Results
-from gramscope_lab.experiments.plots import Figure, band, curve, deviation, legend_below, mean, panels, percent
+from gramscope_lab.experiments.plots import Figure, band, curve, legend_below, mean, panels, percent
 from gramscope_lab.runs.records import Record
+from gramscope_lab.spread import spread
 
 
 @dataclass(frozen=True)
@@ -97,9 +98,9 @@ def choose(results: Results[Any], part: str) -> Curve:
 
 def compare_finals(first: Curve, second: Curve) -> tuple[float, str]:
     """Difference of the final mean accuracies in points; and as text both accuracies, difference and standard error."""
-    a, b = first.final_values(), second.final_values()
-    difference = 100 * (mean(a) - mean(b))
-    error = 100 * math.sqrt(deviation(a) ** 2 / len(a) + deviation(b) ** 2 / len(b))
+    found = [spread(curve.final_values()) for curve in (first, second)]
+    difference = 100 * (first.final - second.final)
+    error = 100 * math.sqrt(sum(s.deviation**2 / s.count for s in found if s is not None))
     return difference, f"{percent(first.final)} and {percent(second.final)} ({difference:+.1f} ± {error:.1f})"
 
 

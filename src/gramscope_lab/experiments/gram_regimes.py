@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from gramscope.layers.model_call import evaluating
 from gramscope.measures.surrogate_theory import moving_target
 from gramscope_lab.experiments.experiment import Claim, Experiment, Options, Results, Training, training_config
-from gramscope_lab.experiments.plots import Figure, band, deviation, legend_below, listed, mean, panels, spread
+from gramscope_lab.experiments.plots import Figure, band, legend_below, listed, mean, panels
+from gramscope_lab.spread import spread, spread_text
 from gramscope_lab.training.job import Job
 
 #: recorded norm -> how it is written
@@ -145,12 +146,13 @@ def errors(results: Results[Settings]) -> Iterator[Claim]:
     for width, values in found.items():
         if width not in PUBLISHED:
             continue
-        near = abs(mean(values) - PUBLISHED[width]) <= 2 * deviation(values)
+        drawn = spread(values)
+        near = drawn is not None and abs(drawn.mean - PUBLISHED[width]) <= 2 * drawn.deviation
         reason = f"mean squares of the targets, by draw: {listed('{:.1f}', squares)}"
         yield Claim(
             f"final training error at width {width}: the published one is within two deviations of our draws",
             f"{PUBLISHED[width]}",
-            spread(values),
+            spread_text(values),
             near if published else None,
             reason if published else "fewer samples or epochs than published",
         )

@@ -16,8 +16,9 @@ from gramscope.measures.virtual import virtual_trajectory
 from gramscope_lab.data import load
 from gramscope_lab.data.seeds import generator
 from gramscope_lab.experiments.experiment import Claim, Computation, Experiment, Options, Recorder, Results
-from gramscope_lab.experiments.plots import PALETTE, Figure, mean, panels, spread
+from gramscope_lab.experiments.plots import PALETTE, Figure, mean, panels
 from gramscope_lab.nets import build
+from gramscope_lab.spread import spread_text
 from gramscope_lab.training.job import resolve_device
 
 
@@ -109,7 +110,7 @@ def unrolls(results: Results[Settings]) -> Claim:
     return Claim(
         f"TL of the virtual points (with intercept) after {last} epochs is more than 0.5 above the inputs'",
         "the roll unrolls, TL rises well above the input's",
-        f"{spread(before)} → {spread(after)}",
+        f"{spread_text(before)} → {spread_text(after)}",
         mean(after) > mean(before) + 0.5,
     )
 
@@ -120,7 +121,7 @@ def follows(results: Results[Settings]) -> Claim:
     return Claim(
         "the Gram of layer 1 follows the virtual covariance: cosine of W_tᵀW_t − W₀ᵀW₀ and Σ v above 0.98",
         "contours adapt to the unrolling",
-        spread(values, 3),
+        spread_text(values, ".3f", ".3f"),
         mean(values) > 0.98,
     )
 

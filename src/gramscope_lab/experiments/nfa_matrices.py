@@ -25,7 +25,8 @@ from gramscope_lab.experiments.experiment import (
     Training,
     training_config,
 )
-from gramscope_lab.experiments.plots import Figure, matrix, mean, panels, picture, spread
+from gramscope_lab.experiments.plots import Figure, matrix, mean, panels, picture
+from gramscope_lab.spread import spread_text
 from gramscope_lab.training.job import load_data, resolve_device
 from gramscope_lab.training.train import Trained
 
@@ -89,7 +90,7 @@ def _train(settings: Settings, options: Options, recorder: Recorder) -> None:
 def _near(results: Results[Settings], key: str, claim: str, published: float, tolerance: float) -> Claim:
     values = [record[key] for record in results.records("alignment")]
     holds = abs(mean(values) - published) <= tolerance
-    return Claim(f"{claim} (within {tolerance:g})", f"{published:g}", spread(values), holds)
+    return Claim(f"{claim} (within {tolerance:g})", f"{published:g}", spread_text(values), holds)
 
 
 def aligned(results: Results[Settings]) -> Claim:
@@ -221,7 +222,7 @@ def similar(results: Results[Faces]) -> Iterator[Claim]:
         values = _values(results, "pearson", data)
         accuracy = mean(_values(results, "test_accuracy", data))
         text = f"Pearson ρ of the diagonals of NFM and AGOP at least 0.85 ({data}, test accuracy {accuracy:.1%})"
-        yield Claim(text, "0.91", spread(values), mean(values) >= 0.85)
+        yield Claim(text, "0.91", spread_text(values), mean(values) >= 0.85)
 
 
 def destroyed(results: Results[Faces]) -> Iterator[Claim]:
@@ -237,7 +238,7 @@ def destroyed(results: Results[Faces]) -> Iterator[Claim]:
             )
         drop = mean(whole) - mean(values)
         yield Claim(f"random eigenvectors lower it by more than 0.3 ({data})", "by 0.87", f"by {drop:.2f}", drop > 0.3)
-        yield Claim(f"and leave less than 0.25 ({data})", "0.04", spread(values), holds, reason)
+        yield Claim(f"and leave less than 0.25 ({data})", "0.04", spread_text(values), holds, reason)
 
 
 def faces_figure(results: Results[Faces]) -> Figure:

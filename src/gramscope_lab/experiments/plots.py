@@ -6,7 +6,7 @@ Figures are made as objects, without pyplot, so nothing global is changed and no
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
@@ -20,6 +20,7 @@ from gramscope_lab.palette import PALETTE as PALETTE
 from gramscope_lab.runs.directory import RunDirectory
 from gramscope_lab.runs.files import write_file
 from gramscope_lab.runs.records import Record
+from gramscope_lab.spread import spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -94,29 +95,15 @@ def curve(records: Iterable[Record], x: str, y: str) -> tuple[list[float], list[
     for record in records:
         if record.get(y) is not None:
             groups.setdefault(record[x], []).append(record[y])
-    xs = sorted(groups)
-    means = [mean(groups[key]) for key in xs]
-    return xs, means, [deviation(groups[key]) for key in xs]
+    found = {key: spread(groups[key]) for key in sorted(groups)}
+    known = {key: value for key, value in found.items() if value is not None}
+    return list(known), [value.mean for value in known.values()], [value.deviation for value in known.values()]
 
 
 def mean(values: Iterable[float]) -> float:
     """Arithmetic mean; NaN without values."""
-    known = list(values)
-    return math.fsum(known) / len(known) if known else math.nan
-
-
-def deviation(values: Sequence[float]) -> float:
-    """Standard deviation of a sample (n − 1); 0 for one value."""
-    if len(values) < 2:
-        return 0.0
-    middle = mean(values)
-    return math.sqrt(math.fsum((value - middle) ** 2 for value in values) / (len(values) - 1))
-
-
-def spread(values: Sequence[float], digits: int = 2) -> str:
-    """Mean and standard deviation as text: ``0.91 ± 0.02``."""
-    text = f"{mean(values):.{digits}f}"
-    return f"{text} ± {deviation(values):.{digits}f}" if len(values) > 1 else text
+    found = spread(values)
+    return math.nan if found is None else found.mean
 
 
 def listed(form: str, *columns: Iterable[Any]) -> str:

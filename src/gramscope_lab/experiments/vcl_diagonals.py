@@ -18,9 +18,10 @@ from gramscope_lab.experiments.experiment import (
     part_name,
     training_config,
 )
-from gramscope_lab.experiments.plots import Figure, curve, matrix, mean, panels, percent, picture, spread
+from gramscope_lab.experiments.plots import Figure, curve, matrix, mean, panels, percent, picture
 from gramscope_lab.runs.directory import RunDirectory
 from gramscope_lab.runs.layer_snapshots import DIAGONALS, load_diagonals, snapshot_steps
+from gramscope_lab.spread import spread_text
 
 #: diagonal -> how it is written
 QUANTITIES = {"nfm": r"$W^\top W$", "vcs": r"$\sum$ virtual covariance shift", "agop": "AGOP"}
@@ -105,7 +106,7 @@ def correlations(results: Results[Settings]) -> Iterator[Claim]:
         yield Claim(
             f"{data}: ρ of the virtual covariance shift's diagonal with WᵀW's (at least 0.95)",
             "0.98",
-            spread(virtual, 3),
+            spread_text(virtual, ".3f", ".3f"),
             mean(virtual) >= 0.95,
             published,
         )
@@ -113,7 +114,7 @@ def correlations(results: Results[Settings]) -> Iterator[Claim]:
         yield Claim(
             f"{data}: ρ of the AGOP's diagonal with WᵀW's (within 0.1)",
             "0.71",
-            spread(agop, 3),
+            spread_text(agop, ".3f", ".3f"),
             None if published else abs(mean(agop) - 0.71) <= 0.1,
             published
             or f"{min(through):.2f} to {max(through):.2f} at all snapshots after the start; how the gradients of several "
