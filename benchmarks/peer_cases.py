@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from gramscope.instruments.agop import tangent_kernel
 from gramscope.instruments.egop import egop
+from gramscope.measures.collapse import neural_collapse_from_rows
 from gramscope.measures.linearity import target_linearity
-from gramscope.measures.neural_collapse import neural_collapse_from_rows
 from gramscope.statistics.collect import collect
 from gramscope.statistics.result import Statistics
 from gramscope_lab.nets import build

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import gramscope as gs
 from gramscope.errors import NumericalError
-from gramscope.measures.neural_collapse import neural_collapse_from_rows
+from gramscope.measures.collapse import neural_collapse_from_rows
 from gramscope.optim.vcl.recursion import recursive_step, start
 
 

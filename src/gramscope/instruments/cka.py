@@ -21,7 +21,7 @@ from gramscope.layers.model_call import evaluating, model_device, model_dtype, r
 from gramscope.layers.modules import unwrap
 from gramscope.layers.select import LayerSelector
 from gramscope.layers.tape import Tape
-from gramscope.measures.debiased_cka import FEWEST, batch_hsic, centred_kernel
+from gramscope.measures.similarity import FEWEST, batch_hsic, centred_kernel
 from gramscope.measures.table import format_value
 from gramscope.statistics.features import Tokens, inputs_of, rows_and_targets
 from gramscope.statistics.structure import Structure, find_structure

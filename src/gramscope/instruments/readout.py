@@ -20,7 +20,7 @@ from gramscope.layers.modules import unwrap
 from gramscope.layers.positions import flattened
 from gramscope.linalg.arrays import Array, as_tensor, to_double
 from gramscope.linalg.moments import ClassMoments
-from gramscope.measures.neural_collapse import NeuralCollapse, nearest_class, neural_collapse_from_rows
+from gramscope.measures.collapse import NeuralCollapse, nearest_class, neural_collapse_from_rows
 from gramscope.statistics.features import IGNORED
 from gramscope.statistics.result import LayerStatistics
 
@@ -39,7 +39,7 @@ def neural_collapse(
     process_group: Group = None,
     mesh: DeviceMesh | None = None,
 ) -> NeuralCollapse:
-    """NC1–NC4 of penultimate features; see :func:`~gramscope.measures.neural_collapse.neural_collapse_from_rows`.
+    """NC1–NC4 of penultimate features; see :func:`~gramscope.measures.collapse.neural_collapse_from_rows`.
 
     Args:
         H: features ``[n, d]``.

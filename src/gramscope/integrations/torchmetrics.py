@@ -19,8 +19,8 @@ from gramscope.errors import InputError, load_extra
 from gramscope.linalg.arrays import as_nonempty_floats
 from gramscope.linalg.moments import ClassMoments, Moments, class_moments, merge, moments
 from gramscope.linalg.row_blocks import OneHotRows, Rows
+from gramscope.measures.collapse import neural_collapse_from_moments
 from gramscope.measures.linearity import surrogate_from_moments, target_linearity_from_moments
-from gramscope.measures.neural_collapse import neural_collapse_from_moments
 from gramscope.measures.similarity import linear_cka_from_moments
 from gramscope.measures.targets import as_labels
 
@@ -174,7 +174,7 @@ class NeuralCollapse(_MomentsMetric):
         super().__init__(num_features, num_classes, True, **options)
 
     def compute(self) -> dict[str, Tensor]:
-        """Float64 numbers by name, see :class:`gramscope.measures.neural_collapse.NeuralCollapse`."""
+        """Float64 numbers by name, see :class:`gramscope.measures.collapse.NeuralCollapse`."""
         classes = self._merged()
         assert isinstance(classes, ClassMoments)
         result = neural_collapse_from_moments(classes)

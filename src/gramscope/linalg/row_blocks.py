@@ -137,35 +137,6 @@ class MappedRows(Rows):
         return block if self.shift is None else block - self.shift[start:stop]
 
 
-class ScaledRows(Rows):
-    """Other rows with every column divided by its length; columns of zeros stay.
-
-    >>> ScaledRows(Rows(torch.tensor([[3.0, 0.0], [4.0, 0.0]]), "H")).block(0, 2)
-    tensor([[0.6000, 0.0000],
-            [0.8000, 0.0000]], dtype=torch.float64)
-    """
-
-    def __init__(self, rows: Rows) -> None:
-        self.name, self.data, self.rows = rows.name, rows.data, rows
-        largest = torch.stack([block.abs().amax(0) for block in rows.blocks()]).amax(0)
-        largest = torch.where(largest > 0, largest, 1.0)
-        square = torch.stack([(block / largest).square().sum(0) for block in rows.blocks()]).sum(0)
-        self.scale = torch.where(square > 0, square.sqrt() * largest, 1.0)
-
-    @property
-    @override
-    def width(self) -> int:
-        return self.rows.width
-
-    @override
-    def block(self, start: int, stop: int) -> Tensor:
-        return self.rows.block(start, stop) / self.scale
-
-    @override
-    def columns(self, start: int, stop: int) -> Tensor:
-        return self.rows.columns(start, stop) / self.scale[start:stop]
-
-
 class OneHotRows(Rows):
     """One-hot rows of integer labels minus a constant row (their mean, when centred), never formed as a whole.
 

@@ -16,13 +16,13 @@ from gramscope.linalg.moments import Moments
 from gramscope.linalg.ridge import RidgeFit
 from gramscope.linalg.ridge_moments import fit_moments
 from gramscope.linalg.row_blocks import row_product
-from gramscope.measures.column import Column, LayerView, Missing, Value
-from gramscope.measures.linearity import checked, fit_features, held_out_from_moments, surrogate, surrogate_from_moments
-from gramscope.measures.neural_collapse import (
+from gramscope.measures.collapse import (
     collapse_of_means,
     neural_collapse_from_moments,
     neural_collapse_from_rows,
 )
+from gramscope.measures.column import Column, LayerView, Missing, Value
+from gramscope.measures.linearity import checked, fit_features, held_out_from_moments, surrogate, surrogate_from_moments
 from gramscope.measures.spectrum import feature_spectrum_from_moments, spectrum_of_few_rows
 from gramscope.statistics.feature_statistics import PROJECTION, FeatureStatistics, projected
 from gramscope.statistics.result import LayerStatistics

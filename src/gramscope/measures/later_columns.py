@@ -19,13 +19,12 @@ from gramscope.linalg.gram import Factored, cosine
 from gramscope.linalg.measured import Measured, combine
 from gramscope.linalg.moments import Moments
 from gramscope.measures.alignment import AgopSpectrum, agop_spectrum
+from gramscope.measures.collapse import nrc1, nrc2, nrc3
 from gramscope.measures.column import NO_KERNEL, Column, LayerView, Missing, Value
 from gramscope.measures.feature_columns import features_of
-from gramscope.measures.kernel_target import kernel_target_alignment
 from gramscope.measures.layer_grams import Side, grams_of
-from gramscope.measures.power_law import weight_exponent
-from gramscope.measures.regression_collapse import nrc1, nrc2, nrc3
-from gramscope.measures.representation_rank import alpha_req, rankme
+from gramscope.measures.similarity import kernel_target_alignment
+from gramscope.measures.spectral_decay import alpha_req, rankme, weight_exponent
 from gramscope.measures.spectrum import nuclear_rank, spectral_ratio, stable_rank_of_gram
 
 # --- what the columns read --------------------------------------------------------------------------------------------
