@@ -177,7 +177,6 @@ class Small:
         totals: ``‖y − ȳ‖²`` of every target, ``[c]``.
         mean_h: ``[d]`` with an intercept, else None.
         mean_y: ``[c]``.
-        angles: by which rounding may have turned each row, ``[r]``.
         uncertain: how much the residuals may be off already.
         eps: relative rounding of the features as they came.
     """
@@ -189,7 +188,6 @@ class Small:
     totals: Tensor
     mean_h: Tensor | None
     mean_y: Tensor
-    angles: Tensor | None = None
     uncertain: float = 0.0
     eps: float = EPS
 
@@ -211,8 +209,6 @@ def fit_small(p: Small, ridge: float, rtol: float | None = None) -> RidgeFit:
     tolerance = largest * (max(p.n, d) * EPS if rtol is None else rtol)
     tolerance = max(tolerance, input_noise(p.n, d, EPS)) if equilibrate else tolerance
     angles = math.sqrt(p.n) * EPS * largest / s.clamp(min=TINY)
-    if p.angles is not None:
-        angles = angles + p.angles @ U.abs()
     fit = fit_directions(p, s, targets, outside, ridge, tolerance, angles)
     beta = Vt.mT @ fit.beta / scale[:, None]
     kept = s > tolerance

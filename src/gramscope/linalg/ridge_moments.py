@@ -21,6 +21,7 @@ from gramscope.linalg.ridge import (
     fit_small,
     input_noise,
     limit_of,
+    turned,
 )
 
 
@@ -36,17 +37,16 @@ def fit_moments(m: Moments, ridge: float = 0.0, intercept: bool = False, eps: fl
     if fit is not None:
         return fit
     found = _directions(m, eps, intercept)
-    totals = m.C_yy.diagonal()
-    outside = (totals - found.targets.square().sum(0)).clamp(min=0.0)
-    uncertain = found.near + _digits(m, float(outside.sum()))
-    rows, targets, angles = found.rows, found.targets, found.angles
+    outside = (m.C_yy.diagonal() - found.targets.square().sum(0)).clamp(min=0.0)
+    if not ridge:
+        return _least_squares(m, found, outside, intercept, eps)
+    rows, targets, mean_h = found.rows, found.targets, m.mean_h if intercept else None
     if not intercept:  # the constant is a direction like the others: H = 1 h̄ᵀ + (H − 1 h̄ᵀ), and the two are orthogonal
         rows = torch.cat([math.sqrt(m.n) * found.mean[None], rows])
         targets = torch.cat([math.sqrt(m.n) * m.mean_y[None], targets])
-        angles = torch.cat([angles.new_tensor([found.slope]), angles])
-    mean_h = m.mean_h if intercept else None
-    fit = fit_small(Small(m.n, rows, targets, outside, totals, mean_h, m.mean_y, angles, uncertain, eps), ridge)
-    return replace(fit, uncertain=fit.uncertain + float(fit.residuals.sum())) if found.lost else fit
+    uncertain = _digits(m, float(outside.sum()))
+    fit = fit_small(Small(m.n, rows, targets, outside, m.C_yy.diagonal(), mean_h, m.mean_y, uncertain, eps), ridge)
+    return replace(fit, uncertain=uncertain + float(fit.residuals.sum())) if found.lost else fit
 
 
 def _digits(m: Moments, residual: float) -> float:
@@ -92,7 +92,10 @@ class _Directions:
     Args:
         rows: ``[r, d]`` without directions lost in rounding; ``rowsᵀrows = C_hh``.
         targets: of these rows, ``[r, c]``.
+        inverse: ``[d, r]``, with which ``rows @ inverse`` is the identity.
+        absent: directions lost in rounding, ``[·, d]``.
         mean: ``h̄ [d]``, without its parts along lost directions that are as short as these.
+        outside: a direction ``[d]`` along which only the mean has a part, zero if there is none: it fits a constant.
         angles: by which rounding may turn the rows, ``[r]``.
         slope: how much the constant that the mean fits may vary, relative to itself.
         near: the part of ``‖Y‖²`` along directions near the tolerance.
@@ -101,7 +104,10 @@ class _Directions:
 
     rows: Tensor
     targets: Tensor
+    inverse: Tensor
+    absent: Tensor
     mean: Tensor
+    outside: Tensor
     angles: Tensor
     slope: float
     near: float
@@ -133,15 +139,60 @@ def _directions(m: Moments, eps: float, intercept: bool) -> _Directions:
     slope = math.sqrt(tolerance) / float(along[fitted].max()) if bool(fitted.any()) else 0.0
     root, basis = values[kept].sqrt(), vectors[:, kept]
     targets = cross[kept] / root[:, None]
-    rows = targets.new_zeros(root.numel(), m.mean_h.numel())
-    rows[:, varies] = root[:, None] * basis.mT * size
+    rows, inverse = (targets.new_zeros(root.numel(), m.mean_h.numel()) for _ in range(2))
+    rows[:, varies], inverse[:, varies] = root[:, None] * basis.mT * size, (basis / root).mT / size
+    absent = targets.new_zeros(int((~kept).sum()), m.mean_h.numel())
+    absent[:, varies] = vectors[:, ~kept].mT / size
+    outside = torch.zeros_like(mean)
+    if bool(mean[~varies].any()):
+        outside[~varies] = torch.where(mean[~varies] != 0, 1 / mean[~varies], 0.0)
+    elif bool(fitted.any()):
+        outside[varies] = vectors[:, fitted] @ (vectors[:, fitted].mT @ (mean[varies] / size)) / size
     near = float((rounding[kept] / values[kept]) @ targets.square().sum(1))
     return _Directions(
         rows,
         targets,
+        inverse.mT,
+        absent,
         mean,
+        outside,
         4 * tolerance / values[kept] + 2 * EPS * (ratio[:, None] * basis).norm(dim=0) / root,  # centring moves features
         0.0 if bool(mean[~varies].any()) else slope,
         near if near > UNCERTAIN * total else 0.0,
         bool(lost.any()),
     )
+
+
+def _least_squares(m: Moments, p: _Directions, outside: Tensor, intercept: bool, eps: float) -> RidgeFit:
+    """The fit without a ridge, which any basis of the columns of H gives.
+
+    Either a constant can be fitted beside the directions (``intercept``, or h̄ has a part along none of them), or H contains it
+    only together with ``slopes`` times the directions, and then ``(1, −slopes)`` is orthogonal to all columns.
+    """
+    residuals, parts, along = outside, p.targets, p.targets.square().sum(1)
+    rank, height = len(p.rows) + intercept, math.sqrt(m.n) * m.mean_y
+    uncertain, fits_constant = p.near + _digits(m, float(outside.sum())), bool(p.outside.any())
+    beta, span = p.inverse @ parts, p.rows
+    if not intercept and fits_constant:
+        rank += 1
+        uncertain += float(height.square().sum()) * p.slope**2
+        beta = beta + torch.outer(p.outside, m.mean_y - p.mean @ beta) / (p.mean @ p.outside)
+        span = torch.cat([p.mean[None], span])
+    elif not intercept:
+        slopes = math.sqrt(m.n) * p.mean @ p.inverse
+        missed, longer = height - slopes @ parts, 1 + slopes.square().sum()
+        residuals = residuals + missed.square() / longer
+        beta = p.inverse @ (parts + torch.outer(slopes, missed) / longer)
+        # what changes when the parts of the mean along the directions change by their angles
+        change, size = p.angles.clamp(max=1.0) * slopes.abs(), missed.norm()
+        uncertain += 2 * float((change * (along.sqrt() + size * slopes.abs() / longer)).sum() * size / longer)
+    uncertain += turned(p.angles, along, float(residuals.sum()), m.n - rank)
+    uncertain += float(residuals.sum()) if p.lost else 0.0
+    if len(span) < m.mean_h.numel():  # of minimum norm: in the span of the rows
+        basis = torch.linalg.qr(span.mT)[0]
+        beta = basis @ (basis.mT @ beta)
+    constant = m.mean_y - m.mean_h @ beta if intercept else torch.zeros_like(m.mean_y)
+    return RidgeFit(
+        m.n, 0.0, beta, constant, residuals, m.C_yy.diagonal(), m.mean_y, rank, float(rank), 0.0, uncertain, limit_of(eps),
+        p.absent if len(p.absent) else None,
+    )  # fmt: skip
