@@ -2,7 +2,7 @@
 # # Your first layer table
 #
 # We train a small network on the digits that come with gramscope, and ask what each of its layers has learned. You need
-# `gramscope[report]` for the pictures; everything else is in the base package.
+# `gramscope[lab]` for the pictures; everything else is in the base package.
 
 # %%
 import copy

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gramscope.distributed.exchange import Exchange, Group, find_exchange
 from gramscope.distributed.gathered import gathered
-from gramscope.errors import InputError, MissingExtraError, checks_names
+from gramscope.errors import InputError, checks_names, load_extra
 from gramscope.layers.batches import NoBatchError, Unpack, batches, to_device
 from gramscope.layers.capture import capture
 from gramscope.layers.labels import LabelReader
@@ -26,6 +26,7 @@ from gramscope.measures.table import format_value
 from gramscope.statistics.features import Tokens, inputs_of, rows_and_targets
 from gramscope.statistics.structure import Structure, find_structure
 from gramscope.statistics.sums import LeftOut
+from gramscope.text_table import text_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -64,12 +65,9 @@ class LayerSimilarity:
 
     def plot(self) -> Figure:
         """A map of rows by columns, as a matplotlib figure."""
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise MissingExtraError("plot() needs matplotlib: pip install 'gramscope[report]'") from error
         size = [2.5 + 0.28 * len(names) for names in (self.columns, self.rows)]
-        figure = Figure(figsize=(size[0] + 0.8, size[1]), layout="constrained")
+        make_figure = load_extra("matplotlib.figure", "lab").Figure
+        figure: Figure = make_figure(figsize=(size[0] + 0.8, size[1]), layout="constrained")
         axes = figure.subplots()
         image = axes.imshow(self.values.numpy(), vmin=0.0, vmax=1.0, cmap="viridis")
         axes.set_xticks(range(len(self.columns)), self.columns, rotation=90)
@@ -80,8 +78,7 @@ class LayerSimilarity:
     def __str__(self) -> str:
         cells = [["CKA", *self.columns]]
         cells += [[name, *map(format_value, row)] for name, row in zip(self.rows, self.values.tolist(), strict=True)]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in cells)
+        return "\n".join(text_table(cells))
 
     __repr__ = __str__
 
