@@ -54,12 +54,12 @@ if TYPE_CHECKING:
     from gramscope.measures.virtual import fle_residual as fle_residual
     from gramscope.measures.virtual import gram_shift as gram_shift
     from gramscope.measures.virtual import gram_shift_residual as gram_shift_residual
+    from gramscope.measures.virtual import lipschitz_constant as lipschitz_constant
+    from gramscope.measures.virtual import virtual_against_actual as virtual_against_actual
     from gramscope.measures.virtual import virtual_covariance_shift as virtual_covariance_shift
     from gramscope.measures.virtual import virtual_trajectory as virtual_trajectory
     from gramscope.measures.virtual import virtual_update as virtual_update
     from gramscope.measures.virtual import weight_gram as weight_gram
-    from gramscope.measures.virtual_against_actual import lipschitz_constant as lipschitz_constant
-    from gramscope.measures.virtual_against_actual import virtual_against_actual as virtual_against_actual
     from gramscope.optim.free_muon import FreeMuon as FreeMuon
     from gramscope.optim.param_groups import param_groups as param_groups
     from gramscope.optim.polar import polar as polar
@@ -96,10 +96,9 @@ _MODULES = {
     "measures.surrogate_theory": "linearity_bound moving_target surrogate_step",
     "measures.table": "Table",
     "measures.virtual": (
-        "AccumulatedShift fle_residual gram_shift gram_shift_residual virtual_covariance_shift virtual_trajectory "
-        "virtual_update weight_gram"
+        "AccumulatedShift fle_residual gram_shift gram_shift_residual lipschitz_constant virtual_against_actual "
+        "virtual_covariance_shift virtual_trajectory virtual_update weight_gram"
     ),
-    "measures.virtual_against_actual": "lipschitz_constant virtual_against_actual",
     "optim.free_muon": "FreeMuon",
     "optim.param_groups": "param_groups",
     "optim.polar": "polar",

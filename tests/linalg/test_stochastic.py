@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gramscope.linalg.budget import GROUPS
-from gramscope.linalg.stochastic import by_group, gram_times, probes, singular_quadrature
+from gramscope.linalg.stochastic import gram_times, probes, singular_quadrature
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -24,7 +24,6 @@ def test_products_with_probes_at_any_scale() -> None:
     tiny = (1e-30 * rows).float()
     exact = tiny.double().mT @ tiny.double() @ omega
     torch.testing.assert_close(gram_times(tiny, omega), exact, rtol=0, atol=1e-6 * float(exact.abs().max()))
-    assert by_group(torch.ones(3, 64)).tolist() == [[4.0] * GROUPS] * 3
 
 
 @settings(max_examples=20, deadline=None)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cases import randoms, refused
 from gramscope.errors import InputError
-from gramscope.measures.virtual_against_actual import lipschitz_constant, virtual_against_actual
+from gramscope.measures.virtual import lipschitz_constant, virtual_against_actual
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from functools import reduce
+from functools import partial, reduce
 from typing import TypeAlias
 
 import torch
@@ -26,9 +26,8 @@ from typing_extensions import override
 from gramscope.errors import InputError
 from gramscope.linalg.arrays import check_size, to_double
 from gramscope.linalg.budget import GROUPS
-from gramscope.linalg.measured import Measured, jackknife
+from gramscope.linalg.measured import Measured, combine, jackknife
 from gramscope.linalg.row_blocks import row_product, spans
-from gramscope.linalg.stochastic import by_group
 
 REMARK = "an estimate from random probes, because the matrix itself would not fit memory="
 
@@ -71,10 +70,6 @@ class Gram(ABC):
         """The sum of all entries, ``1ᵀA1``."""
 
     @abstractmethod
-    def times(self, X: Tensor) -> Tensor:
-        """``A X`` of each part, ``[parts, ..., d, m]`` for ``X [d, m]``, in float64."""
-
-    @abstractmethod
     def _traces(self) -> Tensor:
         """The trace of each part, ``[parts, 1]``; of estimates ``[parts, 1, groups]``."""
 
@@ -110,8 +105,8 @@ class Dense(Gram):
     def total(self) -> Measured:
         return _measured(self.parts.flatten(1).sum(1)[:, None])
 
-    @override
     def times(self, X: Tensor) -> Tensor:
+        """``A X`` of each part, ``[parts, ..., d, m]`` for ``X [d, m]``, in float64."""
         return self.parts @ to_double(X)
 
     @property
@@ -220,8 +215,8 @@ class Factored(Gram):
             terms.append(factor * (a * (b[None] if K is None else K @ b)).flatten(1).sum(1))
         return _measured(_sum(terms)[:, None])
 
-    @override
     def times(self, X: Tensor) -> Tensor:
+        """``A X`` of each part, ``[parts, ..., d, m]`` for ``X [d, m]``, in float64."""
         terms = []
         for factor, A, K, B in self.terms:
             thin = B.times(X)
@@ -365,10 +360,6 @@ class Estimated(Gram):
         return _measured(means.sum(1, keepdim=True) * self.shape[-1])
 
     @override
-    def times(self, X: Tensor) -> Tensor:
-        raise InputError("of an estimated matrix no product but that with its own probes is known")
-
-    @override
     def _traces(self) -> Tensor:
         return self.traces[:, None]
 
@@ -403,28 +394,23 @@ class Estimated(Gram):
 def cosine(A: Gram, B: Gram, center: bool = False) -> Measured:
     """``ρ = ⟨A, B⟩ / (‖A‖ ‖B‖)``; with ``center`` the Pearson correlation of the entries.
 
-    >>> round(float(cosine(Dense(torch.eye(2)[None]), Dense(torch.ones(1, 2, 2)))), 6)
+    >>> round(cosine(Dense(torch.eye(2)[None]), Dense(torch.ones(1, 2, 2))), 6)
     0.707107
     """
-    totals = (A.total(), B.total()) if center else None
-    return correlation(A.inner(B), A.inner(A), B.inner(B), totals, A.entries)
+    totals = (A.total(), B.total()) if center else (0.0, 0.0)
+    return combine(partial(correlation, A.entries), A.inner(B), A.inner(A), B.inner(B), *totals)
 
 
-def correlation(
-    inner: Measured, square_a: Measured, square_b: Measured, totals: tuple[Measured, Measured] | None, entries: int
-) -> Measured:
-    """A cosine from inner products; with the sums of all entries of both a Pearson correlation over ``entries``."""
-    if totals is not None:
-        a, b = totals
-        inner = inner - a * b / entries
-        square_a, square_b = _spread(square_a, a, entries), _spread(square_b, b, entries)
-    return inner / (square_a.at_least(0.0) ** 0.5 * square_b.at_least(0.0) ** 0.5)
+def correlation(entries: int, inner: Tensor, square_a: Tensor, square_b: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """A Pearson correlation from inner products and the sums a, b of all entries; with sums of zero a cosine.
 
-
-def _spread(square: Measured, total: Measured, entries: int) -> Measured:
-    """``Σ(x − x̄)²`` from ``Σx²`` and ``Σx``; NaN where that is no more than rounding leaves of a constant."""
-    spread = square - total**2 / entries
-    return spread if spread > 16 * torch.finfo(torch.float64).eps * square else Measured(float("nan"))
+    NaN where the variance is no more than rounding leaves of a constant.
+    """
+    spreads = []
+    for square, total in ((square_a, a), (square_b, b)):
+        spread = square - total.square() / entries
+        spreads.append(torch.where(spread > 16 * torch.finfo(spread.dtype).eps * square, spread, torch.nan).sqrt())
+    return (inner - a * b / entries) / (spreads[0] * spreads[1])
 
 
 def _pair(K: Tensor | None, T: Tensor, L: Tensor | None, U: Tensor) -> Tensor:
@@ -451,12 +437,15 @@ def _check_parts(a: Tensor, b: Tensor) -> None:
 
 def _by_group(columns: Tensor) -> Tensor:
     """Sums of ``[parts, ..., d, r]`` within each group of columns, times groups over r: ``[parts, groups]``."""
-    sums = by_group(columns.sum(-2)) * (GROUPS / columns.shape[-1])
+    columns = columns.sum(-2)
+    sums = columns.reshape(*columns.shape[:-1], GROUPS, -1).sum(-1) * (GROUPS / columns.shape[-1])
     return sums.flatten(1, -2).sum(1) if sums.dim() > 2 else sums
 
 
 def _measured(products: Tensor) -> Measured:
     """The whole from ``[parts, parts]`` or ``[parts, parts, groups]``, with the variances of parts and of probes."""
+    if products.numel() == 1:
+        return Measured(products)
     products = (products if products.dim() > 2 else products.unsqueeze(-1)).cpu()
     parts, groups = max(products.shape[:2]), products.shape[-1]
     mean = products.mean(-1)

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gramscope.linalg.arrays import binary_exponent, to_double
+from gramscope.linalg.arrays import to_double
 from gramscope.linalg.budget import GROUPS
+from gramscope.linalg.symmetric_sum import for_products
 
 
 def probes(d: int, count: int, like: Tensor) -> Tensor:
@@ -28,10 +29,9 @@ def probes(d: int, count: int, like: Tensor) -> Tensor:
 
 
 def gram_times(rows: Tensor, thin: Tensor) -> Tensor:
-    """``(rowsᵀrows) X [..., k, r]`` in float64 at any scale, for ``rows [..., m, k]`` and ``X [..., k, r]``."""
-    exponent = binary_exponent(rows)
-    rows = torch.ldexp(rows, -exponent)
-    return torch.ldexp(to_double(rows.mT @ (rows @ thin.to(rows.dtype))), 2 * exponent)
+    """``(rowsᵀrows) X [..., k, r]`` in float64, for ``rows [..., m, k]`` and ``X [..., k, r]``."""
+    rows = for_products(rows)
+    return to_double(rows.mT @ (rows @ thin.to(rows.dtype)))
 
 
 def onto_columns(W: Tensor, X: Tensor, steps: int = 60, rtol: float = 1e-4) -> Tensor:
@@ -58,11 +58,6 @@ def onto_columns(W: Tensor, X: Tensor, steps: int = 60, rtol: float = 1e-4) -> T
         before, square = square, gradient.square().sum(-2, keepdim=True)
         direction = gradient + square / before.clamp_min(tiny) * direction
     return found
-
-
-def by_group(columns: Tensor) -> Tensor:
-    """Sums over the last axis within each group of probes: ``[..., r] → [..., GROUPS]``."""
-    return columns.reshape(*columns.shape[:-1], GROUPS, -1).sum(-1)
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ def nfa(
     """
     V, kernel = _sides(W, K, W0, K_centered, kind)
     if power != 1.0:
-        return agop_spectrum(V, kernel).alignment(power, center)
+        return Measured(agop_spectrum(V, kernel).alignment(power, center))
     factor = Factor(V)
     return gram.cosine(Factored.of(factor).small(), Factored.of(factor, factor, kernel[None]).small(), center)
 
@@ -152,7 +152,7 @@ class AgopSpectrum:
     total: Tensor
     entries: int
 
-    def alignment(self, power: float, center: bool = False) -> Measured:
+    def alignment(self, power: float, center: bool = False) -> float:
         """``ρ(WᵀW, G^power)``, zero on the null space of G; NaN where a side is zero.
 
         In deep linear networks with balanced weights the ansatz holds with ``power = 1/L``, where L counts the layers from
@@ -160,13 +160,13 @@ class AgopSpectrum:
         """
         raised = torch.where(self.values > 0, self.values**power, 0.0)
         inner, square = (self.along * raised).sum(), raised.square().sum()
-        totals = (Measured(self.total), Measured((raised * self.sums.square()).sum())) if center else None
-        return correlation(Measured(inner), Measured(self.square), Measured(square), totals, self.entries)
+        totals = torch.stack([self.total, (raised * self.sums.square()).sum()]) * center
+        return float(correlation(self.entries, inner, self.square, square, *totals))
 
     def best_power(self) -> float:
         """The power in ``[1/64, 4]`` that aligns best: a scan of 65 powers, 9 % apart, then bisection of the slope."""
         powers = [SMALLEST * math.exp(i / 64 * math.log(LARGEST / SMALLEST)) for i in range(65)]
-        scanned = [float(self.alignment(power)) for power in powers]
+        scanned = [self.alignment(power) for power in powers]
         if any(math.isnan(rho) for rho in scanned):
             return math.nan
         best = max(range(65), key=scanned.__getitem__)

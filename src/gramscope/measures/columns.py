@@ -89,13 +89,13 @@ TRIVIAL = 0.9
 
 
 def _nfa(view: LayerView) -> Measured:
-    return _beside_null(grams_of(view).ansatz, view.context.center)
+    return view.once("nfa", lambda: _beside_null(grams_of(view).ansatz, _nfa_null(view), view.context.center))
 
 
-def _beside_null(ansatz: Ansatz, center: bool) -> Measured:
+def _beside_null(ansatz: Ansatz, null: float, center: bool) -> Measured:
     """The alignment, with a remark where random eigenvectors of the kernel would give almost as much."""
     value, remarks = ansatz.value(center), []
-    if ansatz.null(center) >= TRIVIAL:
+    if null >= TRIVIAL:
         remarks.append(f"trivial: random eigenvectors of K would give ρ ≥ {TRIVIAL} too")
     if value > 1 and value.error:
         remarks.append("above 1 by chance: it estimates a number that is at most 1")
@@ -103,7 +103,7 @@ def _beside_null(ansatz: Ansatz, center: bool) -> Measured:
 
 
 def _nfa_null(view: LayerView) -> Measured:
-    return grams_of(view).ansatz.null(view.context.center)
+    return view.once("nfa_null", lambda: grams_of(view).ansatz.null(view.context.center))
 
 
 def _nfa_above(view: LayerView) -> Measured:
@@ -122,7 +122,11 @@ def _moved(view: LayerView, kind: Literal["centered", "double", "ptk"]) -> Ansat
 
 
 def _nfa_moved(kind: Literal["centered", "double", "ptk"]) -> Callable[[LayerView], Value]:
-    return lambda view: _beside_null(_moved(view, kind), view.context.center)
+    def compute(view: LayerView) -> Measured:
+        ansatz, center = _moved(view, kind), view.context.center
+        return _beside_null(ansatz, ansatz.null(center), center)
+
+    return compute
 
 
 def _double_ratio(view: LayerView) -> Measured:

@@ -12,7 +12,7 @@ from torch import Tensor
 from gramscope.linalg.arrays import to_double
 from gramscope.linalg.budget import FEWEST, Budget
 from gramscope.linalg.gram import Dense, Estimated, Factor, Factored, Gram, correlation, cosine
-from gramscope.linalg.measured import Measured
+from gramscope.linalg.measured import Measured, combine
 from gramscope.linalg.psd import inverse_root
 from gramscope.linalg.row_blocks import row_norm
 from gramscope.linalg.stochastic import onto_columns, probes
@@ -196,17 +196,17 @@ class Ansatz:
         The expectations of both sides are exact: for a random symmetric Q of m×m with those eigenvalues,
         ``E[Q_ij Q_pq] = a δ_ij δ_pq + b (δ_ip δ_jq + δ_iq δ_jp)``.
         """
-        m, groups = self.rows, self.weight.shape[:-2].numel()
-        t1, t2 = self.kernel.trace() / groups, self.kernel.inner(self.kernel) / groups
-        b = (t2 - t1**2 / m).at_least(0.0) / max((m - 1) * (m + 2), 1)
-        a = t1**2 / m**2 - 2 * b / m
-        size = self.weight.inner(self.weight)
-        square, totals = (a + b) * size + b * self.trace_square, None
-        if center:
-            total = self.weight.total()
-            square = square - 2 * b * (1 - 1 / m) * total**2 / self.weight.entries
-            totals = total, t1 / m * total
-        return correlation(t1 / m * size, size, square, totals, self.weight.entries)
+        m, groups, entries, weight = self.rows, self.weight.shape[:-2].numel(), self.weight.entries, self.weight
+
+        def formula(size: Tensor, trace: Tensor, square: Tensor, total: Tensor) -> Tensor:
+            t1, t2 = trace / groups, square / groups
+            b = (t2 - t1.square() / m).clamp(min=0.0) / max((m - 1) * (m + 2), 1)
+            a = t1.square() / m**2 - 2 * b / m
+            expected = (a + b) * size + b * self.trace_square - 2 * b * (1 - 1 / m) * total.square() / entries
+            return correlation(entries, t1 / m * size, size, expected, total, t1 / m * total)
+
+        kernel, total = self.kernel, weight.total() if center else 0.0
+        return combine(formula, weight.inner(weight), kernel.trace(), kernel.inner(kernel), total)
 
 
 def exact_ansatz(W: Factor, parts: Tensor, at_inputs: bool = False) -> Ansatz:
