@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from gramscope.errors import InputError, load_extra
+from gramscope.errors import InputError, checks_names, load_extra
 from gramscope.layers.batches import Unpack, batches, to_device
 from gramscope.layers.hooks import Observer, in_backward
 from gramscope.layers.labels import LabelReader
@@ -83,6 +83,7 @@ class CoordinateCheck:
     __repr__ = __str__
 
 
+@checks_names
 def coordinate_check(
     make_model: Callable[[int], nn.Module],
     widths: Sequence[int],

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from gramscope.errors import InputError, LayerError
+from gramscope.errors import InputError, LayerError, checks_names
 from gramscope.instruments.interpolation import pair_blocks
 from gramscope.layers.model_call import call_model
 from gramscope.layers.modules import in_eval_mode
@@ -43,6 +43,7 @@ class RegionCrossings:
     per_layer: list[float]
 
 
+@checks_names
 def region_crossings(
     network: nn.Module | Preactivations,
     X: Array,

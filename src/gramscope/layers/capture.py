@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gramscope.errors import LayerError, ResultWarning
+from gramscope.errors import LayerError, ResultWarning, checks_names
 from gramscope.layers.hooks import Observer, first_tensor, in_backward
 from gramscope.layers.modules import ModuleHook, is_compiled, unwrap
 from gramscope.layers.select import LayerSelector, select_layers, select_modules
@@ -19,6 +19,7 @@ from gramscope.layers.tape import Reduction, Tape
 from gramscope.notes import Note
 
 
+@checks_names
 @contextmanager
 def capture(
     model: nn.Module,
