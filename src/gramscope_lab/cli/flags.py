@@ -1,12 +1,11 @@
-"""The command-line form of a training configuration: flags made from its models, and the way back."""
+"""The command-line form of a training configuration: flags made from its models."""
 
 from __future__ import annotations
 
 import inspect
-import shlex
 import tomllib
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -207,52 +206,3 @@ def numbers(flag: str, text: str, kind: type[N], least: float | None = None) -> 
     if least is not None and (not found or min(found) < least):
         raise InputError(f"{flag} {text}: give {words} of at least {least:g}, with commas between")
     return found
-
-
-# -- and back -----------------------------------------------------------------------------------------------------
-def to_arguments(config: TrainConfig) -> list[str]:
-    """The command-line arguments that give this configuration."""
-    tree = config.to_dict()
-    plain = TrainConfig.from_dict({**DEFAULTS, **{name: {"name": tree[name]["name"]} for name in DEFAULTS}})
-    wanted, default = _leaves(tree), _leaves(plain.to_dict())
-    flags = {key: flag for flag, key in FLAGS.items()}
-    arguments: list[str] = []
-    for key, value in wanted.items():
-        named = key.endswith(".name") and key.partition(".")[0] in DEFAULTS
-        if value == default.get(key) and not named:
-            continue
-        listed = isinstance(value, list)
-        if key in flags and (not listed or (value and all(type(item) is int for item in value))):
-            arguments += [flags[key], ",".join(map(str, value)) if listed else str(value)]
-        else:
-            arguments += ["--set", f"{key}={_toml(value)}"]
-    for key, values in config.sweep.items():
-        arguments += ["--sweep", f"{key}={_toml(list(values))}"]
-    if len(config.seeds) == 1:
-        return [*arguments, "--seed", str(config.seeds[0])]
-    return [*arguments, "--seeds", ",".join(map(str, config.seeds))]
-
-
-def _leaves(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted keys and values, the names of data set, net and method first; without seeds and sweep."""
-    found: dict[str, Any] = {f"{table}.name": tree[table]["name"] for table in DEFAULTS}
-    for key, value in tree.items():
-        if key not in ("seeds", "sweep"):
-            found |= (
-                {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, Mapping) else {key: value}
-            )
-    return found
-
-
-def _toml(value: Any) -> str:
-    """A value as TOML on one line."""
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_toml, value))}]"
-    import tomli_w
-
-    return tomli_w.dumps({"value": value}).split("=", 1)[1].strip()
-
-
-def format_command(arguments: Sequence[str]) -> str:
-    """Arguments as a shell command."""
-    return " ".join(["gramscope", "train", *map(shlex.quote, arguments)])

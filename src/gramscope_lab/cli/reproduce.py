@@ -112,7 +112,7 @@ def command(
 
 def _several(paths: dict[str, Path | None], run: Callable[..., Reproduction], json: bool) -> None:
     """Run one after the other; an experiment that cannot run does not stop the rest, but the command fails."""
-    from gramscope_lab.training.interrupt import Interrupted
+    from gramscope_lab.training.reporter import Interrupted
 
     summary: list[dict[str, Any]] = []
     found: list[dict[str, Any]] = []

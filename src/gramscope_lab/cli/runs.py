@@ -10,7 +10,7 @@ import typer
 from gramscope.errors import GramscopeError, InputError
 from gramscope_lab.cli.console import print_json, print_table, results, without_empty
 from gramscope_lab.runs.directory import RunDirectory
-from gramscope_lab.runs.layout import natural
+from gramscope_lab.runs.layout import CONFIG, natural
 
 app = typer.Typer(no_args_is_help=True, help="List runs, show their results and export their records.")
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -43,9 +43,6 @@ def show(
 
     Example: gramscope runs show runs/x
     """
-    from gramscope_lab.cli.flags import format_command, to_arguments
-    from gramscope_lab.training.config import TrainConfig
-
     directory = RunDirectory.open(run)
     evaluations = directory.records("evaluation")
     if json:
@@ -55,7 +52,7 @@ def show(
     console = results()
     print_table(str(run), [summary(directory)])
     if "method" in directory.config:
-        console.print("Repeat it:", format_command(to_arguments(TrainConfig.from_dict(directory.config))))
+        console.print(f"Repeat it: gramscope train {directory.path / CONFIG}")
     facts = directory.environment
     if facts:
         console.print(f"Made with torch {facts.get('torch')} on {facts.get('device')}, {facts.get('started')}")

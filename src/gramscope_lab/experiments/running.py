@@ -15,9 +15,8 @@ from gramscope_lab.experiments.experiment import Claim, Experiment, Options, Par
 from gramscope_lab.experiments.plots import figure_style, require_matplotlib, save_figure
 from gramscope_lab.runs.directory import RunDirectory
 from gramscope_lab.runs.environment import describe_environment
-from gramscope_lab.training.interrupt import Interrupted
 from gramscope_lab.training.job import resolve_device
-from gramscope_lab.training.reporter import Reporter
+from gramscope_lab.training.reporter import Interrupted, Reporter
 from gramscope_lab.training.train import Parallel
 
 S = TypeVar("S")

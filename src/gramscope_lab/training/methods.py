@@ -28,21 +28,16 @@ class Method:
         self.notes = list(notes)
         self._configured = [[dict(group) for group in optimizer.param_groups] for optimizer in self.optimizers]
 
-    def set_factor(self, factor: float) -> None:
-        """Set every step size to its configured value times ``factor``."""
+    def step(self, factor: float = 1.0) -> None:
+        """One step of every optimizer, of its configured step size times ``factor``; the gradients are forgotten."""
         for optimizer, groups in zip(self.optimizers, self._configured, strict=True):
             for group, configured in zip(optimizer.param_groups, groups, strict=True):
                 group[SCALED] = configured[SCALED] * factor
-
-    def zero_grad(self) -> None:
-        """Forget the gradients."""
-        for optimizer in self.optimizers:
+            self._advance(optimizer)
             optimizer.zero_grad(set_to_none=True)
 
-    def step(self) -> None:
-        """One step of every optimizer."""
-        for optimizer in self.optimizers:
-            optimizer.step()
+    def _advance(self, optimizer: optim.Optimizer) -> None:
+        optimizer.step()
 
     def state_dict(self) -> list[dict[str, Any]]:
         """The optimizers' states, for a checkpoint."""
@@ -71,16 +66,15 @@ class VCLMethod(Method):
         self._warm_up_steps = warm_up_steps
 
     @override
-    def step(self) -> None:
+    def _advance(self, optimizer: optim.Optimizer) -> None:
         if self.done < self._warm_up_steps and self.vcl.readout is not None:
             trained = {id(p) for p in self.vcl.warm_up_parameters()}
             for group in self.vcl.readout.param_groups:
                 for parameter in group["params"]:
                     if id(parameter) not in trained:
                         parameter.grad = None
-            self.vcl.readout.step()
-        else:
-            self.vcl.step()
+            optimizer = self.vcl.readout
+        optimizer.step()
         self.done += 1
 
     @override

@@ -174,9 +174,8 @@ class _Group:
             return
         for name, tensor in self._tensors.items():
             tensor.grad = grads[name][self._place]
-        self.method.set_factor(factor)
         try:
-            self.method.step()
+            self.method.step(factor)
         except NumericalError:  # this member goes no further, the others do
             self._diverged = True
             with torch.no_grad():

@@ -23,8 +23,7 @@ from gramscope_lab.runs.directory import RunDirectory
 from gramscope_lab.runs.layout import RECORDS, STOP
 from gramscope_lab.runs.records import iter_records, records_end
 from gramscope_lab.training.config import TrainConfig
-from gramscope_lab.training.interrupt import Interrupted, children_ignore_interrupts, stop_on_signal
-from gramscope_lab.training.reporter import Reporter
+from gramscope_lab.training.reporter import Interrupted, Reporter, children_ignore_interrupts, stop_on_signal
 
 #: seconds between looks at records, and at the file that asks to stop
 LOOK_EVERY = 0.5
@@ -52,7 +51,7 @@ class _Worker(Reporter):
         self._path, self._looked, self._parent = path.parent / STOP, 0.0, os.getppid()
 
     @override
-    def stop_asked(self) -> bool:
+    def advance(self, done: int) -> bool:
         now = time.monotonic()
         if now - self._looked < LOOK_EVERY:
             return False
@@ -86,7 +85,7 @@ def train_member(task: MemberTask) -> str:
     end = time.monotonic() + LOCK_SECONDS
     while run.lock.held_by_other() and time.monotonic() < end:  # of a worker that this one replaces
         time.sleep(0.2)
-    if worker.stop_asked():
+    if worker.advance(0):
         return "interrupted"
     if is_complete(run):
         return "finished"

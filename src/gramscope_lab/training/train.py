@@ -23,13 +23,12 @@ from gramscope_lab.runs.layout import RECORDS
 from gramscope_lab.runs.records import last_record
 from gramscope_lab.training import sweep
 from gramscope_lab.training.config import TrainConfig
-from gramscope_lab.training.interrupt import Interrupted
 from gramscope_lab.training.job import Job, ModelFactory, Overrides, Preparer, prepare, resolve_device
 from gramscope_lab.training.layer_measures import LayerMeasures
 from gramscope_lab.training.methods import build_method
 from gramscope_lab.training.model_factory import load_state
 from gramscope_lab.training.random_state import SMALL_STEP, operations_per_step
-from gramscope_lab.training.reporter import Reporter
+from gramscope_lab.training.reporter import Interrupted, Reporter
 from gramscope_lab.training.sample_losses import SampleLoss
 from gramscope_lab.training.stacking import StackedEngine, member_obstacle, stack_obstacle
 from gramscope_lab.training.trainer import Engine, Measure, Outcome, SingleEngine, Trainer

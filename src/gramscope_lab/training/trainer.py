@@ -18,12 +18,11 @@ from typing_extensions import override
 from gramscope.errors import GramscopeError, InputError, NumericalError
 from gramscope_lab.runs.directory import RunDirectory, newest_intact
 from gramscope_lab.runs.layer_snapshots import save_diagonals, save_spectra
-from gramscope_lab.training.interrupt import StopRequest, stop_on_signal
 from gramscope_lab.training.job import Job, probe
 from gramscope_lab.training.methods import build_method
 from gramscope_lab.training.random_state import PrivateRandomState, epoch_order, torch_settings
 from gramscope_lab.training.report_matrices import ShiftWatcher, layer_matrices
-from gramscope_lab.training.reporter import Reporter
+from gramscope_lab.training.reporter import Reporter, StopRequest, stop_on_signal
 from gramscope_lab.training.sample_losses import evaluate
 
 #: ``(net, job, step) -> records`` of one measurement, one a layer or one for the net
@@ -142,15 +141,13 @@ class SingleEngine(Engine):
         """One forward, backward and optimizer step."""
         x, y = self.batch(step)
         factor = self.plan.factor(step)
-        self.method.set_factor(factor)
-        self.method.zero_grad()
         with nullcontext() if self._watcher is None else self._watcher.step(len(x), factor):
             losses = self.job.loss(self.job.model(x), y)
             loss = losses.mean() if self._mean else losses.sum()
             loss.backward()  # type: ignore[no-untyped-call]
         if self.job.config.clip:
             nn.utils.clip_grad_norm_(self.job.model.parameters(), self.job.config.clip)
-        self.method.step()
+        self.method.step(factor)
         self._loss_sum += loss.detach() if self._mean else loss.detach() / len(x)
         self._loss_count += 1
 
@@ -275,10 +272,10 @@ class Trainer:
                 self._save()
                 return Outcome(progress.step, True, f"diverged: {error}")
             progress.step += 1
-            self._reporter.advance(progress.step)
+            if self._reporter.advance(progress.step):
+                stop.asked = True
             self._observe(progress.step)
             early = self._early_end()
-            stop.asked |= self._reporter.stop_asked()
             if early or stop.asked or self._checkpoint_due(progress.step):
                 self._save()
             if early:

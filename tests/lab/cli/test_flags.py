@@ -5,13 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
 from typer.testing import CliRunner
 
 from gramscope_lab.cli.app import app
-from gramscope_lab.cli.flags import FLAGS, find_field, format_command, parse_seeds, read_config, to_arguments
+from gramscope_lab.cli.flags import FLAGS, find_field, parse_seeds, read_config
 from gramscope_lab.training.config import TrainConfig
-from lab.training.helpers import configs
 from refusals import assert_refused
 
 
@@ -20,14 +18,6 @@ def parsed(arguments: list[str]) -> TrainConfig:
     result = CliRunner().invoke(app, ["train", *arguments, "--print-config"], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return TrainConfig.from_dict(tomllib.loads(result.stdout))
-
-
-@settings(max_examples=15)
-@given(configs())
-def test_command_line_round_trip(config: TrainConfig) -> None:
-    arguments = to_arguments(config)
-    assert parsed(arguments) == config
-    assert "\n" not in format_command(arguments)
 
 
 def test_every_flag_reaches_its_key() -> None:

@@ -29,8 +29,7 @@ from gramscope_lab.experiments.plots import band, panels
 from gramscope_lab.experiments.running import Reproduction, reproduce
 from gramscope_lab.runs.directory import RunDirectory
 from gramscope_lab.training.config import TrainConfig
-from gramscope_lab.training.interrupt import Interrupted
-from gramscope_lab.training.reporter import Reporter
+from gramscope_lab.training.reporter import Interrupted, Reporter
 from gramscope_lab.training.train import Trained
 from refusals import assert_refused
 from small_experiments import SMALL

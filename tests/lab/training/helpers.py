@@ -12,9 +12,8 @@ import torch
 from hypothesis import strategies as st
 
 from gramscope_lab.training.config import TrainConfig
-from gramscope_lab.training.interrupt import Interrupted
 from gramscope_lab.training.method_options import METHODS
-from gramscope_lab.training.reporter import Reporter
+from gramscope_lab.training.reporter import Interrupted, Reporter
 from gramscope_lab.training.train import Trained, train
 
 Config = Callable[..., TrainConfig]

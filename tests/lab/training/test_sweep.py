@@ -16,7 +16,7 @@ from gramscope.errors import GramscopeError
 from gramscope_lab.data import DataSet
 from gramscope_lab.runs.directory import RunDirectory
 from gramscope_lab.training import sweep
-from gramscope_lab.training.interrupt import Interrupted
+from gramscope_lab.training.reporter import Interrupted
 from gramscope_lab.training.train import Parallel, resume_run, train
 from lab.training.helpers import Config, Notes, weights, without_time
 from refusals import assert_refused

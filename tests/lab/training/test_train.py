@@ -17,7 +17,6 @@ from torch import nn
 
 import gramscope as gs
 from gramscope.errors import GramscopeError, ResultWarning
-from gramscope_lab.cli.flags import to_arguments
 from gramscope_lab.data import DataSet
 from gramscope_lab.data.seeds import generator
 from gramscope_lab.nets import build
@@ -159,7 +158,8 @@ def test_a_killed_command_resumes_bit_identically(tmp_path: Path, config: Config
     settings = config("adamw", seeds=[0, 1], epochs=12, checkpoint_every=0.6)
     whole, killed = train(settings, tmp_path / "whole", parallel="stack"), tmp_path / "killed"
     command = [sys.executable, "-m", "gramscope_lab", "train"]
-    for arguments in ([*to_arguments(settings), "--out", str(killed)], ["--resume", str(killed)]):
+    (tmp_path / "c.toml").write_text(settings.to_toml())
+    for arguments in ([str(tmp_path / "c.toml"), "--out", str(killed)], ["--resume", str(killed)]):
         before = set(killed.glob("seed-1/checkpoints/step-*"))
         process = subprocess.Popen([*command, *arguments], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         while process.poll() is None and set(killed.glob("seed-1/checkpoints/step-*")) <= before:
