@@ -2,7 +2,7 @@
 
 Each member keeps its own initial weights, data order and hyper-parameters, so a stack gives what its members give one by one,
 to float tolerance. A member's net holds views of the stacks. SGD, Adam and AdamW work number by number, so that one optimizer
-trains all members with the same options at once; other methods have an optimizer for each member.
+trains all members with the same options at once, and whitening corrects its steps; Muon has an optimizer for each member.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from itertools import groupby
 from typing import Any, TypeAlias
 
@@ -21,6 +22,8 @@ from typing_extensions import override
 from gramscope.errors import NumericalError
 from gramscope.layers.model_call import evaluating
 from gramscope.linalg.cuda_graph import Replay, Tensors
+from gramscope.optim.choose_matrices import choose_matrices
+from gramscope.optim.procrustes import nearest_with_gram
 from gramscope_lab.training.job import Job
 from gramscope_lab.training.method_options import split_wrapper
 from gramscope_lab.training.methods import Method, build_method, torch_optimizer
@@ -60,10 +63,12 @@ class StackedEngine(Engine):
         for table, members in groupby(self.jobs, lambda job: job.config.method):
             jobs = list(members)
             stop = start + len(jobs)
-            if table.name in _BY_NUMBER:
+            kind, base = split_wrapper(table.name)
+            if base in _BY_NUMBER:
                 tensors = {name: stack[start:stop] for name, stack in self._params.items()}
-                method = Method([torch_optimizer(table.name, tensors.values(), table.options)])
-                groups.append(_Group(slice(start, stop), tensors, method))
+                method = Method([torch_optimizer(base, tensors.values(), table.options)])
+                after = _Whitening(jobs[0].model, tensors, table.options, kind) if kind else None
+                groups.append(_Group(slice(start, stop), tensors, method, after))
             else:
                 for index, job in enumerate(jobs, start=start):
                     params = {name: p for name, p in job.model.named_parameters() if p.requires_grad}
@@ -161,10 +166,13 @@ class _Group:
         place: where they are in the stacks.
         tensors: what the method trains, by parameter name.
         method: its optimizers.
+        whitening: corrects their steps.
     """
 
-    def __init__(self, place: slice | int, tensors: Mapping[str, Tensor], method: Method) -> None:
-        self._place, self._tensors, self.method = place, tensors, method
+    def __init__(
+        self, place: slice | int, tensors: Mapping[str, Tensor], method: Method, whitening: _Whitening | None = None
+    ) -> None:
+        self._place, self._tensors, self.method, self._whitening = place, tensors, method, whitening
         self._diverged = False
         self.count = 1 if isinstance(place, int) else place.stop - place.start
 
@@ -175,7 +183,8 @@ class _Group:
         for name, tensor in self._tensors.items():
             tensor.grad = grads[name][self._place]
         try:
-            self.method.step(factor)
+            with nullcontext() if self._whitening is None else self._whitening:
+                self.method.step(factor)
         except NumericalError:  # this member goes no further, the others do
             self._diverged = True
             with torch.no_grad():
@@ -204,6 +213,34 @@ class _Group:
             }
             joined.append({**several[0], "state": entries})
         self.method.load_state_dict(joined)
+
+
+class _Whitening:
+    """The Gram-whitened update of stacks, or its complement, around the steps taken inside.
+
+    A member that has diverged keeps what its optimizer proposed.
+    """
+
+    def __init__(self, model: nn.Module, tensors: Mapping[str, Tensor], options: Mapping[str, Any], kind: str) -> None:
+        names = {id(p): name for name, p in model.named_parameters()}
+        layers = [options["layers"]] if options["layers"] else None
+        groups = [{"params": [p for p in model.parameters() if p.requires_grad]}]
+        chosen = choose_matrices(groups, model, layers, options["whiten_readout"]).matrices
+        self._matrices = [(m, tensors[names[id(m.parameter)]]) for m in chosen]
+        self._polar, self._fixed = options["polar"], kind == "gram-fixed"
+
+    def __enter__(self) -> None:
+        self._before = [vmap(matrix.view)(stack).clone() for matrix, stack in self._matrices]
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            for old, (matrix, stack) in zip(self._before, self._matrices, strict=True):
+                new = vmap(matrix.view)(stack)
+                target, source = (new, old) if self._fixed else (old, new)
+                axes = tuple(range(1, new.dim()))
+                sound = new.isfinite().all(dim=axes) & old.isfinite().all(dim=axes)
+                if bool(sound.any()):  # a view: this writes the parameter
+                    new[sound] = nearest_with_gram(target[sound], source[sound], self._polar)
 
 
 def _of_member(state: dict[str, Any], select: Any) -> dict[str, Any]:
