@@ -48,12 +48,10 @@ PROMISES = (
         ),
     ),
     Promise(
-        "Nothing outside a run directory is read, written or deleted through it: no links, no hard links, no `..`.",
+        "Nothing outside a run directory is read, written or deleted through it: no link and no `..` leads out of it.",
         (
             "tests/lab/runs/test_directory.py::test_nothing_is_followed_out_of_the_directory",
-            "tests/lab/runs/test_directory.py::test_the_list_of_files_names_only_artefacts_and_figures",
             "tests/lab/runs/test_directory.py::test_a_linked_figure_is_neither_shown_nor_written",
-            "tests/lab/runs/test_files.py::test_a_file_with_two_names_is_read_but_not_written",
         ),
     ),
     Promise(
@@ -79,7 +77,7 @@ PROMISES = (
         (
             "tests/lab/runs/test_directory.py::test_a_start_that_was_killed_can_be_started_again",
             "tests/lab/runs/test_directory.py::test_force_checks_every_member_before_it_erases_one",
-            "tests/lab/runs/test_directory.py::test_litter_of_killed_writers_is_removed_from_a_group",
+            "tests/lab/runs/test_directory.py::test_stale_files_of_killed_writers_are_removed_from_a_group",
             "tests/faults/test_signals.py::test_signals_at_random_lines",
         ),
     ),
@@ -91,15 +89,13 @@ PROMISES = (
             "tests/measures/test_linearity.py::test_scales_of_columns_do_not_matter",
             "tests/measures/test_uncertain_fits.py::test_hard_features_are_right_or_announced",
             "tests/measures/test_uncertain_fits.py::test_ordinary_float64_features_are_not_doubted",
-            "tests/linalg/test_ridge.py::test_moments_announce_directions_they_cannot_see",
         ),
     ),
     Promise(
-        "Resuming counts records, so that blank lines and other line ends lose none; records deleted or doubled by hand are "
-        "noticed.",
+        "Resuming goes back to the records of its checkpoint; records that are missing are noticed.",
         (
-            "tests/lab/runs/test_records.py::test_truncating_goes_back_to_a_position_also_in_an_edited_file",
-            "tests/faults/test_run_faults.py::test_records_deleted_or_doubled_by_hand_are_noticed",
+            "tests/lab/runs/test_records.py::test_truncating_goes_back_to_an_end",
+            "tests/faults/test_run_faults.py::test_records_that_are_missing_are_noticed",
         ),
     ),
     Promise(
@@ -117,8 +113,6 @@ PROMISES = (
             "tests/fuzz/test_readers.py::test_configurations_of_any_values",
             "tests/fuzz/test_readers.py::test_records_of_any_values",
             "tests/faults/test_run_faults.py::test_a_checkpoint_of_somebody_else_is_refused",
-            "tests/lab/training/test_methods.py::test_changed_options_and_counts_are_refused_or_change_nothing",
-            "tests/lab/training/test_start.py::test_what_is_no_fingerprint_is_refused",
             "tests/lab/report/test_read.py::test_mutated_records_never_raise",
             "tests/lab/report/test_figures.py::test_artefacts_of_any_type_and_size",
             "tests/lab/runs/test_directory.py::test_members_may_have_any_name",
@@ -127,25 +121,16 @@ PROMISES = (
     Promise(
         "Size and depth are limited before work begins; pipes are not waited for.",
         (
-            "tests/lab/data/test_idx.py::test_an_idx_bomb_is_refused_before_it_is_unpacked",
-            "tests/lab/data/test_matfile.py::test_a_mat_bomb_is_refused",
-            "tests/lab/data/test_batchfile.py::test_shared_parts_do_not_multiply",
-            "tests/lab/data/test_npz.py::test_an_npz_bomb_is_refused_before_it_is_unpacked",
-            "tests/lab/data/test_npz.py::test_headers_are_checked_before_memory_is_taken",
-            "tests/lab/data/test_npz.py::test_only_packing_with_a_limit_is_unpacked",
             "tests/lab/runs/test_checkpoints.py::test_files_that_claim_too_much_are_not_read",
             "tests/lab/runs/test_files.py::test_bad_toml_is_explained",
             "tests/lab/runs/test_records.py::test_pipes_and_deep_values_are_refused_at_once",
             "tests/lab/report/test_read.py::test_a_pipe_in_place_of_the_records_is_not_waited_for",
             "tests/lab/report/test_figures.py::test_large_images_and_many_layers_stay_small",
-            "tests/lab/runs/test_directory.py::test_groups_in_groups_are_read_to_a_limit",
-            "tests/lab/runs/test_files.py::test_removing_folders_nested_beyond_the_limit_of_calls",
         ),
     ),
     Promise(
         "Numbers at the ends of the range are right or refused, VCL's basis stays orthonormal, and names move no terminal.",
         (
-            "tests/lab/data/test_npz.py::test_whole_numbers_beyond_int64_are_refused",
             "tests/torture/test_scales.py::test_measures_without_units_do_not_depend_on_scales",
             "tests/torture/test_scales.py::test_correlations_of_one_number_are_undefined",
             "tests/torture/test_scales.py::test_numbers_of_eight_bits",

@@ -21,9 +21,9 @@ from typing_extensions import override
 
 from gramscope.errors import NumericalError
 from gramscope.layers.model_call import evaluating
-from gramscope.linalg.cuda_graph import Replay, Tensors
 from gramscope.optim.choose_matrices import choose_matrices
 from gramscope.optim.procrustes import nearest_with_gram
+from gramscope_lab.training.cuda_graph import Replay, Tensors
 from gramscope_lab.training.job import Job
 from gramscope_lab.training.method_options import split_wrapper
 from gramscope_lab.training.methods import Method, build_method, torch_optimizer

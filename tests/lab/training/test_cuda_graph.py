@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import RescueWarning
-from gramscope.linalg.cuda_graph import Replay, Tensors, _first
+from gramscope_lab.training.cuda_graph import Replay, Tensors, _first
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
