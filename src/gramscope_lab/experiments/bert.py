@@ -192,7 +192,7 @@ class Classifier(nn.Module):
     @override
     def forward(self, x: Tensor) -> Tensor:
         if not self.training and len(x) > CHUNK:
-            return torch.cat([self(part) for part in x.split(CHUNK)])
+            return torch.cat([self(part) for part in torch.split(x, CHUNK)])
         found = self.encoder(**unpacked(x))
         states = found.last_hidden_state
         if self._tokens:
@@ -239,7 +239,7 @@ def layer_features(encoder: nn.Module, x: Tensor, labels: Tensor) -> tuple[list[
     layers: list[list[Tensor]] = []
     known = labels != IGNORED
     with evaluating(encoder):
-        for part, chosen in zip(x.split(CHUNK), known.split(CHUNK), strict=True):
+        for part, chosen in zip(torch.split(x, CHUNK), torch.split(known, CHUNK), strict=True):
             states = encoder(**unpacked(part), output_hidden_states=True).hidden_states
             layers = layers or [[] for _ in states]
             for rows, state in zip(layers, states, strict=True):

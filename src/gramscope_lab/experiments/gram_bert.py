@@ -143,8 +143,8 @@ def _task(settings: Settings, options: Options, task: str, seed: int) -> DataSet
         )
         found = train, held
     tokenizer = _tokenizer(settings)
-    tensors = [tensor for examples in found for tensor in bert.encode(tokenizer, examples, settings.length)]
-    return DataSet(task, *tensors, len(found[0].classes))  # type: ignore[misc]
+    (x, y), (x_test, y_test) = (bert.encode(tokenizer, examples, settings.length) for examples in found)
+    return DataSet(task, x, y, x_test, y_test, len(found[0].classes))
 
 
 def _random(settings: Settings, seed: int) -> Any:

@@ -134,7 +134,7 @@ def parts(settings: Settings, options: Options) -> list[Part]:
     return found
 
 
-def _inputs(name: str, folder: str | None, scale: dict[str, str], samples: int, recorder: Recorder) -> None:
+def _inputs(name: str, folder: str | None, scale: dict[str, Any], samples: int, recorder: Recorder) -> None:
     data = load(name, folder, **scale).flat()
     n = min(samples, len(data.x_train))
     chosen = data.subset(n)

@@ -95,7 +95,7 @@ def parts(settings: Compared, options: Options) -> list[Training]:
 def _pairs(results: Results[Any]) -> Pairs:
     """Every case with the chosen curves of the plain and the other method."""
     methods = results.settings.methods
-    return [(case, *(choose(results, case.part(method)) for method in methods)) for case in results.settings.cases()]  # type: ignore[misc]
+    return [(case, *(choose(results, case.part(method)) for method in methods)) for case in results.settings.cases()]
 
 
 def figure(results: Results[Any]) -> Figure:
@@ -136,7 +136,10 @@ class VCLSettings(Compared):
         unknown = [net for net in self.nets if net not in NETS]
         if unknown:
             raise InputError(f"nets = {list(self.nets)}: there is no {', '.join(unknown)}; there are {', '.join(NETS)}")
-        hidden = {"two-layer": {"hidden": (self.width,)}, "deep": {"hidden": (self.width,) * 4}}
+        hidden: dict[str, dict[str, Any]] = {
+            "two-layer": {"hidden": (self.width,)},
+            "deep": {"hidden": (self.width,) * 4},
+        }
         return [
             Case(
                 data,

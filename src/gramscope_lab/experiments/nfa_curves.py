@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, SupportsFloat
 
 from torch import Tensor
 
@@ -53,7 +53,7 @@ class Settings:
 
 
 #: values of one layer of one net, from weights now and at the start, K, and K̄ where it is needed
-Measures = dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]]
+Measures = dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], SupportsFloat]]
 CENTRED: Measures = {
     "uncentered": lambda w, w0, k, _: nfa(w, k),
     "centered": lambda w, w0, k, _: nfa(w, k, w0, kind="centered"),
@@ -94,7 +94,7 @@ def _descend(s: Settings, options: Options, spectrum: str, varied: str, measures
                 centred = kernel if measures is CENTRED else nets.covariance(now, before)
                 matrices = (weights[layer - 1], start[layer - 1], kernel, centred)
                 for (i, scale), (j, seed) in product(enumerate(s.scales), enumerate(s.seeds)):
-                    found = {name: values[i, j] for name, values in losses.items()}
+                    found: dict[str, SupportsFloat] = {name: values[i, j] for name, values in losses.items()}
                     found |= {name: measure(*(m[i, j] for m in matrices)) for name, measure in measures.items()}
                     recorder.record(
                         "nfa", spectrum=spectrum, varied=varied, scale=scale, seed=seed, step=step, layer=layer,

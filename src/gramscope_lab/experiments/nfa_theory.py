@@ -204,7 +204,7 @@ def decaying_figure(results: Results[Decaying]) -> Figure:
         for index, width in enumerate(results.settings.widths):
             records = results.records("decay", activation=activation, target=target, width=width)
             band(place, records, "alpha", "observed", index=index, label=f"observed, k = {width}", deviations=0)
-        black = {"color": "#000000", "linestyle": ":", "label": "predicted (first order)"}
+        black: dict[str, Any] = {"color": "#000000", "linestyle": ":", "label": "predicted (first order)"}
         band(place, records, "alpha", "predicted", deviations=0, **black)
         place.set_title(f"{activation}, {target}")
         place.set_xlabel(r"data decay $\alpha$")
