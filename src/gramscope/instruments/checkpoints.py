@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gramscope.errors import GramscopeError, InputError, MissingExtraError
+from gramscope.errors import GramscopeError, InputError, MissingExtraError, load_extra
 from gramscope.layers.modules import unwrap
 from gramscope.names import match_names
 
@@ -114,11 +114,8 @@ def _files(path: Path) -> list[Path]:
 
 
 def _safetensors(file: Path) -> Iterator[tuple[str, Tensor]]:
-    try:
-        from safetensors import safe_open
-    except ImportError as error:
-        raise MissingExtraError("reading .safetensors needs safetensors: pip install 'gramscope[lab]'") from error
-    with safe_open(str(file), "pt", device="cpu") as opened:
+    safetensors: Any = load_extra("safetensors", "lab")
+    with safetensors.safe_open(str(file), "pt", device="cpu") as opened:
         for name in opened.keys():  # noqa: SIM118  (no dictionary)
             yield name, opened.get_tensor(name)
 
@@ -203,20 +200,24 @@ def _header(file: Path) -> bytes:
         return opened.read(size)
 
 
-def open_model(folder: Path) -> nn.Module:
-    """The model of transformers that a folder holds; nothing is downloaded, and no code of the folder is run."""
-    try:
-        import transformers
-    except ImportError as error:
-        raise MissingExtraError(
-            f"{folder} is a model of transformers: pip install 'gramscope[transformers]'"
-        ) from error
+def open_model(folder: Path, base: Path | None = None) -> nn.Module:
+    """The model of transformers that a folder holds; nothing is downloaded, and no code of the folder is run.
+
+    Args:
+        folder: with ``config.json`` and weights, or a LoRA adapter of peft.
+        base: the model under an adapter.
+    """
+    transformers: Any = load_extra("transformers", "transformers")
+    if (folder / "adapter_config.json").is_file() and base is not None:
+        peft: Any = load_extra("peft", "transformers")
+        adapted: nn.Module = peft.PeftModel.from_pretrained(open_model(base), folder)
+        return adapted.eval()
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(f"{folder} holds no model of transformers: config.json is missing")
     config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
     names = getattr(config, "architectures", None) or []
     kind = getattr(transformers, names[0], None) if names else None
     if kind is None:
-        raise CheckpointError(
-            f"{folder}: config.json names no architecture that transformers has: {', '.join(names) or 'none'}"
-        )
+        raise CheckpointError(f"{folder}: config.json names {names or 'no architecture'}, which transformers does not have")
     model: nn.Module = kind.from_pretrained(folder, local_files_only=True)
     return model.eval()

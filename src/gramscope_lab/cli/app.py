@@ -23,7 +23,7 @@ _WRONG_PATH = (
 )  # fmt: skip
 
 #: commands in the order of the help; a module has ``command`` (a function) or ``app`` (a group)
-COMMANDS = ("demo", "train", "measure", "reproduce", "report", "runs", "data", "theory")
+COMMANDS = ("demo", "train", "measure", "series", "compare", "reproduce", "report", "runs", "data", "theory")
 
 app = typer.Typer(
     name="gramscope",
