@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from gramscope.instruments.monitor import Monitor as Monitor
     from gramscope.instruments.readout import neural_collapse as neural_collapse
     from gramscope.instruments.regions import region_crossings as region_crossings
-    from gramscope.instruments.series import Series as Series
     from gramscope.instruments.series import series as series
     from gramscope.layers.capture import capture as capture
     from gramscope.layers.tape import Tape as Tape
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from gramscope.measures.linearity import held_out_target_linearity as held_out_target_linearity
     from gramscope.measures.linearity import surrogate as surrogate
     from gramscope.measures.linearity import target_linearity as target_linearity
+    from gramscope.measures.series import Series as Series
     from gramscope.measures.similarity import linear_cka as linear_cka
     from gramscope.measures.similarity import linear_probe_accuracy as linear_probe_accuracy
     from gramscope.measures.spectrum import feature_spectrum as feature_spectrum
@@ -84,7 +84,7 @@ _MODULES = {
     "instruments.monitor": "Monitor",
     "instruments.readout": "neural_collapse",
     "instruments.regions": "region_crossings",
-    "instruments.series": "Series series",
+    "instruments.series": "series",
     "layers.capture": "capture",
     "layers.tape": "Tape",
     "measures": "measures",
@@ -94,6 +94,7 @@ _MODULES = {
     "measures.similarity": "linear_cka linear_probe_accuracy",
     "measures.spectrum": "feature_spectrum large_weight_spectrum weight_spectrum",
     "measures.surrogate_theory": "linearity_bound moving_target surrogate_step",
+    "measures.series": "Series",
     "measures.table": "Table",
     "measures.virtual": (
         "AccumulatedShift fle_residual gram_shift gram_shift_residual lipschitz_constant virtual_against_actual "

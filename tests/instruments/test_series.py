@@ -17,7 +17,7 @@ import gramscope as gs
 from gramscope.errors import InputError, ResultWarning
 from gramscope.instruments import series as series_module
 from gramscope.instruments.checkpoints import CheckpointError, find_checkpoints, load_weights
-from gramscope.instruments.plots import plot_series, write_report
+from gramscope.measures.plots import plot_series, write_report
 
 LOSS = nn.CrossEntropyLoss()
 DATA = (torch.randn(30, 5, generator=torch.Generator().manual_seed(3)), torch.arange(30) % 3)

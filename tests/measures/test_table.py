@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import gramscope as gs
@@ -110,3 +112,55 @@ def test_the_listing_has_one_line_for_each_column() -> None:
     assert sorted(listed) == sorted(COLUMNS)
     assert {line.strip(" *").split()[0] for line in lines if line.startswith(" *")} == set(DEFAULT)
     assert [column.group for column in gs.measures("collapse", "nfa")].count("collapse") == len(gs.measures("collapse"))
+
+
+@pytest.mark.parametrize("ending", ["json", "parquet"])
+def test_files_give_back_every_float_error_and_note(ending: str, tmp_path: Path) -> None:
+    if ending == "parquet":
+        pytest.importorskip("pyarrow")
+    rows: dict[str, dict[str, float | None]] = {
+        "fc": {"nfa": Measured(0.1 + 0.2, 1e-3), "nc1": None, "vcs_norm": 5e-324},
+        "out": {"nfa": 1 / 3, "nc1": float("inf"), "vcs_norm": -0.0},
+    }
+    table = Table(rows, {"loss": 0.7, "accuracy": None}, {"fc.nc1": Note("undefined", "few labels")})
+    table.save(tmp_path / f"a.{ending}")
+    found = Table.load(tmp_path / f"a.{ending}")
+    assert (found.rows, found.network, found.notes) == (table.rows, table.network, table.notes)
+    assert found.errors["fc"]["nfa"] == pytest.approx(1e-3)
+    assert [p.name for p in tmp_path.iterdir()] == [f"a.{ending}"]
+
+
+def test_files_of_other_endings_or_contents_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"ends in \.json or \.parquet"):
+        Table({}).save(tmp_path / "a.csv")
+    (tmp_path / "a.json").write_text("[1]")
+    with pytest.raises(InputError, match="holds no table"):
+        Table.load(tmp_path / "a.json")
+
+
+def test_differences_have_the_errors_of_both_and_name_what_only_one_has() -> None:
+    a = Table({"fc": {"nfa": Measured(0.5, 0.03), "nc1": 2.0}, "new": {"nfa": 0.1}}, {"loss": 1.0})
+    b = Table({"fc": {"nfa": Measured(0.25, 0.04), "nc1": None}}, {"loss": 3.0})
+    found = a - b
+    assert found["fc"]["nfa"] == 0.25
+    assert found.errors["fc"]["nfa"] == pytest.approx(0.05)
+    assert found["fc"]["nc1"] is None
+    assert found.network == {"loss": -2.0}
+    assert list(found.notes) == ["new"]
+    assert a["nfa"]["new"] == 0.1
+
+
+@pytest.mark.parametrize("backend", ["matplotlib", "plotly"])
+def test_figures_show_kinds_by_block_or_a_line_with_its_null(backend: str) -> None:
+    pytest.importorskip(backend)
+    deep = Table(
+        {f"h.{i}.{kind}": {"nfa": i + len(kind)} for i in range(3) for kind in ("q", "fc")} | {"head": {"nfa": 9}}
+    )
+    flat = Table({"0": {"nfa": 0.5, "nfa_null": 0.1}, "2": {"nfa": 0.6, "nfa_null": 0.2}})
+    figures = [deep.plot("nfa", backend), flat.plot("nfa", backend)]  # type: ignore[arg-type]
+    if backend == "plotly":
+        assert [list(row) for row in figures[0].data[0].z] == [[1, 2, 3], [2, 3, 4]]
+        assert [trace.name for trace in figures[1].data] == ["nfa", "nfa_null"]
+    else:
+        assert figures[0].axes[0].images[0].get_array().tolist() == [[1, 2, 3], [2, 3, 4]]
+        assert [line.get_label() for line in figures[1].axes[0].lines] == ["nfa", "nfa_null"]

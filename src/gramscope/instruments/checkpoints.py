@@ -218,6 +218,8 @@ def open_model(folder: Path, base: Path | None = None) -> nn.Module:
     names = getattr(config, "architectures", None) or []
     kind = getattr(transformers, names[0], None) if names else None
     if kind is None:
-        raise CheckpointError(f"{folder}: config.json names {names or 'no architecture'}, which transformers does not have")
+        raise CheckpointError(
+            f"{folder}: config.json names {names or 'no architecture'}, which transformers does not have"
+        )
     model: nn.Module = kind.from_pretrained(folder, local_files_only=True)
     return model.eval()

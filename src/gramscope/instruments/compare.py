@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from gramscope.errors import InputError, LayerError
-from gramscope.instruments.agop import tangent_kernel
 from gramscope.instruments.cka import cka
 from gramscope.instruments.measure import measure
 from gramscope.layers.losses import Loss
@@ -196,25 +195,28 @@ def _add_data(
     ]
     shared = {name: settings[name] for name in ("output", "unpack") if name in settings}
     alike = cka(a, batches, b, unpack=settings.get("unpack"))
-    kernels = [tangent_kernel(model, batches, chosen, **shared) for model, chosen in ((a, layers), (b, None))]
-    gradients = None
-    if loss is not None or may_compute_loss(unwrap(a)):
-        gradients = collect(a, batches, loss, layers=layers, features=False, progress=False)
+    sums = [
+        collect(model, batches, loss, layers=chosen, features=False, jacobians="auto", progress=False, **shared)
+        for model, chosen in ((a, layers), (b, None))
+    ]
+    has_loss = loss is not None or may_compute_loss(unwrap(a))
     for name, other in others.items():
+        if name not in tables[0].rows or other not in tables[1].rows:
+            found.notes[name] = Note("remark", "only its weights are compared: it was not measured in both models")
+            continue
         A, B = (Factor(W) for W in weights[name])
 
         def agop_cosine(name: str = name, other: str = other, A: Factor = A, B: Factor = B) -> Measured:
-            return cosine(Factored.of(A, K=kernels[0][name][None]), Factored.of(B, K=kernels[1][other][None]))
+            return cosine(Factored.of(A, K=sums[0][name].K[None]), Factored.of(B, K=sums[1][other].K[None]))
 
         def virtual_share(name: str = name, A: Factor = A, B: Factor = B) -> float:
-            assert gradients is not None
-            D = Factor(to_double(gradients[name].gradient))
+            D = Factor(to_double(sums[0][name].gradient))
             shift = (Factored.of(A, D) + Factored.of(D, A)) * -1.0
             rho = float(cosine(Factored.of(B) - Factored.of(A), shift))
             return max(rho, 0.0) ** 2
 
         def difference(column: str, name: str = name, other: str = other) -> float | None:
-            one, two = (table.rows.get(row, {}).get(column) for table, row in zip(tables, (name, other), strict=True))
+            one, two = tables[0].rows[name].get(column), tables[1].rows[other].get(column)
             return None if one is None or two is None else two - one
 
         columns: dict[str, Callable[[], float | None]] = {
@@ -223,7 +225,7 @@ def _add_data(
             "linearity_change": lambda: difference("target_linearity"),
             "nfa_change": lambda: difference("nfa"),
         }
-        if gradients is not None:
+        if has_loss:
             columns["virtual_share"] = virtual_share
         for column, value_of in columns.items():
             try:

@@ -9,7 +9,8 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from gramscope.errors import InputError, MissingExtraError, no_such
 from gramscope.linalg.measured import Measured
@@ -43,10 +44,35 @@ class Table:
     network: dict[str, float | None] = field(default_factory=dict)
     notes: dict[str, Note] = field(default_factory=dict)
 
-    def __getitem__(self, layer: str) -> dict[str, float | None]:
-        if layer not in self.rows:
-            raise InputError(no_such("row", layer, self.rows))
-        return self.rows[layer]
+    def __getitem__(self, name: str) -> dict[str, float | None]:
+        """The row of a layer, or the column of a measure."""
+        if name in self.rows:
+            return self.rows[name]
+        if name in self.columns:
+            return self.column(name)
+        raise InputError(no_such("row or column", name, [*self.rows, *self.columns]))
+
+    def __sub__(self, other: Table) -> Table:
+        """What changed from ``other`` to this table, in the cells that both have; errors are those of differences.
+
+        >>> (Table({"fc": {"nfa": 0.75}}) - Table({"fc": {"nfa": 0.5}}))["nfa"]
+        {'fc': 0.25}
+        """
+        if not isinstance(other, Table):
+            return NotImplemented
+        rows = {
+            layer: {
+                name: _difference(x, other.rows[layer][name]) for name, x in row.items() if name in other.rows[layer]
+            }
+            for layer, row in self.rows.items()
+            if layer in other.rows
+        }
+        network = {
+            name: _difference(x, other.network[name]) for name, x in self.network.items() if name in other.network
+        }
+        alone = [layer for layer in (*self.rows, *other.rows) if (layer in self.rows) != (layer in other.rows)]
+        notes = {layer: Note("remark", "only one of the two tables has this layer") for layer in alone}
+        return Table(rows, network, notes)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.rows)
@@ -101,6 +127,25 @@ class Table:
         """The table of stored values; stored notes have only a text and become remarks."""
         notes = {name: Note("remark", text) for name, text in values.get("notes", {}).items()}
         return cls(with_errors(values["layers"], values.get("errors", {})), dict(values.get("network", {})), notes)
+
+    def save(self, path: str | Path) -> None:
+        """Write the table to a file, ``.json`` or ``.parquet``, with errors and notes; floats come back exactly."""
+        from gramscope.measures.table_files import save_table
+
+        save_table(self, path)
+
+    @staticmethod
+    def load(path: str | Path) -> Table:
+        """The table of a file that :meth:`save` wrote."""
+        from gramscope.measures.table_files import load_table
+
+        return load_table(path)
+
+    def plot(self, column: str, backend: Literal["matplotlib", "plotly"] = "matplotlib") -> Any:
+        """A figure of one measure: kinds of layers × depth where there are blocks, else a line over the layers."""
+        from gramscope.measures.plots import plot_table
+
+        return plot_table(self, column, backend)
 
     def to_pandas(self, errors: bool = False) -> Any:
         """A ``pandas.DataFrame`` with layers as index and measures as columns; with ``errors`` also theirs, ``"nfa ±"``."""
@@ -177,6 +222,10 @@ class BlockView:
         lines = _tables([measure, *inside], columns, WIDTH)
         outside = [[kind, format_cell(row[None]), "(no block)"] for kind, row in kinds.items() if None in row]
         return "\n".join([*lines, *(text_table(outside) if outside else [])])
+
+
+def _difference(x: float | None, y: float | None) -> float | None:
+    return None if x is None or y is None else x - y
 
 
 def with_errors(

@@ -39,8 +39,8 @@ def command(
       gramscope series checkpoints --data tokens.npz --measures nfa,target_linearity --parallel 4
     """
     from gramscope.instruments.checkpoints import find_checkpoints
-    from gramscope.instruments.plots import write_report
     from gramscope.instruments.series import series
+    from gramscope.measures.plots import write_report
     from gramscope_lab.data.sequences import read_sequences
 
     found = find_checkpoints(folder)
@@ -48,7 +48,9 @@ def command(
     store = folder / "series" if out is None else out
     chosen = {} if measures is None else {"measures": [name.strip() for name in measures.split(",")]}
     chosen |= {} if layers is None else {"layers": layers}
-    messages().print(f"{len(found)} checkpoints, {sum(len(b['input_ids']) for b in batches)} sequences; tables go to {store}")
+    messages().print(
+        f"{len(found)} checkpoints, {sum(len(b['input_ids']) for b in batches)} sequences; tables go to {store}"
+    )
     pairs = [(item.step, item.path) for item in found]
     with _executor(parallel, len(pairs)) as executor:
         tables = series(pairs, batches, out=store, measuring=chosen, executor=executor)

@@ -14,7 +14,7 @@ from gramscope.measures.table_files import write_whole
 from gramscope.names import split_name
 
 if TYPE_CHECKING:
-    from gramscope.instruments.series import Series
+    from gramscope.measures.series import Series
     from gramscope.measures.table import Table
 
 Backend: TypeAlias = Literal["matplotlib", "plotly"]
@@ -48,10 +48,10 @@ def plot_table(table: Table, column: str, backend: Backend = "matplotlib") -> An
 
 
 def by_block(values: Mapping[str, float | None]) -> Grid | None:
-    """Values of layers as kinds × blocks; ``None`` unless there are two blocks or more.
+    """Values of layers in blocks as kinds × blocks; ``None`` unless there are two blocks or more.
 
     >>> by_block({"h.0.fc": 1.0, "h.1.fc": 2.0, "head": 3.0})
-    Grid(rows=['fc', 'head'], columns=['0', '1'], values=[[1.0, 2.0], [3.0, nan]])
+    Grid(rows=['fc'], columns=['0', '1'], values=[[1.0, 2.0]])
     """
     names = {layer: split_name(layer.removesuffix(" (output)")) for layer in values}
     blocks = sorted({name.block for name in names.values() if name.block is not None})
@@ -61,9 +61,10 @@ def by_block(values: Mapping[str, float | None]) -> Grid | None:
     rows: dict[str, list[float]] = {}
     for layer, value in values.items():
         name = names[layer]
-        kind = f"{name.stack}: {name.kind}" if len(stacks) > 1 and name.block is not None else name.kind
-        row = rows.setdefault(kind, [math.nan] * len(blocks))
-        row[0 if name.block is None else blocks.index(name.block)] = _number(value)
+        if name.block is None:
+            continue
+        kind = f"{name.stack}: {name.kind}" if len(stacks) > 1 else name.kind
+        rows.setdefault(kind, [math.nan] * len(blocks))[blocks.index(name.block)] = _number(value)
     return Grid(list(rows), [str(block) for block in blocks], list(rows.values()))
 
 

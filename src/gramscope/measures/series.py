@@ -1,0 +1,182 @@
+"""Tables over the steps of a training run, in one object and in files."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from gramscope.errors import InputError, ResultWarning, no_such
+from gramscope.measures.table import Table
+from gramscope.measures.table_files import from_plain, read_parquet, to_plain, write_parquet, write_whole
+
+#: the name of the file with the settings of a stored series
+_SETTINGS = "series.json"
+
+
+@dataclass(frozen=True)
+class Series:
+    """Tables over the steps of a training run.
+
+    Args:
+        tables: by step, in increasing order.
+        skipped: steps whose checkpoint could not be measured, and why.
+        equal: steps whose weights are exactly those of an earlier step, and that step.
+
+    >>> series = Series({0: Table({"fc": {"nfa": 0.25}}, {"loss": 2.0}), 8: Table({"fc": {"nfa": 0.5}}, {"loss": 1.0})})
+    >>> series["nfa"], series.network("loss")
+    ({'fc': {0: 0.25, 8: 0.5}}, {0: 2.0, 8: 1.0})
+    """
+
+    tables: Mapping[int, Table] = field(default_factory=dict)
+    skipped: Mapping[int, str] = field(default_factory=dict)
+    equal: Mapping[int, int] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.tables)
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps that were measured."""
+        return list(self.tables)
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the measures of layers."""
+        return list(dict.fromkeys(name for table in self.tables.values() for name in table.columns))
+
+    @property
+    def layers(self) -> list[str]:
+        """Names of the layers."""
+        return list(dict.fromkeys(name for table in self.tables.values() for name in table.rows))
+
+    def __getitem__(self, column: str) -> dict[str, dict[int, float | None]]:
+        """One measure, ``{layer: {step: value}}``."""
+        if column not in self.columns:
+            raise InputError(no_such("measure", column, self.columns))
+        return {
+            layer: {step: table.rows[layer].get(column) for step, table in self.tables.items() if layer in table.rows}
+            for layer in self.layers
+        }
+
+    def network(self, name: str = "loss") -> dict[int, float | None]:
+        """A number of the whole network (loss, accuracy) over the steps."""
+        return {step: table.network.get(name) for step, table in self.tables.items()}
+
+    def save(self, path: str | Path) -> None:
+        """Write all tables to one file, ``.json`` or ``.parquet`` (one row for each step, layer and measure)."""
+        path = Path(path)
+        rest = {"skipped": dict(self.skipped), "equal": dict(self.equal)}
+        plain = {step: to_plain(table) for step, table in self.tables.items()}
+        if path.suffix == ".json":
+            write_whole(path, json.dumps({"tables": plain, **rest}).encode())
+        elif path.suffix == ".parquet":
+            cells = [
+                {"step": step, "layer": layer, "column": column, "value": value, "error": errors.get(layer, {}).get(column)}
+                for step, table in plain.items()
+                for errors in [table["errors"]]
+                for layer, row in table["layers"].items()
+                for column, value in row.items()
+            ]  # fmt: skip
+            tables = {step: {"network": table["network"], "notes": table["notes"]} for step, table in plain.items()}
+            write_parquet(path, cells, {"tables": tables, **rest})
+        else:
+            raise InputError(f"{path}: the name of a series' file ends in .json or .parquet")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Series:
+        """The series of a file that :meth:`save` wrote, or of the folder that ``gs.series(out=…)`` stored."""
+        path = Path(path)
+        if path.is_dir():
+            return ordered(*SeriesStore(path).read_all())
+        if path.suffix == ".parquet":
+            cells, found = read_parquet(path)
+            for table in found["tables"].values():
+                table |= {"layers": {}, "errors": {}}
+            for cell in cells:
+                table = found["tables"][str(cell["step"])]
+                table["layers"].setdefault(cell["layer"], {})[cell["column"]] = cell["value"]
+                if cell["error"] is not None:
+                    table["errors"].setdefault(cell["layer"], {})[cell["column"]] = cell["error"]
+        else:
+            try:
+                found = json.loads(path.read_bytes())
+            except (OSError, ValueError) as error:
+                raise InputError(f"{path} holds no series: {error}") from error
+        tables = {int(step): from_plain(table) for step, table in found["tables"].items()}
+        return cls(
+            tables, *({int(step): value for step, value in found[name].items()} for name in ("skipped", "equal"))
+        )
+
+    def plot(self, column: str, backend: Literal["matplotlib", "plotly"] = "matplotlib") -> Any:
+        """A figure of one measure over steps (across) and layers (down), with the loss below where it was measured."""
+        from gramscope.measures.plots import plot_series
+
+        return plot_series(self, column, backend)
+
+    def report(self, path: str | Path, title: str = "Feature learning over training") -> None:
+        """Write a page that needs no network: every measure over steps and layers, chosen from a menu."""
+        from gramscope.measures.plots import write_report
+
+        write_report(self, path, title)
+
+    def __str__(self) -> str:
+        steps = self.steps
+        span = f", steps {steps[0]} to {steps[-1]}" if steps else ""
+        lines = [f"{len(steps)} tables of {len(self.layers)} layers and {len(self.columns)} measures{span}"]
+        lines += [f"skipped step {step}: {reason}" for step, reason in self.skipped.items()]
+        lines += [f"step {step} has exactly the weights of step {other}" for step, other in self.equal.items()]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def ordered(tables: dict[int, Table], skipped: dict[int, str], digests: dict[int, str]) -> Series:
+    """The series in the order of steps, with the steps whose weights came before."""
+    first: dict[str, int] = {}
+    equal = {}
+    for step in sorted(tables):
+        if first.setdefault(digests[step], step) != step:
+            equal[step] = first[digests[step]]
+    for step, other in equal.items():
+        warnings.warn(f"step {step} has exactly the weights of step {other}", ResultWarning, stacklevel=3)
+    return Series({step: tables[step] for step in sorted(tables)}, dict(sorted(skipped.items())), equal)
+
+
+class SeriesStore:
+    """A folder with one file for each measured step, written as soon as its table is there."""
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any] | None = None) -> None:
+        self.folder = folder
+        if settings is None:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        asked = {name: repr(value) for name, value in sorted(settings.items())}
+        path = folder / _SETTINGS
+        if not path.exists():
+            write_whole(path, json.dumps({"measuring": asked}).encode())
+        stored = json.loads(path.read_bytes())["measuring"]
+        if stored != asked:
+            raise InputError(
+                f"{folder} holds a series with measuring={stored}, not {asked}; give another folder as out="
+            )
+
+    def write(self, step: int, table: Table, digest: str) -> None:
+        """Store the table of a step."""
+        content = json.dumps({"digest": digest, "table": to_plain(table)}).encode()
+        write_whole(self.folder / f"step-{step:09d}.json", content)
+
+    def read_all(self) -> tuple[dict[int, Table], dict[int, str], dict[int, str]]:
+        """Tables, nothing skipped (such steps are tried again), and digests."""
+        tables, digests = {}, {}
+        for path in sorted(self.folder.glob("step-*.json")):
+            try:
+                found = json.loads(path.read_bytes())
+                step = int(path.stem.removeprefix("step-"))
+                tables[step], digests[step] = from_plain(found["table"]), str(found["digest"])
+            except (ValueError, KeyError, TypeError) as error:
+                raise InputError(f"{path} is damaged ({error}); delete it to measure the step again") from error
+        return tables, {}, digests
