@@ -23,7 +23,7 @@ METHODS: tuple[dict[str, Any], ...] = (
     {"name": "free-muon"},
 )
 #: beyond what is measured while training anyway
-MEASURES = ("target_linearity_null", "nfa_null", "nc2_equinorm", "nc2_equiangular", "nc3", "vcs_gram_cosine")
+MEASURES = ("nc2_equinorm", "nc2_equiangular", "nc3", "vcs_gram_cosine")
 
 
 def command(
@@ -73,7 +73,7 @@ def configuration(method: dict[str, Any], epochs: float, seeds: Sequence[int], d
     from gramscope_lab.training.config import TrainConfig
     from gramscope_lab.training.layer_measures import WHILE_TRAINING
 
-    names = [*dict.fromkeys((*WHILE_TRAINING, *MEASURES))]
+    names = [*WHILE_TRAINING, *MEASURES]
     return TrainConfig.from_dict({
         "data": {"name": "digits"},
         "model": {"name": "mlp", "hidden": [64, 64], "activation": "gelu", "bias": [False, True, True]},

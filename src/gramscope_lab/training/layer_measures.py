@@ -29,7 +29,7 @@ from gramscope_lab.training.sample_losses import SampleLoss, joined_loss, measur
 Batches = list[tuple[Tensor, Tensor]]
 
 #: measured while training unless the configuration names others
-WHILE_TRAINING = (*MONITORED, "nfa", "weight_change")
+WHILE_TRAINING = (*MONITORED, "target_linearity_null", "nfa", "nfa_null", "weight_change")
 
 
 def measure_net(
