@@ -42,7 +42,7 @@ def layer_panels(runs: Runs) -> list[Panel]:
     for name in found.names:
         groups[COLUMNS[name].group if name in COLUMNS else "other"].append(name)
     titles = {**GROUPS, "other": "Other measures"}
-    panels = [_by_depth(found)]
+    panels = [_by_depth(found)] if len(found.layers) > 1 else []
     panels += [
         _over_training(found, group, titles.get(group, group), names) for group, names in groups.items() if names
     ]

@@ -178,7 +178,9 @@ def _panel(panel: Panel) -> Html:
     few = {"open": ""} if len(terms) < 3 else {}
     return tag(
         "section",
-        tag("h3", panel.title),
+        tag(
+            "h3", panel.title + (f": {panel.views[0].label}" if len(panel.views) == 1 and panel.views[0].label else "")
+        ),
         tag("p", panel.sentence, class_="sentence"),
         tag("div", class_="plot", data_figure=panel.key, role="img", aria_label=panel.title),
         tag("p", panel.note, class_="note"),
@@ -203,7 +205,7 @@ def _not_recorded(runs: Runs, panels: Sequence[Panel]) -> Iterator[tuple[str, st
         "gs.Monitor(model, data, loss, log=…), and monitor.step() after every step",
         "gramscope train … --measure-every 1",
     )
-    if "by-layer" not in shown:
+    if not any(key.startswith("layers-") for key in shown):
         yield "measures of layers", f"measure while training: {monitor if runs.own_loop else train}"
     elif not {"layers-linearity", "layers-alignment", "layers-collapse"} <= shown:
         how = f"gs.Monitor(…, measures={wanted})" if runs.own_loop else f"measure.names = {wanted}"
