@@ -37,7 +37,7 @@ def exact_step(
     s = singular_values(values[..., :p], alpha, d)
     wanted = s.unsqueeze(-1) * vectors[..., :p].mT
     new = polar(W @ wanted.mT, "svd") @ wanted
-    return V, new, diagnostics(values, s, torch.linalg.matrix_norm(new - W))
+    return V, new, {**diagnostics(values, s), "moved": torch.linalg.matrix_norm(new - W)}
 
 
 def singular_values(eigenvalues: Tensor, alpha: float, size: int) -> Tensor:
@@ -55,13 +55,12 @@ def cutoff(dtype: torch.dtype, size: int) -> float:
     return 2 * torch.finfo(dtype).eps * math.sqrt(size)
 
 
-def diagnostics(eigenvalues: Tensor, s: Tensor, moved: Tensor, discarded: Tensor | None = None) -> dict[str, Tensor]:
+def diagnostics(eigenvalues: Tensor, s: Tensor, discarded: Tensor | None = None) -> dict[str, Tensor]:
     """What :meth:`gramscope.VCL.diagnostics` tells of a step, one number for each matrix of a stack.
 
     Args:
         eigenvalues: of G, descending for the first p.
         s: singular values of the new weights, ``[…, p]``.
-        moved: ``‖W⁺ − W‖``.
         discarded: the part of ``‖G‖²`` that truncation dropped.
     """
     squares = eigenvalues.square()
@@ -75,5 +74,4 @@ def diagnostics(eigenvalues: Tensor, s: Tensor, moved: Tensor, discarded: Tensor
         "most_negative": eigenvalues.amin(-1),
         "constraint": ((total - followed) / total).clamp_min(0).sqrt(),
         "discarded": torch.zeros_like(total) if discarded is None else discarded / total,
-        "moved": moved,
     }
