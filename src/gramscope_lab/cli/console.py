@@ -167,7 +167,7 @@ class TerminalReporter(Reporter):
             self._console.print(f"{label or self._label}: epoch {records[0]['epoch']:g}, {text}")
 
     @override
-    def member(self, name: str, done: int, total: int) -> None:
+    def member(self, name: str, done: float, total: float) -> None:
         if self._progress is None:
             return
         if name not in self._members:
@@ -175,7 +175,7 @@ class TerminalReporter(Reporter):
         self._progress.update(self._members[name], completed=done)
 
     @override
-    def member_ended(self, name: str, how: str) -> None:
+    def member_ended(self, name: str) -> None:
         if self._progress is not None and name in self._members:
             self._progress.remove_task(self._members.pop(name))
 
