@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from gramscope.linalg.budget import Budget
 from gramscope.statistics.collect import collect_planned
 from gramscope.statistics.result import LayerStatistics, Statistics
+from gramscope.statistics.square_sums import SquareSum
 from gramscope.statistics.sums import Notes, Plan
 
 
@@ -20,10 +21,11 @@ def tensors(statistics: Statistics) -> dict[str, Tensor]:
 
     def walk(prefix: str, value: object) -> None:
         if isinstance(value, LayerStatistics):
-            names = ("n", "terms", "weight", "D", "Sigma", "input_covariance", "autograd", "kernel_parts", "JtJ_centered",
-                     "features", "covariance_probes", "kernel_probes", "centered_probes")  # fmt: skip
-            for name in names:
+            for name in ("n", "terms", "weight", "D", "autograd", "features"):
                 walk(f"{prefix}.{name}", getattr(value, name))
+            for kind, total in value.sums.items():
+                if isinstance(total, SquareSum):
+                    walk(f"{prefix}.{kind.__name__}", total.numbers)
         elif isinstance(value, Tensor):
             found[prefix] = value
         elif isinstance(value, dict):

@@ -85,11 +85,12 @@ def test_parts_merge_to_the_whole() -> None:
     whole = collected(model, (x, y), LOSS, plan)
     parts = [collected(model, (x[part], y[part]), LOSS, plan) for part in (slice(0, 20), slice(20, None))]
     merged = parts[0].merge(parts[1])
-    for what in ("covariance_probes", "kernel_probes", "D"):
-        one, other = getattr(whole["0"], what), getattr(merged["0"], what)
+    torch.testing.assert_close(whole["0"].D, merged["0"].D, rtol=1e-4, atol=1e-6)
+    for kind in (Covariance, Kernel):
+        one, other = whole["0"][kind].numbers, merged["0"][kind].numbers
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6 * float(one.abs().max()))
-    assert whole["0"].kernel_parts is None
-    assert whole["0"].input_covariance is None
+    assert whole["0"].JtJ is None
+    assert whole["0"].Sigma is None
 
 
 def test_the_budget_holds() -> None:
@@ -207,8 +208,7 @@ def test_padding_does_not_count() -> None:
     plan = Plan((Gradient, Covariance), layers=["*in_proj"], estimates=True, budget=Budget(2**14))
     tight = collected(model, [batch], None, plan)
     for layer in tight:
-        found = layer.covariance_probes
-        assert found is not None
+        found = layer[Covariance].numbers[0]
         W = layer.weight.double()
         exact = dense[layer.name].covariance @ (W @ probes(W.shape[-1], found.shape[-1] - 1, W))
         torch.testing.assert_close(found[:, :-1], exact, rtol=0, atol=1e-4 * float(exact.abs().max()))

@@ -14,6 +14,7 @@ from gramscope.linalg.budget import Budget
 from gramscope.linalg.measured import Measured
 from gramscope.measures.spectrum import LargeSpectrum, large_weight_spectrum
 from gramscope.statistics.result import LayerStatistics, Statistics
+from gramscope.statistics.square_sums import Kernel
 from gramscope.statistics.sums import Sum
 
 T = TypeVar("T")
@@ -145,7 +146,7 @@ class Column:
 
 def sketched(layer: LayerStatistics) -> str:
     """A remark on functions of all eigenvalues of K, where K is a sketch."""
-    if layer.kernel_parts is None or layer.kernel_parts.shape[0] == 1:
+    if layer[Kernel].numbers.shape[0] == 1:
         return ""
     return "from a sketch of K, whose eigenvalues are spread wider than those of K; jacobians=True takes every output"
 

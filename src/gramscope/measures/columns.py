@@ -24,6 +24,7 @@ from gramscope.measures.feature_columns import FEATURE_COLUMNS
 from gramscope.measures.later_columns import LATER_COLUMNS
 from gramscope.measures.layer_grams import Ansatz, grams_of
 from gramscope.measures.spectrum import weight_spectrum
+from gramscope.statistics.square_sums import CenteredKernel, Kernel
 
 # --- weights ----------------------------------------------------------------------------------------------------------
 
@@ -114,10 +115,8 @@ def _moved(view: LayerView, kind: Literal["centered", "double", "ptk"]) -> Ansat
     W0, layer = view.reference_weight, view.layer
     if kind != "ptk" and torch.equal(layer.weight, W0):
         raise Missing("the weight has not moved from the reference")
-    if kind != "centered":
-        of_jacobians = layer.kernel_centered if layer.centered_probes is None else layer.centered_probes
-        if not bool(of_jacobians.any()):
-            raise Missing("the Jacobians have not moved from the reference")
+    if kind != "centered" and not layer[CenteredKernel].any():
+        raise Missing("the Jacobians have not moved from the reference")
     return view.once(f"ansatz {kind}", lambda: grams_of(view).moved_ansatz(W0, kind))
 
 
@@ -136,7 +135,7 @@ def _double_ratio(view: LayerView) -> Measured:
 
 
 def _nfa_corrupted(view: LayerView) -> Measured:
-    if view.layer.kernel_probes is not None:
+    if view.layer[Kernel].estimated:
         raise Missing(f"{NO_KERNEL}; nfa_null has its expectation")
     generator = torch.Generator(device="cpu").manual_seed(view.context.corruption_seed)
     W = to_double(view.layer.weight).cpu()
@@ -151,8 +150,8 @@ def _agop_trace(view: LayerView) -> Measured:
 
 def _kernel_spread(view: LayerView) -> Measured:
     layer = view.layer
-    if layer.kernel_probes is None:
-        kernel: Gram = Dense(layer.kernel)
+    if not layer[Kernel].estimated:
+        kernel: Gram = Dense(layer[Kernel].parts)
     elif layer.weight.shape[-2] > layer.weight.shape[-1]:
         raise Missing(f"{NO_KERNEL}; probes of more outputs than inputs tell of the part of K in the column space of W")
     else:

@@ -26,6 +26,7 @@ from gramscope.measures.layer_grams import Side, grams_of
 from gramscope.measures.similarity import kernel_target_alignment
 from gramscope.measures.spectral_decay import alpha_req, rankme, weight_exponent
 from gramscope.measures.spectrum import nuclear_rank, spectral_ratio, stable_rank_of_gram
+from gramscope.statistics.square_sums import Kernel
 
 # --- what the columns read --------------------------------------------------------------------------------------------
 
@@ -133,7 +134,7 @@ def _weight_exponent(view: LayerView) -> float:
 
 
 def _kernel(view: LayerView) -> Tensor:
-    if view.layer.kernel_probes is not None:
+    if view.layer[Kernel].estimated:
         raise InputError(NO_KERNEL)
     return view.layer.K
 

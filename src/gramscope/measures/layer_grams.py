@@ -19,6 +19,7 @@ from gramscope.linalg.stochastic import onto_columns, probes
 from gramscope.measures.column import LayerView, Missing
 from gramscope.measures.feature_columns import features_of
 from gramscope.statistics.result import LayerStatistics
+from gramscope.statistics.square_sums import CenteredKernel, Covariance, Kernel, SquareSum
 
 Side = Literal["inputs", "outputs"]
 
@@ -34,7 +35,7 @@ class LayerGrams:
     def __init__(self, layer: LayerStatistics, budget: Budget) -> None:
         self.layer = layer
         self.budget = budget
-        probed = layer.covariance_probes is not None or layer.kernel_probes is not None
+        probed = any(isinstance(total, SquareSum) and total.estimated for total in layer.sums.values())
         self.large = probed or budget.is_large(layer.weight.shape)
 
     @cached_property
@@ -72,13 +73,8 @@ class LayerGrams:
     @cached_property
     def covariance(self) -> Gram:
         """``WᵀΣW``."""
-        layer = self.layer
-        if layer.covariance_probes is not None:
-            thin = self.factor.transposed_times(layer.covariance_probes)[None]
-            return Estimated(thin[..., :-1], self._omega(), thin[..., -1:])
-        if layer.input_covariance is not None:
-            return Dense(layer.input_covariance[None])
-        return self.of(self.factor, core=layer.covariance[None])
+        gram = self.layer[Covariance].gram(self.factor)
+        return self._fit(gram) if isinstance(gram, Factored) else gram
 
     def step(self, gamma: float) -> tuple[Gram, Gram]:
         """The virtual covariance shift ``v`` and the change of ``WᵀW`` in a step of rate γ."""
@@ -95,7 +91,7 @@ class LayerGrams:
         """``WᵀΣW``, or at the outputs Σ."""
         if side == "inputs":
             return self.covariance
-        if self.layer.covariance_probes is not None:
+        if self.layer[Covariance].estimated:
             raise Missing("Σ does not fit memory=; of it only ΣWΩ is kept, which tells of the layer's inputs")
         return self._fit(Dense(self.layer.covariance[None]), side)
 
@@ -133,23 +129,24 @@ class LayerGrams:
     def ansatz(self) -> Ansatz:
         """``WᵀW`` and ``WᵀKW``."""
         layer = self.layer
-        if layer.kernel_probes is not None:
-            return estimated_ansatz(layer.weight, self._probed(layer.kernel_probes, 0))
-        return exact_ansatz(self.factor, layer.kernel, layer.at_inputs)
+        K = layer[Kernel]
+        if K.estimated:
+            return estimated_ansatz(layer.weight, self._probed(K, 0))
+        return exact_ansatz(self.factor, K.parts / layer.n, K.at_inputs)
 
     def moved_ansatz(self, W0: Tensor, kind: Literal["centered", "double", "ptk"]) -> Ansatz:
         """The same of ``W − W₀`` and K, of ``W − W₀`` and K̄, or of ``W₀`` and K̄."""
         layer = self.layer
         side = W0 if kind == "ptk" else layer.weight - W0
-        products = layer.kernel_probes if kind == "centered" else layer.centered_probes
-        if products is not None:
-            return estimated_ansatz(side, self._probed(products, 0 if kind == "double" else 1))
-        return exact_ansatz(Factor(to_double(side)), layer.kernel if kind == "centered" else layer.kernel_centered)
+        K = layer[Kernel if kind == "centered" else CenteredKernel]
+        if K.estimated:
+            return estimated_ansatz(side, self._probed(K, 0 if kind == "double" else 1))
+        return exact_ansatz(Factor(to_double(side)), K.parts / layer.n)
 
-    def _probed(self, products: Tensor, place: int) -> Tensor:
+    def _probed(self, K: Kernel, place: int) -> Tensor:
         """Of a kernel's products with the thin matrices of two weights, side by side, those of one."""
-        sides = 1 if self.layer.centered_probes is None else 2
-        return products.chunk(sides, -1)[place] / self.layer.n
+        sides = 2 if CenteredKernel in self.layer.sums else 1
+        return K.numbers.chunk(sides, -1)[place] / self.layer.n
 
     def _fit(self, gram: Dense | Factored, side: Side = "inputs") -> Gram:
         if not self.large:
@@ -158,9 +155,8 @@ class LayerGrams:
 
     def _omega(self, side: Side = "inputs") -> Tensor:
         """Random signs at one end of the layer; at its inputs those that the statistics were collected with."""
-        layer, length = self.layer, self.layer.weight.shape[-1 if side == "inputs" else -2]
-        kept = layer.covariance_probes if side == "inputs" else None
-        return probes(length, self.budget.probes(length) if kept is None else kept.shape[-1] - 1, layer.weight)
+        length = self.layer.weight.shape[-1 if side == "inputs" else -2]
+        return probes(length, self.budget.probes(length), self.layer.weight)
 
 
 def grams_of(view: LayerView) -> LayerGrams:

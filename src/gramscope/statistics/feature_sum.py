@@ -46,6 +46,7 @@ class Features(Sum):
 
     needs: ClassVar[frozenset[str]] = frozenset({"rows"})
     of_single_samples: ClassVar[bool] = True
+    ask: ClassVar[str] = "features=True"
 
     def __init__(self, layer: str, weight: Tensor, plan: Plan) -> None:
         super().__init__(layer, weight, plan)

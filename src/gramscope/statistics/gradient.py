@@ -31,6 +31,7 @@ class Gradient(Sum):
 
     needs: ClassVar[frozenset[str]] = frozenset({"delta"})
     symbol: ClassVar[str] = "D"
+    ask: ClassVar[str] = "a loss"
 
     def __init__(self, layer: str, weight: Tensor, plan: Plan) -> None:
         super().__init__(layer, weight, plan)
@@ -114,6 +115,7 @@ class ParameterGradient(Gradient):
 
     needs: ClassVar[frozenset[str]] = frozenset({"parameter_gradient"})
     symbol: ClassVar[str] = "the parameter's gradient"
+    ask: ClassVar[str] = "a loss and autograd=True"
     tied = False
 
     @override

@@ -17,7 +17,7 @@ from gramscope.notes import Note
 from gramscope.statistics.feature_statistics import FeatureStatistics, merge_features
 from gramscope.statistics.feature_sum import Features
 from gramscope.statistics.gradient import Gradient, ParameterGradient
-from gramscope.statistics.square_sums import CenteredKernel, Covariance, Kernel
+from gramscope.statistics.square_sums import CenteredKernel, Covariance, Kernel, SquareSum
 from gramscope.statistics.structure import output_of
 from gramscope.statistics.sums import EVERY, NotCollected, Sum
 
@@ -56,11 +56,8 @@ class LayerStatistics:
 
     def __getitem__(self, kind: type[OneSum]) -> OneSum:
         if kind not in self.sums:
-            raise NotCollected(f"layer {self.name!r}: {kind.__name__} was not collected; there are: {list(self.sums)}")
+            raise NotCollected(f"layer {self.name!r}: this was not collected; collect with {kind.ask}")
         return self.sums[kind]  # type: ignore[return-value]
-
-    def _get(self, kind: type[OneSum]) -> OneSum | None:
-        return self.sums.get(kind)  # type: ignore[return-value]
 
     @property
     def loss_terms(self) -> int:
@@ -70,115 +67,56 @@ class LayerStatistics:
     @cached_property
     def features(self) -> FeatureStatistics | None:
         """Moments of the layer's inputs and the targets."""
-        found = self._get(Features)
-        return None if found is None else found.statistics
+        return self[Features].statistics if Features in self.sums else None
 
     @property
     def D(self) -> Tensor | None:
         """``Σ δ hᵀ [k, d]``, the weight gradient of the summed loss."""
-        found = self._get(Gradient)
-        return None if found is None else found.total
+        return self[Gradient].total if Gradient in self.sums else None
+
+    @cached_property
+    def Sigma(self) -> Tensor | None:
+        """``Σ δ δᵀ [k, k]``; ``None`` where it is kept in another form."""
+        return self[Covariance].whole() if Covariance in self.sums else None
+
+    @cached_property
+    def JtJ(self) -> Tensor | None:
+        """``Σ_i J_iᵀJ_i [k, k]``; ``None`` where it is kept in another form."""
+        return self[Kernel].whole() if Kernel in self.sums else None
 
     @property
     def autograd(self) -> Tensor | None:
         """The parameter's own gradient of the summed loss ``[k, d]``, for checking ``D``."""
-        found = self._get(ParameterGradient)
-        return None if found is None else found.total
+        return self[ParameterGradient].total if ParameterGradient in self.sums else None
 
     @property
     def tied(self) -> bool:
         """Whether another module uses the same parameter, so that ``autograd`` has its part of the gradient too."""
-        found = self._get(ParameterGradient)
-        return found is not None and found.tied
-
-    @cached_property
-    def Sigma(self) -> Tensor | None:
-        """``Σ δ δᵀ [k, k]``."""
-        found = self._get(Covariance)
-        return None if found is None or found.sum is None or found.at_inputs else found.parts[0]
-
-    @cached_property
-    def input_covariance(self) -> Tensor | None:
-        """``WᵀΣW [d, d]``, kept in place of Σ where k > d."""
-        found = self._get(Covariance)
-        return found.parts[0] if found is not None and found.at_inputs else None
-
-    @property
-    def covariance_probes(self) -> Tensor | None:
-        """``[ΣWΩ, ΣW1] [k, r + 1]`` in place of Σ where exact measures do not fit the memory budget."""
-        found = self._get(Covariance)
-        return None if found is None or found.products is None else found.products[0]
-
-    @cached_property
-    def kernel_parts(self) -> Tensor | None:
-        """``[parts, ..., s, s]`` that add up to ``Σ_i J_iᵀJ_i``, or to ``WᵀJᵀJW`` with :attr:`at_inputs`."""
-        found = self._get(Kernel)
-        return None if found is None or found.sum is None else found.parts
-
-    @cached_property
-    def JtJ(self) -> Tensor | None:
-        """``Σ_i J_iᵀJ_i [k, k]``."""
-        return None if self.at_inputs or self.kernel_parts is None else self.kernel_parts.sum(0)
-
-    @property
-    def JtJ_centered(self) -> Tensor | None:
-        """The same of ``J_i − J_i⁰`` against a reference network."""
-        found = self._get(CenteredKernel)
-        return None if found is None or found.sum is None else found.parts.sum(0)
-
-    @property
-    def kernel_probes(self) -> Tensor | None:
-        """Products of K with thin matrices, ``[parts, k, m]``, in place of K where it does not fit the budget."""
-        found = self._get(Kernel)
-        return None if found is None else found.products
-
-    @property
-    def centered_probes(self) -> Tensor | None:
-        """The same in place of ``K̄``."""
-        found = self._get(CenteredKernel)
-        return None if found is None else found.products
-
-    @property
-    def at_inputs(self) -> bool:
-        """Whether the kernel is ``WᵀKW`` of the layer's inputs."""
-        found = self._get(Kernel)
-        return found is not None and found.at_inputs
-
-    @property
-    def kernel(self) -> Tensor:
-        """``[parts, …, s, s]`` that add up to K, or to ``WᵀKW`` with :attr:`at_inputs`."""
-        return self._need(self.kernel_parts, "jacobians=True") / self.n
-
-    @property
-    def kernel_centered(self) -> Tensor:
-        """``[parts, …, k, k]`` that add up to ``K̄``."""
-        found = self._get(CenteredKernel)
-        parts = None if found is None or found.sum is None else found.parts
-        return self._need(parts, "reference=<the network at initialisation>") / self.n
-
-    @property
-    def K(self) -> Tensor:
-        """Tangent kernel ``K = (1/n) Σ J_iᵀJ_i``, ``[k, k]``."""
-        return self._need(self.JtJ, "jacobians=True") / self.n
-
-    @property
-    def K_centered(self) -> Tensor:
-        """``K̄ = (1/n) Σ (J_i − J_i⁰)ᵀ(J_i − J_i⁰)``, ``[k, k]``."""
-        return self.kernel_centered.sum(0)
+        return ParameterGradient in self.sums and self[ParameterGradient].tied
 
     @property
     def gradient(self) -> Tensor:
         """``D``, or an error that says it was not collected."""
-        return self._need(self.D, "a loss")
+        return self[Gradient].total
 
     @property
     def covariance(self) -> Tensor:
         """``Σ``, or an error that says it was not collected."""
-        return self._need(self.Sigma, "a loss and covariance=True")
+        return self._whole(Covariance, self.Sigma)
 
-    def _need(self, value: Tensor | None, what: str) -> Tensor:
+    @property
+    def K(self) -> Tensor:
+        """Tangent kernel ``K = (1/n) Σ J_iᵀJ_i``, ``[k, k]``."""
+        return self._whole(Kernel, self.JtJ) / self.n
+
+    @property
+    def K_centered(self) -> Tensor:
+        """``K̄ = (1/n) Σ (J_i − J_i⁰)ᵀ(J_i − J_i⁰)``, ``[k, k]``."""
+        return self._whole(CenteredKernel, self[CenteredKernel].whole()) / self.n
+
+    def _whole(self, kind: type[SquareSum], value: Tensor | None) -> Tensor:
         if value is None:
-            raise NotCollected(f"layer {self.name!r}: this was not collected; collect with {what}")
+            raise NotCollected(f"layer {self.name!r}: {self[kind].missing or f'{kind.symbol} is kept at the inputs'}")
         return value
 
     def merge(self, other: LayerStatistics) -> LayerStatistics:

@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from gramscope.distributed.exchange import Exchange
 from gramscope.linalg.budget import FEWEST, Budget
+from gramscope.linalg.gram import Dense, Estimated, Factor, Factored, Gram
 from gramscope.linalg.stochastic import gram_times, onto_columns, probes
 from gramscope.linalg.symmetric_sum import SymmetricSum, for_products
 from gramscope.statistics.sums import LeftOut, NotCollected, Seen, Sum, finite, reduced
@@ -119,6 +120,26 @@ class SquareSum(Sum):
             raise NotCollected(f"layer {self.layer!r}: {self.missing}")
         return self.sum.dense()
 
+    def whole(self) -> Tensor | None:
+        """The matrix ``[..., k, k]``, ``None`` where it is kept in another form."""
+        return None if self.sum is None or self.at_inputs else self.parts.sum(0)
+
+    @property
+    def numbers(self) -> Tensor:
+        """The parts, or the products ``[parts, ..., k, r]`` where only those are kept."""
+        return self.parts if self.products is None else self.products
+
+    def any(self) -> bool:
+        """Whether it is not zero."""
+        return any(bool(tensor.any()) for tensor in self._tensors())
+
+    def gram(self, W: Factor) -> Gram:
+        """The matrix at the layer's inputs, ``WᵀAW``, in the representation that is kept."""
+        if self.products is not None:
+            thin = torch.stack([W.transposed_times(part) for part in self.products])
+            return Estimated(thin[..., :-1], probes(thin.shape[-2], thin.shape[-1] - 1, W.rows), thin[..., -1:])
+        return Dense(self.parts) if self.at_inputs else Factored.of(W, W, self.parts)
+
     def _tensors(self) -> list[Tensor]:
         if self.products is not None:
             return [self.products]
@@ -167,6 +188,7 @@ class Covariance(SquareSum):
 
     needs: ClassVar[frozenset[str]] = frozenset({"delta"})
     symbol: ClassVar[str] = "Σ"
+    ask: ClassVar[str] = "a loss and covariance=True"
 
     def __init__(self, layer: str, weight: Tensor, plan: Plan) -> None:
         super().__init__(layer, weight, plan)
@@ -205,6 +227,7 @@ class Kernel(SquareSum):
 
     needs: ClassVar[frozenset[str]] = frozenset({"J"})
     symbol: ClassVar[str] = "K"
+    ask: ClassVar[str] = "jacobians=True"
 
     @override
     def add(self, seen: Seen) -> None:
@@ -234,7 +257,7 @@ class CenteredKernel(Kernel):
     """``Σ_i (J_i − J_i⁰)ᵀ(J_i − J_i⁰)`` against a reference network."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"J", "J_reference"})
-    symbol: ClassVar[str] = "K"
+    ask: ClassVar[str] = "reference=<the network at initialisation>"
 
     @override
     def jacobians(self, seen: Seen) -> Tensor:

@@ -121,6 +121,8 @@ class Sum(ABC):
     needs: ClassVar[frozenset[str]]
     #: whether it is undefined where one row of a layer's inputs serves several samples
     of_single_samples: ClassVar[bool] = False
+    #: the argument of :func:`gramscope.collect` that asks for it
+    ask: ClassVar[str] = "sums="
 
     def __init__(self, layer: str, weight: Tensor, plan: Plan) -> None:
         self.layer, self.weight = layer, weight
