@@ -78,7 +78,8 @@ class Gram(ABC):
         """Inner products of the parts of two, ``[parts, parts]``; of estimates ``[parts, parts, groups]``."""
 
     @abstractmethod
-    def __add__(self, other: Gram) -> Gram: ...
+    def __add__(self, other: Gram) -> Gram:
+        """The sum with one of the same representation."""
 
     @abstractmethod
     def __mul__(self, factor: float) -> Gram: ...
@@ -130,12 +131,8 @@ class Dense(Gram):
 
     @override
     def __add__(self, other: Gram) -> Dense:
-        parts = (
-            other._dense_parts() if isinstance(other, Factored) else other.parts if isinstance(other, Dense) else None
-        )
-        assert parts is not None
-        _check_parts(self.parts, parts)
-        return Dense(self.parts + parts)
+        assert isinstance(other, Dense)
+        return Dense(_sum([self.parts, other.parts]))
 
     @override
     def __mul__(self, factor: float) -> Dense:
@@ -274,11 +271,7 @@ class Factored(Gram):
         return _sum(terms)
 
     @override
-    def __add__(self, other: Gram) -> Gram:
-        return Dense(self._dense_parts()) + other if isinstance(other, Dense) else self.plus(other)
-
-    def plus(self, other: Gram) -> Factored:
-        """The sum with another factored matrix."""
+    def __add__(self, other: Gram) -> Factored:
         assert isinstance(other, Factored)
         return Factored([*self.terms, *other.terms])
 
@@ -376,9 +369,8 @@ class Estimated(Gram):
     @override
     def __add__(self, other: Gram) -> Estimated:
         other = other if isinstance(other, Estimated) else self.like(other)
-        _check_parts(self.across, other.across)
         along = None if self.along is None or other.along is None else self.along + other.along
-        return self._replaced(self.across + other.across, along, self.traces + other.traces)
+        return self._replaced(_sum([self.across, other.across]), along, self.traces + other.traces)
 
     @override
     def __mul__(self, factor: float) -> Estimated:
@@ -425,14 +417,9 @@ def _pair(K: Tensor | None, T: Tensor, L: Tensor | None, U: Tensor) -> Tensor:
 
 def _sum(terms: Sequence[Tensor]) -> Tensor:
     """The sum of terms with the same number of parts."""
-    for term in terms[1:]:
-        _check_parts(terms[0], term)
+    if len({len(term) for term in terms}) > 1:
+        raise InputError(f"matrices in {' and '.join(str(len(term)) for term in terms)} random parts do not add up")
     return reduce(torch.add, terms)
-
-
-def _check_parts(a: Tensor, b: Tensor) -> None:
-    if a.shape[0] != b.shape[0]:
-        raise InputError(f"a matrix in {a.shape[0]} random parts and one in {b.shape[0]} do not add up")
 
 
 def _by_group(columns: Tensor) -> Tensor:

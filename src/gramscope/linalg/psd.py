@@ -136,7 +136,9 @@ def psd_power(A: Tensor, power: float, rtol: float | None = None) -> Tensor:
             [0.0000, 0.0000]], dtype=torch.float64)
     """
     values, vectors = psd_eigen(A, rtol)
-    return (vectors * nonzero_power(values, power).unsqueeze(-2)) @ vectors.mT
+    positive = values > 0
+    raised = torch.where(positive, torch.where(positive, values, 1.0) ** power, 0.0)
+    return (vectors * raised.unsqueeze(-2)) @ vectors.mT
 
 
 def inverse_root(A: Tensor) -> Tensor:
@@ -145,12 +147,6 @@ def inverse_root(A: Tensor) -> Tensor:
     floor = values.amax(-1, keepdim=True) * A.shape[-1] * EPS
     root = torch.where(values > floor, values.clamp(min=torch.finfo(A.dtype).tiny).rsqrt(), 0.0)
     return (vectors * root.unsqueeze(-2)) @ vectors.mT
-
-
-def nonzero_power(values: Tensor, power: float) -> Tensor:
-    """``values^power`` where positive, zero elsewhere."""
-    positive = values > 0
-    return torch.where(positive, torch.where(positive, values, 1.0) ** power, 0.0)
 
 
 def random_orthogonal(d: int, generator: torch.Generator, stack: tuple[int, ...] = ()) -> Tensor:

@@ -63,7 +63,7 @@ class LayerGrams:
     def mixed(self) -> Gram:
         """``WᵀD + DᵀW``."""
         half = Factored.of(self.factor, self.gradient)
-        return self._fit(half.plus(half.mT))
+        return self._fit(half + half.mT)
 
     @cached_property
     def gradient_gram(self) -> Gram:

@@ -148,7 +148,7 @@ def virtual_covariance_factors(W: Array, D: Array, Sigma: Array, gamma: float) -
     """
     (weight, gradient, sigma), _ = matrices(W=W, D=D, Sigma=Sigma)
     half = Factored.of(Factor(weight), Factor(shift_factor(weight, gradient, sigma, gamma)))
-    return half.plus(half.mT)
+    return half + half.mT
 
 
 def virtual_trajectory(x: Array, gradients: Iterable[Array], gamma: float, every: int = 1) -> Tensor:
