@@ -89,6 +89,7 @@ PROMISES = (
             "tests/measures/test_linearity.py::test_scales_of_columns_do_not_matter",
             "tests/measures/test_uncertain_fits.py::test_hard_features_are_right_or_announced",
             "tests/measures/test_uncertain_fits.py::test_ordinary_float64_features_are_not_doubted",
+            "tests/linalg/test_ridge.py::test_moments_count_directions_they_cannot_see_as_uncertain",
         ),
     ),
     Promise(

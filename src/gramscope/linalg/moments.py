@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
-from functools import reduce
 from typing import TypeVar
 
 import torch
@@ -193,8 +192,16 @@ def moments(H: Array | Rows, Y: Array | Rows, gram: bool = True) -> Moments:
     features = H if isinstance(H, Rows) else Rows(H, "H")
     targets = Y if isinstance(Y, Rows) else Rows(Y, "Y")
     check_pair(features, targets)
-    blocks = spans(features.n, features.width + targets.width, features.width)
-    return reduce(merge, (block_moments(features.block(i, j), targets.block(i, j), gram) for i, j in blocks))
+    mean_h, mean_y = features.mean(), targets.mean()
+    d, c = features.width, targets.width
+    C_hh, C_yh, C_yy = mean_h.new_zeros(d if gram else 0, d), mean_h.new_zeros(c, d), mean_h.new_zeros(c, c)
+    for start, stop in spans(features.n, d + c, least=min(d, 256), entries=CACHED_ENTRIES):
+        h, y = features.block(start, stop) - mean_h, targets.block(start, stop) - mean_y
+        C_yh.addmm_(y.mT, h)
+        C_yy.addmm_(y.mT, y)
+        if gram:
+            add_gram_(C_hh, h)
+    return Moments(features.n, mean_h, mean_y, mirror_(C_hh) if gram else None, C_yh.mT, C_yy)
 
 
 def block_moments(h: Tensor, y: Tensor, gram: bool = True) -> Moments:

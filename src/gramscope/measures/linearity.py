@@ -34,7 +34,7 @@ def target_linearity(
         ridge: λ ≥ 0, on the scale of ``HᵀH`` (a sum over samples).
         intercept: fit a constant as well, unpenalised.
         rtol: singular values of H up to ``rtol`` times the largest count as zero; by default those that are rounding
-            (:func:`gramscope.linalg.ridge.fit_rows`).
+            (:func:`gramscope.linalg.ridge_rows.fit_rows`).
 
     Returns:
         A float64 number (0-dimensional tensor). Where H can fit any target (n ≤ rank) a :class:`ResultWarning` says so, and
