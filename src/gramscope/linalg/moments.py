@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -68,7 +68,7 @@ class Moments:
 
     def to(self, device: torch.device) -> Moments:
         """The same on another device."""
-        held = {f.name: getattr(self, f.name) for f in fields(self)}
+        held: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         return replace(self, **{name: x.to(device) for name, x in held.items() if isinstance(x, Tensor)})
 
     def with_targets(self, kept: Tensor) -> Moments:

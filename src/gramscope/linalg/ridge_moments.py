@@ -33,7 +33,7 @@ def fit_moments(m: Moments, ridge: float = 0.0, intercept: bool = False, eps: fl
     0.8571
     """
     ridge = check_ridge(ridge)
-    fit = _fit_clear(m, ridge, intercept, eps)
+    fit = fit_clear(m, ridge, intercept, eps)
     if fit is not None:
         return fit
     found = _directions(m, eps, intercept)
@@ -56,7 +56,7 @@ def _digits(m: Moments, residual: float) -> float:
     return digits * max(1.0, residual / max(total, TINY))
 
 
-def _fit_clear(m: Moments, ridge: float, intercept: bool, eps: float) -> RidgeFit | None:
+def fit_clear(m: Moments, ridge: float, intercept: bool, eps: float = EPS) -> RidgeFit | None:
     """The fit by the normal equations, 30 times faster than from eigenvectors; None unless it is as good."""
     n, d, total = m.n, m.mean_h.shape[-1], float(m.C_yy.trace())
     offset = n * float(m.mean_y.square().sum())

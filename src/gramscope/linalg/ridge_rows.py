@@ -14,6 +14,7 @@ from gramscope.linalg.arrays import check_range
 from gramscope.linalg.moments import Moments, class_moments, moments
 from gramscope.linalg.psd import EPS, add_gram_, mirror_, svd, svdvals
 from gramscope.linalg.ridge import (
+    SMALL,
     TINY,
     RidgeFit,
     Small,
@@ -25,7 +26,7 @@ from gramscope.linalg.ridge import (
     limit_of,
     number,
 )
-from gramscope.linalg.ridge_moments import fit_moments
+from gramscope.linalg.ridge_moments import fit_clear, fit_moments
 from gramscope.linalg.row_blocks import MappedRows, OneHotRows, Rows, check_pair, spans
 
 #: most directions taken as zero that are looked at again, and most entries of features times directions
@@ -54,13 +55,15 @@ def fit_rows(H: Rows, Y: Rows, ridge: float = 0.0, intercept: bool = False, rtol
         raise InputError(f"rtol={rtol!r}: give a number from 0 to below 1, or None")
     if H.n < H.width:
         return _fit_wide(H, Y, ridge, intercept, rtol)
-    if H.eps > EPS and rtol is None:
+    fit = None
+    if rtol is None and H.eps > EPS:
         fit = fit_moments(_moments_of(H, Y), ridge, intercept, H.eps)
-    else:
-        fit = _fit_tall(H, Y, ridge, intercept, rtol)
-    return (
-        fit if ridge or rtol is not None else replace(fit, uncertain=fit.uncertain + hidden_part(H, Y, fit, intercept))
-    )
+    elif rtol is None and ridge and H.width > SMALL:
+        fit = fit_clear(_moments_of(H, Y), ridge, intercept)
+    fit = _fit_tall(H, Y, ridge, intercept, rtol) if fit is None else fit
+    if ridge or rtol is not None:
+        return fit
+    return replace(fit, uncertain=fit.uncertain + hidden_part(H, Y, fit, intercept))
 
 
 def _moments_of(H: Rows, Y: Rows) -> Moments:
@@ -211,8 +214,8 @@ def hidden_part(H: Rows, Y: Rows, fit: RidgeFit, intercept: bool) -> float:
     used = real if bool(real.any()) else length > 0
     if not bool(used.any()):
         return 0.0
-    wider = Rows(torch.cat([features, products[:, used] / length[used]], 1), H.name)
-    residual, other = float(fit.residuals.sum()), _fit_tall(wider, Y, 0.0, intercept)
+    more_features = Rows(torch.cat([features, products[:, used] / length[used]], 1), H.name)
+    residual, other = float(fit.residuals.sum()), _fit_tall(more_features, Y, 0.0, intercept)
     seen, more = residual - float(other.residuals.sum()), max(other.rank - fit.rank, 1)
     # random directions have a larger part with a probability of about e⁻⁵ (Laurent and Massart 2000)
     chance = -math.expm1(-(more + 2 * math.sqrt(5 * more) + 10) / max(H.n - fit.rank, 1))

@@ -79,7 +79,7 @@ class FeatureStatistics:
 
     def to(self, device: torch.device) -> FeatureStatistics:
         """The same with its tensors on ``device``."""
-        held = {f.name: getattr(self, f.name) for f in fields(self)}
+        held: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         return replace(self, **{k: v.to(device) for k, v in held.items() if isinstance(v, Tensor | Moments)})
 
     def with_gram(self, gram: Tensor) -> FeatureStatistics:

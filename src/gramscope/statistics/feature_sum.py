@@ -119,7 +119,7 @@ class Features(Sum):
 
     def _add_blocks(self, rows: Tensor, target: Tensor) -> None:
         size = max(WAITING, BLOCK // rows.shape[1])
-        for block, of_block in zip(rows.split(size), target.split(size), strict=True):
+        for block, of_block in zip(torch.split(rows, size), torch.split(target, size), strict=True):
             double, old = to_double(block), self._part
             new = statistics_of(self.layer, double, of_block, False)
             self._part = new if old is None else merge_features(old, new)
