@@ -20,23 +20,16 @@ class WeightMatrix:
         name: for messages.
         parameter: the tensor.
         layers: the linear-like layers that apply it; without any the tensor is read as ``[shape[0], -1]``.
-        bias: the layer's bias where it is the last column of the matrix, the weight of a constant input 1.
     """
 
     name: str
     parameter: Tensor = field(repr=False)
     layers: tuple[Layer, ...] = field(default=(), repr=False)
-    bias: Tensor | None = field(default=None, repr=False)
 
     @cached_property
     def shape(self) -> torch.Size:
         """``[k, d]`` or ``[groups, k, d]``."""
         return self.read().shape
-
-    @property
-    def parameters(self) -> list[Tensor]:
-        """The weight, and the bias where it belongs to the matrix."""
-        return [self.parameter] if self.bias is None else [self.parameter, self.bias]
 
     @property
     def part(self) -> str:
@@ -45,7 +38,7 @@ class WeightMatrix:
         return kind.weight_name if isinstance(kind, AttentionProjectionKind) else ""
 
     def view(self, tensor: Tensor) -> Tensor:
-        """A tensor of the parameter's shape in matrix form, without the bias."""
+        """A tensor of the parameter's shape in matrix form."""
         if not self.layers:
             return tensor.flatten(1)
         layer = self.layers[0]
@@ -53,21 +46,16 @@ class WeightMatrix:
 
     def read(self) -> Tensor:
         """The weights, detached."""
-        return self._joined(self.parameter, self.bias)
+        return self.view(self.parameter.detach())
 
     def gradient(self) -> Tensor | None:
-        """The gradient in the same form; None where a parameter has none."""
-        grads = [parameter.grad for parameter in self.parameters]
-        if any(grad is None for grad in grads):
-            return None
-        return self._joined(*grads)
+        """The gradient in the same form."""
+        grad = self.parameter.grad
+        return None if grad is None else self.view(grad.detach())
 
     @torch.no_grad()
     def assign(self, matrix: Tensor) -> None:
-        """Write a matrix of :attr:`shape` into the parameters."""
-        if self.bias is not None:
-            self.bias.copy_(matrix[..., -1].reshape(self.bias.shape))
-            matrix = matrix[..., :-1]
+        """Write a matrix of :attr:`shape` into the parameter."""
         own = self.view(self.parameter.detach())
         if own.untyped_storage().data_ptr() == self.parameter.untyped_storage().data_ptr():
             own.copy_(matrix)
@@ -82,23 +70,3 @@ class WeightMatrix:
             if self.layers
             else matrix.reshape(shape)
         )
-
-    def rows(self, layer: Layer, x: Tensor) -> Tensor:
-        """A layer's native input as ``[…, b, d]``, with the constant column where the bias belongs to the matrix."""
-        h = layer.kind.inputs(layer.module, x).flatten(-3, -2)
-        return h if self.bias is None else torch.cat([h, torch.ones_like(h[..., :1])], -1)
-
-    def summed(self, layer: Layer, x: Tensor, dz: Tensor) -> Tensor:
-        """``Σ δ hᵀ`` of a layer's native input and output gradient, ``[…, k, d]``."""
-        D = layer.kind.weight_gradient(layer.module, x, dz)
-        if self.bias is None:
-            return D
-        total = layer.kind.outputs(layer.module, dz).to(D.dtype).sum((-3, -2))
-        return torch.cat([D, total.unsqueeze(-1)], -1)
-
-    def _joined(self, weight: Tensor | None, bias: Tensor | None = None) -> Tensor:
-        assert weight is not None
-        matrix = self.view(weight.detach())
-        if bias is None:
-            return matrix
-        return torch.cat([matrix, bias.detach().reshape(*matrix.shape[:-1], 1)], -1)

@@ -114,9 +114,10 @@ class VCL(Optimizer):
         known = "model gamma alpha reduction layers readout solver rank process_group mesh"
         refuse_arguments("VCL", unknown, known, _INSTEAD)
         _check_arguments(gamma, alpha, reduction, solver, rank)
-        # for __deepcopy__
-        self._arguments = {"gamma": gamma, "alpha": alpha, "reduction": reduction, "layers": layers, "readout": readout,
-                           "solver": solver, "rank": rank, "process_group": process_group, "mesh": mesh}  # fmt: skip
+        self._arguments: dict[str, Any] = {  # for __deepcopy__
+            "gamma": gamma, "alpha": alpha, "reduction": reduction, "layers": layers, "readout": readout,
+            "solver": solver, "rank": rank, "process_group": process_group, "mesh": mesh,
+        }  # fmt: skip
         self.model, self.solver, self.alpha = model, solver, alpha
         self._choice = choose_trained(model, layers, embeddings=False)
         self._exchange = find_exchange(process_group, mesh, model)
@@ -154,7 +155,8 @@ class VCL(Optimizer):
             self.readout.state = self.state
         # what OneCycleLR and CyclicLR change in every group beside lr
         known = {} if self.readout is None else self.readout.defaults
-        cycled = {name: known[name] for name in ("momentum", "betas") if name in known} or {"momentum": 0.0}
+        cycled: dict[str, Any] = {name: known[name] for name in ("momentum", "betas") if name in known}
+        cycled = cycled or {"momentum": 0.0}
         self.defaults.update(cycled)
         for name, value in cycled.items():
             self.param_groups[0].setdefault(name, value)
