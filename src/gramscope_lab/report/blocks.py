@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gramscope.names import split_name
-from gramscope_lab.report.read import shorten
+from gramscope_lab.report.read import distinct, shorten
 
 #: fewer blocks than this are shown as single layers
 LEAST_BLOCKS = 3
@@ -75,20 +75,6 @@ def layer_label(layer: str) -> str:
         return shorten(layer, 28)
     part = next((part for part in ("encoder", "decoder") if part in stack.split(".")), "")
     return f"{part} {block} {shorten(kind, 24)}".strip()
-
-
-def distinct(labels: Iterable[str]) -> list[str]:
-    """Labels, equal ones told apart by strokes.
-
-    >>> distinct(["a", "b", "a"])
-    ['a', 'b', 'a′']
-    """
-    found: dict[str, None] = {}
-    for label in labels:
-        while label in found:
-            label += "′"
-        found[label] = None
-    return list(found)
 
 
 def _short_stacks(stacks: Sequence[str]) -> dict[str, str]:

@@ -66,7 +66,6 @@ class Panel:
         width, height, columns: least pixels of a subplot's width, its height, and most subplots side by side.
         terms: name, summary and formula of what is drawn.
         note: what was left out.
-        log_switch: whether the reader can switch to a logarithmic vertical axis.
     """
 
     key: str
@@ -80,7 +79,6 @@ class Panel:
     columns: int = 99
     terms: Sequence[tuple[str, str, str]] = ()
     note: str = ""
-    log_switch: bool = False
 
 
 # -- a panel as one figure ------------------------------------------------------------------------------------------
@@ -135,7 +133,7 @@ def _patch(view: View, count: int) -> dict[str, Any]:
 
 
 def _menus(panel: Panel, owners: Sequence[int], count: int) -> Iterator[dict[str, Any]]:
-    """The choice of a view and of the scale above the plots, and a button that plays through training beside the slider."""
+    """The choice of a view above the plots, and a button that plays through training beside the slider."""
     place = {"y": 1, "yanchor": "bottom", "pad": {"b": 26}, "showactive": True}
     if len(panel.views) > 1:
         buttons = []
@@ -143,10 +141,6 @@ def _menus(panel: Panel, owners: Sequence[int], count: int) -> Iterator[dict[str
             change = [{"visible": [owner == v for owner in owners]}, _patch(view, count)]
             buttons.append({"label": label(view.label), "method": "update", "args": change})
         yield {"type": "dropdown", "x": 0, "xanchor": "left", "buttons": buttons, **place}
-    if panel.log_switch:
-        axes = [f"yaxis{n}.type" for n in ("", *range(2, count + 1))]
-        scales = [{"label": s, "method": "relayout", "args": [dict.fromkeys(axes, s)]} for s in ("linear", "log")]
-        yield {"type": "buttons", "direction": "right", "x": 1, "xanchor": "right", "buttons": scales, **place}
     if len(panel.moments) > 1:
         play = {"label": "▶ play", "method": "animate", "args": [None, _PLAY]}
         beside = {"x": 0, "xanchor": "left", "y": 0, "yanchor": "top", "pad": {"t": 56}, "showactive": False}
@@ -187,15 +181,6 @@ def null_line(name: str, index: int, x: Sequence[Any], values: Sequence[Spread],
     return {**_points(name, [x[i] for i in kept], [values[i] for i in kept], f"null, {at}"), **look}
 
 
-def single_points(name: str, index: int, x: Sequence[Any], values: Sequence[Spread]) -> Trace:
-    """Points with error bars."""
-    shape = {"symbol": marker(index), "size": 11, "color": colour(index)}
-    look = {"mode": "markers", "marker": shape, "showlegend": True}
-    error: Trace = {"type": "data", "symmetric": False, "thickness": 2, "width": 8}
-    error |= {"array": rounded(v.high - v.mean for v in values), "arrayminus": rounded(v.mean - v.low for v in values)}
-    return {**_points(name, x, values, ""), **look, **({"error_y": error} if any(v.deviation for v in values) else {})}
-
-
 def _points(name: str, x: Sequence[Any], values: Sequence[Spread], at: str) -> Trace:
     trace: Trace = {"type": "scatter", "name": label(name), "legendgroup": name}
     trace |= {"x": list(x), "y": rounded(value.mean for value in values)}
@@ -203,8 +188,7 @@ def _points(name: str, x: Sequence[Any], values: Sequence[Spread], at: str) -> T
     if any(value.deviation for value in values):
         trace["customdata"] = [rounded((value.low, value.high)) for value in values]
         ends = " (%{customdata[0]:.4~g} to %{customdata[1]:.4~g})"
-    parts = [label(name), *([at] if at else []), f"%{{y:.4~g}}{ends}"]
-    return trace | {"hovertemplate": "<br>".join(parts) + "<extra></extra>"}
+    return trace | {"hovertemplate": f"{label(name)}<br>{at}<br>%{{y:.4~g}}{ends}<extra></extra>"}
 
 
 def _low(value: Spread, log: bool) -> float:

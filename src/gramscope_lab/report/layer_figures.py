@@ -12,10 +12,9 @@ from typing import TypeAlias
 
 from gramscope.measures.column import GROUPS
 from gramscope.measures.columns import COLUMNS
-from gramscope_lab.report.blocks import BlockLayout, block_layout, distinct, layer_label
+from gramscope_lab.report.blocks import BlockLayout, block_layout, layer_label
 from gramscope_lab.report.figures import Grid, Panel, Trace, View, colour_scale, heat_map, line, null_line, thin
-from gramscope_lab.report.read import Runs, Setting, spread_sentence
-from gramscope_lab.spread import Spread
+from gramscope_lab.report.read import Runs, Setting, distinct, spread_sentence
 
 #: rows of cells of a map, each a layer and a step
 Cells: TypeAlias = Sequence[Sequence[tuple[str | None, int]]]
@@ -150,18 +149,24 @@ def _layer_lines(found: Measured, name: str, layer: str, log: bool) -> list[Trac
 def _by_depth(found: Measured) -> Panel:
     """Each measure against depth at the last measurement: a line for each setting, or in deep nets for each kind."""
     layout, views = found.layout, []
-    ticks = distinct(map(layer_label, found.layers)) if layout is None else layout.columns
+    settings = found.runs.settings[:SETTINGS]
+    ticks = distinct(map(layer_label, found.layers)) if layout is None else list(layout.blocks)
     x: Trace = {"type": "category", "categoryorder": "array", "categoryarray": ticks}
     x |= {"title.text": "layer, from input to output"} if layout is None else {"title.text": "block", "tickangle": 0}
-    settings = found.runs.settings[:SETTINGS]
     for name in found.names:
         log = found.logarithmic(name)
         if layout is None:
-            row = [*zip(ticks, found.layers, strict=True)]
-            facets = [[t for s in found.settings(name) for t in _depth_line(found, s, name, s.name, s.index, row, log)]]
+            lines = [
+                _depth_line(found, s, name, s.name, s.index, found.layers, ticks, log) for s in found.runs.settings
+            ]
+            facets, titles = [[trace for own in lines for trace in own]], [""]
         else:
-            facets = [_kind_lines(found, layout, s, name, log) for s in settings]
-        titles = [""] if layout is None else [s.name for s in settings]
+            rows = list(enumerate(zip(layout.kinds, layout.inside, strict=True)))
+            facets = [
+                [t for i, (k, row) in rows for t in _depth_line(found, s, name, k, i, row, ticks, log)]
+                for s in settings
+            ]
+            titles = [s.name for s in settings]
         views.append(View(_plain(name), facets, titles, x, {"matches": True, "type": "log" if log else "linear"}))
     kinds = "; in deep nets one line for each kind of layer over the blocks" if layout else ""
     nulls = " Dotted lines are nulls: the value to expect without learning." if found.nulls else ""
@@ -170,38 +175,26 @@ def _by_depth(found: Measured) -> Panel:
     return Panel("by-layer", _SECTION, title, sentence, views, width=420, height=270, terms=terms(found.names))
 
 
-def _kind_lines(found: Measured, layout: BlockLayout, setting: Setting, name: str, log: bool) -> list[Trace]:
-    """A line for each kind of layer over the blocks, and a point for each layer outside."""
-    first, end = len(layout.before), len(layout.before) + len(layout.blocks)
-    middle, outside = layout.columns[first:end], [*layout.columns[:first], *layout.columns[end:]]
-    rows = {kind: [*zip(middle, row, strict=True)] for kind, row in zip(layout.kinds, layout.inside, strict=True)}
-    rows |= {layer_label(l): [(tick, l)] for tick, l in zip(outside, (*layout.before, *layout.after), strict=True)}
-    return [
-        t for i, (kind, row) in enumerate(rows.items()) for t in _depth_line(found, setting, name, kind, i, row, log)
-    ]
-
-
 def _depth_line(
     found: Measured,
     setting: Setting,
     name: str,
     title: str,
     index: int,
-    row: Sequence[tuple[str, str | None]],
+    layers: Sequence[str | None],
+    ticks: Sequence[str],
     log: bool,
 ) -> list[Trace]:
-    """The last values of one row of layers, and their nulls."""
-
-    def last(measure: str) -> tuple[list[str], list[Spread]]:
-        curves = [(tick, setting.curve(measure, layer, found.runs.clock)) for tick, layer in row if layer]
-        known = {tick: curve.values[-1] for tick, curve in curves if curve}
-        return list(known), list(known.values())
-
-    x, values = last(name)
-    traces = line(title, index, x, values, "%{x}", log) if x else []
-    if name in found.nulls:
-        x, values = last(found.nulls[name])
-        traces += [null_line(title, index, x, values, "%{x}")] if x else []
+    """The last values of a row of layers, and their nulls."""
+    traces = []
+    for measure in (name, found.nulls.get(name)):
+        curves = [layer and measure and setting.curve(measure, layer, found.runs.clock) for layer in layers]
+        known = {tick: curve.values[-1] for tick, curve in zip(ticks, curves, strict=True) if curve}
+        x, values = list(known), list(known.values())
+        if known and measure == name:
+            traces += line(title, index, x, values, "%{x}", log)
+        elif known:
+            traces.append(null_line(title, index, x, values, "%{x}"))
     return traces
 
 

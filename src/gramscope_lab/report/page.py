@@ -192,28 +192,22 @@ def _panel(panel: Panel) -> Html:
 
 def _tables(runs: Runs, panels: Sequence[Panel]) -> Html:
     shown = [part for table in summary.tables(runs) for part in (tag("h3", table.title), table_html(table))]
-    hints = [tag("div", tag("dt", what), tag("dd", how)) for what, how in _not_recorded(runs, panels)]
+    hints = [tag("div", tag("dt", what), tag("dd", how)) for what, how in _not_recorded(panels)]
     missing = [tag("h2", "Not recorded"), tag("dl", *hints, class_="facts")] if hints else []
     return tag("section", tag("h2", "Tables"), *shown, *missing, id="tables")
 
 
-def _not_recorded(runs: Runs, panels: Sequence[Panel]) -> Iterator[tuple[str, str]]:
-    """What the page cannot show and how to record it: by gs.Monitor in a loop of one's own, else by gramscope train."""
+def _not_recorded(panels: Sequence[Panel]) -> Iterator[tuple[str, str]]:
+    """What the page cannot show, and how to record it."""
     shown = {panel.key for panel in panels}
-    wanted = '["target_linearity", "nfa", "nfa_null", "nc1"]'
-    monitor, train = (
-        "gs.Monitor(model, data, loss, log=…), and monitor.step() after every step",
-        "gramscope train … --measure-every 1",
-    )
-    if not any(key.startswith("layers-") for key in shown):
-        yield "measures of layers", f"measure while training: {monitor if runs.own_loop else train}"
-    elif not {"layers-linearity", "layers-alignment", "layers-collapse"} <= shown:
-        how = f"gs.Monitor(…, measures={wanted})" if runs.own_loop else f"measure.names = {wanted}"
-        yield "target linearity, the ansatz or neural collapse", f"name what to measure: {how}; gs.measures() lists all"
-    for key in ("spectra", "diagonals"):
-        own = f"store them from your loop with gramscope_lab.runs.layer_snapshots.save_{key}"
-        if key not in shown:
-            yield key, own if runs.own_loop else f"keep them: {train}, with measure.matrices = true"
+    if not any(panel.section == "Layers" for panel in panels):
+        yield (
+            "measures of layers",
+            "gramscope train … --measure-every 1; in a loop of your own, gs.Monitor(…, log=run.append)",
+        )
+    if "spectra" not in shown or "diagonals" not in shown:
+        own = "in a loop of your own, save_spectra and save_diagonals of gramscope_lab.runs.layer_snapshots"
+        yield "spectra and diagonals", f"measure.matrices = true; {own}"
 
 
 # -- HTML -----------------------------------------------------------------------------------------------------------

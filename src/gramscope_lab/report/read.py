@@ -212,11 +212,6 @@ class Runs:
         return [f"{run.name}: {problem}" for run in (*self.all, *self.others) for problem in run.problems]
 
     @cached_property
-    def own_loop(self) -> bool:
-        """Whether all runs come from training loops of the user's own."""
-        return bool(self.all) and all(run.monitored for run in self.all)
-
-    @cached_property
     def measures(self) -> dict[str, list[str]]:
         """Layers with at least one number, for each measure, both in order of appearance."""
         found: dict[str, dict[str, None]] = {}
@@ -372,7 +367,11 @@ def _names(firsts: Sequence[Run]) -> list[str]:
         named = [str(config[key]) for key in apart if key.endswith(".name")]
         label = ", ".join([*([] if method is None else [str(method)]), *named, *parts]) or run.root.name
         names.append(label if len(parts) <= 3 else run.name)
-    return _distinct(names, [run.root.name for run in firsts])
+    short = [shorten(name, 60) for name in names]
+    roots = (run.root.name for run in firsts)
+    return distinct(
+        f"{name} ({root})" if short.count(name) > 1 else name for name, root in zip(short, roots, strict=True)
+    )
 
 
 def value_text(key: str, value: Any) -> str:
@@ -386,11 +385,18 @@ def value_text(key: str, value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _distinct(names: Iterable[str], roots: Sequence[str]) -> list[str]:
-    """Short distinct names: equal ones get the name of their group, then a number."""
-    plain = [shorten(name, 60) for name in names]
-    named = [f"{n} ({root})" if plain.count(n) > 1 else n for n, root in zip(plain, roots, strict=True)]
-    return [f"{n} #{named[:i].count(n) + 1}" if named.count(n) > 1 else n for i, n in enumerate(named)]
+def distinct(labels: Iterable[str]) -> list[str]:
+    """Labels, equal ones told apart by strokes.
+
+    >>> distinct(["a", "b", "a"])
+    ['a', 'b', 'a′']
+    """
+    found: dict[str, None] = {}
+    for label in labels:
+        while label in found:
+            label += "′"
+        found[label] = None
+    return list(found)
 
 
 def shorten(name: str, limit: int = 24) -> str:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from gramscope.errors import GramscopeError
 from gramscope.names import printable
 from gramscope_lab.palette import TWO_SIDED, colour, dash
-from gramscope_lab.report.blocks import block_layout, distinct, layer_label
+from gramscope_lab.report.blocks import block_layout, layer_label
 from gramscope_lab.report.figures import Panel, Trace, View, label, rounded, thin
-from gramscope_lab.report.read import Run, Runs, Setting
+from gramscope_lab.report.read import Run, Runs, Setting, distinct
 from gramscope_lab.runs.layer_snapshots import DIAGONALS, SPECTRA, load_diagonals, load_spectra, snapshot_steps
 
 if TYPE_CHECKING:
@@ -212,8 +212,8 @@ def _images(name: str, moments: Sequence[Mapping[str, Tensor]]) -> Trace:
 
 def _image_title(name: str, last: Mapping[str, Tensor]) -> str:
     title = QUANTITIES[name][0] if name in QUANTITIES else name
-    rho = _pearson(last.get(name), last.get("nfm")) if name != "nfm" else None
-    return title if rho is None else f"{title}, ρ = {rho:.2f}"
+    rho = _pearson(last.get(name), last.get("nfm")) if name != "nfm" else math.nan
+    return title if math.isnan(rho) else f"{title}, ρ = {rho:.2f}"
 
 
 def _picture(image: Tensor) -> Tensor:
@@ -225,12 +225,13 @@ def _picture(image: Tensor) -> Tensor:
     return image if image.shape == (height, width) else adaptive_avg_pool2d(image[None], (height, width))[0]
 
 
-def _pearson(a: Tensor | None, b: Tensor | None) -> float | None:
+def _pearson(a: Tensor | None, b: Tensor | None) -> float:
+    """The correlation of two images; NaN where one is missing or constant."""
+    import torch
+
     if a is None or b is None or a.shape != b.shape:
-        return None
-    a, b = a - a.mean(), b - b.mean()
-    size = float(a.norm() * b.norm())
-    return float((a * b).sum()) / size if size > 0 and math.isfinite(size) else None
+        return math.nan
+    return float(torch.corrcoef(torch.stack([a.flatten(), b.flatten()]))[0, 1])
 
 
 # -- both -----------------------------------------------------------------------------------------------------------

@@ -8,19 +8,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gramscope_lab.report.figures import thin
-from gramscope_lab.report.read import Curve, Run, Runs, decisive, readable, value_text
+from gramscope_lab.report.read import Curve, Runs, decisive, readable, value_text
 from gramscope_lab.report.training_figures import evaluated_keys, key_text
 from gramscope_lab.runs.directory import RunDirectory
 from gramscope_lab.runs.files import read_file
 from gramscope_lab.runs.layout import CONFIG, ENVIRONMENT
-from gramscope_lab.runs.records import Record
 from gramscope_lab.spread import FEW, Spread
 
 #: most settings whose values are all named, most rows of a table, and most bytes of pictures in a page
 NAMED, ROWS, PICTURE_BYTES = 4, 300, 1_500_000
-#: kinds of records that have a place of their own in the report
-_KNOWN = frozenset({"evaluation", "measurement", "end", "claim"})
 
 
 @dataclass(frozen=True)
@@ -36,8 +32,7 @@ class Table:
 # -- in words -------------------------------------------------------------------------------------------------------
 def sentences(runs: Runs) -> list[str]:
     """What was seen: where nets trained by each setting ended, and what their layers learned."""
-    own = sum(run.monitored for run in runs.all)
-    found = [f"{plural(own, 'run')} of your own training loop, watched by gs.Monitor."] if own else []
+    found = []
     claims = runs.records("claim")
     if score := main_score(runs):
         curves = {s.name: curve for s in runs.settings if (curve := s.curve(score, None, runs.clock))}
@@ -45,7 +40,7 @@ def sentences(runs: Runs) -> list[str]:
     elif claims:
         held = sum(claim.get("holds") is True for claim in claims)
         found.append(f"Of {plural(len(claims), 'claim')} {held} {'holds' if held == 1 else 'hold'}.")
-    elif not own:
+    elif not runs.measures:
         found.append(f"{plural(len(runs.all) + len(runs.others), 'run')} without evaluations of a net.")
     return [*found, *_layer_sentences(runs)]
 
@@ -210,8 +205,8 @@ def results_table(runs: Runs) -> Table | None:
 
 
 def tables(runs: Runs) -> list[Table]:
-    """Every run, every layer, and records of other kinds."""
-    return [table for table in (_runs_table(runs), _layer_table(runs), *_other_records(runs)) if table.rows]
+    """Every run and every layer."""
+    return [table for table in (_runs_table(runs), _layer_table(runs)) if table.rows]
 
 
 def _runs_table(runs: Runs) -> Table:
@@ -241,21 +236,6 @@ def _layer_table(runs: Runs) -> Table:
             rows.append([cell(setting.name), cell(layer), *(cell(c.values[-1].mean if c else None) for c in curves)])
     columns = ["setting", "layer", *(name.replace("_", " ") for name in names)]
     return Table("Every layer", columns, rows, "Last measurement, means over seeds.")
-
-
-def _other_records(runs: Runs) -> Iterable[Table]:
-    """Records of other kinds as they are, without the lists and tables inside them."""
-    by_kind: dict[str, list[tuple[Run, Record]]] = {}
-    for run in (*runs.all, *runs.others):
-        for record in run.records:
-            if "layers" not in record and record.get("kind") not in _KNOWN:
-                by_kind.setdefault(str(record.get("kind", "")), []).append((run, record))
-    for kind, found in by_kind.items():
-        keys = dict.fromkeys(key for _, record in found for key in record if key not in ("kind", "network"))
-        kept = thin(found, ROWS)
-        rows = [[cell(run.name), *(cell(record.get(key)) for key in keys)] for run, record in kept]
-        note = "" if len(kept) == len(found) else f"{len(kept)} of {len(found)} records are shown, evenly spread."
-        yield Table(f"Records: {kind or 'without kind'}", ["run", *keys], rows, note)
 
 
 def _without_empty_columns(table: Table) -> Table:

@@ -1,12 +1,11 @@
-"""Accuracy and loss over training, and their last values."""
+"""Accuracy and loss over training."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gramscope_lab.report.blocks import distinct
-from gramscope_lab.report.figures import Panel, View, line, single_points
-from gramscope_lab.report.read import Curve, Run, Runs, Setting, is_number, shorten, spread_sentence
+from gramscope_lab.report.figures import Panel, Trace, View, line
+from gramscope_lab.report.read import Run, Runs, Setting, is_number, spread_sentence
 
 #: parts of the data on which a net is evaluated
 PARTS = {
@@ -23,9 +22,8 @@ _TERMS = {
 
 
 def training_panels(runs: Runs) -> list[Panel]:
-    """Accuracy, loss, and both at the end of training where there is something to compare."""
-    found = [_over_training(runs, "accuracy"), _over_training(runs, "loss"), _last_values(runs)]
-    return [panel for panel in found if panel is not None]
+    """Accuracy and loss, where they were recorded."""
+    return [panel for what in _TERMS if (panel := _over_training(runs, what)) is not None]
 
 
 def evaluated_keys(runs: Runs) -> list[str]:
@@ -52,51 +50,23 @@ def _parts(runs: Sequence[Run], what: str) -> list[str]:
 
 def _over_training(runs: Runs, what: str) -> Panel | None:
     parts = _parts(runs.all, what)
-    views, drawn = [], list[Curve]()
-    for clock in (runs.clock, "seconds"):
-        curves = [[(s, s.curve(f"{part}_{what}", None, clock)) for s in runs.settings] for part in parts]
-        if not any(curve for own in curves for _, curve in own):
-            continue
-        drawn += [curve for own in curves for _, curve in own]
-        at = f"{clock} %{{x:.4~g}}"
-        facets = [
-            [
-                trace
-                for s, curve in own
-                if curve
-                for trace in line(s.name, s.index, curve.times, curve.values, at, False)
-            ]
-            for own in curves
-        ]
-        label = "over seconds of training" if clock == "seconds" else f"over {clock}s"
+    curves = [s.curve(f"{part}_{what}", None, runs.clock) for s in runs.settings for part in parts]
+    positive = all(value.mean > 1e-300 for curve in curves for value in curve.values)
+    scales = ("linear", "log") if what == "loss" and positive else ("linear",)
+    views = []
+    for clock, scale in [*((runs.clock, scale) for scale in scales), ("seconds", "linear")]:
+        facets = [[t for s in runs.settings for t in _lines(s, f"{part}_{what}", clock, scale)] for part in parts]
+        label = f"over {clock}, logarithmic" if scale == "log" else f"over {clock}"
         titles = [PARTS.get(part, part) for part in parts]
-        views.append(View(label, facets, titles, {"title.text": clock}, {"matches": True}))
+        if any(facets):
+            views.append(View(label, facets, titles, {"title.text": clock}, {"matches": True, "type": scale}))
     if not views:
         return None
-    summary, formula = _TERMS[what]
-    return Panel(
-        what,
-        "Training",
-        what.capitalize(),
-        f"For each setting; lines are means over seeds. {spread_sentence(runs)}",
-        views,
-        terms=[(what, summary, formula)],
-        log_switch=what == "loss" and all(value.mean > 1e-300 for curve in drawn for value in curve.values),
-    )
+    sentence = f"For each setting; lines are means over seeds. {spread_sentence(runs)}"
+    return Panel(what, "Training", what.capitalize(), sentence, views, terms=[(what, *_TERMS[what])])
 
 
-def _last_values(runs: Runs) -> Panel | None:
-    """The last value of each setting, side by side."""
-    keys = evaluated_keys(runs)
-    if len(runs.all) < 2 or not keys:
-        return None
-    names = distinct(shorten(setting.name) for setting in runs.settings)
-    facets = [[point for s in runs.settings for point in _end(s, names[s.index], key, runs.clock)] for key in keys]
-    view = View("", facets, [key_text(key).capitalize() for key in keys], {"type": "category", "title.text": ""})
-    sentence = f"The last value of each setting: the point is the mean over seeds. {spread_sentence(runs)}"
-    return Panel("ends", "Training", "Last values", sentence, [view])
-
-
-def _end(setting: Setting, name: str, key: str, clock: str) -> list[dict[str, object]]:
+def _lines(setting: Setting, key: str, clock: str, scale: str) -> list[Trace]:
     curve = setting.curve(key, None, clock)
-    return [single_points(setting.name, setting.index, [name], curve.values[-1:])] if curve else []
+    at = f"{clock} %{{x:.4~g}}"
+    return line(setting.name, setting.index, curve.times, curve.values, at, scale == "log") if curve else []

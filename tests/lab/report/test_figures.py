@@ -44,7 +44,7 @@ def lines(facet: Any) -> list[Any]:
 def test_plotly_accepts_every_panel_and_the_menu_shows_one_view_at_a_time(panels: dict[str, Panel]) -> None:
     assert list(panels) == [
         "by-layer", "layers-linearity", "layers-alignment", "layers-spectra", "layers-collapse", "layers-virtual",
-        "layers-weights", "layers-other", "accuracy", "loss", "ends", "spectra", "diagonals",
+        "layers-weights", "layers-other", "accuracy", "loss", "spectra", "diagonals",
     ]  # fmt: skip
     for key, panel in panels.items():
         drawn = figure(panel)
@@ -89,7 +89,7 @@ def test_deep_nets_are_shown_by_block_and_no_layer_is_left_out(tmp_path: Path) -
     every = view_of(found["every-layer"], "nfa").facets[0][0]["y"]
     assert (len(every), len(set(every)), every[51]) == (56, 56, "10 self_attn.k_proj")
     depth = lines(view_of(found["by-layer"], "nfa").facets[0])
-    assert [line["name"] for line in depth] == [*KINDS, "lm_head"]
+    assert [line["name"] for line in depth] == [*KINDS]
     assert depth[0]["x"] == [*map(str, range(11))]
 
 
@@ -161,23 +161,14 @@ def test_every_layer_has_a_place_and_few_blocks_have_none() -> None:
 # -- training ---------------------------------------------------------------------------------------------------------
 def test_curves_and_bands_hold_the_recorded_numbers(panels: dict[str, Panel]) -> None:
     panel = panels["accuracy"]
-    assert [view.label for view in panel.views] == ["over epochs", "over seconds of training"]
+    assert [view.label for view in panel.views] == ["over epoch", "over seconds"]
     band, line = panel.views[0].facets[0][2:]
     values = [accuracy(seed, 2, 0.9) for seed in (0, 1)]
     assert (line["name"], line["x"][2]) == ("vcl", 2.0)
     assert line["y"][2] == pytest.approx(statistics.mean(values), rel=1e-4)
     assert (band["y"][2], band["y"][-3]) == pytest.approx((max(values), min(values)), rel=1e-4)
     assert list(panels["loss"].views[0].titles) == ["Test", "Training batches"]
-    assert (panel.log_switch, panels["loss"].log_switch) == (False, True)
-
-
-def test_last_values_stand_side_by_side(panels: dict[str, Panel]) -> None:
-    view = panels["ends"].views[0]
-    assert view.titles[0] == "Test accuracy"
-    points = view.facets[0]
-    assert [point["x"] for point in points] == [["sgd"], ["vcl"]]
-    expected = [statistics.mean(accuracy(seed, 4, speed) for seed in (0, 1)) for speed in (0.3, 0.9)]
-    assert [point["y"][0] for point in points] == pytest.approx(expected, rel=1e-4)
+    assert [view.y["type"] for view in panels["loss"].views] == ["linear", "log", "linear"]
 
 
 # -- spectra and diagonals --------------------------------------------------------------------------------------------

@@ -84,7 +84,7 @@ def test_every_panel_is_drawn_with_data(browser: Any, report: Path, screen: dict
     with opened(browser, report, color_scheme=scheme, **screen) as page:
         reserved = page.evaluate("document.documentElement.scrollHeight")
         numbers = draw_all(page)
-        assert len(numbers) == 13
+        assert len(numbers) == 12
         assert all(numbers.values()), numbers
         assert page.evaluate("document.documentElement.scrollWidth") == screen["viewport"]["width"]
         assert page.evaluate("document.documentElement.scrollHeight") == reserved  # links land where they point
@@ -120,7 +120,8 @@ def test_menu_slider_and_scale(browser: Any, report: Path) -> None:
         page.locator("#spectra .updatemenu-button").click()
         until(page, f"{spectrum} === '{last}'")
 
-        page.locator("#loss .updatemenu-button", has_text="log").click()
+        page.locator("#loss .updatemenu-header").click()
+        page.locator("#loss .updatemenu-dropdown-button", has_text="logarithmic").click()
         until(page, "document.querySelector('#loss .plot')._fullLayout.yaxis2.type === 'log'")
 
 

@@ -37,7 +37,7 @@ def test_settings_are_named_by_their_differences(tmp_path: Path) -> None:
     write_run(tmp_path / "d", lr=0.1)
     assert setting_names(*(tmp_path / name for name in "abc")) == ["sgd, lr 0.1", "sgd, lr 0.01", "vcl"]
     assert setting_names(tmp_path / "a", tmp_path / "d") == ["sgd (a)", "sgd (d)"]
-    assert setting_names(tmp_path / "a", tmp_path / "a") == ["sgd (a) #1", "sgd (a) #2"]
+    assert setting_names(tmp_path / "a", tmp_path / "a") == ["sgd (a)", "sgd (a)′"]
 
 
 def test_records_of_a_monitor_are_read(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_records_of_a_monitor_are_read(tmp_path: Path) -> None:
         record: dict[str, Any] = {"layers": {"fc": {"nfa": 0.5 + step}}, "network": {"loss": 2.0 - step, "samples": 9}}
         run.append({"step": step, **record})
     runs = read_runs([run.path])
-    assert (runs.clock, runs.status, runs.own_loop) == ("step", "recorded", True)
+    assert (runs.clock, runs.status, runs.all[0].monitored) == ("step", "recorded", True)
     (setting,) = runs.settings
     assert [v.mean for v in setting.curve("nfa", "fc", "step").values] == [0.5, 3.5]
     assert [v.mean for v in setting.curve("monitored_loss", None, "step").values] == [2.0, -1.0]
