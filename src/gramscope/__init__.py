@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gramscope.instruments.linear_blocks import linear_blocks as linear_blocks
     from gramscope.instruments.linear_blocks import replaced as replaced
     from gramscope.instruments.measure import measure as measure
+    from gramscope.instruments.measure_features import measure_features as measure_features
     from gramscope.instruments.monitor import Monitor as Monitor
     from gramscope.instruments.readout import neural_collapse as neural_collapse
     from gramscope.instruments.regions import region_crossings as region_crossings
@@ -81,6 +82,7 @@ _MODULES = {
     "instruments.interpolation": "interpolation_error",
     "instruments.linear_blocks": "linear_blocks replaced",
     "instruments.measure": "measure",
+    "instruments.measure_features": "measure_features",
     "instruments.monitor": "Monitor",
     "instruments.readout": "neural_collapse",
     "instruments.regions": "region_crossings",
