@@ -1,4 +1,4 @@
-"""Every reader and parser as a function of bytes, with valid content to change: shared by Hypothesis and by atheris.
+"""Every reader and parser as a function of bytes, with valid content to change.
 
 A reader may raise a ``GramscopeError`` and nothing else. It gets :data:`MOST_BYTES` of memory and :data:`MOST_SECONDS` of the
 processor's time; beyond them it fails with a ``MemoryError`` or a ``TimeoutError``.

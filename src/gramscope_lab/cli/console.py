@@ -171,7 +171,7 @@ class TerminalReporter(Reporter):
         if self._progress is None:
             return
         if name not in self._members:
-            self._members[name] = self._progress.add_task(f"  {name}", total=total, unit=self._unit, news="")
+            self._members[name] = self._progress.add_task(f"  {name}", total=total, unit="epoch", news="")
         self._progress.update(self._members[name], completed=done)
 
     @override

@@ -95,7 +95,9 @@ def export(
 
 def summary(run: RunDirectory) -> dict[str, Any]:
     """One line about a run or group."""
-    finals: dict[Any, dict[str, Any]] = {str(record.get("run")): record for record in run.records("evaluation")}
+    finals: dict[str, dict[str, Any]] = {}
+    for record in run.iter_records("evaluation"):  # only the last of each run is kept
+        finals[str(record.get("run"))] = record
     scores, epochs = ([r[key] for r in finals.values() if _is_number(r.get(key))] for key in ("test_accuracy", "epoch"))
     return {
         **_identity(run, run.status()),

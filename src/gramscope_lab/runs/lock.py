@@ -150,4 +150,4 @@ def _lives(facts: dict[str, Any]) -> bool:
         pass
     except (OSError, OverflowError):
         return False
-    return _started(facts["pid"]) == facts.get("started", "")
+    return bool(_started(facts["pid"]) == facts.get("started", ""))

@@ -257,8 +257,8 @@ class _Progress:
                 for record, end in iter_records(path, start):
                     start = end
                     if record.get("kind") == "evaluation":
-                        self._reporter.records([record], name)
                         self._reporter.member(name, record["epoch"], task.config.epochs)
+                        self._reporter.records([record], name)
             self._ends[name] = start
 
     def ended(self, task: MemberTask) -> None:
