@@ -1,7 +1,7 @@
 """Damaged and hostile input for every reader: only documented errors, little memory, and no hanging.
 
-Hypothesis changes valid files. ``GRAMSCOPE_FUZZ`` multiplies the number of examples, for a long search by hand; inputs that such
-searches found worth keeping are in ``corpus``.
+Hypothesis changes valid files. ``GRAMSCOPE_FUZZ`` multiplies the number of examples, for a long search by hand; inputs
+that such searches found worth keeping are in ``corpus``.
 """
 
 from __future__ import annotations

@@ -48,21 +48,12 @@ def print_json(value: Any) -> None:
     sys.stdout.write(to_json(value, indent=1).translate(_JSON_CONTROLS) + "\n")
 
 
-def print_table(
-    title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None, *, verbatim: bool = False
-) -> None:
-    """Print rows as a table; numbers are right-aligned with four significant digits.
-
-    No word of a heading is broken; with ``verbatim`` headings are the names of the columns, and no cell is broken either.
-    """
+def print_table(title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None) -> None:
+    """Print rows as a table; numbers are right-aligned with four significant digits. No word of a heading is broken."""
     console = Console(highlight=False, markup=False)
     names = list(columns or dict.fromkeys(key for row in rows for key in row))
-    headings = [name if verbatim else name.replace("_", " ") for name in names]
+    headings = [name.replace("_", " ") for name in names]
     narrowest = [max(map(len, heading.split()), default=0) for heading in headings]
-    if verbatim:
-        narrowest = [
-            max([width, *(len(cell(row.get(n))) for row in rows)]) for n, width in zip(names, narrowest, strict=True)
-        ]
     table = Table()
     for name, heading, width in zip(names, headings, narrowest, strict=True):
         number = all(isinstance(row.get(name), int | float | None) for row in rows)
@@ -71,8 +62,8 @@ def print_table(
         )
     for row in rows:
         table.add_row(*(Text(cell(row.get(name))) for name in names))
-    # Wider than the window rather than cut off.
-    console.width = max(console_width(), sum(narrowest) + 3 * len(names) + 1)
+    # a pipe takes at least 200 characters, and a narrow window more than it shows rather than less
+    console.width = max(console.width if console.is_terminal else 200, sum(narrowest) + 3 * len(names) + 1)
     if title:
         results().print(title)
     console.print(table)
@@ -83,12 +74,6 @@ def without_empty(rows: Sequence[Mapping[str, Any]], column: str) -> Sequence[Ma
     if any(row[column] for row in rows):
         return rows
     return [{key: value for key, value in row.items() if key != column} for row in rows]
-
-
-def console_width() -> int:
-    """Characters in a line of results; a pipe takes at least 200."""
-    console = Console()
-    return console.width if console.is_terminal else max(console.width, 200)
 
 
 def show(title: str, rows: Sequence[Mapping[str, Any]], json: bool) -> None:

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gramscope.errors import InputError
-from gramscope_lab.cli.console import cell, console_width, messages, print_json, print_table
+from gramscope_lab.cli.console import print_json, results
 from gramscope_lab.cli.flags import parse_assignments
-from gramscope_lab.spread import spread_text
+from gramscope_lab.spread import spread
 from gramscope_lab.training.config import DataTable, MeasureTable, ModelTable
 
 if TYPE_CHECKING:
+    from gramscope.measures.table import Table
     from gramscope_lab.training.layer_measures import Measured
 
 
 _OWN = "Your own net"
-#: places that a note names
-PLACES = 6
 
 
 def command(
@@ -96,15 +94,10 @@ def command(
     if json:
         print_json([item.to_dict() for item in found])
         return
-    for title, rows in _tables(found, per_seed, every):
-        print_measures(title, rows)
-    places: dict[str, dict[str, None]] = {}  # one line for each reason
-    for item in found:
-        for where, note in item.table.notes.items():
-            places.setdefault(str(note), {})[where] = None
-    for reason, named in places.items():
-        first, more = list(named)[:PLACES], len(named) - PLACES
-        messages().print(f"note: {', '.join(first)}{f' and {more} more' if more > 0 else ''}: {reason}")
+    for title, shown in _tables(found, per_seed, every):
+        results().print(title)
+        for line in str(shown).splitlines():
+            results().print(line)
 
 
 def _own_tables(model: str, data: str, data_dir: str | None, settings: list[str]) -> tuple[ModelTable, DataTable]:
@@ -116,11 +109,8 @@ def _own_tables(model: str, data: str, data_dir: str | None, settings: list[str]
     return net, DataTable.from_table({"name": data, "dir": data_dir or "", **options.get("data", {})})
 
 
-_Rows = Mapping[str, Mapping[str, Any]]
-
-
-def _tables(found: Sequence[Measured], per_seed: bool, every: bool) -> Iterator[tuple[str, _Rows]]:
-    """Title and rows of each table to print: of one run, or of all seeds of one setting together."""
+def _tables(found: Sequence[Measured], per_seed: bool, every: bool) -> Iterator[tuple[str, Table]]:
+    """Title and table of each run, or of all seeds of one setting together."""
     groups: dict[Any, list[Measured]] = {}
     for item in found:
         setting = item.name if per_seed else re.sub(r"[,/]?\bseed-\d+$", "", item.name)
@@ -130,38 +120,22 @@ def _tables(found: Sequence[Measured], per_seed: bool, every: bool) -> Iterator[
         steps = sorted({item.step for item in items if item.step is not None})
         epochs = sorted({item.epoch for item in items if item.epoch is not None})
         when = f", step {_range(steps)} (epoch {_range(epochs)})" if steps else ""
-        yield name + when, items[0].table.rows if len(items) == 1 else _over_seeds([item.table.rows for item in items])
+        yield name + when, items[0].table if len(items) == 1 else _over_seeds([item.table for item in items])
 
 
 def _range(values: Sequence[float]) -> str:
     return f"{values[0]:g}" if len(values) == 1 else f"{values[0]:g} to {values[-1]:g}"
 
 
-def _over_seeds(tables: Sequence[_Rows]) -> _Rows:
+def _over_seeds(tables: Sequence[Table]) -> Table:
     """Mean ± standard deviation of each entry over the tables that have it."""
-    entries: dict[str, dict[str, list[float]]] = {}
-    for rows in tables:
-        for layer, row in rows.items():
-            for name, value in row.items():
-                entries.setdefault(layer, {}).setdefault(name, []).extend([] if value is None else [value])
-    return {
-        layer: {name: spread_text(values, ".4g", ".2g") or None for name, values in row.items()}
-        for layer, row in entries.items()
-    }
+    from gramscope.linalg.measured import Measured as Number
+    from gramscope.measures.table import Table
 
-
-def print_measures(title: str, rows: _Rows) -> None:
-    """A table of layers by measures, transposed where measures outnumber layers, in parts that fit the window."""
-    columns = list(dict.fromkeys(name for row in rows.values() for name in row))
-    shown = [name for name in columns if any(row.get(name) is not None for row in rows.values())]
-    if len(shown) > max(len(rows), 6):
-        table = [{"measure": m} | {layer: row.get(m) for layer, row in rows.items()} for m in shown]
-    else:
-        table = [{"layer": layer} | {m: row.get(m) for m in shown} for layer, row in rows.items()]
-    first, *others = table[0] if table else ["layer"]
-    widths = {name: max(len(name), *(len(cell(row[name])) for row in table)) + 3 for name in (first, *others)}
-    while others:
-        used = accumulate((widths[name] for name in others), initial=widths[first])
-        count = max(1, sum(width < console_width() for width in used) - 1)
-        print_table(title, table, [first, *others[:count]], verbatim=True)
-        title, others = "", others[count:]
+    rows: dict[str, dict[str, float | None]] = {}
+    for layer in dict.fromkeys(layer for table in tables for layer in table):
+        for name in dict.fromkeys(name for table in tables for name in table.columns):
+            values = [x for table in tables if (x := table.rows.get(layer, {}).get(name)) is not None]
+            found = spread(values)
+            rows.setdefault(layer, {})[name] = None if found is None else Number(found.mean, found.deviation)
+    return Table(rows, notes={name: note for table in tables for name, note in table.notes.items()})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -74,43 +73,6 @@ def cnfa(
     )
     title = f"ρ(ẆᵀẆ, ẆᵀKẆ), {data}, {activation}, {depth} hidden, n={x.shape[0]}, d={x.shape[1]}"
     show(title, records, as_json)
-
-
-@app.command(name="nfa-fig3")
-def nfa_fig3(
-    size: Annotated[int, typer.Option(help="n = k = d.", min=1)] = 1024,
-    balances: Annotated[str, typer.Option(help="Balances, comma separated; the built-in sweep unless given.")] = "",
-    data_seeds: Annotated[int, typer.Option(help="Data sets per balance.", min=1)] = 4,
-    nets: Annotated[int, typer.Option(help="Nets whose moments of R are averaged.", min=1)] = 30,
-    seed: Seed = 0,
-    as_json: AsJson = False,
-) -> None:
-    """Alignment-reversing data: predicted against observed over the balance sweep, both inversion rules and scales."""
-    from gramscope_lab.experiments.theory_sweeps import BALANCES, reversal_sweep
-
-    chosen = numbers("--balances", balances, float) if balances else BALANCES
-    rows = list(reversal_sweep(size, balances=chosen, data_seeds=data_seeds, nets=nets, seed=seed))
-    if as_json:
-        print_json(rows)
-        return
-    cells = sorted({(row["scale"], row["inverse"], row["balance"]) for row in rows}, reverse=True)
-    table = []
-    for scale, inverse, balance in cells:
-        group = [row for row in rows if (row["scale"], row["inverse"], row["balance"]) == (scale, inverse, balance)]
-        table.append(
-            {
-                "scale": f"{scale:.3g}",
-                "inverse": inverse,
-                "balance": f"{balance:g}",
-                "observed": fmean(row["observed"] for row in group),
-                "predicted": fmean(row["free_sampled_moments"] for row in group),
-                "exact moments": fmean(row["free_exact_moments"] for row in group),
-                "own moments": fmean(row["free_own_moments"] for row in group),
-                "largest |difference|": max(abs(row["difference"]) for row in group),
-            }
-        )
-    print_table(f"nfa-fig3, n=k=d={size}, means over {data_seeds} data seeds", table)
-    typer.echo(f"largest absolute difference: {max(abs(row['difference']) for row in rows):.4f}")
 
 
 @app.command()

@@ -125,12 +125,14 @@ class DataTable(Named):
 
     where: ClassVar[str] = "data."
 
-    dir: str = Field("", description="folder of downloaded sets; empty for GRAMSCOPE_DATA, or the user's cache")
-    seed: int = Field(0, ge=0, lt=2**63, description="seed of generated data, noise and the validation split")
-    validation: float = Field(0.0, ge=0, lt=1, description="fraction of the training set held out for validation")
-    samples: int = Field(0, ge=0, description="training samples to use (0: all)")
-    test_samples: int = Field(0, ge=0, description="test samples to use (0: all)")
-    label_noise: float = Field(0.0, ge=0, description="fraction of training labels drawn at random")
+    dir: str = Field(default="", description="folder of downloaded sets; empty for GRAMSCOPE_DATA, or the user's cache")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="seed of generated data, noise and the validation split")
+    validation: float = Field(
+        default=0.0, ge=0, lt=1, description="fraction of the training set held out for validation"
+    )
+    samples: int = Field(default=0, ge=0, description="training samples to use (0: all)")
+    test_samples: int = Field(default=0, ge=0, description="test samples to use (0: all)")
+    label_noise: float = Field(default=0.0, ge=0, description="fraction of training labels drawn at random")
 
 
 class ModelTable(Named):
@@ -161,11 +163,13 @@ class ScheduleTable(Section):
 
     where: ClassVar[str] = "schedule."
 
-    name: Literal["constant", "linear", "cosine", "step"] = Field("constant", description="shape after the warm-up")
-    warm_up: float = Field(0.0, ge=0, description="epochs of linear warm-up")
-    final: float = Field(0.0, ge=0, description="last factor of linear and cosine")
-    every: float = Field(10.0, gt=0, description="epochs between the drops of step")
-    factor: float = Field(0.1, ge=0, description="factor of each drop of step")
+    name: Literal["constant", "linear", "cosine", "step"] = Field(
+        default="constant", description="shape after the warm-up"
+    )
+    warm_up: float = Field(default=0.0, ge=0, description="epochs of linear warm-up")
+    final: float = Field(default=0.0, ge=0, description="last factor of linear and cosine")
+    every: float = Field(default=10.0, gt=0, description="epochs between the drops of step")
+    factor: float = Field(default=0.1, ge=0, description="factor of each drop of step")
 
 
 class MeasureTable(Section):
@@ -174,41 +178,43 @@ class MeasureTable(Section):
     where: ClassVar[str] = "measure."
 
     every: float = Field(
-        0.0, ge=0, description="epochs between measurements (0: none; the start and the end are included)"
+        default=0.0, ge=0, description="epochs between measurements (0: none; the start and the end are included)"
     )
-    samples: int = Field(1000, ge=1, description="training samples measured on")
-    batch_size: int = Field(500, ge=1, description="samples a batch while measuring")
-    layers: str = Field("", description="glob of the layers; empty for all")
-    matrices: bool = Field(False, description="keep spectra and diagonals of every layer too, for the report")
-    names: Annotated[tuple[str, ...], BeforeValidator(as_tuple)] = Field((), description="which measures")
+    samples: int = Field(default=1000, ge=1, description="training samples measured on")
+    batch_size: int = Field(default=500, ge=1, description="samples a batch while measuring")
+    layers: str = Field(default="", description="glob of the layers; empty for all")
+    matrices: bool = Field(default=False, description="keep spectra and diagonals of every layer too, for the report")
+    names: Annotated[tuple[str, ...], BeforeValidator(as_tuple)] = Field(default=(), description="which measures")
 
 
 class TrainConfig(Section):
     """What to train. The text at the top of this module shows the TOML form."""
 
     seeds: Annotated[tuple[Annotated[int, Field(ge=0, lt=2**63)], ...], BeforeValidator(as_tuple)] = Field(
-        (0,), min_length=1
+        default=(0,), min_length=1
     )
-    epochs: float = Field(1.0, ge=0, le=1e9, description="passes over the training set")
-    batch_size: int = Field(64, ge=0, description="samples a step (0: the whole training set)")
+    epochs: float = Field(default=1.0, ge=0, le=1e9, description="passes over the training set")
+    batch_size: int = Field(default=64, ge=0, description="samples a step (0: the whole training set)")
     loss: Literal["auto", "cross-entropy", "mse", "half-squared"] = Field(
-        "auto", description="loss of a sample, where auto follows the data's task"
+        default="auto", description="loss of a sample, where auto follows the data's task"
     )
-    reduction: Literal["mean", "sum"] = Field("mean", description="how the batch's losses become one number")
-    device: str = Field("auto", description="device: cpu, cuda, cuda:1 …, or auto for a GPU if there is one")
-    dtype: Literal["float32", "float64"] = Field("float32", description="type of weights and inputs")
-    evaluate_train: bool = Field(False, description="evaluate on the training set too")
-    evaluate_every: float = Field(1.0, ge=0, description="epochs between evaluations (0: only at the end)")
-    checkpoint_every: float = Field(0.0, ge=0, description="epochs between checkpoints (0: every half minute)")
-    keep: int = Field(2, ge=0, description="checkpoints to keep (0: all)")
-    clip: float = Field(0.0, ge=0, description="largest norm of the gradient (0: not clipped)")
-    patience: int = Field(0, ge=0, description="evaluations without improvement before stopping (0: never stop)")
+    reduction: Literal["mean", "sum"] = Field(default="mean", description="how the batch's losses become one number")
+    device: str = Field(default="auto", description="device: cpu, cuda, cuda:1 …, or auto for a GPU if there is one")
+    dtype: Literal["float32", "float64"] = Field(default="float32", description="type of weights and inputs")
+    evaluate_train: bool = Field(default=False, description="evaluate on the training set too")
+    evaluate_every: float = Field(default=1.0, ge=0, description="epochs between evaluations (0: only at the end)")
+    checkpoint_every: float = Field(default=0.0, ge=0, description="epochs between checkpoints (0: every half minute)")
+    keep: int = Field(default=2, ge=0, description="checkpoints to keep (0: all)")
+    clip: float = Field(default=0.0, ge=0, description="largest norm of the gradient (0: not clipped)")
+    patience: int = Field(
+        default=0, ge=0, description="evaluations without improvement before stopping (0: never stop)"
+    )
     data: DataTable
     model: ModelTable
     method: MethodTable
     schedule: ScheduleTable = ScheduleTable()
     measure: MeasureTable = MeasureTable()
-    sweep: dict[str, Any] = Field({})
+    sweep: dict[str, Any] = Field(default={})
 
     @field_validator("seeds")
     @classmethod

@@ -43,7 +43,7 @@ class Sgd(Options):
 
     lr: float = _number(0.05, "learning rate")
     momentum: float = _number(0.0, "momentum")
-    nesterov: bool = Field(False, description="Nesterov momentum")
+    nesterov: bool = Field(default=False, description="Nesterov momentum")
     weight_decay: float = _number(0.0, "weight decay")
 
 
@@ -68,11 +68,11 @@ class Muon(Options):
 
     lr: float = _number(0.01, "learning rate")
     momentum: float = _number(0.95, "momentum")
-    nesterov: bool = Field(True, description="Nesterov momentum")
+    nesterov: bool = Field(default=True, description="Nesterov momentum")
     weight_decay: float = _number(0.0, "decoupled weight decay")
-    ns_steps: int = Field(5, ge=1, description="Newton–Schulz iterations")
-    adjust: Literal["original", "match_rms_adamw"] = Field("original", description="scaling with the shape")
-    readout: Literal["adamw", "muon"] = Field("adamw", description="optimizer of the last layer")
+    ns_steps: int = Field(default=5, ge=1, description="Newton–Schulz iterations")
+    adjust: Literal["original", "match_rms_adamw"] = Field(default="original", description="scaling with the shape")
+    readout: Literal["adamw", "muon"] = Field(default="adamw", description="optimizer of the last layer")
     adamw_lr: float = _number(1e-3, "learning rate of AdamW on the parameters that Muon does not train")
 
 
@@ -84,25 +84,29 @@ class Vcl(Options):
     solver: Literal["recursive", "exact"] = _of("VCL", "solver", "how the eigenproblem is solved")
     rank: int | None = _of("VCL", "rank", "directions the recursive solver keeps", ge=1)
     warm_up_epochs: float = _number(0.0, "first epochs, in which only the last layer is trained")
-    readout: Literal["sgd", "adam", "adamw"] = Field("sgd", description="optimizer of the readout and other parameters")
+    readout: Literal["sgd", "adam", "adamw"] = Field(
+        default="sgd", description="optimizer of the readout and other parameters"
+    )
     readout_lr: float = _number(0.1, "learning rate of that optimizer")
     readout_momentum: float = _number(0.0, "momentum of that optimizer (sgd)")
     readout_weight_decay: float = _number(0.0, "weight decay of that optimizer")
-    layers: str = Field("", description="glob of the layers concerned; empty for all")
+    layers: str = Field(default="", description="glob of the layers concerned; empty for all")
 
 
 class FreeMuon(Options):
     """``gramscope.FreeMuon``, which has no rate to choose."""
 
-    layers: str = Field("", description="glob of the layers concerned; empty for all")
+    layers: str = Field(default="", description="glob of the layers concerned; empty for all")
 
 
 class Whitened(Options):
     """``gramscope.GramWhitened`` or ``GramFixed`` around another optimizer."""
 
-    layers: str = Field("", description="glob of the layers concerned; empty for all")
-    whiten_readout: bool = Field(True, description="treat the last layer too")
-    polar: Literal["auto", "svd", "newton-schulz"] = Field("auto", description="how the polar factor is computed")
+    layers: str = Field(default="", description="glob of the layers concerned; empty for all")
+    whiten_readout: bool = Field(default=True, description="treat the last layer too")
+    polar: Literal["auto", "svd", "newton-schulz"] = Field(
+        default="auto", description="how the polar factor is computed"
+    )
 
 
 #: prefixes of methods that wrap another: the Gram-whitened update and its complement

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -66,22 +65,7 @@ def load_factory(path: str) -> Callable[..., Any]:
     function = getattr(found, attribute, None)
     if not callable(function):
         raise InputError(f"{path!r}: module {module_name} has no function {attribute!r}")
-    if not _may_return_module(function):
-        raise InputError(f"{path!r} does not return a torch module; give a function that does, or a class of modules")
     return function  # type: ignore[no-any-return]
-
-
-def _may_return_module(function: Callable[..., Any]) -> bool:
-    """Whether a call may give a module, as far as can be told without one: ``os:system`` is not called to find out."""
-    if inspect.isbuiltin(function):
-        return False
-    if inspect.isclass(function):
-        return issubclass(function, nn.Module)
-    try:
-        returned = typing.get_type_hints(function).get("return", nn.Module)
-    except (TypeError, NameError, AttributeError):  # no hints, or hints that cannot be looked up
-        return True
-    return not inspect.isclass(returned) or issubclass(returned, nn.Module) or issubclass(nn.Module, returned)
 
 
 def _check_arguments(table: ModelTable, factory: Callable[..., Any]) -> None:

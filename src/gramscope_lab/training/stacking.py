@@ -198,7 +198,7 @@ class _Group:
             return [whole]
         return [
             [_of_member(state, lambda t, i=i: t[i] if t.dim() else t) for state in whole] for i in range(self.count)
-        ]  # type: ignore[misc]
+        ]
 
     def load(self, states: Sequence[list[dict[str, Any]]]) -> None:
         """Continue from each member's optimizer states."""

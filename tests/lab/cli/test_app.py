@@ -114,7 +114,7 @@ def test_train_measure_runs_resume(gramscope: Command) -> None:
     several = gramscope("measure", "runs/x", "--measures", "weight_norm", "--samples", "200").out
     norms = [table["layers"]["readout"]["weight_norm"] for table in tables_of(gramscope, "weight_norm")]
     assert "2 seeds, mean ± σ, step 46 (epoch 2)" in several
-    assert f"{statistics.fmean(norms):.4g} ± {statistics.stdev(norms):.2g}" in several
+    assert f"{statistics.fmean(norms):.4f} ± {statistics.stdev(norms):.1g}" in several
     assert "seed-1, step 46" in gramscope("measure", "runs/x", "--per-seed", "--samples", "200").out
     assert "nfa_ptk" in tables_of(gramscope, "all")[0]["layers"]["readout"]
     checkpoint = next(Path("runs/x/seed-1/checkpoints").iterdir())
@@ -257,7 +257,7 @@ def build(width=4):
 
 def test_measuring_your_own_net(gramscope: Command, tmp_path: Path) -> None:
     (tmp_path / "mynets.py").write_text(FACTORY)
-    own = ["measure", "--model", "mynets:build", "--data", "digits", "--samples", "100"]
+    own = ["measure", "--model", "mynets:build", "--data", "digits", "--samples", "100", "--measures", "weight_norm"]
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.ReLU(), nn.Linear(6, 10))
     save_file(net.state_dict(), tmp_path / "w.safetensors")
     done = gramscope(*own, "--weights", "w.safetensors", "--set", "model.width=6", "--json")

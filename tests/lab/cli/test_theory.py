@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -34,9 +33,6 @@ def test_cnfa_reads_files_and_writes_json(tmp_path: Path) -> None:
 
 
 def test_other_commands_answer() -> None:
-    data = json.loads(run("nfa-fig3 --size 16 --data-seeds 1 --nets 2 --balances 0.5 --json"))
-    assert {(row["inverse"], row["scale"]) for row in data} == set(product(("pseudo", "literal"), (1.0, 1 / 32)))
-    assert "largest absolute difference" in run("nfa-fig3 --size 16 --data-seeds 1 --nets 2")
     assert "tr(R³)" in run("formulas --size 16 --nets 3")
     assert "width power" in run("widths --widths 4,8 --depths 1,2 --nets 3 --activations relu")
 
@@ -50,8 +46,6 @@ def test_other_commands_answer() -> None:
         ("cnfa --n 8 --d 6 --data alignment-reversing --balance 2", "balance=2"),
         ("cnfa --n 8 --d 6 --activation gelu", "gelu"),
         ("cnfa --alpha nan --data decay", "alpha"),
-        ("nfa-fig3 --size 1", "leaves no sample with label 1"),
-        ("nfa-fig3 --balances a", "--balances a"),
         ("widths --activations tan", "tan"),
     ],
 )
@@ -60,7 +54,7 @@ def test_wrong_use_says_what_to_do(arguments: str, message: str) -> None:
 
 
 def test_numbers_out_of_range_are_refused() -> None:
-    counts = {"cnfa": "nets n d depth widths seed", "nfa-fig3": "size data-seeds nets", "formulas": "size nets"}
+    counts = {"cnfa": "nets n d depth widths seed", "formulas": "size nets"}
     counts["widths"] = "nets depths widths"
     for command, options in counts.items():
         for option in options.split():

@@ -14,7 +14,6 @@ from gramscope_lab.cli.flags import read_config
 from gramscope_lab.runs.directory import RunDirectory
 from gramscope_lab.training.config import MeasureTable, TrainConfig
 from gramscope_lab.training.layer_measures import measure_runs
-from gramscope_lab.training.model_factory import load_factory
 from gramscope_lab.training.train import resume_run, train
 
 TABLE = MeasureTable(samples=5, names=("weight_norm",))
@@ -23,8 +22,6 @@ import pathlib
 from torch import nn
 pathlib.Path("imported").touch()
 def build(width=2): return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
-def number() -> int: pathlib.Path("called").touch()
-class Thing: pass
 """
 
 
@@ -70,10 +67,3 @@ def test_a_function_named_on_the_command_line_or_trusted_is_used(foreign: Path) 
     assert train(named, foreign / "run").members["seed-0"].last("test_loss") is not None
     resume_run(foreign / "run", trust=True)
     assert len(list(measure_runs(foreign / "run", TABLE, device="cpu", trust=True))) == 1
-
-
-@pytest.mark.parametrize("name", ["os:system", "own_net:number", "own_net:Thing", "builtins:exec"])
-def test_what_returns_no_module_is_not_called(foreign: Path, name: str) -> None:
-    with pytest.raises(InputError, match="does not return a torch module"):
-        load_factory(name)
-    assert not (foreign / "called").exists()
