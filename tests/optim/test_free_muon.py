@@ -126,6 +126,11 @@ def test_the_head_and_layers_that_cannot_be_trained():
     assert chosen(gs.FreeMuon(model)) == ["0.weight"]
     with pytest.raises(LayerError, match="'2' is frozen.*leave it out of layers="):
         gs.FreeMuon(model, ["2"])
+    optimizer = gs.FreeMuon(model)
+    model[2].requires_grad_(True)
+    with pytest.raises(LayerError, match=r"2\.weight was frozen when FreeMuon was made"):
+        train(model, optimizer, *data())
+    model[2].requires_grad_(False)
     attention, _ = net("tokens")
     with pytest.raises(LayerError, match="all three"):
         gs.FreeMuon(attention, ["attention.q_proj"])

@@ -112,6 +112,7 @@ class FreeMuon(Optimizer):
         for matrix in self._choice.matrices:
             self._matrices[matrix.parameter].append(matrix)
         rest = [p for p in self._choice.names if p not in self._matrices]
+        self._frozen = {p: name for name, p in model.named_parameters() if not p.requires_grad}
         names = [matrix.name for matrix in self._choice.matrices]
         self._open = True
         # betas: what OneCycleLR and CyclicLR cycle; matrices have a mean of their own
@@ -136,7 +137,7 @@ class FreeMuon(Optimizer):
         """One step. Matrices whose gradient is None or zero (an expert without tokens) keep their weights.
 
         Raises:
-            LayerError: no matrix has a gradient.
+            LayerError: no matrix has a gradient, or a parameter that was frozen when the optimizer was made has one.
             NumericalError: a gradient is not finite. Nothing has been changed then.
         """
         loss = None
@@ -144,6 +145,11 @@ class FreeMuon(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         names = self._choice.names
+        unfrozen = [name for p, name in self._frozen.items() if p.grad is not None]
+        if unfrozen:
+            raise LayerError(
+                f"{unfrozen[0]} was frozen when FreeMuon was made and has a gradient now: make a new gs.FreeMuon(model)"
+            )
         with torch.no_grad(), without_autocast(next(iter(names)).device):
             norms = check_gradients((name, p.grad) for p, name in names.items() if p.grad is not None)
             if not any(names[p] in norms for p in self._matrices):
