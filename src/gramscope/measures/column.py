@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gramscope.linalg.budget import Budget
 from gramscope.linalg.measured import Measured
-from gramscope.measures.spectrum import LargeSpectrum, large_weight_spectrum
+from gramscope.measures.spectrum import Spectrum, large_weight_spectrum, weight_spectrum
 from gramscope.statistics.result import LayerStatistics, Statistics
 from gramscope.statistics.square_sums import Kernel
 from gramscope.statistics.sums import Sum
@@ -93,17 +93,19 @@ class LayerView:
         """How many layers there are from this one to the output."""
         return len(self.context.order) - self.context.order.index(self.layer.name)
 
-    def large_spectrum(self, symbol: str, make: Callable[[], Tensor]) -> LargeSpectrum | None:
-        """The estimated spectrum of a matrix, where its decomposition does not fit the budget.
+    def spectrum(self, symbol: str, make: Callable[[], Tensor]) -> Spectrum:
+        """The spectrum of a matrix of the weight's shape, estimated where its decomposition does not fit the budget.
 
         Args:
             symbol: of the matrix, under which its spectrum is kept for other columns.
-            make: gives the matrix, of the weight's shape.
+            make: gives the matrix.
         """
-        side = min(self.layer.weight.shape[-2:])
-        if self.layer.weight.dim() > 2 or self.context.budget.decomposes(side):
-            return None
-        return self.once(f"spectrum of {symbol}", lambda: large_weight_spectrum(make(), min(16, side)))
+        side, stacked = min(self.layer.weight.shape[-2:]), self.layer.weight.dim() > 2
+        exact = stacked or self.context.budget.decomposes(side)
+        return self.once(
+            f"spectrum of {symbol}",
+            lambda: weight_spectrum(make()) if exact else large_weight_spectrum(make(), min(16, side)),
+        )
 
 
 #: what the function of a column may return

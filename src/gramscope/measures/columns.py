@@ -23,19 +23,14 @@ from gramscope.measures.column import GROUPS, NO_KERNEL, Column, LayerView, Miss
 from gramscope.measures.feature_columns import FEATURE_COLUMNS
 from gramscope.measures.later_columns import LATER_COLUMNS
 from gramscope.measures.layer_grams import Ansatz, grams_of
-from gramscope.measures.spectrum import weight_spectrum
+from gramscope.measures.spectrum import Spectrum
 from gramscope.statistics.square_sums import CenteredKernel, Kernel
 
 # --- weights ----------------------------------------------------------------------------------------------------------
 
 
-def _ranks(what: str) -> Callable[[LayerView], Value]:
-    def compute(view: LayerView) -> Value:
-        spectrum = view.large_spectrum("W", lambda: view.layer.weight)
-        value: Value = getattr(weight_spectrum(view.layer.weight) if spectrum is None else spectrum, what)
-        return value
-
-    return compute
+def _spectrum(view: LayerView) -> Spectrum:
+    return view.spectrum("W", lambda: view.layer.weight)
 
 
 def _weight_change(view: LayerView) -> Tensor | float:
@@ -163,9 +158,9 @@ def _kernel_spread(view: LayerView) -> Measured:
 OWN_COLUMNS = [
     Column("weight_norm", "weights", "how large the weights are", "‖W‖_F", lambda view: row_norm(view.layer.weight)),
     Column("effective_rank", "spectra", "how many directions the weight uses, by the entropy of its singular values",
-           "exp(−Σ p log p), p = s/Σs over the singular values of W", _ranks("effective_rank")),
+           "exp(−Σ p log p), p = s/Σs over the singular values of W", lambda view: _spectrum(view).effective_rank),
     Column("stable_rank", "spectra", "how many directions the weight uses, by its largest singular value",
-           "‖W‖_F² / ‖W‖₂²", _ranks("stable_rank")),
+           "‖W‖_F² / ‖W‖₂²", lambda view: _spectrum(view).stable_rank),
     Column("gradient_norm", "gradient", "how large the gradient of the mean loss is",
            "‖D‖_F / n", lambda view: row_norm(view.layer.gradient) / view.layer.loss_terms, {"loss"}),
     Column("fle_residual", "gradient", "whether the Feature Learning Equation holds: 0 up to rounding",

@@ -18,6 +18,7 @@ from gramscope.linalg.arrays import to_double
 from gramscope.linalg.gram import Factored, cosine
 from gramscope.linalg.measured import Measured, combine
 from gramscope.linalg.moments import Moments
+from gramscope.linalg.psd import eigvalsh
 from gramscope.measures.alignment import AgopSpectrum, agop_spectrum
 from gramscope.measures.collapse import nrc1, nrc2, nrc3
 from gramscope.measures.column import NO_KERNEL, Column, LayerView, Missing, Value
@@ -25,7 +26,6 @@ from gramscope.measures.feature_columns import features_of
 from gramscope.measures.layer_grams import Side, grams_of
 from gramscope.measures.similarity import kernel_target_alignment
 from gramscope.measures.spectral_decay import alpha_req, rankme, weight_exponent
-from gramscope.measures.spectrum import nuclear_rank, spectral_ratio, stable_rank_of_gram
 from gramscope.statistics.square_sums import Kernel
 
 # --- what the columns read --------------------------------------------------------------------------------------------
@@ -110,20 +110,27 @@ def _log_alignment(view: LayerView) -> Measured:
     return 1 + 0.5 * combine(torch.log, share) / math.log(width)
 
 
-def _spectral(view: LayerView, what: str, matrix: Callable[[], Tensor]) -> float | Measured:
-    """``‖X‖₂ / √(k/d)`` of the weight or its change."""
-    large = view.large_spectrum(what, matrix)
-    if large is None:
-        return spectral_ratio(to_double(matrix()))
-    k, d = view.layer.weight.shape[-2:]
-    value, error = (float(x[0]) / math.sqrt(k / d) for x in (large.values, large.errors))
-    return Measured(value, error, "by a random range finder; the error bounds the distance to a singular value")
+def _spectral(view: LayerView, symbol: str, matrix: Callable[[], Tensor]) -> Measured:
+    """``‖X‖₂ / √(k/d)``: of weights and of their changes it keeps its order as the width grows under µP.
+
+    (Yang, Simon and Bernstein 2023, "A spectral condition for feature learning".) Of a stack the largest block counts.
+    """
+    spectrum, (k, d) = view.spectrum(symbol, matrix), view.layer.weight.shape[-2:]
+    error = None if spectrum.errors is None else float(spectrum.errors[0])
+    remark = "by a random range finder; the error bounds the distance to a singular value" if error is not None else ""
+    return Measured(spectrum.values[0], error, remark) / math.sqrt(k / d)
 
 
-def _nuclear_rank(view: LayerView) -> float | Measured:
-    gradient = view.layer.gradient / view.layer.gradient.abs().max()  # in its own precision squares could underflow
-    large = view.large_spectrum("D", lambda: gradient)
-    return nuclear_rank(gradient) if large is None else large.nuclear_rank
+def _nuclear_rank(view: LayerView) -> float:
+    def scaled() -> Tensor:  # in the gradient's own precision squares could underflow
+        return view.layer.gradient / view.layer.gradient.abs().max()
+
+    return view.spectrum("D", scaled).nuclear_rank
+
+
+def _input_stable_rank(view: LayerView) -> float:
+    values = eigvalsh(_spectral_gram(view, center=False)).clamp(min=0.0)
+    return float(values.sum() / values.amax()) if float(values.amax()) > 0 else math.nan
 
 
 def _weight_exponent(view: LayerView) -> float:
@@ -227,7 +234,7 @@ LATER_COLUMNS = [
            "‖D‖_*² / ‖D‖_F²", _nuclear_rank, {"loss"}),
     Column("input_stable_rank", "spectra", "how many directions the inputs use, by their largest singular value",
            "‖H‖_F² / ‖H‖₂²",
-           lambda view: stable_rank_of_gram(_spectral_gram(view, center=False)), {"features", "gram"}, of_features=True),
+           _input_stable_rank, {"features", "gram"}, of_features=True),
     Column("nfa_depth", "alignment", "the ansatz with the power that balanced deep linear nets have",
            "ρ(WᵀW, (WᵀKW)^(1/L)), L layers from this one to the output",
            lambda view: _agop_spectrum(view).alignment(1 / view.depth_above), {"jacobians"}),

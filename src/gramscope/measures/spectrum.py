@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError
-from gramscope.linalg.arrays import Array, as_matrices, as_weight, check_size, to_double
+from gramscope.linalg.arrays import Array, as_weight, check_size, to_double
 from gramscope.linalg.gram import REMARK
 from gramscope.linalg.measured import Measured, combine, mean
 from gramscope.linalg.moments import Moments, is_constant
@@ -31,18 +31,24 @@ class Spectrum:
     """Singular values and the ranks that follow from them, NaN (and rank 0) for a zero matrix.
 
     Args:
-        values: singular values, descending, float64.
-        rank: how many exceed ``max(shape)·2.2e-16`` times the largest.
+        values: singular values, descending, float64; of a large matrix the top ones, each at most the true one.
         effective_rank: ``exp(−Σ p log p)``, ``p = s/Σs`` (Roy and Vetterli 2007).
         stable_rank: ``Σs² / max s²``.
         participation_ratio: ``(Σs²)² / Σs⁴``, of the squares, that is of the covariance's eigenvalues.
+        nuclear_rank: ``(Σs)² / Σs²``. Where that of a layer's gradient exceeds the stable rank of its inputs, a spectral step
+            (Muon) promises a larger decrease of the loss than a gradient step (Davis and Drusvyatskiy 2025, "When do spectral
+            gradient updates help in deep learning?").
+        rank: how many values exceed ``max(shape)·2.2e-16`` times the largest; None for a large matrix.
+        errors: of a large matrix, distances within which a singular value lies from each of ``values``.
     """
 
     values: Tensor
-    rank: int
     effective_rank: float
     stable_rank: float
     participation_ratio: float
+    nuclear_rank: float
+    rank: int | None = None
+    errors: Tensor | None = None
 
 
 def weight_spectrum(W: Array) -> Spectrum:
@@ -106,94 +112,20 @@ def summarise(values: Tensor, rtol: float) -> Spectrum:
     """Ranks of non-negative singular values; those up to ``rtol`` times the largest do not count for ``rank``."""
     values = values.sort(descending=True).values
     if not float(values[0]) > 0.0:
-        return Spectrum(values, 0, math.nan, math.nan, math.nan)
+        return Spectrum(values, math.nan, math.nan, math.nan, math.nan, 0)
     p = values / values.sum()
-    entropy = -torch.special.xlogy(p, p).sum()
     square = (values / values[0]).square()
     return Spectrum(
         values,
-        int((values > rtol * values[0]).sum()),
-        math.exp(float(entropy)),
-        float(square.sum() / square[0]),
+        math.exp(-float(torch.special.xlogy(p, p).sum())),
+        float(square.sum()),
         float(square.sum().square() / square.square().sum()),
+        float(1 / p.square().sum()),
+        int((values > rtol * values[0]).sum()),
     )
 
 
-def spectral_ratio(W: Array) -> float:
-    """``‖W‖₂ / √(k/d)``; that of weights and of their changes keeps its order as the width grows under µP.
-
-    (Yang, Simon and Bernstein 2023, "A spectral condition for feature learning".) A convolution is taken in patch space; of a
-    stack the largest block counts.
-
-    Args:
-        W: weight or change of a weight, ``[..., k, d]``.
-
-    >>> spectral_ratio(torch.full((1, 4), 0.5))
-    2.0
-    """
-    weight = as_weight(W)
-    k, d = weight.shape[-2:]
-    return float(weight_spectrum(weight).values[0]) / math.sqrt(k / d)
-
-
-def nuclear_rank(G: Array) -> float:
-    """``‖G‖_*² / ‖G‖_F² = (Σs)² / Σs²``, at most the rank.
-
-    Where that of a layer's gradient exceeds the stable rank of the layer's inputs, a spectral step (Muon) promises a larger
-    decrease of the loss than a gradient step (Davis and Drusvyatskiy 2025, "When do spectral gradient updates help in deep
-    learning?").
-
-    Args:
-        G: matrix ``[..., k, d]``; a stack counts as diagonal blocks.
-
-    Returns:
-        Between 1 and ``min(k, d)``; NaN for a zero matrix.
-
-    >>> round(nuclear_rank(torch.diag(torch.tensor([3.0, 1.0]))), 12)
-    1.6
-    """
-    s = weight_spectrum(G).values
-    return float(s.sum().square() / s.square().sum())
-
-
-def stable_rank_of_gram(C: Array) -> float:
-    """``tr C / λ_max(C)``: for ``C = HᵀH`` the stable rank ``‖H‖_F² / ‖H‖₂²`` of features H.
-
-    Args:
-        C: positive semidefinite ``[..., d, d]``; a stack counts as diagonal blocks.
-
-    Returns:
-        Between 1 and d; NaN for a zero matrix.
-
-    >>> stable_rank_of_gram(torch.diag(torch.tensor([2.0, 1.0])))
-    1.5
-    """
-    values = eigvalsh(to_double(as_matrices(C, "C")))
-    return float(values.clamp(min=0.0).sum() / values.amax()) if float(values.amax()) > 0 else math.nan
-
-
-@dataclass(frozen=True)
-class LargeSpectrum:
-    """What random probes tell of a large spectrum.
-
-    Args:
-        values: the top singular values, descending, float64; each is at most the true one, but for rounding.
-        errors: a singular value lies within this distance of each of them.
-        effective_rank: ``exp(−Σ p log p)``, ``p = s/Σs``.
-        stable_rank: ``Σs² / max s²``.
-        participation_ratio: ``(Σs²)² / Σs⁴``.
-        nuclear_rank: ``(Σs)² / Σs²``.
-    """
-
-    values: Tensor
-    errors: Tensor
-    effective_rank: Measured
-    stable_rank: Measured
-    participation_ratio: Measured
-    nuclear_rank: Measured
-
-
-def large_weight_spectrum(W: Array, top: int = 16) -> LargeSpectrum:
+def large_weight_spectrum(W: Array, top: int = 16) -> Spectrum:
     """The top singular values and the ranks of a weight ``[k, d]`` from products with thin matrices.
 
     The top values come from ``torch.svd_lowrank`` (a randomised range finder with power iterations), the ranks from
@@ -221,13 +153,13 @@ def large_weight_spectrum(W: Array, top: int = 16) -> LargeSpectrum:
     total, square = (_sum(quadrature, power) for power in (1, 2))
     entropy = mean(quadrature.sums(lambda s: torch.special.xlogy(s, s)), PROBES)
     stable = Measured((float(row_norm(weight)) / largest) ** 2 if largest else math.nan)
-    return LargeSpectrum(
+    return Spectrum(
         values,
-        errors,
         combine(lambda sums, logs: sums * torch.exp(-logs / sums), total, entropy).with_remark(REMARK),
         stable.with_remark(REMARK, "‖W‖₂ is that of a Krylov space"),
         (square**2 / _sum(quadrature, 4)).with_remark(REMARK),
         (total**2 / square).with_remark(REMARK),
+        errors=errors,
     )
 
 
