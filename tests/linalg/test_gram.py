@@ -15,7 +15,7 @@ from torch import Tensor
 import reference
 from cases import normal, randoms, refused
 from gramscope.errors import NumericalError
-from gramscope.linalg.gram import Dense, Estimated, Factor, Factored, Gram, cosine
+from gramscope.linalg.gram import Dense, Estimated, Factor, Factored, Gram, cosine, shift_factor
 from gramscope.linalg.measured import Measured, combine, mean, ratio
 from gramscope.linalg.stochastic import probes
 
@@ -163,3 +163,12 @@ def test_arithmetic_keeps_errors() -> None:
     assert Measured(1.0).error is None
     copy = pickle.loads(pickle.dumps(x))
     assert (copy, copy.error, copy.remark) == (x, x.error, x.remark)
+
+
+def test_the_factor_of_the_virtual_shift(generator: torch.Generator) -> None:
+    W, h, delta = (torch.randn(*shape, generator=generator).double() for shape in ((3, 4), (5, 6), (5, 3)))
+    D, Sigma = delta.mT @ h, delta.mT @ delta
+    wide = torch.nn.functional.pad(W, (0, 2))
+    M = shift_factor(W, D, Sigma, 0.3)  # W has no weight on the last two features
+    torch.testing.assert_close(wide.mT @ M + M.mT @ wide, reference.virtual_shift(wide, h, delta, 0.3))
+    torch.testing.assert_close(shift_factor(W, D, None, 0.3), -0.3 * D)

@@ -10,7 +10,7 @@ from scipy.linalg import fractional_matrix_power
 
 from cases import refused
 from gramscope.errors import NumericalError, RescueWarning
-from gramscope.linalg.psd import eigh, psd_eigen, psd_power, random_orthogonal, svd, symmetric_product
+from gramscope.linalg.psd import eigh, psd_eigen, psd_power, random_orthogonal, svd
 
 
 @given(st.integers(1, 6), st.sampled_from([0.5, 0.25, 1.5, -0.5, -1.0]), st.integers(0, 4))
@@ -53,11 +53,3 @@ def test_random_rotations_are_uniform(generator: torch.Generator) -> None:
     # Without the sign correction the first diagonal entry would be of one sign.
     assert Q[:, 0, 0].mean().abs() < 0.05
     assert (Q[:, 0, 0].square().mean() - 1 / 3).abs() < 0.02
-
-
-def test_symmetric_product_by_blocks(generator: torch.Generator) -> None:
-    W = torch.randn(2, 3, 11, generator=generator, dtype=torch.float64)
-    K = torch.randn(2, 3, 3, generator=generator, dtype=torch.float64)
-    K = K + K.mT
-    for block in (1, 4, 11, 50):
-        torch.testing.assert_close(symmetric_product(W, K @ W, block), W.mT @ K @ W)

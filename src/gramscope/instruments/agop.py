@@ -33,7 +33,7 @@ from gramscope.layers.model_call import (
 from gramscope.layers.modules import unwrap
 from gramscope.layers.select import LayerSelector
 from gramscope.linalg.budget import MEMORY
-from gramscope.linalg.psd import psd_power, symmetric_product
+from gramscope.linalg.psd import psd_power
 from gramscope.notes import Note, joined
 from gramscope.statistics.collect import collect
 from gramscope.statistics.result import LayerStatistics
@@ -105,7 +105,7 @@ def agop(
     for layer in stats:
         W = layer.weight.to(layer.K.device, torch.promote_types(layer.weight.dtype, torch.float32))
         with torch.autocast(W.device.type, enabled=False):
-            G = symmetric_product(W, layer.K.to(W.dtype) @ W)
+            G = W.mT @ (layer.K.to(W.dtype) @ W)
         result[layer.name] = G if power == 1 else psd_power(G, power)
     return result
 

@@ -65,17 +65,6 @@ def _explained(A: Tensor, wanted: str) -> Iterator[None]:
         raise NumericalError(f"the {wanted} of a {tuple(A.shape)} matrix did not converge: {error}") from error
 
 
-def symmetric_product(A: Tensor, B: Tensor, block: int = 768) -> Tensor:
-    """``AᵀB [..., d, d]`` where that is known to be symmetric: blocks below the diagonal are copied, not computed."""
-    d = A.shape[-1]
-    result = A.new_empty(*A.shape[:-2], d, d)
-    for i in range(0, d, block):
-        rows = slice(i, i + block)
-        result[..., rows, i:] = A[..., rows].mT @ B[..., i:]
-        result[..., i + block :, rows] = result[..., rows, i + block :].mT
-    return result
-
-
 def add_gram_(total: Tensor, rows: Tensor) -> None:
     """Add ``rowsᵀrows`` to the blocks of ``total [..., d, d]`` on and above the diagonal; :func:`mirror_` fills the others.
 

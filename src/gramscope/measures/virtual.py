@@ -26,8 +26,7 @@ from gramscope.linalg.arrays import (
     result_dtype,
     to_double,
 )
-from gramscope.linalg.gram import Factor, Factored
-from gramscope.linalg.virtual_shift import shift_factor
+from gramscope.linalg.gram import Factor, Factored, shift_factor
 
 Activation: TypeAlias = Callable[[Tensor], Tensor]
 

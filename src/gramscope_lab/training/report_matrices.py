@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gramscope.layers.capture import capture
 from gramscope.layers.tape import Tape
-from gramscope.linalg.virtual_shift import shift_factor
+from gramscope.linalg.gram import shift_factor
 from gramscope.statistics.collect import collect
 from gramscope_lab.training.config import TrainConfig
 from gramscope_lab.training.sample_losses import measured_output

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from gramscope.linalg.gram import shift_factor
 from gramscope.linalg.psd import eigh
-from gramscope.linalg.virtual_shift import shift_factor
 from gramscope.optim.polar import polar
 
 

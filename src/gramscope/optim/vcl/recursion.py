@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gramscope.linalg.gram import shift_factor
 from gramscope.linalg.psd import eigh
-from gramscope.linalg.virtual_shift import shift_factor
 from gramscope.optim.polar import polar
 from gramscope.optim.vcl.basis import Extension, add_product, column_space, extend_basis, reorthonormalised
 from gramscope.optim.vcl.exact import diagnostics, singular_values
