@@ -127,7 +127,7 @@ def close_to_autograd(tape: gs.Tape, total: Tensor) -> None:
     assert len(tape) > 0
     for record in tape:
         (gradient,) = torch.autograd.grad(total, record.layer.parameter, retain_graph=True)
-        close(record.D, record.layer.matrix(gradient))
+        close(record.D, record.layer.to_matrix(gradient))
 
 
 class Repeated(nn.Module):

@@ -26,7 +26,7 @@ def dense(model: nn.Module, x: Tensor, name: str) -> Tensor:
     rows = []
     for i in range(x.shape[0]):
         native = output_jacobian(model, layer.module, x[i : i + 1])[:, 0]
-        rows.append(torch.stack([layer.kind.outputs(layer.module, z) for z in native]))
+        rows.append(torch.stack([layer.outputs(z) for z in native]))
     J = torch.stack(rows).squeeze(-3)  # [n, c, (groups), sites, k]
     return J if J.dim() == 5 else J.unsqueeze(2)
 

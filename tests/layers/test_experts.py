@@ -52,5 +52,5 @@ def test_every_implementation_and_storage_has_the_gradients_of_autograd(kind: st
     total = model(ids).logits.square().mean((1, 2)).sum()
     for record in tape:
         (gradient,) = torch.autograd.grad(total, record.layer.parameter, retain_graph=True)
-        expected = record.layer.matrix(gradient)
+        expected = record.layer.to_matrix(gradient)
         assert (record.D - expected).norm() <= 1e-4 * expected.norm()

@@ -76,7 +76,7 @@ def test_mamba() -> None:
     for record in tape:
         if record.name not in tied:
             (gradient,) = torch.autograd.grad(total, record.layer.parameter, retain_graph=True)
-            close(record.D, record.layer.matrix(gradient))
+            close(record.D, record.layer.to_matrix(gradient))
 
 
 def test_a_convolution_with_other_options_is_not_taken_for_the_layer() -> None:

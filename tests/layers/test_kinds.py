@@ -26,7 +26,7 @@ from cases import (
     sample_losses,
 )
 from gramscope.errors import LayerError
-from gramscope.layers.kinds import AttentionProjectionKind
+from gramscope.layers.kinds import AttentionProjection
 from gramscope.layers.select import select_layers
 from reference import preactivation_gradients
 
@@ -44,7 +44,7 @@ def test_inputs_times_weight_is_the_output(case: Case) -> None:
             lambda _m, _a, z, name=layer.name: outputs.setdefault(name, []).append(z.detach().clone())
         )
         for layer in select_layers(model)
-        if not isinstance(layer.kind, AttentionProjectionKind)
+        if not isinstance(layer, AttentionProjection)
     ]
     with gs.capture(model) as tape:
         model(x)
@@ -54,7 +54,7 @@ def test_inputs_times_weight_is_the_output(case: Case) -> None:
     for name, zs in outputs.items():
         layer = tape[name].layer
         bias = getattr(layer.module, "bias", None)
-        z = torch.cat([layer.kind.outputs(layer.module, z) for z in zs], dim=-2)
+        z = torch.cat([layer.outputs(z) for z in zs], dim=-2)
         b = 0 if bias is None else bias.detach().reshape(layer.groups, 1, 1, -1) if layer.groups > 1 else bias.detach()
         h = tape[name].h
         close((h.flatten(-3, -2) @ tape[name].weight.mT).reshape(z.shape) + b, z)
@@ -66,12 +66,10 @@ def test_deltas_equal_the_gradient_of_an_added_zero(case: Case) -> None:
     tape = captured(model, x, y)
     for record in tape:
         layer = record.layer
-        if isinstance(layer.kind, AttentionProjectionKind):
+        if isinstance(layer, AttentionProjection):
             continue
         native = preactivation_gradients(model, layer.module, x, y, sample_losses)
-        expected = torch.cat(
-            [torch.cat([layer.kind.outputs(layer.module, z) for z in sample], dim=-2) for sample in native], dim=-3
-        )
+        expected = torch.cat([torch.cat([layer.outputs(z) for z in sample], dim=-2) for sample in native], dim=-3)
         close(record.delta, expected)
 
 
@@ -88,7 +86,7 @@ def test_weight_gradient_and_feature_learning_equation(case: Case) -> None:
         parameter = record.layer.parameter
         if parameter is not None and case.name != "tied":
             autograd = torch.autograd.grad(total, parameter, retain_graph=True)[0]
-            close(record.layer.matrix(autograd), D)
+            close(record.layer.to_matrix(autograd), D)
 
 
 @pytest.mark.parametrize("batch_first", [True, False])

@@ -61,7 +61,7 @@ def test_gradients_of_reused_layers(stateful: tuple[Stateful, Tensor]) -> None:
             losses = F.cross_entropy(model(x), Y, reduction="none")
             tape.backward(losses) if own else losses.sum().backward()
         record = tape["h"]
-        torch.testing.assert_close(record.D, record.layer.matrix(gradient))
+        torch.testing.assert_close(record.D, record.layer.to_matrix(gradient))
         delta = record.delta
         half = delta.shape[-2] // 2
         unreached = delta[..., half:, :] if model.how == "unused" else delta[..., :half, :]

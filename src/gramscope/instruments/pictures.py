@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from gramscope.instruments.agop import tangent_kernel
 from gramscope.layers.batches import Unpack, batches, to_device
 from gramscope.layers.hooks import first_tensor
-from gramscope.layers.kinds import LinearKind
+from gramscope.layers.kinds import LinearLayer
 from gramscope.layers.linear_layer import Layer
 from gramscope.layers.model_call import OutputSelector, model_device
 from gramscope.layers.select import LayerSelector, select_layers
@@ -84,6 +84,6 @@ def _image_shape(inputs: Any) -> tuple[int, ...] | None:
 
 def _reader(model: nn.Module, layers: LayerSelector, pixels: int) -> Layer | None:
     for layer in select_layers(model, layers):
-        if isinstance(layer.kind, LinearKind) and layer.weight().shape[-1] == pixels:
+        if isinstance(layer, LinearLayer) and layer.weight().shape[-1] == pixels:
             return layer
     return None

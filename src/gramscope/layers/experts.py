@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from gramscope.layers.kinds import NamedWeightKind, sum_outer
+from gramscope.layers.kinds import NamedWeightLayer
+from gramscope.layers.linear_layer import sum_outer
 
 #: ``(name of the weight, where rows go, x [rows, d], z [rows, k]) -> z``, the output to continue with
 Report: TypeAlias = Callable[[str, "Routing", Tensor, Tensor], Tensor]
@@ -44,7 +46,8 @@ class Routing:
         return torch.cat([x, x.new_zeros(1, x.shape[-1])])[self.row].unsqueeze(-2)
 
 
-class ExpertsKind(NamedWeightKind):
+@dataclass(frozen=True)
+class ExpertsLayer(NamedWeightLayer):
     """One fused weight of a layer's experts, a stack of matrices like the groups of a convolution.
 
     Native inputs and outputs are rows ``[rows, d]`` of the tokens that reach an expert. In normal form, ``[experts, tokens,
@@ -52,10 +55,8 @@ class ExpertsKind(NamedWeightKind):
     """
 
     not_for_vcl = "holds fused experts"
-
-    def __init__(self, weight: str, routing: Routing | None = None) -> None:
-        super().__init__(weight)
-        self.routing = routing
+    #: of the rows that are seen
+    routing: Routing | None = field(default=None, repr=False, compare=False)
 
     @override
     @classmethod
@@ -63,45 +64,47 @@ class ExpertsKind(NamedWeightKind):
         return tuple(name for name in _NAMES if name in module._parameters)
 
     @override
-    def matches(self, module: nn.Module) -> bool:
+    @classmethod
+    def matches(cls, module: nn.Module) -> bool:
         known = all(hasattr(module, name) for name in ("is_transposed", "has_gate", "_apply_gate", "config"))
-        weights = [module._parameters[name] for name in self.weights(module)]
+        weights = [module._parameters[name] for name in cls.weights(module)]
         return known and bool(weights) and all(p is not None and p.dim() == 3 for p in weights)
 
+    @property
     @override
-    def groups(self, module: nn.Module) -> int:
-        return int(module._parameters[self.weight_name].shape[0])  # type: ignore[union-attr]
+    def groups(self) -> int:
+        return int(self.module._parameters[self.weight_name].shape[0])  # type: ignore[union-attr]
 
     @override
-    def to_matrix(self, module: nn.Module, weight: Tensor) -> Tensor:
-        return weight.mT if module.is_transposed else weight
+    def to_matrix(self, weight: Tensor) -> Tensor:
+        return weight.mT if self.module.is_transposed else weight
 
     @override
-    def from_matrix(self, module: nn.Module, matrix: Tensor, shape: Any) -> Tensor:
-        return matrix.mT if module.is_transposed else matrix
+    def from_matrix(self, matrix: Tensor, shape: Any) -> Tensor:
+        return matrix.mT if self.module.is_transposed else matrix
 
     @override
-    def is_unbatched(self, module: nn.Module, x: Tensor) -> bool:
+    def is_unbatched(self, x: Tensor) -> bool:
         return False
 
     @override
-    def samples(self, module: nn.Module, x: Tensor, batch_dim: int = 0) -> int:
+    def samples(self, x: Tensor, batch_dim: int = 0) -> int:
         return self._routing.row.shape[1]
 
     @override
-    def inputs(self, module: nn.Module, x: Tensor, batch_dim: int = 0) -> Tensor:
+    def inputs(self, x: Tensor, batch_dim: int = 0) -> Tensor:
         return self._routing.spread(x)
 
     @override
-    def outputs(self, module: nn.Module, z: Tensor, batch_dim: int = 0) -> Tensor:
+    def outputs(self, z: Tensor, batch_dim: int = 0) -> Tensor:
         return self._routing.spread(z)
 
     @override
-    def normal_bytes(self, module: nn.Module, native: int) -> int:
+    def normal_bytes(self, native: int) -> int:
         return native * self._routing.row.numel() // max(len(self._routing.order), 1)
 
     @override
-    def weight_gradient(self, module: nn.Module, x: Tensor, dz: Tensor) -> Tensor:
+    def weight_gradient(self, x: Tensor, dz: Tensor) -> Tensor:
         pairs = zip(torch.split(dz, self._routing.counts), torch.split(x, self._routing.counts), strict=True)
         return torch.stack([sum_outer(delta.unsqueeze(1), h.unsqueeze(1)) for delta, h in pairs])
 

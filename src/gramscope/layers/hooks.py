@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from gramscope.errors import LayerError
 from gramscope.layers.intercepted_functions import Sink, Tap, taps_of
-from gramscope.layers.kinds import NamedWeightKind
+from gramscope.layers.kinds import NamedWeightLayer
 from gramscope.layers.linear_layer import Layer
 from gramscope.layers.modules import ModuleHook
 
@@ -36,8 +36,8 @@ class Observer:
         self._hooks = ExitStack()
         taps: dict[nn.Module, Tap] = {}
         for layer in self._layers:
-            if isinstance(layer.kind, NamedWeightKind):
-                taps.setdefault(layer.module, Tap(self._sink)).named[layer.kind.weight_name] = layer
+            if isinstance(layer, NamedWeightLayer):
+                taps.setdefault(layer.module, Tap(self._sink)).named[layer.weight_name] = layer
                 continue
             tap = None
             if layer.scope is not None:

@@ -21,9 +21,9 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from gramscope.layers.convolution import ConvKind
-from gramscope.layers.experts import ExpertsKind, Routing, watched
-from gramscope.layers.kinds import AttentionProjectionKind, EmbeddingKind, LinearKind, TransposedLinearKind
+from gramscope.layers.convolution import ConvLayer
+from gramscope.layers.experts import ExpertsLayer, Routing, watched
+from gramscope.layers.kinds import AttentionProjection, EmbeddingLayer, LinearLayer, TransposedLinearLayer
 from gramscope.layers.linear_layer import Layer
 from gramscope.layers.modules import ModuleHook
 from gramscope.layers.recurrent import SEQUENCES, STEPS, run_sequence, run_step
@@ -111,12 +111,14 @@ def taps_of(module: nn.Module) -> Taps:
 
 
 def _interception(module: nn.Module, args: tuple[Any, ...], taps: list[Tap]) -> AbstractContextManager[Any]:
-    if any(isinstance(layer.kind, ExpertsKind) for tap in taps for layer in tap.named.values()):
+    if any(isinstance(layer, ExpertsLayer) for tap in taps for layer in tap.named.values()):
 
         def report(name: str, routing: Routing, x: Tensor, z: Tensor) -> Tensor:
             for tap in taps:
                 if name in tap.named:
-                    z = tap.report(replace(tap.named[name], kind=ExpertsKind(name, routing)), x, z)
+                    layer = tap.named[name]
+                    assert isinstance(layer, ExpertsLayer)
+                    z = tap.report(replace(layer, routing=routing), x, z)
             return z
 
         return watched(module, report)
@@ -198,7 +200,7 @@ class _Functions(TorchFunctionMode):
                 elif (
                     (func in _PRODUCTS and _plain(layer) and _is(weight, p.mT))  # x Wᵀ
                     or (func is F.linear and _plain(layer) and _is(weight, p))
-                    or (func is F.embedding and isinstance(layer.kind, EmbeddingKind) and _is(weight, p))
+                    or (func is F.embedding and isinstance(layer, EmbeddingLayer) and _is(weight, p))
                     or (func in _CONVOLUTIONS and _is(weight, p) and _same_convolution(layer, call))
                 ):
                     z = told(x, z)
@@ -230,7 +232,7 @@ class _Functions(TorchFunctionMode):
         else:
             weights = list(call["in_proj_weight"].chunk(3))
         biases = [None] * 3 if call["in_proj_bias"] is None else list(call["in_proj_bias"].chunk(3))
-        arguments = zip(("query", "key", "value"), AttentionProjectionKind.PROJECTIONS, weights, biases, strict=False)
+        arguments = zip(("query", "key", "value"), AttentionProjection.PROJECTIONS, weights, biases, strict=False)
         for argument, name, weight, bias in arguments:
             call[argument] = self._project(name, call[argument], weight, bias)
         query = call["query"]
@@ -244,7 +246,7 @@ class _Functions(TorchFunctionMode):
 
 
 def _plain(layer: Layer) -> bool:
-    return isinstance(layer.kind, LinearKind) and not isinstance(layer.kind, TransposedLinearKind)
+    return isinstance(layer, LinearLayer) and not isinstance(layer, TransposedLinearLayer)
 
 
 def _is(tensor: Tensor, parameter: Tensor) -> bool:
@@ -267,7 +269,7 @@ def _cast_from(tensor: Tensor) -> Tensor | None:
 
 def _same_convolution(layer: Layer, call: dict[str, Any]) -> bool:
     """Whether a function call has the options of the layer's module."""
-    if not isinstance(layer.kind, ConvKind) or getattr(layer.module, "padding_mode", "") != "zeros":
+    if not isinstance(layer, ConvLayer) or getattr(layer.module, "padding_mode", "") != "zeros":
         return False
     axes = len(layer.module.kernel_size)  # type: ignore[arg-type]
 

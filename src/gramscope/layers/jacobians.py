@@ -195,8 +195,7 @@ def _by_layer(
     for a in applications:
         if a.layer.name not in reached:
             continue
-        kind, module = a.layer.kind, a.layer.module
         gradient = known[id(a)] if id(a) in known else a.zero().expand(m, *a.z_shape)
-        rows = torch.vmap(partial(kind.outputs, module, batch_dim=tape.batch_dim))(gradient)  # a view
+        rows = torch.vmap(partial(a.layer.outputs, batch_dim=tape.batch_dim))(gradient)  # a view
         by_name.setdefault(a.layer.name, []).append(rows)
     return {name: torch.cat(values, dim=-2) if len(values) > 1 else values[0] for name, values in by_name.items()}

@@ -1,21 +1,8 @@
-"""The normal form: every linear-like layer as ``z = W h`` with rows ``[batch, sites, features]``.
-
-A *kind* knows how one type of module maps its native tensors to that form. Measures, statistics and
-optimizers never look at the module's type; they see
-
-    h      [batch, sites, d]        the layer's inputs (im2col patches of a convolution, tokens of a sequence)
-    delta  [batch, sites, k]        ∂L_i/∂z
-    W      [k, d]
-
-and for grouped convolutions one leading axis more, ``[groups, …]`` on each of the three, so that the same broadcasting
-formulas hold for a stack of matrices. To support another module type, subclass :class:`LayerKind` and add it to
-``KINDS`` in :mod:`gramscope.layers.select`.
-"""
+"""The kinds of linear layers, each with its module's own shapes; convolutions, recurrent layers and experts have own files."""
 
 from __future__ import annotations
 
-import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -24,177 +11,90 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from gramscope.errors import LayerError
+from gramscope.layers.linear_layer import Layer, rows
 from gramscope.layers.modules import names_in_code
 from gramscope.linalg.arrays import without_autocast
 
 
-def rows(x: Tensor, batch_dim: int = 0) -> Tensor:
-    """Bring a tensor with features last, ``[d]``, ``[batch, d]`` or ``[…, batch, …, d]``, to ``[batch, sites, d]``."""
-    if x.dim() == 1:
-        return x.reshape(1, 1, -1)
-    if x.dim() > 2 and batch_dim != 0:
-        x = x.movedim(batch_dim, 0)
-    return x.reshape(x.shape[0], math.prod(x.shape[1:-1]), x.shape[-1])
-
-
-def sum_outer(delta: Tensor, h: Tensor) -> Tensor:
-    """``D = Σ_{i,s} δ_is h_isᵀ``: ``[…, batch, sites, k] × […, batch, sites, d] → […, k, d]``, at least in float32."""
-    if delta.dtype in (torch.bfloat16, torch.float16):
-        delta = delta.float()
-    with without_autocast(delta.device):
-        return delta.flatten(-3, -2).mT @ h.to(delta.dtype).flatten(-3, -2)
-
-
-class LayerKind(ABC):
-    """How one module type maps to the normal form. Stateless; one instance serves all modules of the type."""
-
-    #: attribute of the module that holds the weight
-    weight_name = "weight"
-    #: why VCL does not train such a weight; empty where it does
-    not_for_vcl = ""
-    #: whether the module's inputs have a fixed number of axes, so that a missing batch axis shows
-    fixed_rank = False
-
-    @abstractmethod
-    def matches(self, module: nn.Module) -> bool:
-        """Whether this kind handles ``module``."""
-
-    def is_standard(self, module: nn.Module) -> bool:
-        """Whether the module runs the forward this kind was written for; a subclass may override it."""
-        return True
-
-    def owner(self, module: nn.Module) -> tuple[nn.Module, str]:
-        """The module and attribute under which the weight is found."""
-        return module, self.weight_name
-
-    def groups(self, module: nn.Module) -> int:
-        """Number of stacked matrices, 1 unless the weight is a stack."""
-        return 1
-
-    def computed_weight(self, module: nn.Module) -> Tensor | None:
-        """The weight in its native shape where it is computed from several parameters, else ``None``."""
-        return None
-
-    @abstractmethod
-    def to_matrix(self, module: nn.Module, weight: Tensor) -> Tensor:
-        """The weight (or anything of its shape, such as a gradient) as ``[k, d]`` or ``[groups, k, d]``."""
-
-    def from_matrix(self, module: nn.Module, matrix: Tensor, shape: Sequence[int]) -> Tensor:
-        """Inverse of :meth:`to_matrix` for a weight of ``shape``."""
-        return matrix.reshape(tuple(shape))
-
-    @abstractmethod
-    def inputs(self, module: nn.Module, x: Tensor, batch_dim: int = 0) -> Tensor:
-        """The module's input as ``[batch, sites, d]`` (``[groups, batch, sites, d]``)."""
-
-    def is_unbatched(self, module: nn.Module, x: Tensor) -> bool:
-        """Whether a native input is one sample without a batch axis."""
-        return x.dim() == 1
-
-    def samples(self, module: nn.Module, x: Tensor, batch_dim: int = 0) -> int:
-        """Rows of a native input: the batch axis of its normal form."""
-        return 1 if self.is_unbatched(module, x) else x.shape[0]
-
-    @abstractmethod
-    def outputs(self, module: nn.Module, z: Tensor, batch_dim: int = 0) -> Tensor:
-        """The module's output (or its gradient) as ``[batch, sites, k]`` (``[groups, batch, sites, k]``)."""
-
-    def features(self, module: nn.Module, x: Tensor, batch_dim: int = 0, averaged: bool = False) -> Tensor:
-        """The features of the samples at this layer, ``[batch, sites, d]``: its inputs, or their mean over the sites."""
-        h = self.inputs(module, x, batch_dim)
-        return h.mean(-2, keepdim=True) if averaged and h.shape[-2] > 1 else h
-
-    def normal_bytes(self, module: nn.Module, native: int) -> int:
-        """Bytes of an output in normal form whose native form takes ``native`` bytes."""
-        return native
-
-    def weight_gradient(self, module: nn.Module, x: Tensor, dz: Tensor) -> Tensor:
-        """``D = Σ δ hᵀ`` in matrix form from native input and output gradient."""
-        return sum_outer(self.outputs(module, dz), self.inputs(module, x))
-
-    def add_weight_gradient(self, module: nn.Module, x: Tensor, dz: Tensor, total: Tensor) -> None:
-        """Add ``D`` to ``total`` in place."""
-        total.add_(self.weight_gradient(module, x, dz))
-
-
-class LinearKind(LayerKind):
+class LinearLayer(Layer):
     """``nn.Linear``: ``y = x Wᵀ + b`` on the last axis."""
 
     @override
-    def matches(self, module: nn.Module) -> bool:
+    @classmethod
+    def matches(cls, module: nn.Module) -> bool:
         return isinstance(module, nn.Linear)
 
     @override
-    def is_standard(self, module: nn.Module) -> bool:
-        return type(module).forward is nn.Linear.forward
+    def is_standard(self) -> bool:
+        return type(self.module).forward is nn.Linear.forward
 
     @override
-    def to_matrix(self, module: nn.Module, weight: Tensor) -> Tensor:
+    def to_matrix(self, weight: Tensor) -> Tensor:
         return weight
 
     @override
-    def samples(self, module: nn.Module, x: Tensor, batch_dim: int = 0) -> int:
+    def samples(self, x: Tensor, batch_dim: int = 0) -> int:
         return 1 if x.dim() == 1 else x.shape[batch_dim if x.dim() > 2 else 0]
 
     @override
-    def inputs(self, module: nn.Module, x: Tensor, batch_dim: int = 0) -> Tensor:
+    def inputs(self, x: Tensor, batch_dim: int = 0) -> Tensor:
         return rows(x, batch_dim)
 
     @override
-    def outputs(self, module: nn.Module, z: Tensor, batch_dim: int = 0) -> Tensor:
+    def outputs(self, z: Tensor, batch_dim: int = 0) -> Tensor:
         return rows(z, batch_dim)
 
     @override
-    def add_weight_gradient(self, module: nn.Module, x: Tensor, dz: Tensor, total: Tensor) -> None:
+    def add_weight_gradient(self, x: Tensor, dz: Tensor, total: Tensor) -> None:
         delta, h = rows(dz).flatten(0, 1).to(total.dtype), rows(x).flatten(0, 1).to(total.dtype)
         with without_autocast(total.device):
             total.addmm_(delta.mT, h)  # one pass over ``total``, no second matrix of its size
 
 
-class TransposedLinearKind(LinearKind):
+class TransposedLinearLayer(LinearLayer):
     """Hugging Face's ``Conv1D`` (GPT-2): a linear layer that stores its weight as ``[d, k]``."""
 
     @override
-    def matches(self, module: nn.Module) -> bool:
+    @classmethod
+    def matches(cls, module: nn.Module) -> bool:
         return type(module).__name__ == "Conv1D" and type(module).__module__.startswith("transformers.")
 
     @override
-    def is_standard(self, module: nn.Module) -> bool:
+    def is_standard(self) -> bool:
         return True
 
     @override
-    def to_matrix(self, module: nn.Module, weight: Tensor) -> Tensor:
+    def to_matrix(self, weight: Tensor) -> Tensor:
         return weight.mT
 
     @override
-    def from_matrix(self, module: nn.Module, matrix: Tensor, shape: Sequence[int]) -> Tensor:
+    def from_matrix(self, matrix: Tensor, shape: Sequence[int]) -> Tensor:
         return matrix.mT
 
 
-#: what a LoRA layer may wrap
-_LORA_BASES = (LinearKind(), TransposedLinearKind())
-
-
-class LoraKind(LinearKind):
+class LoraLayer(LinearLayer):
     """A LoRA layer: ``z = (W + Σ s BA) h + b``, where W is frozen and A and B are trained.
 
     Where adapters are dropped out or changed in another way (DoRA), the output is not of that form, which is checked.
     """
 
     @override
-    def matches(self, module: nn.Module) -> bool:
+    @classmethod
+    def matches(cls, module: nn.Module) -> bool:
         base = module._modules.get("base_layer")
         adapters = isinstance(module._modules.get("lora_A"), nn.ModuleDict) and hasattr(module, "get_delta_weight")
-        return adapters and base is not None and any(kind.matches(base) for kind in _LORA_BASES)
+        return (
+            adapters and base is not None and any(kind.matches(base) for kind in (LinearLayer, TransposedLinearLayer))
+        )
 
     @override
-    def is_standard(self, module: nn.Module) -> bool:
+    def is_standard(self) -> bool:
         return False
 
     @override
     @torch.no_grad()
-    def computed_weight(self, module: nn.Module) -> Tensor:
-        layer: Any = module
+    def native_weight(self) -> Tensor:
+        layer: Any = self.module
         weight: Tensor = layer.base_layer.weight.detach()
         if layer.disable_adapters or layer.merged:
             return weight
@@ -204,35 +104,35 @@ class LoraKind(LinearKind):
         return weight
 
     @override
-    def to_matrix(self, module: nn.Module, weight: Tensor) -> Tensor:
-        base = module.get_submodule("base_layer")
-        return next(kind for kind in _LORA_BASES if kind.matches(base)).to_matrix(base, weight)
+    def to_matrix(self, weight: Tensor) -> Tensor:
+        return weight.mT if TransposedLinearLayer.matches(self.module.get_submodule("base_layer")) else weight
 
-    def factors(self, module: nn.Module) -> Iterator[nn.Module]:
+    def factors(self) -> Iterator[nn.Module]:
         """The modules with W, A and B."""
         for name in ("base_layer", "lora_A", "lora_B"):
-            yield from module.get_submodule(name).modules()
+            yield from self.module.get_submodule(name).modules()
 
 
-class OwnLinearKind(LinearKind):
+class OwnLinearLayer(LinearLayer):
     """A module other than ``nn.Linear`` that applies its own ``weight [k, d]`` by ``F.linear``, such as a router of experts."""
 
     not_for_vcl = "is applied inside another module's forward"
 
     @override
-    def matches(self, module: nn.Module) -> bool:
+    @classmethod
+    def matches(cls, module: nn.Module) -> bool:
         weight = module._parameters.get("weight")
         known = type(module).__module__.startswith("torch.nn.modules")
-        if known or weight is None or nn.parameter.is_lazy(weight) or weight.dim() != 2:
+        if known or weight is None or weight.dim() != 2:
             return False
         return {"linear", "weight"} <= names_in_code(type(module), "forward")
 
     @override
-    def is_standard(self, module: nn.Module) -> bool:
+    def is_standard(self) -> bool:
         return False
 
 
-class EmbeddingKind(LayerKind):
+class EmbeddingLayer(Layer):
     """``nn.Embedding``: the linear layer ``z = W h`` on one-hot vectors h of the vocabulary; ``W [d, V]`` is its weight's Wᵀ.
 
     One-hot vectors are formed only where they are asked for (:meth:`inputs`) and small. The features of the samples are
@@ -244,32 +144,33 @@ class EmbeddingKind(LayerKind):
     LIMIT = 2**24
 
     @override
-    def matches(self, module: nn.Module) -> bool:
+    @classmethod
+    def matches(cls, module: nn.Module) -> bool:
         return isinstance(module, nn.Embedding)
 
     @override
-    def is_standard(self, module: nn.Module) -> bool:
-        return type(module).forward is nn.Embedding.forward
+    def is_standard(self) -> bool:
+        return type(self.module).forward is nn.Embedding.forward
 
     @override
-    def to_matrix(self, module: nn.Module, weight: Tensor) -> Tensor:
+    def to_matrix(self, weight: Tensor) -> Tensor:
         return (weight.to_dense() if weight.is_sparse else weight).mT
 
     @override
-    def from_matrix(self, module: nn.Module, matrix: Tensor, shape: Sequence[int]) -> Tensor:
+    def from_matrix(self, matrix: Tensor, shape: Sequence[int]) -> Tensor:
         return matrix.mT
 
     @override
-    def is_unbatched(self, module: nn.Module, x: Tensor) -> bool:
+    def is_unbatched(self, x: Tensor) -> bool:
         return False
 
     @override
-    def samples(self, module: nn.Module, x: Tensor, batch_dim: int = 0) -> int:
+    def samples(self, x: Tensor, batch_dim: int = 0) -> int:
         return x.shape[batch_dim if x.dim() > 1 else 0] if x.dim() else 1
 
     @override
-    def inputs(self, module: nn.Module, x: Tensor, batch_dim: int = 0) -> Tensor:
-        weight = self._weight(module)
+    def inputs(self, x: Tensor, batch_dim: int = 0) -> Tensor:
+        weight = self._weight()
         if x.numel() * weight.shape[0] > self.LIMIT:
             raise LayerError(
                 f"the one-hot inputs of an embedding of {weight.shape[0]} rows are too large for {x.numel()} indices; "
@@ -279,43 +180,40 @@ class EmbeddingKind(LayerKind):
         return rows(hot.unsqueeze(-2) if x.dim() == 1 else hot, batch_dim)
 
     @override
-    def features(self, module: nn.Module, x: Tensor, batch_dim: int = 0, averaged: bool = False) -> Tensor:
-        z = self._weight(module)[x]
+    def features(self, x: Tensor, batch_dim: int = 0, averaged: bool = False) -> Tensor:
+        z = self._weight()[x]
         z = rows(z.unsqueeze(-2) if x.dim() == 1 else z, batch_dim)
         return z.mean(-2, keepdim=True) if averaged else z
 
     @override
-    def outputs(self, module: nn.Module, z: Tensor, batch_dim: int = 0) -> Tensor:
+    def outputs(self, z: Tensor, batch_dim: int = 0) -> Tensor:
         return rows(z, batch_dim)
 
     @override
-    def weight_gradient(self, module: nn.Module, x: Tensor, dz: Tensor) -> Tensor:
-        total = torch.zeros_like(self._weight(module), dtype=torch.promote_types(dz.dtype, torch.float32)).mT
-        self.add_weight_gradient(module, x, dz, total)
+    def weight_gradient(self, x: Tensor, dz: Tensor) -> Tensor:
+        total = torch.zeros_like(self._weight(), dtype=torch.promote_types(dz.dtype, torch.float32)).mT
+        self.add_weight_gradient(x, dz, total)
         return total
 
     @override
-    def add_weight_gradient(self, module: nn.Module, x: Tensor, dz: Tensor, total: Tensor) -> None:
-        ignored = getattr(module, "padding_idx", None)
+    def add_weight_gradient(self, x: Tensor, dz: Tensor, total: Tensor) -> None:
+        ignored = getattr(self.module, "padding_idx", None)
         index, delta = x.reshape(-1), dz.reshape(-1, dz.shape[-1]).to(total.dtype)
         if ignored is not None:
             delta = delta * (index != ignored).unsqueeze(-1)
         total.mT.index_add_(0, index, delta)
 
-    def _weight(self, module: nn.Module) -> Tensor:
-        assert isinstance(module, nn.Embedding)
-        return module.weight.detach()
+    def _weight(self) -> Tensor:
+        assert isinstance(self.module, nn.Embedding)
+        return self.module.weight.detach()
 
 
-class NamedWeightKind(LayerKind):
+class NamedWeightLayer(Layer):
     """One of several weights of a module that computes with all of them inside a single function.
 
     :mod:`gramscope.layers.intercepted_functions` takes the function apart and reports inputs and outputs batch first, so
     ``batch_dim`` does not matter.
     """
-
-    def __init__(self, weight: str) -> None:
-        self.weight_name = weight
 
     @classmethod
     @abstractmethod
@@ -323,19 +221,19 @@ class NamedWeightKind(LayerKind):
         """Names of the weights of a module, for the names of its layers."""
 
     @override
-    def to_matrix(self, module: nn.Module, weight: Tensor) -> Tensor:
+    def to_matrix(self, weight: Tensor) -> Tensor:
         return weight
 
     @override
-    def inputs(self, module: nn.Module, x: Tensor, batch_dim: int = 0) -> Tensor:
+    def inputs(self, x: Tensor, batch_dim: int = 0) -> Tensor:
         return rows(x)
 
     @override
-    def outputs(self, module: nn.Module, z: Tensor, batch_dim: int = 0) -> Tensor:
+    def outputs(self, z: Tensor, batch_dim: int = 0) -> Tensor:
         return rows(z)
 
 
-class AttentionProjectionKind(NamedWeightKind):
+class AttentionProjection(NamedWeightLayer):
     """One of the query, key, value and output projections inside ``nn.MultiheadAttention``.
 
     The query, key and value weights are rows of the packed ``in_proj_weight`` unless key or value sizes differ from the
@@ -351,37 +249,45 @@ class AttentionProjectionKind(NamedWeightKind):
         return cls.PROJECTIONS
 
     @override
-    def matches(self, module: nn.Module) -> bool:
+    @classmethod
+    def matches(cls, module: nn.Module) -> bool:
         return isinstance(module, nn.MultiheadAttention)
 
-    def weight_attribute(self, module: nn.Module) -> str:
+    def weight_attribute(self) -> str:
         """Name of the attribute of the attention module that holds this projection's rows."""
         if self.weight_name == "out_proj":
             return "out_proj.weight"
-        return "in_proj_weight" if getattr(module, "_qkv_same_embed_dim", True) else f"{self.weight_name}_weight"
+        return "in_proj_weight" if getattr(self.module, "_qkv_same_embed_dim", True) else f"{self.weight_name}_weight"
 
     @override
-    def owner(self, module: nn.Module) -> tuple[nn.Module, str]:
+    def owner(self) -> tuple[nn.Module, str]:
         if self.weight_name == "out_proj":
-            return module.get_submodule("out_proj"), "weight"
-        return module, self.weight_attribute(module)
+            return self.module.get_submodule("out_proj"), "weight"
+        return self.module, self.weight_attribute()
 
     @override
-    def to_matrix(self, module: nn.Module, weight: Tensor) -> Tensor:
-        if self.weight_attribute(module) != "in_proj_weight":
+    def to_matrix(self, weight: Tensor) -> Tensor:
+        if self.weight_attribute() != "in_proj_weight":
             return weight
         size = weight.shape[0] // 3
         start = self.PROJECTIONS.index(self.weight_name) * size
         return weight[start : start + size]
 
     @override
-    def is_unbatched(self, module: nn.Module, x: Tensor) -> bool:
+    @torch.no_grad()
+    def assign(self, matrix: Tensor) -> None:
+        parameter = self.parameter
+        assert parameter is not None
+        self.to_matrix(parameter).copy_(matrix)
+
+    @override
+    def is_unbatched(self, x: Tensor) -> bool:
         return x.dim() == 2
 
     @override
-    def inputs(self, module: nn.Module, x: Tensor, batch_dim: int = 0) -> Tensor:
+    def inputs(self, x: Tensor, batch_dim: int = 0) -> Tensor:
         return rows(x.unsqueeze(0) if x.dim() == 2 else x)
 
     @override
-    def outputs(self, module: nn.Module, z: Tensor, batch_dim: int = 0) -> Tensor:
+    def outputs(self, z: Tensor, batch_dim: int = 0) -> Tensor:
         return rows(z.unsqueeze(0) if z.dim() == 2 else z)

@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from gramscope.errors import LayerError
-from gramscope.layers.kinds import sum_outer
-from gramscope.layers.linear_layer import Layer
+from gramscope.layers.linear_layer import Layer, sum_outer
 
 
 @dataclass(eq=False)
@@ -31,7 +30,7 @@ class Application:
     @property
     def z_bytes(self) -> int:
         """Bytes of the layer's output in normal form."""
-        return self.layer.kind.normal_bytes(self.layer.module, self.z_shape.numel() * self.z_dtype.itemsize)
+        return self.layer.normal_bytes(self.z_shape.numel() * self.z_dtype.itemsize)
 
     def zero(self) -> Tensor:
         """A zero gradient of the layer's output, which takes no memory."""
@@ -96,7 +95,7 @@ class LayerRecord:
         terms = []
         for a in self._seen():
             a.check_unchanged()
-            terms.append(self._factor(a) * a.layer.kind.weight_gradient(a.layer.module, a.x, self._received(a)))
+            terms.append(self._factor(a) * a.layer.weight_gradient(a.x, self._received(a)))
         return reduce(torch.add, terms)
 
     @property
@@ -109,10 +108,10 @@ class LayerRecord:
         return [self._delta(a) for a in self._seen()]
 
     def add_gradient(self, total: Tensor) -> None:
-        """Add ``D`` to ``total [k, d]`` in place, without forming it where the kind can; unit factor only."""
+        """Add ``D`` to ``total [k, d]`` in place, without forming it where the layer can; unit factor only."""
         for a in self._seen():
             a.check_unchanged()
-            a.layer.kind.add_weight_gradient(a.layer.module, a.x, self._received(a), total)
+            a.layer.add_weight_gradient(a.x, self._received(a), total)
 
     def forget_gradients(self) -> None:
         """Drop the gradients that have come back."""
@@ -126,10 +125,10 @@ class LayerRecord:
 
     def _inputs(self, a: Application) -> Tensor:
         a.check_unchanged()
-        return a.layer.kind.inputs(a.layer.module, a.x, self._batch_dim)
+        return a.layer.inputs(a.x, self._batch_dim)
 
     def _delta(self, a: Application) -> Tensor:
-        dz = a.layer.kind.outputs(a.layer.module, self._received(a), self._batch_dim)
+        dz = a.layer.outputs(self._received(a), self._batch_dim)
         factor = self._factor(a)
         return dz if factor == 1 else dz * factor
 

@@ -14,13 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
-from gramscope.layers.kinds import NamedWeightKind
+from gramscope.layers.kinds import NamedWeightLayer
 
 #: ``(name of the weight, x [..., d], z [..., k]) -> z``, the output to continue with
 Report: TypeAlias = Callable[[str, Tensor, Tensor], Tensor]
 
 
-class RecurrentKind(NamedWeightKind):
+class RecurrentLayer(NamedWeightLayer):
     """One weight of a recurrent module: input-hidden, hidden-hidden or projection, per layer and direction.
 
     The input-hidden matrix is applied to all steps at once, ``[batch, steps, d]``. The others are applied once per step, and
@@ -35,15 +35,16 @@ class RecurrentKind(NamedWeightKind):
         return tuple(name for name, p in module.named_parameters(recurse=False) if name.startswith("weight"))
 
     @override
-    def matches(self, module: nn.Module) -> bool:
+    @classmethod
+    def matches(cls, module: nn.Module) -> bool:
         return isinstance(module, nn.RNNBase | nn.RNNCellBase)
 
     @override
-    def samples(self, module: nn.Module, x: Tensor, batch_dim: int = 0) -> int:
+    def samples(self, x: Tensor, batch_dim: int = 0) -> int:
         return x.shape[0]
 
     @override
-    def is_unbatched(self, module: nn.Module, x: Tensor) -> bool:
+    def is_unbatched(self, x: Tensor) -> bool:
         return False
 
 

@@ -10,34 +10,33 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from gramscope.errors import LayerError, no_such
-from gramscope.layers.convolution import ConvKind, TransposedConvKind
-from gramscope.layers.experts import ExpertsKind
+from gramscope.layers.convolution import ConvLayer, TransposedConvLayer
+from gramscope.layers.experts import ExpertsLayer
 from gramscope.layers.kinds import (
-    AttentionProjectionKind,
-    EmbeddingKind,
-    LayerKind,
-    LinearKind,
-    LoraKind,
-    NamedWeightKind,
-    OwnLinearKind,
-    TransposedLinearKind,
+    AttentionProjection,
+    EmbeddingLayer,
+    LinearLayer,
+    LoraLayer,
+    NamedWeightLayer,
+    OwnLinearLayer,
+    TransposedLinearLayer,
 )
 from gramscope.layers.linear_layer import Layer
 from gramscope.layers.modules import names_in_code, public_name, unwrap
-from gramscope.layers.recurrent import RecurrentKind
+from gramscope.layers.recurrent import RecurrentLayer
 
 #: every kind of layer that can be captured, asked in this order
-KINDS: tuple[LayerKind, ...] = (
-    LinearKind(),
-    ConvKind(),
-    TransposedConvKind(),
-    TransposedLinearKind(),
-    LoraKind(),
-    EmbeddingKind(),
-    OwnLinearKind(),
+KINDS: tuple[type[Layer], ...] = (
+    LinearLayer,
+    ConvLayer,
+    TransposedConvLayer,
+    TransposedLinearLayer,
+    LoraLayer,
+    EmbeddingLayer,
+    OwnLinearLayer,
 )
 #: kinds of modules with several weights, each of which is a layer
-SEVERAL: tuple[type[NamedWeightKind], ...] = (AttentionProjectionKind, RecurrentKind, ExpertsKind)
+SEVERAL: tuple[type[NamedWeightLayer], ...] = (AttentionProjection, RecurrentLayer, ExpertsLayer)
 
 #: names, globs (``"blocks.*.fc1"``), module types, or a sequence of them; ``None`` means every linear-like layer
 LayerSelector: TypeAlias = str | type[nn.Module] | Sequence[str | type[nn.Module]] | None
@@ -83,7 +82,7 @@ def _reason(module: nn.Module) -> str | None:
             return reason
     return (
         f"{type(module).__name__} holds {', '.join(shapes)} itself; no layer applies them, so they are not measured "
-        "(gramscope.layers.kinds.LayerKind teaches new kinds)"
+        "(gramscope.layers.linear_layer.Layer teaches new kinds)"
     )
 
 
@@ -112,8 +111,8 @@ def all_layers(model: nn.Module) -> Selection:
         if reason is not None:
             unsupported[name] = reason
         for layer in own:
-            if isinstance(layer.kind, LoraKind):
-                factor_of |= dict.fromkeys(map(id, layer.kind.factors(module)), layer.name)
+            if isinstance(layer, LoraLayer):
+                factor_of |= dict.fromkeys(map(id, layer.factors()), layer.name)
             if layer.parameter is not None and layer.parameter.is_complex():
                 unsupported[layer.name] = f"complex weights ({layer.parameter.dtype}); only real layers are measured"
             else:
@@ -124,17 +123,16 @@ def all_layers(model: nn.Module) -> Selection:
 def _layers_of(name: str, module: nn.Module, parent: nn.Module | None) -> list[Layer]:
     """The layers of a module itself: one for each of its weights, or the one layer that it is."""
     for several in SEVERAL:
-        if several("").matches(module):
+        if several.matches(module):
             weights = several.weights(module)
-            return [Layer(f"{name}.{weight}" if name else weight, module, several(weight)) for weight in weights]
+            return [several(f"{name}.{weight}" if name else weight, module, weight) for weight in weights]
     for kind in KINDS:
         if kind.matches(module):
-            scope = None
-            if not kind.is_standard(module) and not isinstance(kind, LoraKind):
-                scope = module
-            elif parent is not None and kind.weight_name in names_in_code(type(parent)):
-                scope = parent
-            return [Layer(name or "(model)", module, kind, scope)]
+            layer = kind(name or "(model)", module)
+            if not layer.is_standard() and not isinstance(layer, LoraLayer):
+                return [replace(layer, scope=module)]
+            used = parent is not None and layer.weight_name in names_in_code(type(parent))
+            return [replace(layer, scope=parent) if used else layer]
     return []
 
 

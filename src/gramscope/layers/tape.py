@@ -14,7 +14,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from gramscope.errors import LayerError, ResultWarning
 from gramscope.layers.hooks import in_backward, own_node, tensors_in
-from gramscope.layers.kinds import AttentionProjectionKind, EmbeddingKind
+from gramscope.layers.kinds import AttentionProjection, EmbeddingLayer
 from gramscope.layers.linear_layer import Layer
 from gramscope.layers.losses import check_reduction
 from gramscope.layers.record import Application, LayerRecord
@@ -49,12 +49,11 @@ class Call:
         """A layer was applied to the native input ``x``."""
         if self._over:
             return
-        kind, module = layer.kind, layer.module
-        unbatched = kind.is_unbatched(module, x)
-        (self._ranked if kind.fixed_rank else self._vectors).add(unbatched)
-        self._rows.add(kind.samples(module, x, self._batch_dim))
-        if isinstance(kind, AttentionProjectionKind) and not unbatched:
-            self._attention[layer.name] = (x.shape[0], x.shape[1], bool(getattr(module, "batch_first", False)))
+        unbatched = layer.is_unbatched(x)
+        (self._ranked if layer.fixed_rank else self._vectors).add(unbatched)
+        self._rows.add(layer.samples(x, self._batch_dim))
+        if isinstance(layer, AttentionProjection) and not unbatched:
+            self._attention[layer.name] = (x.shape[0], x.shape[1], bool(getattr(layer.module, "batch_first", False)))
 
     def returned(self, output: object) -> None:
         """The model returned ``output``."""
@@ -309,11 +308,10 @@ class Tape(Watcher):
 
     def _problem(self, layer: Layer, x: Tensor, z: Tensor, first: bool) -> str | None:
         """Why this application cannot be recorded; ``None`` if it can."""
-        kind, module = layer.kind, layer.module
-        if first and not layer.exact and not kind.is_standard(module) and not is_linear_map(layer, x, z):
-            return f"{type(module).__name__} overrides its forward, and its output is not W h + b of its inputs"
-        if self.calls and isinstance(kind, EmbeddingKind):
-            rows, n = kind.samples(module, x, self.batch_dim), self.calls[-1].samples
+        if first and not layer.exact and not layer.is_standard() and not is_linear_map(layer, x, z):
+            return f"{type(layer.module).__name__} overrides its forward, and its output is not W h + b of its inputs"
+        if self.calls and isinstance(layer, EmbeddingLayer):
+            rows, n = layer.samples(x, self.batch_dim), self.calls[-1].samples
             several = x.dim() > 1 and rows > n  # choices side by side
             if n and rows != n and not (several and rows % n == 0):
                 return f"the same {rows} rows of indices serve all {n} samples (positions), so no sample has its own gradient"
@@ -362,11 +360,10 @@ def batch_dependence(model: nn.Module) -> str | None:
 @torch.no_grad()
 def is_linear_map(layer: Layer, x: Tensor, z: Tensor) -> bool:
     """Whether ``z = W h + b`` holds for the first sample, in the precision of ``z``."""
-    kind, module = layer.kind, layer.module
     try:
-        h = kind.inputs(module, x.detach())[..., :1, :, :].double()
-        output = kind.outputs(module, z.detach())[..., :1, :, :].double()
-        bias = getattr(module, "bias", None)
+        h = layer.inputs(x.detach())[..., :1, :, :].double()
+        output = layer.outputs(z.detach())[..., :1, :, :].double()
+        bias = getattr(layer.module, "bias", None)
         expected = (h.flatten(-3, -2) @ layer.weight().double().mT).reshape(output.shape)
         if bias is not None:
             expected = expected + bias.detach().double().reshape(layer.groups, 1, 1, -1).squeeze(0)

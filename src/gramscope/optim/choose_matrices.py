@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gramscope.distributed.gathered import check_not_flattened, is_sharded
 from gramscope.errors import InputError, LayerError, ResultWarning
-from gramscope.layers.kinds import AttentionProjectionKind, EmbeddingKind
+from gramscope.layers.kinds import AttentionProjection, EmbeddingLayer
 from gramscope.layers.linear_layer import Layer
 from gramscope.layers.modules import public_name, unwrap
 from gramscope.layers.select import LayerSelector, select_layers
@@ -158,7 +158,7 @@ def head_layers(model: nn.Module) -> tuple[Layer, ...]:
     It is the one that a Hugging Face model names in ``get_output_embeddings()``, else the one whose weight is that of an
     embedding, else the linear-like layer registered last.
     """
-    layers = [layer for layer in select_layers(model, factors=True) if not layer.kind.not_for_vcl]
+    layers = [layer for layer in select_layers(model, factors=True) if not layer.not_for_vcl]
     output = getattr(model, "get_output_embeddings", None)
     named = getattr(output() if callable(output) else None, "weight", None)
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
@@ -169,7 +169,7 @@ def head_layers(model: nn.Module) -> tuple[Layer, ...]:
 def _own_tables(model: nn.Module, names: dict[int, str]) -> list[WeightMatrix]:
     """The embeddings whose weight no other module has."""
     users = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
-    tables = [layer for layer in select_layers(model) if isinstance(layer.kind, EmbeddingKind)]
+    tables = [layer for layer in select_layers(model) if isinstance(layer, EmbeddingLayer)]
     return [
         WeightMatrix(names[id(layer.parameter)], layer.parameter, (layer,))
         for layer in tables
@@ -179,9 +179,9 @@ def _own_tables(model: nn.Module, names: dict[int, str]) -> list[WeightMatrix]:
 
 def _untrainable(matrix: WeightMatrix) -> str:
     """Why a matrix cannot be trained by steps of our own; empty where it can."""
-    p, kind = matrix.parameter, matrix.layers[0].kind
-    if kind.not_for_vcl and not isinstance(kind, EmbeddingKind):
-        return kind.not_for_vcl
+    p, layer = matrix.parameter, matrix.layers[0]
+    if layer.not_for_vcl and not isinstance(layer, EmbeddingLayer):
+        return layer.not_for_vcl
     if not p.requires_grad:
         return "is frozen (requires_grad=False)"
     if is_sharded(p):
@@ -224,7 +224,7 @@ def _layer_matrices(model: nn.Module, names: dict[int, str]) -> tuple[list[Weigh
     others: dict[str, str] = {}
     seen: dict[tuple[int, int], tuple[str, nn.Parameter, list[Layer]]] = {}
     available = select_layers(model, factors=True)
-    tables = [layer for layer in available if isinstance(layer.kind, EmbeddingKind)]
+    tables = [layer for layer in available if isinstance(layer, EmbeddingLayer)]
     for layer in available:
         parameter = layer.parameter
         if layer in tables:
@@ -233,9 +233,9 @@ def _layer_matrices(model: nn.Module, names: dict[int, str]) -> tuple[list[Weigh
             others[f"{layer.name}.weight"] = "computed by a parametrisation, so it cannot be set"
             continue
         name = names.get(id(parameter), f"{layer.name}.weight")
-        if isinstance(layer.kind, AttentionProjectionKind) and name.endswith("in_proj_weight"):
-            name = f"{name}[{layer.kind.weight_name}]"
-        key = (id(parameter), int(layer.matrix(parameter.detach()).storage_offset()))
+        if isinstance(layer, AttentionProjection) and name.endswith("in_proj_weight"):
+            name = f"{name}[{layer.weight_name}]"
+        key = (id(parameter), int(layer.to_matrix(parameter.detach()).storage_offset()))
         if key in seen:
             others[f"{layer.name}.weight"] = f"the same tensor as {seen[key][0]}"
         seen.setdefault(key, (name, parameter, []))[2].append(layer)

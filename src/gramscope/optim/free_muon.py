@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from gramscope.errors import InputError, LayerError
-from gramscope.layers.kinds import EmbeddingKind
+from gramscope.layers.kinds import EmbeddingLayer
 from gramscope.layers.modules import outside_graphs
 from gramscope.layers.select import LayerSelector
 from gramscope.linalg.arrays import without_autocast
@@ -234,5 +234,5 @@ class FreeMuon(Optimizer):
 def _scale(matrix: WeightMatrix) -> float:
     """The largest singular value of a step over its length ρ."""
     k, d = matrix.shape[-2:]
-    one_hot = bool(matrix.layers) and isinstance(matrix.layers[0].kind, EmbeddingKind)
+    one_hot = bool(matrix.layers) and isinstance(matrix.layers[0], EmbeddingLayer)
     return 0.5 * math.sqrt(k) if one_hot else math.sqrt(max(1.0, k / d))

@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from gramscope.layers.kinds import AttentionProjectionKind
+from gramscope.layers.kinds import AttentionProjection
 from gramscope.layers.linear_layer import Layer
 
 
@@ -34,15 +34,15 @@ class WeightMatrix:
     @property
     def part(self) -> str:
         """Which projection of an attention layer this is, such as ``q_proj``; empty for other layers."""
-        kind = self.layers[0].kind if self.layers else None
-        return kind.weight_name if isinstance(kind, AttentionProjectionKind) else ""
+        layer = self.layers[0] if self.layers else None
+        return layer.weight_name if isinstance(layer, AttentionProjection) else ""
 
     def view(self, tensor: Tensor) -> Tensor:
         """A tensor of the parameter's shape in matrix form."""
         if not self.layers:
             return tensor.flatten(1)
         layer = self.layers[0]
-        return layer.kind.to_matrix(layer.module, tensor)
+        return layer.to_matrix(tensor)
 
     def read(self) -> Tensor:
         """The weights, detached."""
@@ -65,8 +65,4 @@ class WeightMatrix:
     def native(self, matrix: Tensor, shape: torch.Size | None = None) -> Tensor:
         """A matrix, or some of its columns, in the parameter's own form, or in that of a part of it of another ``shape``."""
         shape = self.parameter.shape if shape is None else shape
-        return (
-            self.layers[0].kind.from_matrix(self.layers[0].module, matrix, shape)
-            if self.layers
-            else matrix.reshape(shape)
-        )
+        return self.layers[0].from_matrix(matrix, shape) if self.layers else matrix.reshape(shape)

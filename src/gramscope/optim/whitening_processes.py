@@ -23,7 +23,7 @@ from torch import Tensor
 from gramscope.distributed.exchange import Exchange, balanced
 from gramscope.distributed.gathered import is_sharded
 from gramscope.errors import NumericalError
-from gramscope.layers.kinds import TransposedLinearKind
+from gramscope.layers.kinds import TransposedLinearLayer
 from gramscope.optim.polar import PolarMethod, polar
 from gramscope.optim.procrustes import Nearest
 from gramscope.optim.weight_matrix import WeightMatrix
@@ -142,7 +142,7 @@ def cost(matrix: WeightMatrix) -> float:
 def _has_columns(matrix: WeightMatrix, axis: int) -> bool:
     """Whether processes hold columns of a wide matrix."""
     k, d = matrix.shape[-2:]
-    transposed = bool(matrix.layers) and isinstance(matrix.layers[0].kind, TransposedLinearKind)
+    transposed = bool(matrix.layers) and isinstance(matrix.layers[0], TransposedLinearLayer)
     return matrix.parameter.dim() == 2 and k <= d and axis == (0 if transposed else 1)
 
 

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from gramscope.distributed.exchange import Exchange
 from gramscope.errors import InputError, NumericalError
-from gramscope.layers.kinds import EmbeddingKind
+from gramscope.layers.kinds import EmbeddingLayer
 from gramscope.linalg.arrays import to_double
 from gramscope.linalg.budget import Budget
 from gramscope.linalg.moments import between
@@ -61,7 +61,7 @@ class Features(Sum):
     @override
     def add(self, seen: Seen) -> None:
         assert seen.rows is not None
-        self._of_outputs = seen.record is not None and isinstance(seen.record.layer.kind, EmbeddingKind)
+        self._of_outputs = seen.record is not None and isinstance(seen.record.layer, EmbeddingLayer)
         try:
             self._add(seen.rows.detach(), seen.target, seen.residual)
         except Unpaired as reason:

@@ -49,7 +49,7 @@ def inputs_of(
     parts = []
     for a in record.applications:
         a.check_unchanged()
-        h = a.layer.kind.features(a.layer.module, a.x, axis, single)
+        h = a.layer.features(a.x, axis, single)
         h = flattened(h, n, lengths)
         if probed and single and h.shape[-3] != n:
             h = h.reshape(*h.shape[:-3], n, -1, h.shape[-1]).mean(-2, keepdim=True)
@@ -178,7 +178,7 @@ def paired_rows(
 
 def _sites(a: Application, axis: int) -> int:
     """Sites of a sample in an application that the loss reaches, 0 in others."""
-    return 0 if a.dz is None else a.layer.kind.outputs(a.layer.module, a.dz, axis).shape[-2]
+    return 0 if a.dz is None else a.layer.outputs(a.dz, axis).shape[-2]
 
 
 def _cut_sites(module: nn.Module, h: Tensor, lengths: tuple[int, ...]) -> Tensor:

@@ -366,7 +366,7 @@ class _View:
             weight = self._weight(record)
             seen = Seen(name, weight, result, result.positions, record, tied=name in self._tied)
             if name in result.parameter_gradients:
-                seen.parameter_gradient = record.layer.matrix(result.parameter_gradients[name])
+                seen.parameter_gradient = record.layer.to_matrix(result.parameter_gradients[name])
             if self._rows_wanted and self.plan.notes.has(name, Features):
                 with self._unpaired(name, name):
                     seen.rows, seen.target, seen.residual = layer_rows(record, result, self._current, self.plan)

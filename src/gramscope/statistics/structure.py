@@ -18,7 +18,7 @@ from gramscope.errors import InputError
 from gramscope.layers.batches import nested
 from gramscope.layers.capture import capture
 from gramscope.layers.jacobians import layers_with_shared_rows
-from gramscope.layers.kinds import LinearKind
+from gramscope.layers.kinds import LinearLayer
 from gramscope.layers.model_call import OutputSelector, call_model, run_captured, select_output
 from gramscope.layers.tape import Tape
 from gramscope.statistics.sums import LeftOut
@@ -223,7 +223,7 @@ def _of_unclear_axis(tape: Tape, n: int) -> dict[str, Tensor]:
     """
     dim = tape.batch_dim
     once = [record.applications[0] for record in tape if len(record.applications) == 1]
-    values = {a.layer.name: a.x for a in once if isinstance(a.layer.kind, LinearKind) and a.x.dim() > 1}
+    values = {a.layer.name: a.x for a in once if isinstance(a.layer, LinearLayer) and a.x.dim() > 1}
     values |= {output_of(name): value for name, value in tape.outputs.items() if value.dim() == 3}
 
     def is_unclear(x: Tensor) -> bool:

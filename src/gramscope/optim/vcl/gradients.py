@@ -96,7 +96,7 @@ class GradientCollector:
         self._forget_if_zeroed()
         if self._averaged and self.matrix.parameter.grad is None:
             self._parts = []
-        delta = layer.kind.outputs(layer.module, dz).flatten(-3, -2).to(self.dtype)
+        delta = layer.outputs(dz).flatten(-3, -2).to(self.dtype)
         rough = dz.dtype in (torch.bfloat16, torch.float16) or torch.is_autocast_enabled(dz.device.type)
         task, count = int(torch._C._current_graph_task_id()), delta.shape[-2]
         kept = delta if count < delta.shape[-1] else None
@@ -260,7 +260,7 @@ class ModelHooks(Watcher):
             self._handles.append(module.register_forward_pre_hook(_weakly(self, ModelHooks._called), with_kwargs=True))
             self._handles.append(module.register_forward_hook(_weakly(self, ModelHooks._returned), always_call=several))
         self._entrance: nn.Module | None = None
-        layers = [layer for layer in select_layers(self.model, factors=True) if not layer.kind.not_for_vcl]
+        layers = [layer for layer in select_layers(self.model, factors=True) if not layer.not_for_vcl]
         self._observer = Observer(layers, _weakly(self, ModelHooks._applied))
         self._observer.attach()
         accumulated = _weakly(self, ModelHooks._accumulated)
