@@ -68,8 +68,9 @@ class Moments:
 
     def to(self, device: torch.device) -> Moments:
         """The same on another device."""
-        held: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(self, **{name: x.to(device) for name, x in held.items() if isinstance(x, Tensor)})
+        held = {f.name: getattr(self, f.name) for f in fields(self)}
+        moved: dict[str, Any] = {name: x.to(device) for name, x in held.items() if isinstance(x, Tensor)}
+        return replace(self, **moved)
 
     def with_targets(self, kept: Tensor) -> Moments:
         """The same moments with some of the targets alone."""

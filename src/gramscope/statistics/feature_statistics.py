@@ -79,8 +79,9 @@ class FeatureStatistics:
 
     def to(self, device: torch.device) -> FeatureStatistics:
         """The same with its tensors on ``device``."""
-        held: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(self, **{k: v.to(device) for k, v in held.items() if isinstance(v, Tensor | Moments)})
+        held = {f.name: getattr(self, f.name) for f in fields(self)}
+        moved: dict[str, Any] = {k: v.to(device) for k, v in held.items() if isinstance(v, Tensor | Moments)}
+        return replace(self, **moved)
 
     def with_gram(self, gram: Tensor) -> FeatureStatistics:
         """The same with ``C_hh``."""
