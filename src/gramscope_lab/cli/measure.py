@@ -129,13 +129,15 @@ def _range(values: Sequence[float]) -> str:
 
 def _over_seeds(tables: Sequence[Table]) -> Table:
     """Mean ± standard deviation of each entry over the tables that have it."""
-    from gramscope.linalg.measured import Measured as Number
-    from gramscope.measures.table import Table
+    from gramscope.measures.table import Table, with_errors
 
     rows: dict[str, dict[str, float | None]] = {}
+    deviations: dict[str, dict[str, float]] = {}
     for layer in dict.fromkeys(layer for table in tables for layer in table):
         for name in dict.fromkeys(name for table in tables for name in table.columns):
             values = [x for table in tables if (x := table.rows.get(layer, {}).get(name)) is not None]
             found = spread(values)
-            rows.setdefault(layer, {})[name] = None if found is None else Number(found.mean, found.deviation)
-    return Table(rows, notes={name: note for table in tables for name, note in table.notes.items()})
+            rows.setdefault(layer, {})[name] = None if found is None else found.mean
+            deviations.setdefault(layer, {}).update({} if found is None else {name: found.deviation})
+    notes = {name: note for table in tables for name, note in table.notes.items()}
+    return Table(with_errors(rows, deviations), notes=notes)
