@@ -25,7 +25,7 @@ from gramscope.errors import GramscopeError, GramscopeWarning
 from gramscope_lab.cli.flags import parse_assignments, read_config
 from gramscope_lab.cli.runs import summary
 from gramscope_lab.data import load
-from gramscope_lab.data.readers import read_idx, read_svhn
+from gramscope_lab.data.images import read_idx, read_svhn
 from gramscope_lab.report.page import render
 from gramscope_lab.report.read import read_runs
 from gramscope_lab.runs.checkpoints import read_tensors

@@ -14,8 +14,7 @@ from torch import Tensor
 from gramscope.errors import InputError, MissingExtraError
 from gramscope_lab.data.dataset import DataSet
 from gramscope_lab.data.downloads import Files
-from gramscope_lab.data.images import Labelled, Scale, image_set
-from gramscope_lab.data.readers import Array, reading
+from gramscope_lab.data.images import Array, Labelled, Scale, image_set, reading
 
 
 def celeba(

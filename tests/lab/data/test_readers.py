@@ -13,7 +13,7 @@ import torch
 
 from gramscope.errors import InputError, ResultWarning
 from gramscope_lab.data import load
-from gramscope_lab.data.readers import read_cifar, read_idx, read_npz, read_svhn
+from gramscope_lab.data.images import read_cifar, read_idx, read_npz, read_svhn
 from official_files import cifar_records, idx_bytes, random_images, write_svhn
 from refusals import assert_refused
 
