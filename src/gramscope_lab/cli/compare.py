@@ -34,11 +34,11 @@ def command(
     from gramscope.measures.table_files import save_table
     from gramscope_lab.data.sequences import read_sequences
 
-    models = [open_model(path, base) for path in (base, tuned)]
+    one, other = open_model(base), open_model(tuned, base)
     batches = None
     if text is not None or data is not None:
         batches = read_sequences(text, data, base, samples=samples, length=length, batch=batch)
-    table = compare(*models, batches, layers=layers)
+    table = compare(one, other, batches, layers=layers)
     typer.echo(str(table))
     if out is not None:
         save_table(table, out)

@@ -46,8 +46,11 @@ def command(
     found = find_checkpoints(folder)
     batches = read_sequences(text, data, found[0].path, samples=samples, length=length, batch=batch)
     store = folder / "series" if out is None else out
-    chosen = {} if measures is None else {"measures": [name.strip() for name in measures.split(",")]}
-    chosen |= {} if layers is None else {"layers": layers}
+    chosen: dict[str, str | list[str]] = (
+        {} if measures is None else {"measures": [name.strip() for name in measures.split(",")]}
+    )
+    if layers is not None:
+        chosen["layers"] = layers
     messages().print(
         f"{len(found)} checkpoints, {sum(len(b['input_ids']) for b in batches)} sequences; tables go to {store}"
     )
