@@ -21,10 +21,14 @@ if TYPE_CHECKING:
 
 
 _OWN = "Your own net"
+_FOLDER = "A model of transformers"
 
 
 def command(
-    run: Annotated[Path | None, typer.Argument(help="A run, a group of runs, or one checkpoint folder.")] = None,
+    run: Annotated[
+        Path | None,
+        typer.Argument(help="A run, a group of runs, a checkpoint, or the folder of a model of transformers."),
+    ] = None,
     every: Annotated[bool, typer.Option("--all", help="Every kept checkpoint, in order, not only the newest.")] = False,
     model: Annotated[
         str | None, typer.Option(help="package.module:factory, or mlp, cnn …", rich_help_panel=_OWN)
@@ -42,6 +46,14 @@ def command(
         list[str],
         typer.Option("--set", help="Options: model.width=64, data.seed=3.", rich_help_panel=_OWN, show_default=False),
     ] = [],  # noqa: B006 - typer copies it
+    text: Annotated[
+        Path | None,
+        typer.Option(help="Text for a model of transformers, cut by its own tokenizer.", rich_help_panel=_FOLDER),
+    ] = None,
+    length: Annotated[int, typer.Option(help="Tokens of a sequence of --text.", rich_help_panel=_FOLDER)] = 128,
+    out: Annotated[
+        Path | None, typer.Option(help="Where its table and maps go (default: NAME-measured).", rich_help_panel=_FOLDER)
+    ] = None,
     part: Annotated[str, typer.Option(help="Samples of which part: train, validation or test.")] = "train",
     samples: Annotated[int, typer.Option(help="Samples to measure on.")] = 1000,
     layers: Annotated[str, typer.Option(help="Glob of the layers, such as 'hidden*'.", show_default=False)] = "",
@@ -68,10 +80,16 @@ def command(
 
       gramscope measure runs/x/seed-0/checkpoints/step-000000069
 
+      gramscope measure path/to/gpt2 --text book.txt
+
       gramscope measure --model mypackage.nets:build --weights w.safetensors --data mydata.npz
     """
     names = tuple(name.strip() for name in measures.split(",")) if measures else ()
     table = MeasureTable(samples=samples, layers=layers, names=names)
+    if run is not None and (run / "config.json").is_file():
+        columns = list(names) or None
+        measure_folder(run, text, None if data is None else Path(data), samples, length, layers or None, columns, out)
+        return
     if run is not None:
         if model or weights or data:
             raise InputError("measure either a run directory, or your own net with --model and --data, not both")
@@ -98,6 +116,33 @@ def command(
         results().print(title)
         for line in str(shown).splitlines():
             results().print(line)
+
+
+def measure_folder(
+    folder: Path,
+    text: Path | None,
+    arrays: Path | None,
+    samples: int,
+    length: int,
+    layers: str | None,
+    columns: list[str] | None,
+    out: Path | None,
+) -> None:
+    """Measure the model of transformers in a folder; print its table, store it, and draw each column."""
+    from gramscope import measure
+    from gramscope.instruments.checkpoints import open_model
+    from gramscope_lab.data.sequences import read_sequences
+
+    batches = read_sequences(text, arrays, folder, samples=min(samples, 256), length=length)
+    table = measure(open_model(folder), batches, measures=columns, layers=layers)
+    typer.echo(str(table))
+    place = Path(f"{folder.resolve().name}-measured") if out is None else out
+    place.mkdir(parents=True, exist_ok=True)
+    table.save(place / "table.json")
+    for column in table.columns:
+        if any(value is not None for value in table.column(column).values()):
+            table.plot(column).savefig(place / f"{column}.png", dpi=150)
+    typer.echo(f"table and maps of {len(table.columns)} measures: {place}", err=True)
 
 
 def _own_tables(model: str, data: str, data_dir: str | None, settings: list[str]) -> tuple[ModelTable, DataTable]:
