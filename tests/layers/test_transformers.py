@@ -70,4 +70,4 @@ def test_bert_blocks_by_cls_token_and_by_labelled_tokens(ids: Tensor) -> None:
         tokens=lambda inputs, target: first_words,
     )
     hidden = tagger(input_ids=ids, output_hidden_states=True).hidden_states[2][first_words].detach()
-    torch.testing.assert_close(stats.outputs["bert.encoder.layer.1"].joint.mean_h, hidden.mean(0))
+    torch.testing.assert_close(stats.outputs["bert.encoder.layer.1"].features.joint.mean_h, hidden.mean(0))

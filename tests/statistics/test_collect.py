@@ -60,8 +60,8 @@ def test_module_outputs_and_named_outputs() -> None:
     batches = [{"pixels": x[:3], "labels": y[:3]}, {"pixels": x[3:], "labels": y[3:]}]
     refused(gs.collect, model, batches, sample_losses, match=r"keys \['scores', 'extra'\]; name one with output=")
     stats = gs.collect(model, batches, sample_losses, output="scores", outputs="inner.0", tokens=0)
-    assert stats.outputs["inner.0"].n == 6
-    torch.testing.assert_close(stats.outputs["inner.0"].joint.mean_h, inner[0](x)[:, 0].mean(0).detach())
+    assert stats.outputs["inner.0"].features.n == 6
+    torch.testing.assert_close(stats.outputs["inner.0"].features.joint.mean_h, inner[0](x)[:, 0].mean(0).detach())
     with pytest.raises(InputError, match="output='logits' is not in what the model returned"):
         gs.collect(model, batches, sample_losses, output="logits")
 

@@ -26,12 +26,14 @@ def test_channels_of_one_dimensional_convolutions() -> None:
     x, y = normal(8, 2, 9), torch.arange(8) % 2
     expected = model[0](x).mean(2).mean(0)
     stats = gs.collect(model, (x, y), outputs=["0", "3"])
-    torch.testing.assert_close(stats.outputs["0"].joint.mean_h, expected.detach())
-    assert stats.outputs["3"].joint.mean_h.shape == (3,)
+    torch.testing.assert_close(stats.outputs["0"].features.joint.mean_h, expected.detach())
+    assert stats.outputs["3"].features.joint.mean_h.shape == (3,)
     for name in ("1", "2"):
         with pytest.raises(InputError, match=rf"output of module '{name}' has shape \(8, 3, 7\).*channels='first'"):
             gs.collect(model, (x, y), outputs=name)
-        assert gs.collect(model, (x, y), outputs=name, channels="first").outputs[name].joint.mean_h.shape == (3,)
+        assert gs.collect(model, (x, y), outputs=name, channels="first").outputs[name].features.joint.mean_h.shape == (
+            3,
+        )
     assert gs.measure(model, (x, y), outputs="2", channels="last")["2"]["feature_rank"] is not None
     refused(gs.collect, model, (x, y), outputs="0", channels="middle", match="channels='middle'")
 
@@ -46,9 +48,9 @@ def test_other_outputs_are_read_as_before() -> None:
     x, y = torch.ones(4, 6, 7, 5), torch.arange(4) % 2
     model(x)
     stats = gs.collect(model, (x, y), outputs=["0", "1"])
-    assert stats.outputs["0"].joint.mean_h.shape == (6,)  # four axes: an image with 6 channels
-    assert stats.outputs["1"].joint.mean_h.shape == (3,)  # but a linear layer has its features last
-    assert gs.collect(model, (x, y), outputs="0", channels="last").outputs["0"].joint.mean_h.shape == (5,)
+    assert stats.outputs["0"].features.joint.mean_h.shape == (6,)  # four axes: an image with 6 channels
+    assert stats.outputs["1"].features.joint.mean_h.shape == (3,)  # but a linear layer has its features last
+    assert gs.collect(model, (x, y), outputs="0", channels="last").outputs["0"].features.joint.mean_h.shape == (5,)
 
 
 def test_a_module_that_runs_twice_is_noted() -> None:
@@ -56,7 +58,7 @@ def test_a_module_that_runs_twice_is_noted() -> None:
     x = normal(4, 3)
     stats = gs.collect(model, (x, torch.arange(4) % 2), outputs="branch")
     assert "ran 2 times in a forward; its output is the one of the last time" in joined(stats.notes["branch"]).text
-    torch.testing.assert_close(stats.outputs["branch"].joint.mean_h, model.branch(2 * x).mean(0).detach())
+    torch.testing.assert_close(stats.outputs["branch"].features.joint.mean_h, model.branch(2 * x).mean(0).detach())
 
 
 def r_squared(H: Tensor, y: Tensor) -> float:

@@ -112,6 +112,29 @@ class Exchange:
         dist.broadcast_object_list(holder, group=self.group, group_src=owner)
         return holder[0]
 
+    def merged(self, part: Value | None, merge: Callable[[Value, Value], Value]) -> Value:
+        """The parts of all processes merged in the order of their ranks, the same in each; ``None`` counts as no part.
+
+        Pairs of processes merge at the same time, in as many rounds as the number of processes has binary digits. An error of
+        ``merge`` is raised in all.
+        """
+        value: Any = part
+        step = 1
+        while step < self.size:
+            if self.rank % (2 * step):
+                dist.send_object_list([value], group=self.group, group_dst=self.rank - step)
+                break
+            if self.rank + step < self.size:
+                holder: list[Any] = [None]
+                dist.recv_object_list(holder, group=self.group, group_src=self.rank + step)
+                value = _merged(value, holder[0], merge)
+            step *= 2
+        value = self.object_from(0, value)
+        if isinstance(value, GramscopeError):
+            raise value
+        assert value is not None
+        return value
+
     def raise_together(self, error: Exception | None, device: torch.device) -> None:
         """Raise if any process has an error, so that no process waits for one that failed.
 
@@ -127,6 +150,18 @@ class Exchange:
             raise error
         rank, kind, text = next((i, *found) for i, found in enumerate(errors) if found is not None)
         raise kind(f"process {rank}: {text}")
+
+
+def _merged(a: Any, b: Any, merge: Callable[[Any, Any], Any]) -> Any:
+    """Both merged, or the error that one of them is or that merging them raises."""
+    if isinstance(b, GramscopeError) or a is None or b is None:
+        return a if b is None else b
+    if isinstance(a, GramscopeError):
+        return a
+    try:
+        return merge(a, b)
+    except GramscopeError as error:
+        return error
 
 
 @contextmanager

@@ -34,6 +34,7 @@ from gramscope.statistics.features import IGNORED, Tokens
 from gramscope.statistics.gradient import Gradient, ParameterGradient
 from gramscope.statistics.result import LayerStatistics, Statistics
 from gramscope.statistics.square_sums import CenteredKernel, Covariance, Kernel
+from gramscope.statistics.structure import output_of
 from gramscope.statistics.sums import NotCollected, Notes, Plan, Sum
 
 if TYPE_CHECKING:
@@ -257,10 +258,9 @@ def table_of(statistics: Statistics, columns: Iterable[Column], context: Context
             trim_malloc()
             advance()
     for module, part in statistics.outputs.items():  # features, but no weight
-        empty = torch.empty(0, 0, dtype=torch.float64, device="cpu")
-        row = f"{module} (output)" if module in rows else module
-        featured = LayerStatistics(module, empty, part.n, {Features: Features.of(part)})
-        fill(row, featured, [column for column in columns if column.of_features])
+        if module != output_of():
+            row = f"{module} (output)" if module in rows else module
+            fill(row, replace(part, name=module), [column for column in columns if column.of_features])
     network = statistics.network
     summary: dict[str, float | None] = {"samples": network.n}
     if network.terms > network.n:

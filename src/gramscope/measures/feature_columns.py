@@ -206,7 +206,7 @@ def _surrogate_change(view: LayerView) -> Tensor | float:
 
 
 def _surrogate_change_predicted(view: LayerView) -> Tensor | float:
-    part, output = features_of(view.layer), view.context.statistics.network.output
+    part, output = features_of(view.layer), view.context.statistics.output
     if part.HtE is None or part.of_outputs or output is None:
         raise Missing("the prediction is defined where a sample has one site and the network one output row")
     cross = _joint(view.layer, gram=False).HtY

@@ -244,12 +244,15 @@ def _of_one_process(
         kept[name] = {kind: total for kind, total in sums.items() if plan.notes.has(name, kind)}
         for total in kept[name].values():
             total.finish()
-    layers = {name: LayerStatistics(name, weights[name], network.n, kept[name], network.terms) for name in order}
-    parts = {name: sums[Features].statistics for name, sums in kept.items() if Features in sums and name not in weights}  # type: ignore[attr-defined]
-    found = {name.removesuffix(output_of()).strip(): part for name, part in parts.items() if part is not None}
-    network = replace(network, output=found.pop("", None))
+    layers = {name: LayerStatistics(name, weights[name], network.n, kept.pop(name), network.terms) for name in order}
+    nothing = torch.empty(0, 0, dtype=torch.float64, device=model_device(model))
+    outputs = {
+        name.removesuffix(output_of()).strip() or name: LayerStatistics(name, nothing, network.n, sums, network.terms)
+        for name, sums in kept.items()
+        if sums and Features in sums and sums[Features].statistics is not None  # type: ignore[attr-defined]
+    }
     notes = drop_refuted(plan.notes.found, layers)
-    return Statistics(layers, found, network, notes, frozenset(plan.notes.without), plan.to_dict())
+    return Statistics(layers, outputs, network, notes, frozenset(plan.notes.without), plan.to_dict())
 
 
 def _add(sums: dict[type[Sum], Sum], seen: Seen, plan: Plan) -> None:

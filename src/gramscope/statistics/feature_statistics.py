@@ -7,7 +7,6 @@ columns estimate those of all labels without bias, and their spread over the col
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any
@@ -15,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gramscope.distributed.exchange import Exchange
 from gramscope.errors import InputError
 from gramscope.linalg.arrays import shapes_of, to_double
 from gramscope.linalg.budget import Budget
@@ -184,49 +182,3 @@ def _rows_alike(a: FeatureStatistics, b: FeatureStatistics) -> tuple[FeatureStat
         return a, b
     gram = all(part.rows is not None or part.moments.C_hh is not None for part in (a, b)) and budget.keeps_gram(d)
     return a.without_rows(gram), b.without_rows(gram)
-
-
-def outline(part: FeatureStatistics | None, gram: bool = False) -> dict[str, Any] | None:
-    """What the other processes must know of a part before they add it to theirs; ``gram`` where ``C_hh`` is kept elsewhere."""
-    if part is None:
-        return None
-    d, c = part.moments.C_hy.shape
-    HtE = None if part.HtE is None else tuple(part.HtE.shape)
-    kind = (d, gram or part.moments.C_hh is not None, part.rows is not None, part.labelled, part.labels > 0, HtE)
-    return {"kind": kind, "columns": c, "eps": part.eps, "labels": part.labels}
-
-
-def all_reduce(
-    own: FeatureStatistics | None, outlines: Sequence[dict[str, Any] | None], exchange: Exchange
-) -> FeatureStatistics | None:
-    """The features of all processes by all-reduce; None where they must be sent and merged in turn.
-
-    Every process moves its co-moments to the common mean, ``C + n (h̄ − m)(ȳ − m_y)ᵀ`` (Chan, Golub and LeVeque 1979), and these
-    add up.
-    """
-    found = [known for known in outlines if known is not None]
-    if own is None or len(found) < len(outlines) or len({known["kind"] for known in found}) > 1 or own.rows is not None:
-        return None
-    most = max(known["columns"] for known in found)
-    widest = replace(own, moments=Moments.nothing(own.moments.mean_h, most), labels=max(k["labels"] for k in found))
-    own = own.with_targets_like(widest)
-    HtE = None if own.HtE is None else own.HtE.clone()
-    if HtE is not None:
-        exchange.add(HtE)
-    return replace(
-        own, moments=_all_reduce(own.moments, exchange), HtE=HtE, eps=max(k["eps"] for k in found), labels=widest.labels
-    )
-
-
-def _all_reduce(part: Moments, exchange: Exchange) -> Moments:
-    sums = torch.cat([part.n * part.mean_h, part.n * part.mean_y, part.mean_y.new_tensor([part.n])])
-    exchange.add(sums)
-    n, d = round(float(sums[-1])), part.mean_h.numel()
-    mean_h, mean_y = sums[:d] / n, sums[d:-1] / n
-    dh, dy = part.mean_h - mean_h, part.mean_y - mean_y
-    C_hy, C_yy = part.C_hy + part.n * torch.outer(dh, dy), part.C_yy + part.n * torch.outer(dy, dy)
-    C_hh = None if part.C_hh is None else part.C_hh + part.n * torch.outer(dh, dh)
-    for C in (C_hh, C_hy, C_yy):
-        if C is not None:
-            exchange.add(C)
-    return Moments(n, mean_h, mean_y, C_hh, C_hy, C_yy)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from gramscope.distributed.exchange import Exchange
 from gramscope.errors import InputError, NumericalError
 from gramscope.layers.kinds import EmbeddingLayer
 from gramscope.linalg.arrays import to_double
@@ -20,9 +19,7 @@ from gramscope.linalg.moments import between
 from gramscope.linalg.symmetric_sum import SymmetricSum, kept_entries
 from gramscope.statistics.feature_statistics import (
     FeatureStatistics,
-    all_reduce,
     merge_features,
-    outline,
     statistics_of,
 )
 from gramscope.statistics.features import Unpaired
@@ -169,19 +166,6 @@ class Features(Sum):
         parts = [part for part in (self.statistics, other.statistics) if part is not None]
         whole = merge_features(*parts) if len(parts) == 2 else next(iter(parts), None)
         return self.of(whole, self)  # type: ignore[return-value]
-
-    @override
-    def outline(self) -> Any:
-        return outline(self._part, self._total is not None)
-
-    @override
-    @classmethod
-    def all_reduce(
-        cls, own: Self | None, outlines: Sequence[Any], exchange: Exchange, device: torch.device
-    ) -> Self | None:
-        part = None if own is None or own.statistics is None else own.statistics.to(device)
-        whole = all_reduce(part, outlines, exchange)
-        return None if whole is None else cls.of(whole, own)  # type: ignore[return-value]
 
     @override
     @classmethod

@@ -5,14 +5,13 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from gramscope.distributed.exchange import Exchange
-from gramscope.statistics.sums import Seen, Sum, added, finite, reduced
+from gramscope.statistics.sums import Seen, Sum, added, finite
 
 if TYPE_CHECKING:
     from gramscope.statistics.sums import Plan
@@ -87,19 +86,6 @@ class Gradient(Sum):
         whole = copy.copy(self)
         whole._total = total
         return whole
-
-    @override
-    def outline(self) -> Any:
-        return tuple(self.total.shape), self.total.dtype
-
-    @override
-    @classmethod
-    def all_reduce(
-        cls, own: Self | None, outlines: Sequence[Any], exchange: Exchange, device: torch.device
-    ) -> Self | None:
-        if own is None or len(set(outlines)) > 1:
-            return None
-        return own._with(*reduced([own.total], exchange, device))
 
     @override
     @classmethod

@@ -14,7 +14,7 @@ from gramscope.distributed.exchange import Group, find_exchange
 from gramscope.errors import InputError, LayerError, no_such
 from gramscope.layers.losses import class_axis
 from gramscope.notes import Note
-from gramscope.statistics.feature_statistics import FeatureStatistics, merge_features
+from gramscope.statistics.feature_statistics import FeatureStatistics
 from gramscope.statistics.feature_sum import Features
 from gramscope.statistics.gradient import Gradient, ParameterGradient
 from gramscope.statistics.square_sums import CenteredKernel, Covariance, Kernel, SquareSum
@@ -146,7 +146,6 @@ class NetworkStatistics:
         loss_sum: ``Σ_i L_i``.
         correct: correctly classified targets, out of ``counted``; ``None`` for real targets.
         counted: targets that count for the accuracy.
-        output: moments of the network's output and the targets.
         terms: what the mean loss divides by: samples, or positions with a loss of their own; 0 without a loss.
     """
 
@@ -154,7 +153,6 @@ class NetworkStatistics:
     loss_sum: float = 0.0
     correct: int | None = None
     counted: int = 0
-    output: FeatureStatistics | None = None
     terms: int = 0
 
     @classmethod
@@ -183,10 +181,8 @@ class NetworkStatistics:
         if self.n == 0 or other.n == 0:
             return other if self.n == 0 else self
         correct = None if self.correct is None or other.correct is None else self.correct + other.correct
-        outputs = [part for part in (self.output, other.output) if part is not None]
-        output = merge_features(*outputs) if len(outputs) == 2 else next(iter(outputs), None)
         loss_sum, counted = self.loss_sum + other.loss_sum, self.counted + other.counted
-        return NetworkStatistics(self.n + other.n, loss_sum, correct, counted, output, self.terms + other.terms)
+        return NetworkStatistics(self.n + other.n, loss_sum, correct, counted, self.terms + other.terms)
 
 
 @dataclass(frozen=True, repr=False)
@@ -195,8 +191,8 @@ class Statistics:
 
     Args:
         layers: per linear-like layer, in order of execution.
-        outputs: features of module outputs that were asked for.
-        network: loss, accuracy and output moments of the whole network.
+        outputs: features of the outputs of modules that were asked for, and of the network's own, ``"(output)"``.
+        network: loss and accuracy of the whole network.
         notes: what was left out and why, by layer or module name.
         left_out: pairs of a layer (``"<module> (output)"`` for a module's output, ``"*"`` for every layer) and the name of a
             sum that some part of the data cannot have, so that none has it.
@@ -205,7 +201,7 @@ class Statistics:
     """
 
     layers: dict[str, LayerStatistics]
-    outputs: dict[str, FeatureStatistics] = field(default_factory=dict)
+    outputs: dict[str, LayerStatistics] = field(default_factory=dict)
     network: NetworkStatistics = field(default_factory=NetworkStatistics)
     notes: dict[str, tuple[Note, ...]] = field(default_factory=dict)
     left_out: frozenset[tuple[str, str]] = frozenset()
@@ -214,7 +210,8 @@ class Statistics:
 
     def __repr__(self) -> str:
         """Its size, without the tensors."""
-        kept = [f"{len(self)} layers", *([f"{len(self.outputs)} module outputs"] if self.outputs else [])]
+        outputs = len(self.outputs.keys() - {output_of()})
+        kept = [f"{len(self)} layers", *([f"{outputs} module outputs"] if outputs else [])]
         sums = {kind.__name__ for layer in self for kind in layer.sums}
         kept.append("with " + ", ".join(sorted(sums)) if sums else "without sums")
         return f"Statistics({self.n} samples, {', '.join(kept)})"
@@ -235,16 +232,24 @@ class Statistics:
         """Samples seen."""
         return self.network.n
 
+    @property
+    def output(self) -> FeatureStatistics | None:
+        """Moments of the network's output and the targets."""
+        found = self.outputs.get(output_of())
+        return None if found is None else found.features
+
     def merge(self, other: Statistics) -> Statistics:
         """Statistics of both samples together, as one run over both gives them; exact under any split and order.
 
         A layer that one part has not seen (an expert that got no sample there) is taken from the other.
         """
-        _check_options(self.options, other.options)
+        check_options(self.options, other.options)
         layers = _merge_named(self.layers, other.layers, LayerStatistics.merge)
-        outputs = _merge_named(self.outputs, other.outputs, merge_features)
+        outputs = _merge_named(self.outputs, other.outputs, LayerStatistics.merge)
         network = self.network.merge(other.network)
-        notes = drop_refuted(self.notes, layers) | drop_refuted(other.notes, layers)
+        names = dict.fromkeys((*self.notes, *other.notes))
+        both = {name: tuple(dict.fromkeys((*self.notes.get(name, ()), *other.notes.get(name, ())))) for name in names}
+        notes = drop_refuted(both, layers)
         return Statistics(layers, outputs, network, notes, self.left_out | other.left_out, self.options).with_totals()
 
     def all_reduce(self, process_group: Group = None, mesh: DeviceMesh | None = None) -> Statistics:
@@ -265,23 +270,15 @@ class Statistics:
 
     def with_totals(self) -> Statistics:
         """The same, with all samples counted in every layer; a sum missing in one part is dropped for all."""
-        gone = self.left_out
-        layers = {
-            layer.name: replace(
-                layer,
-                n=self.n,
-                terms=self.network.terms,
-                sums={
-                    k: s
-                    for k, s in layer.sums.items()
-                    if gone.isdisjoint({(w, k.__name__) for w in (layer.name, EVERY)})
-                },
-            )
-            for layer in self
-        }
-        outputs = {name: part for name, part in self.outputs.items() if (output_of(name), "Features") not in gone}
-        network = replace(self.network, output=None) if (output_of(), "Features") in gone else self.network
-        return replace(self, layers=layers, outputs=outputs, network=network)
+
+        def counted(key: str, layer: LayerStatistics) -> LayerStatistics:
+            gone = {kind for who, kind in self.left_out if who in (key, EVERY)}
+            sums = {kind: total for kind, total in layer.sums.items() if kind.__name__ not in gone}
+            return replace(layer, n=self.n, terms=self.network.terms, sums=sums)
+
+        layers = {name: counted(name, layer) for name, layer in self.layers.items()}
+        found = {name: counted(output_of(name.removesuffix(output_of())), part) for name, part in self.outputs.items()}
+        return replace(self, layers=layers, outputs={name: part for name, part in found.items() if part.sums})
 
 
 def merge_orders(known: Sequence[str], seen: Iterable[str]) -> list[str]:
@@ -316,7 +313,8 @@ def drop_refuted(
     return {name: found for name, found in kept.items() if found}
 
 
-def _check_options(a: dict[str, Any], b: dict[str, Any]) -> None:
+def check_options(a: dict[str, Any], b: dict[str, Any]) -> None:
+    """Raise unless two collections asked for the same."""
     for name in {**a, **b}:
         mine, theirs = a.get(name), b.get(name)
         if mine == theirs:

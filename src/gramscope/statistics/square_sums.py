@@ -6,18 +6,17 @@ import copy
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from gramscope.distributed.exchange import Exchange
 from gramscope.linalg.budget import FEWEST, Budget
 from gramscope.linalg.gram import Dense, Estimated, Factor, Factored, Gram
 from gramscope.linalg.stochastic import gram_times, onto_columns, probes
 from gramscope.linalg.symmetric_sum import SymmetricSum, for_products
-from gramscope.statistics.sums import LeftOut, NotCollected, Seen, Sum, finite, reduced
+from gramscope.statistics.sums import LeftOut, NotCollected, Seen, Sum, finite
 
 if TYPE_CHECKING:
     from gramscope.statistics.sums import Plan
@@ -153,24 +152,6 @@ class SquareSum(Sum):
             whole.products = _split(self.products, parts) + _split(other.products.to(self.products), parts)
         elif self.sum is not None and other.sum is not None:
             whole.sum = self.sum.merge(other.sum)
-        return whole
-
-    @override
-    def outline(self) -> Any:
-        return self.at_inputs, tuple((tuple(tensor.shape), tensor.dtype) for tensor in self._tensors())
-
-    @override
-    @classmethod
-    def all_reduce(
-        cls, own: Self | None, outlines: Sequence[Any], exchange: Exchange, device: torch.device
-    ) -> Self | None:
-        if own is None or len(set(outlines)) > 1:
-            return None
-        whole, total = copy.copy(own), reduced(own._tensors(), exchange, device)
-        if own.products is not None:
-            whole.products = total[0]
-        elif own.sum is not None:
-            whole.sum = own.sum.with_strips(total)
         return whole
 
     @override

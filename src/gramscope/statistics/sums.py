@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from gramscope.distributed.exchange import Exchange
 from gramscope.errors import InputError, NumericalError
 from gramscope.layers.batches import Unpack
 from gramscope.layers.labels import IGNORED
@@ -143,24 +142,6 @@ class Sum(ABC):
     def finish(self) -> None:  # noqa: B027
         """Add what still waits; raise where the sum is not finite."""
 
-    def outline(self) -> Any:
-        """What other processes must know of this sum before :meth:`all_reduce`."""
-        return None
-
-    @classmethod
-    def all_reduce(
-        cls, own: Self | None, outlines: Sequence[Any], exchange: Exchange, device: torch.device
-    ) -> Self | None:
-        """The sum over all processes without sending parts; ``None`` where the parts must be sent and merged in turn.
-
-        Args:
-            own: of this process; ``None`` if it has none.
-            outlines: of all processes; ``None`` for those that have none.
-            exchange: the processes.
-            device: where the group's operations work.
-        """
-        return None
-
     def to(self, device: torch.device) -> Self:
         """A copy with all its numbers on ``device``; it needs the weight no more."""
         moved = copy.copy(self)
@@ -187,16 +168,6 @@ def added(a: Tensor, b: Tensor) -> Tensor:
     if a.shape != b.shape:
         raise InputError(f"cannot merge sums of shapes {tuple(a.shape)} and {tuple(b.shape)}")
     return a + b.to(a.device)
-
-
-def reduced(own: Sequence[Tensor], exchange: Exchange, device: torch.device) -> list[Tensor]:
-    """Tensors that have one shape in all processes, summed over them."""
-    result = []
-    for tensor in own:
-        total = tensor.to(device, copy=True).contiguous()
-        exchange.add(total)
-        result.append(total)
-    return result
 
 
 #: stands for every layer in :attr:`Notes.without`
