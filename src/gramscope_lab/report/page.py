@@ -60,7 +60,8 @@ def write_live_report(
     wait, written = float(INTERVAL), -1
     while True:
         started, runs = time.perf_counter(), read_runs(paths)
-        running, count = runs.status == "running", sum(len(run.records) for run in (*runs.all, *runs.others))
+        rows = [rows for run in runs.all for rows in (run.evaluations, *run.by_layer.values())]
+        running, count = runs.status == "running", sum(map(len, rows)) + len(runs.claims)
         if count != written or not running:
             page = _write(runs, out, round(wait) if running else 0)
             if written < 0:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from gramscope.errors import GramscopeError, InputError
@@ -20,7 +21,7 @@ from gramscope_lab.runs.records import Record
 from gramscope_lab.spread import FEW, Spread, spread
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    pass
 
 #: larger numbers are left out: their squares would overflow
 LARGEST = 1e150
@@ -37,12 +38,16 @@ _shown = lru_cache(maxsize=100_000)(printable)
 # -- runs -----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Run:
-    """One run: its configuration (empty for a training loop of the user's own), its readable records, and its state.
+    """One run; what a monitor recorded in a loop of the user's own counts as evaluations and measurements.
 
     Args:
         directory: where it is.
         root: the directory given to the report: the run itself, or a group that contains it.
-        config, environment, records: what was read, all texts as they can be shown.
+        config, environment: what it was made with; empty where that is not known.
+        evaluations: records of the whole net, by step.
+        by_layer: the measurements of each layer by step, layers in order of appearance.
+        claims: of an experiment.
+        monitored: whether it was recorded by a monitor.
         status: ``running``, ``finished``, ``stopped``, ``recorded``, ``new`` or ``damaged``.
         problems: sentences about what could not be read.
     """
@@ -51,7 +56,10 @@ class Run:
     root: RunDirectory
     config: Mapping[str, Any]
     environment: Mapping[str, Any]
-    records: list[Record]
+    evaluations: list[Record]
+    by_layer: dict[str, list[Record]]
+    claims: list[Record]
+    monitored: bool
     status: str
     problems: list[str]
 
@@ -61,27 +69,6 @@ class Run:
         if self.directory.path == self.root.path:
             return _shown(self.root.name)
         return _shown(f"{self.root.name}/{self.directory.path.relative_to(self.root.path).as_posix()}")
-
-    @cached_property
-    def evaluations(self) -> list[Record]:
-        """Records of the whole net, by step; records of a monitor count as those of the monitored sample."""
-        found = [record for record in self.records if record.get("kind") == "evaluation"]
-        for record in self.records:
-            values = {f"monitored_{k}": v for k, v in record.get("network", {}).items() if k in ("loss", "accuracy")}
-            if values:
-                found.append({"step": record["step"], **values})
-        return sorted(found, key=lambda record: int(record["step"]))
-
-    @cached_property
-    def by_layer(self) -> dict[str, list[Record]]:
-        """The measurements of each layer by step, layers in order of appearance."""
-        found: dict[str, list[Record]] = {}
-        for record in self.records:
-            if record.get("kind") == "measurement":
-                found.setdefault(record["layer"], []).append(record)
-            for layer, row in record.get("layers", {}).items():
-                found.setdefault(layer, []).append({**row, "step": record["step"]})
-        return {layer: sorted(rows, key=lambda row: int(row["step"])) for layer, rows in found.items()}
 
     @cached_property
     def measures(self) -> dict[str, list[str]]:
@@ -95,25 +82,17 @@ class Run:
         return {name: list(layers) for name, layers in found.items()}
 
     @property
-    def monitored(self) -> bool:
-        """Whether the records come from a monitor in a training loop of the user's own."""
-        return "method" not in self.config and any("layers" in record for record in self.records)
-
-    @property
     def seed(self) -> int | None:
         """The seed, where it is known."""
         seeds = self.config.get("seeds", self.config.get("seed"))
-        if isinstance(seeds, list) and len(seeds) == 1:
-            seeds = seeds[0]
-        if isinstance(seeds, int):
-            return seeds
-        return next((seed for record in self.records if isinstance(seed := record.get("seed"), int)), None)
+        seed = seeds[0] if isinstance(seeds, list) and len(seeds) == 1 else seeds
+        return seed if isinstance(seed, int) else None
 
     @cached_property
     def epochs(self) -> dict[int, float]:
         """The epoch of each recorded step; empty where epochs are not known."""
-        timed = (record for record in self.records if "epoch" in record and "step" in record)
-        return {record["step"]: float(record["epoch"]) for record in timed if isinstance(record["step"], int)}
+        records = (record for rows in (self.evaluations, *self.by_layer.values()) for record in rows)
+        return {record["step"]: float(record["epoch"]) for record in records if "epoch" in record}
 
     def time(self, step: int) -> float:
         """The epoch of a step, or the step itself where epochs are not known."""
@@ -161,7 +140,7 @@ def _curve(runs: Sequence[Run], key: str, layer: str | None, clock: str) -> Curv
     times: dict[int, list[float]] = {}
     for run in runs:
         for record in run.evaluations if layer is None else run.by_layer.get(layer, []):
-            value, step = record.get(key), int(record["step"])
+            value, step = record.get(key), record["step"]
             time = record.get("seconds") if clock == "seconds" else run.time(step) if clock == "epoch" else step
             if is_number(value) and is_number(time):
                 values.setdefault(step, []).append(float(value))
@@ -193,7 +172,7 @@ class Runs:
     @cached_property
     def clock(self) -> str:
         """The unit of time: epochs if every run with records has them."""
-        recorded = [run for run in self.all if run.records]
+        recorded = [run for run in self.all if run.evaluations or run.by_layer]
         return "epoch" if recorded and all(run.epochs for run in recorded) else "step"
 
     @cached_property
@@ -220,9 +199,10 @@ class Runs:
                 found.setdefault(name, {}).update(dict.fromkeys(layers))
         return {name: list(layers) for name, layers in found.items()}
 
-    def records(self, kind: str) -> list[Record]:
-        """Records of a kind from everything that was given."""
-        return [record for run in (*self.all, *self.others) for record in run.records if record.get("kind") == kind]
+    @property
+    def claims(self) -> list[Record]:
+        """The claims of experiments."""
+        return [claim for run in (*self.all, *self.others) for claim in run.claims]
 
 
 def read_runs(paths: Sequence[Path | str]) -> Runs:
@@ -235,7 +215,7 @@ def read_runs(paths: Sequence[Path | str]) -> Runs:
     for number, root in enumerate(roots):
         for directory in root.runs():
             run = _read_run(directory, root)
-            if "method" not in run.config and not run.evaluations and not run.by_layer:
+            if not ("method" in run.config or run.evaluations or run.by_layer):
                 others.append(run)
                 continue
             key = repr(decisive(run.config)) if {"method", "seed"} & run.config.keys() else run.name
@@ -268,9 +248,11 @@ def _read_run(directory: RunDirectory, root: RunDirectory) -> Run:
     problems: list[str] = []
     config = readable(CONFIG, lambda: directory.config, {}, problems)
     environment = readable(ENVIRONMENT, lambda: directory.environment, {}, problems)
-    records = readable(RECORDS, lambda: _records(directory, problems), [], problems)
+    evaluations, by_layer, claims, monitored = readable(
+        RECORDS, lambda: _sorted_records(directory, problems), ([], {}, [], False), problems
+    )
     status = "damaged" if problems else readable("", directory.status, "damaged", problems)
-    return Run(directory, root, config, environment, records, status, problems)
+    return Run(directory, root, config, environment, evaluations, by_layer, claims, monitored, status, problems)
 
 
 def readable(name: str, load: Callable[[], Any], default: Any, problems: list[str]) -> Any:
@@ -290,42 +272,50 @@ def _spelled_out(value: Any) -> Any:
     return [_spelled_out(item) for item in value] if isinstance(value, list) else value
 
 
-def _records(directory: RunDirectory, problems: list[str]) -> list[Record]:
-    """All readable records."""
+def _sorted_records(
+    directory: RunDirectory, problems: list[str]
+) -> tuple[list[Record], dict[str, list[Record]], list[Record], bool]:
+    """Evaluations, measurements by layer, claims, and whether a monitor wrote them; what cannot be used is named."""
+    evaluations, by_layer, claims = [], dict[str, list[Record]](), []
     left_out: Counter[str] = Counter()
-    lines = directory.iter_records(damaged=problems)
-    found = [cleaned for record in lines if (cleaned := _cleaned(record, left_out)) is not None]
+    monitored = False
+    for record in map(_spelled_out, directory.iter_records(damaged=problems)):
+        kind, layers, network = record.get("kind"), record.get("layers", {}), record.get("network", {})
+        if kind == "claim":
+            claims.append(_scalars(record, left_out))
+        elif not isinstance(layers, dict) or not isinstance(network, dict):
+            left_out["records whose 'layers' is not a table"] += 1
+        elif kind in ("evaluation", "measurement") or layers or network:
+            step, layer = record.get("step"), record.get("layer")
+            if not is_number(step) or step != int(step) or not 0 <= step < 2**53:
+                left_out["records without a step, a whole number from 0"] += 1
+            elif kind == "evaluation":
+                evaluations.append(_scalars(record, left_out) | {"step": int(step)})
+            elif kind == "measurement" and isinstance(layer, str):
+                by_layer.setdefault(layer, []).append(_scalars(record, left_out) | {"step": int(step)})
+            elif kind == "measurement":
+                left_out["measurements without the name of a layer"] += 1
+            else:
+                monitored = True
+                values = {
+                    f"monitored_{k}": v for k, v in _scalars(network, left_out).items() if k in ("loss", "accuracy")
+                }
+                evaluations += [{**values, "step": int(step)}] if values else []
+                for name, row in layers.items():
+                    if isinstance(row, dict):
+                        by_layer.setdefault(name, []).append(_scalars(row, left_out) | {"step": int(step)})
     problems += [f"{RECORDS}: {count} {reason}." for reason, count in left_out.items() if count]
-    return found
-
-
-def _cleaned(record: Record, left_out: Counter[str]) -> Record | None:
-    """A record of which every value has the type its readers expect; ``None`` if it is of no use."""
-    found = _scalars(record, left_out)
-    for key in ("layers", "network"):
-        table = record.get(key)
-        if isinstance(table, dict):
-            rows = {name: _scalars(row, left_out) for name, row in table.items() if isinstance(row, dict)}
-            found[key] = rows if key == "layers" else _scalars(table, left_out)
-        elif table is not None:
-            left_out[f"records whose {key!r} is not a table"] += 1
-            return None
-    if found.get("kind") in ("evaluation", "measurement") or "layers" in found or "network" in found:
-        step = found.get("step")
-        if not is_number(step) or step != int(step) or not 0 <= step < 2**53:
-            left_out["records without a step, a whole number from 0"] += 1
-            return None
-        found["step"] = int(step)
-        if found.get("kind") == "measurement" and not isinstance(found.get("layer"), str):
-            left_out["measurements without the name of a layer"] += 1
-            return None
-    return {key: value for key, value in found.items() if key not in ("epoch", "seconds") or is_number(value)}
+    for rows in (evaluations, *by_layer.values()):
+        rows.sort(key=lambda record: record["step"])
+    return evaluations, by_layer, claims, monitored
 
 
 def _scalars(record: Mapping[str, Any], left_out: Counter[str]) -> Record:
     """The numbers, texts and truth values of a record; numbers that cannot be drawn become ``None``."""
     found: Record = {}
     for key, value in record.items():
+        if key in ("epoch", "seconds") and not is_number(value):
+            continue
         if value is None or isinstance(value, bool | str) or is_number(value):
             found[key] = value
         elif isinstance(value, int | float):
@@ -367,11 +357,9 @@ def _names(firsts: Sequence[Run]) -> list[str]:
         named = [str(config[key]) for key in apart if key.endswith(".name")]
         label = ", ".join([*([] if method is None else [str(method)]), *named, *parts]) or run.root.name
         names.append(label if len(parts) <= 3 else run.name)
-    short = [shorten(name, 60) for name in names]
-    roots = (run.root.name for run in firsts)
-    return distinct(
-        f"{name} ({root})" if short.count(name) > 1 else name for name, root in zip(short, roots, strict=True)
-    )
+    plain = [shorten(name, 60) for name in names]
+    pairs = zip(plain, (run.root.name for run in firsts), strict=True)
+    return distinct(f"{name} ({root})" if plain.count(name) > 1 else name for name, root in pairs)
 
 
 def value_text(key: str, value: Any) -> str:

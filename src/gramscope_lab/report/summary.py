@@ -33,7 +33,7 @@ class Table:
 def sentences(runs: Runs) -> list[str]:
     """What was seen: where nets trained by each setting ended, and what their layers learned."""
     found = []
-    claims = runs.records("claim")
+    claims = runs.claims
     if score := main_score(runs):
         curves = {s.name: curve for s in runs.settings if (curve := s.curve(score, None, runs.clock))}
         found.append(_course(curves, score, runs.clock) if len(curves) == 1 else _comparison(curves, score, runs.clock))
@@ -166,7 +166,7 @@ def state(runs: Runs) -> str:
     last = [run.time(run.evaluations[-1]["step"]) for run in runs.all if run.evaluations]
     if last:
         parts.append(f"{runs.clock} " + " to ".join(dict.fromkeys(f"{end:g}" for end in (min(last), max(last)))))
-    if claims := runs.records("claim"):
+    if claims := runs.claims:
         parts.append(f"{sum(claim.get('holds') is True for claim in claims)} of {plural(len(claims), 'claim')} hold")
     return " · ".join([runs.status, *parts])
 
@@ -174,7 +174,7 @@ def state(runs: Runs) -> str:
 def claims_table(runs: Runs) -> Table | None:
     """What was published, beside what these runs measured."""
     rows = []
-    for claim in runs.records("claim"):
+    for claim in runs.claims:
         verdict = {"True": "✓ holds", "False": "✗ does not"}.get(str(claim.get("holds")), "? open")
         said = [claim.get(key) for key in ("claim", "published", "measured")]
         rows.append([cell(value) for value in (*said, verdict, claim.get("reason"))])
@@ -219,10 +219,9 @@ def _runs_table(runs: Runs) -> Table:
             for record in run.evaluations:
                 last |= {key: value for key, value in record.items() if value is not None}
             time = run.time(last["step"]) if "step" in last else None
-            end = next((record for record in reversed(run.records) if record.get("kind") == "end"), {})
             row = [run.name, setting.name, run.seed, run.status, time, *(last.get(key) for key in keys)]
-            rows.append([cell(value) for value in (*row, last.get("seconds"), end.get("reason"))])
-    names = ["run", "setting", "seed", "state", runs.clock, *map(key_text, keys), "seconds", "note"]
+            rows.append([cell(value) for value in (*row, last.get("seconds"))])
+    names = ["run", "setting", "seed", "state", runs.clock, *map(key_text, keys), "seconds"]
     return _without_empty_columns(Table("Every run", names, rows))
 
 

@@ -27,7 +27,7 @@ def test_runs_that_differ_by_the_seed_are_one_setting(runs: Runs) -> None:
     assert [(setting.name, len(setting.runs)) for setting in runs.settings] == [("sgd", 2), ("vcl", 2)]
     assert [run.seed for run in runs.all] == [0, 1, 0, 1]
     assert [run.name for run in runs.others] == ["both/claims"]
-    assert (runs.clock, runs.status, len(runs.records("claim"))) == ("epoch", "finished", 3)
+    assert (runs.clock, runs.status, len(runs.claims)) == ("epoch", "finished", 3)
 
 
 def test_settings_are_named_by_their_differences(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_links_lead_nowhere(tmp_path: Path) -> None:
         (run.path / name).rename(run.path / f"old-{name}")
         (run.path / name).symlink_to(foreign.path / name)
     runs = read_runs([run.path])
-    assert not any(run.records or run.environment for run in runs.all)
+    assert not any(run.evaluations or run.by_layer or run.environment for run in runs.all)
     assert sum("link" in problem for problem in runs.problems) >= 2
     assert "secret" not in render(runs)
     group = RunDirectory.create(tmp_path / "group", {})
