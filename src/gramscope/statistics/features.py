@@ -33,7 +33,7 @@ class NoSuchSites(Unpaired):
 
 
 def inputs_of(
-    record: LayerRecord, axis: int, n: int, averaged: bool, lengths: tuple[int, ...] = (), probed: bool = False
+    record: LayerRecord, axis: int, n: int, averaged: bool, lengths: tuple[int, ...] = (), grouped: bool = False
 ) -> Tensor:
     """A layer's inputs in one forward of ``n`` samples, ``[…, n, sites, d]``; or averaged over the sites.
 
@@ -43,7 +43,7 @@ def inputs_of(
         n: samples of the batch; where an application has another number of rows, they cannot be paired.
         averaged: give the mean over sites, without forming the sites of a convolution.
         lengths: of the batch's sequences; n × length rows of a layer that sees all tokens in one axis are taken apart.
-        probed: several rows of one sample are known to stand together. Their order is not known, only their mean can be had.
+        grouped: several rows of one sample are known to stand together. Their order is not known, only their mean can be had.
     """
     single = averaged and len(record.applications) == 1
     parts = []
@@ -51,7 +51,7 @@ def inputs_of(
         a.check_unchanged()
         h = a.layer.features(a.x, axis, single)
         h = flattened(h, n, lengths)
-        if probed and single and h.shape[-3] != n:
+        if grouped and single and h.shape[-3] != n:
             h = h.reshape(*h.shape[:-3], n, -1, h.shape[-1]).mean(-2, keepdim=True)
         if h.shape[-3] != n:
             raise Unpaired(f"its inputs have {h.shape[-3]} rows for {n} samples, so rows and targets cannot be paired")
