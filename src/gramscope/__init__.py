@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from gramscope.measures.surrogate_theory import moving_target as moving_target
     from gramscope.measures.surrogate_theory import surrogate_step as surrogate_step
     from gramscope.measures.table import Table as Table
-    from gramscope.measures.virtual import AccumulatedShift as AccumulatedShift
     from gramscope.measures.virtual import fle_residual as fle_residual
     from gramscope.measures.virtual import gram_shift as gram_shift
     from gramscope.measures.virtual import gram_shift_residual as gram_shift_residual
@@ -99,7 +98,7 @@ _MODULES = {
     "measures.series": "Series",
     "measures.table": "Table",
     "measures.virtual": (
-        "AccumulatedShift fle_residual gram_shift gram_shift_residual lipschitz_constant virtual_against_actual "
+        "fle_residual gram_shift gram_shift_residual lipschitz_constant virtual_against_actual "
         "virtual_covariance_shift virtual_trajectory virtual_update weight_gram"
     ),
     "optim.free_muon": "FreeMuon",

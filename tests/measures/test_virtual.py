@@ -15,7 +15,6 @@ from gramscope.errors import InputError
 from gramscope.linalg.psd import random_orthogonal
 from gramscope.measures.spectrum import weight_spectrum
 from gramscope.measures.virtual import (
-    AccumulatedShift,
     fle_residual,
     gram_shift,
     gram_shift_residual,
@@ -50,22 +49,6 @@ def test_stacks_are_matrix_by_matrix() -> None:
     for i in range(2):
         assert torch.allclose(stacked[i], gs.virtual_covariance_shift(W[i], D[i], Sigma[i], 0.3))
         assert torch.allclose(gs.weight_gram(W)[i], W[i].T @ W[i])
-
-
-@pytest.mark.parametrize("stack", [(), (2,)])
-def test_accumulated_shift_is_the_sum(stack: tuple[int, ...]) -> None:
-    total, diagonal = AccumulatedShift(), AccumulatedShift("diagonal")
-    expected = torch.zeros(*stack, 12, 12, dtype=torch.float64)
-    for step in range(5):
-        W, D, S = randoms((*stack, 2, 12), (*stack, 2, 12), (*stack, 2, 2), seed=step)
-        total.add(W, D, S @ S.mT, 0.2)
-        diagonal.add(W, D, S @ S.mT, 0.2)
-        expected += gs.virtual_covariance_shift(W, D, S @ S.mT, 0.2)
-    assert total.steps == 5
-    assert torch.allclose(total.dense(), expected, atol=1e-10)
-    assert torch.allclose(total.diagonal(), expected.diagonal(dim1=-2, dim2=-1))
-    assert torch.allclose(diagonal.diagonal(), total.diagonal())
-    refused(diagonal.dense, match="only the diagonal")
 
 
 def test_columns_of_a_step_equal_the_dense_matrices() -> None:
@@ -125,8 +108,6 @@ def test_bad_input_is_named() -> None:
     refused(virtual_update, torch.ones(2), torch.ones(3), 0.1, match="must agree")
     refused(virtual_trajectory, torch.ones(2), [torch.ones(2), torch.ones(3)], 0.1, match=r"gradients\[1\] has shape")
     refused(virtual_trajectory, torch.ones(2), [], 0.1, every=0, match="at least 1")
-    refused(AccumulatedShift, "sparse", match="form must be")
-    refused(AccumulatedShift().dense, match="no shift has been added")
     refused(gs.weight_gram, torch.ones(2, 2, dtype=torch.complex64), match="complex")
     refused(gs.weight_gram, torch.ones(2), match=r"matrix \[rows, columns\]")
     refused(gs.weight_gram, torch.ones(2, 2, dtype=torch.int64), match="integer dtype")

@@ -111,12 +111,6 @@ def shift(W: Numbers, D: Numbers, Sigma: Numbers) -> tuple[Numbers, Any]:
     return second - first - first.T, max(abs(first).max(), abs(second).max())
 
 
-def accumulated(form: Any, W: Tensor, D: Tensor, Sigma: Tensor) -> dict[str, Any]:
-    total = gs.AccumulatedShift(form)
-    total.add(W, D, Sigma, GAMMA)
-    return {"diagonal": total.diagonal()}
-
-
 def collapse(H: Numbers, R: Numbers) -> dict[str, Any]:
     n, classes = len(H), 2
     if n < classes:
@@ -272,14 +266,6 @@ ROUTINES = {
         lambda **a: {"": gs.virtual_covariance_shift(**a, gamma=GAMMA)},
         lambda W, D, Sigma: {"": shift(W, D, Sigma)},
     ),
-    **{
-        f"accumulated shift, {form}": Routine(
-            {"W": "kd", "D": "kd", "Sigma": "kk"},
-            lambda W, D, Sigma, form=form: accumulated(form, W, D, Sigma),
-            lambda W, D, Sigma: {"diagonal": (lambda v, s: (np.diag(v), s))(*shift(W, D, Sigma))},
-        )
-        for form in ("dense", "diagonal")
-    },
     "virtual update": Routine(
         {"h": "nd", "g": "nd"},
         lambda h, g: {"": gs.virtual_update(h, g, GAMMA)},

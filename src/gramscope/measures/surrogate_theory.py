@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import torch
 
 from gramscope.errors import InputError
-from gramscope.linalg.arrays import Array, as_float_tensor, check_range
+from gramscope.linalg.arrays import Array, as_float_tensor, check_range, check_size
+from gramscope.linalg.gram import FACTOR_LIMIT
 from gramscope.linalg.ridge import check_ridge
 from gramscope.linalg.ridge_rows import fit_rows, singular_values
-from gramscope.linalg.row_blocks import Rows, check_pair, scale_of, scaled, spans, unit_rows
+from gramscope.linalg.row_blocks import Rows, check_pair, spans
 from gramscope.measures.linearity import checked, cross_product, fit_linear
 from gramscope.measures.targets import target_rows
 from gramscope.measures.virtual import matrices
@@ -51,7 +52,7 @@ def linearity_bound(H: Array, Y: Array, ridge: float) -> LinearityBound:
     """
     features = Rows(H, "H")
     targets = target_rows(Y, features.n)
-    exponent, targets = scale_of(targets), unit_rows(targets)
+    check_size(targets.data, "Y", FACTOR_LIMIT)
     ridge = check_ridge(ridge)
     if ridge == 0.0:
         raise InputError("the bound needs ridge > 0: with ridge = 0 the smallest eigenvalue of G + λI may be zero")
@@ -63,10 +64,9 @@ def linearity_bound(H: Array, Y: Array, ridge: float) -> LinearityBound:
     S = float(cross_product(features, targets).square().sum())
     square = sum(float(block.square().sum()) for block in targets.blocks())
     total = square - targets.n * float(targets.mean().square().sum())
-    # λ²(M+m)² / (4Mm²(S + λ‖Y‖²)), in an order in which no product leaves the range of floats
+    # λ²(M+m)² / (4Mm²(S + λ‖Y‖²)), without large intermediate products
     ratio = (ridge / smallest * (1 + smallest / largest)) ** 2 / (4 * (S / largest + ridge / largest * square))
     bound = 1.0 - ratio * square * (square / total)
-    S = float(check_range(scaled(eigenvalues.new_tensor(S), 2 * exponent), "the surrogate"))
     return LinearityBound(bound, truth, truth - bound, S, smallest, largest)
 
 
@@ -127,13 +127,7 @@ def surrogate_step(W: Array, D: Array, H: Array, Y: Array, e: Array, yhat: Array
             f"W has {weight.shape[1]} inputs and H {features.width} features; Y, e and yhat have {targets.width}, "
             f"{errors.width} and {outputs.width} columns, which must agree"
         )
-    HtY = weight.new_zeros(features.width, targets.width)
-    HtE, FtY = torch.zeros_like(HtY), weight.new_zeros(targets.width, targets.width)
-    for start, stop in spans(features.n, features.width + targets.width):
-        h, y = features.block(start, stop), targets.block(start, stop)
-        HtY.addmm_(h.mT, y)
-        HtE.addmm_(h.mT, errors.block(start, stop))
-        FtY.addmm_(outputs.block(start, stop).mT, y)
+    HtY, HtE, FtY = cross_product(features, targets), cross_product(features, errors), cross_product(outputs, targets)
     S, moved = (check_range(part, f"{name} HᵀY") for name, part in (("W", weight @ HtY), ("D", gradient @ HtY)))
     first = -2 * gamma * (S * moved).sum()
     predicted = 2 * gamma * (FtY @ HtY.mT @ HtE).trace()
@@ -185,12 +179,11 @@ def moving_target(H: Array, Y: Array, yhat: Array, ridge: float = 0.0, intercept
         raise InputError(f"yhat has {outputs.width} columns, Y has {targets.width}")
     fit = fit_linear(H, Y, ridge, intercept)
     sums = torch.zeros(3, dtype=torch.float64, device=fit.beta.device)
-    exponent = max((scale_of(x) for x in (targets, outputs) if bool(x.data.any())), default=0)
     for start, stop in spans(features.n, features.width + targets.width):
-        blocks = targets.block(start, stop), outputs.block(start, stop), fit.predict_block(features.block(start, stop))
-        y, f, linear = (scaled(block, -exponent) for block in blocks)
+        y, f = targets.block(start, stop), outputs.block(start, stop)
+        linear = fit.predict_block(features.block(start, stop))
         sums += torch.stack([(y - f).square().sum(), (y - linear).square().sum(), (linear - f).square().sum()])
-    error, lacking, chase = check_range(scaled(sums.sqrt(), exponent), "the error of the network").tolist()
+    error, lacking, chase = check_range(sums.sqrt(), "the error of the network").tolist()
     return MovingTarget(error, lacking, chase)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -178,53 +178,6 @@ def virtual_trajectory(x: Array, gradients: Iterable[Array], gamma: float, every
         if step % every == 0:
             frames.append(moved.to(start.device, start.dtype))
     return torch.stack(frames)
-
-
-class AccumulatedShift:
-    """The sum of virtual covariance shifts over training, ``V_t = Σ_{τ≤t} v_τ`` ([VCL] Algorithm 1 and Figure 1).
-
-    Args:
-        form: ``"dense"`` keeps ``[..., d, d]``; ``"diagonal"`` only the diagonal, which is what the papers show as an image.
-
-    Attributes:
-        steps: shifts added so far.
-
-    >>> one = torch.ones(1, 1)
-    >>> total = AccumulatedShift()
-    >>> for _ in range(3):
-    ...     total.add(one, 2 * one, 4 * one, gamma=0.5)
-    >>> total.dense().item(), total.diagonal().item(), total.steps
-    (-3.0, -3.0, 3)
-    """
-
-    def __init__(self, form: Literal["dense", "diagonal"] = "dense") -> None:
-        if form not in ("dense", "diagonal"):
-            raise InputError(f"form must be 'dense' or 'diagonal', got {form!r}")
-        self.form = form
-        self.steps = 0
-        self._sum: Tensor | None = None
-
-    def add(self, W: Array, D: Array, Sigma: Array, gamma: float) -> None:
-        """Add the shift of one step; arguments as in :func:`virtual_covariance_shift`."""
-        shift = virtual_covariance_factors(W, D, Sigma, gamma)
-        new = check_range(shift.dense() if self.form == "dense" else shift.diagonal(), "the virtual covariance shift")
-        self._sum = new if self._sum is None else self._sum + new
-        self.steps += 1
-
-    def dense(self) -> Tensor:
-        """``V [..., d, d]`` in float64."""
-        if self.form == "diagonal":
-            raise InputError("only the diagonal was kept; accumulate with form='dense'")
-        return self._kept()
-
-    def diagonal(self) -> Tensor:
-        """The diagonal of V, ``[..., d]``."""
-        return self._kept() if self.form == "diagonal" else self._kept().diagonal(dim1=-2, dim2=-1)
-
-    def _kept(self) -> Tensor:
-        if self._sum is None:
-            raise InputError("no shift has been added yet")
-        return self._sum
 
 
 @dataclass(frozen=True)
