@@ -1,4 +1,4 @@
-"""A training loop of Accelerate with VCL, whose measures go to the trackers of the accelerator."""
+"""A training loop of Accelerate with FreeMuon, whose measures go to the trackers of the accelerator."""
 
 import json
 import tempfile
@@ -47,7 +47,7 @@ with tempfile.TemporaryDirectory() as folder:
     accelerator.init_trackers("example")
     net = nn.Sequential(nn.Linear(10, 64), nn.ReLU(), nn.Linear(64, 2))
     model, optimizer, loader = accelerator.prepare(
-        net, gs.VCL(net), DataLoader(TensorDataset(x[:800], y[:800]), batch_size=50)
+        net, gs.FreeMuon(net), DataLoader(TensorDataset(x[:800], y[:800]), batch_size=50)
     )
     for epoch in range(4):
         if accelerator.is_main_process:

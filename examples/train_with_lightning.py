@@ -1,4 +1,4 @@
-"""A LightningModule trained by VCL, with the measures of its layers in Lightning's own logs."""
+"""A LightningModule trained by FreeMuon, with the measures of its layers in Lightning's own logs."""
 
 import tempfile
 import warnings
@@ -27,7 +27,7 @@ class Classifier(pl.LightningModule):
         return nn.functional.cross_entropy(self(batch[0]), batch[1])
 
     def configure_optimizers(self):
-        optimizer = gs.VCL(self)
+        optimizer = gs.FreeMuon(self)
         return [optimizer], [torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=5)]
 
 
