@@ -29,7 +29,7 @@ def test_sequence_first_models_take_batch_dim() -> None:
     assert {tuple(r.h.shape[:2]) for r in tape} == {(3, 4)}
 
 
-def test_overwritten_input_is_reported_and_can_be_copied() -> None:
+def test_an_overwritten_input_is_reported() -> None:
     def overwrite(m: Any, x: Tensor) -> Tensor:
         x = x + 0
         z = m.layer(x)
@@ -39,11 +39,8 @@ def test_overwritten_input_is_reported_and_can_be_copied() -> None:
     x, model = normal(3, 4), Around(overwrite, layer=nn.Linear(4, 4).requires_grad_(False))
     with gs.capture(model) as tape:
         model(x)
-    with pytest.raises(LayerError, match="'layer' was modified in place.*copy_inputs=True"):
+    with pytest.raises(LayerError, match=r"'layer' was modified in place.*overwrite a copy of it \(x.clone\(\)\)"):
         _ = tape["layer"].h
-    with gs.capture(model, copy_inputs=True) as tape:
-        model(x)
-    close(tape["layer"].h[:, 0], x)
 
 
 @pytest.mark.parametrize("frozen", ["first", "all"])

@@ -46,7 +46,7 @@ def test_measuring_inside_a_capture_leaves_it_alone(name: str) -> None:
         assert len(tape) == 0
         CE(net(X), Y).backward()
         PASSES[name](net)
-    assert tape.batch_sizes == [30]
+    assert [call.samples for call in tape.calls] == [30]
     assert tape.output_counts == {"1": 1, "2": 1}
     assert tape["0"].h.shape == (30, 1, 4)
     torch.testing.assert_close(tape["0"].D, 30 * net[0].weight.grad)
@@ -61,7 +61,7 @@ def test_the_users_own_forwards_are_seen_by_every_capture() -> None:
             gs.agop(net, XS)
         net(X)
     torch.testing.assert_close(inner["0"].D, net[0].weight.grad)
-    assert (len(outer.batch_sizes), len(inner.batch_sizes)) == (2, 1)
+    assert (len(outer.calls), len(inner.calls)) == (2, 1)
 
 
 def test_measuring_what_shares_modules_with_the_reference() -> None:

@@ -29,7 +29,6 @@ def capture(
     reduction: Reduction = "sum",
     batch_dim: int = 0,
     gradients: bool = True,
-    copy_inputs: bool = False,
     copy_weights: bool = True,
 ) -> Iterator[Tape]:
     """Record every linear-like layer application of the forwards and backwards run inside the ``with`` block.
@@ -47,7 +46,6 @@ def capture(
             sample, or :func:`gramscope.collect` with the criterion itself.
         batch_dim: axis of the batch in the inputs of Linear layers (1 for sequence-first models).
         gradients: ``False`` records inputs only.
-        copy_inputs: copy each input, for models that overwrite it in place afterwards.
         copy_weights: copy each weight when its layer is first applied; ``False`` reads it when asked for.
 
     The model is left as it was, also after an exception. Layers that cannot be captured are in ``tape.unsupported``.
@@ -73,7 +71,6 @@ def capture(
         reduction=reduction,
         batch_dim=batch_dim,
         gradients=gradients,
-        copy_inputs=copy_inputs,
         copy_weights=copy_weights,
     )
     tape.explicit = layers is not None

@@ -58,8 +58,8 @@ class LabelReader:
     Args:
         model: the model that will be called.
         ignore_index: the label that losses and features leave out.
-        own_loss: whether the model's own loss will be used; if not, a model whose outputs do not need the labels is called
-            without them, which saves the memory of that loss.
+        own_loss: whether the model's own loss will be used; if not, a model that runs without the labels, and feeds
+            them to no decoder, is called without them, which saves the memory of that loss.
     """
 
     def __init__(self, model: nn.Module, ignore_index: int = IGNORED, own_loss: bool = True) -> None:
@@ -136,17 +136,20 @@ class LabelReader:
         """Whether the model runs with the labels; finds out whether it shifts them, from its loss of one sample."""
         labels = inputs[key]
         sample = head(inputs, 1, labels.shape[0])
-        returned, without = self._returned(sample), self._returned(_without(sample, key))
-        if returned is None:  # if both fail, the labels are not to blame, and the measurement will show the error
-            return without is None
-        scores, same = _scores(returned), _scores(without)
-        self._needed = self._own_loss or scores is None or same is None or not torch.equal(scores, same)
+        returned = self._returned(sample)
+        if (
+            returned is None
+        ):  # if it fails without them too, the labels are not to blame: the measurement will show the error
+            return self._returned(_without(sample, key)) is None
+        feeds_decoder = "decoder_input_ids" in forward_arguments(self._model)
+        self._needed = self._own_loss or feeds_decoder or self._returned(_without(sample, key)) is None
+        scores = returned.get("logits") if isinstance(returned, Mapping) else None
         if labels.dim() == 2 and labels.shape[1] > 1 and not labels.is_floating_point():
             none = torch.full_like(sample[key], IGNORED)
             first = none.clone()
             first[:, 0] = 0
             a, b = (own_loss(call_model(self._model, {**sample, key: given})) for given in (none, first))
-            paired = scores is None or scores.shape[:2] == labels[:1].shape
+            paired = not isinstance(scores, Tensor) or scores.shape[:2] == labels[:1].shape
             self._shifts = (
                 paired and a is not None and b is not None and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
             )
@@ -162,12 +165,6 @@ class LabelReader:
 
 def _without(inputs: Mapping[str, Any], key: str) -> dict[str, Any]:
     return {name: value for name, value in inputs.items() if name != key}
-
-
-def _scores(returned: Any) -> Tensor | None:
-    """The ``logits`` of a returned mapping."""
-    scores = returned.get("logits") if isinstance(returned, Mapping) else None
-    return scores if isinstance(scores, Tensor) else None
 
 
 def _padding_notes(inputs: Any) -> dict[str, Note]:

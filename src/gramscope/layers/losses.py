@@ -1,6 +1,6 @@
 """Losses of single samples, free of any reduction over the batch.
 
-What every formula calls ``L_i`` is the loss of sample i before the batch reduction. :func:`sample_losses` obtains them:
+What every formula calls ``L_i`` is the loss of sample i before the batch reduction. :func:`losses_and_terms` obtains them:
 
 - a criterion with a ``reduction`` attribute (``nn.CrossEntropyLoss()``) is copied with ``reduction="none"``;
 - a function with a ``reduction`` argument (``F.cross_entropy``) is called with ``reduction="none"``;
@@ -50,13 +50,6 @@ class Losses(NamedTuple):
 
     values: Tensor
     terms: int
-
-
-def sample_losses(
-    loss: Loss, output: Any, target: Any, n: int, reduction: str | float | None = None, ignore_index: int = -100
-) -> Tensor:
-    """``L_i`` for every sample, ``[n]``, or a scalar whose gradient is that of ``Σ_i L_i``; see :func:`losses_and_terms`."""
-    return losses_and_terms(loss, output, target, n, reduction, ignore_index).values
 
 
 def losses_and_terms(

@@ -41,7 +41,7 @@ class Application:
         if self.version >= 0 and self.x._version != self.version:
             raise LayerError(
                 f"the input of layer {self.layer.name!r} was modified in place after the layer read it, so what was "
-                "captured is gone; capture with copy_inputs=True"
+                "captured is gone; overwrite a copy of it (x.clone())"
             )
 
 

@@ -135,7 +135,6 @@ class Tape(Watcher):
         reduction: Reduction = "sum",
         batch_dim: int = 0,
         gradients: bool = True,
-        copy_inputs: bool = False,
         copy_weights: bool = True,
     ) -> None:
         super().__init__(model)
@@ -149,7 +148,6 @@ class Tape(Watcher):
         self.order: list[str] = []
         self.calls: list[Call] = []
         self._gradients = gradients
-        self._copy_inputs = copy_inputs
         self._copy_weights = copy_weights
         self._per_sample = False
         self._accepting = True
@@ -173,11 +171,6 @@ class Tape(Watcher):
     def __repr__(self) -> str:
         seen = ", ".join(f"{r.name} {tuple(r.applications[0].x.shape)}" for r in self)
         return f"Tape({seen or 'nothing seen yet'})"
-
-    @property
-    def batch_sizes(self) -> list[int]:
-        """The most likely number of samples of each forward (:class:`Call`)."""
-        return [call.samples for call in self.calls]
 
     def factor(self, call: int = 0) -> float:
         """What the gradients of forward number ``call`` are multiplied by to undo the loss's reduction."""
@@ -296,7 +289,7 @@ class Tape(Watcher):
             self.applied_layers.add(layer.name)
             if self._copy_weights:
                 _ = record.weight
-        x = x.detach().clone() if self._copy_inputs else x.detach()
+        x = x.detach()
         version = -1 if x.is_inference() else x._version
         a = Application(layer, x, z.shape, z.dtype, call=max(len(self.calls) - 1, 0), version=version)
         record.applications.append(a)

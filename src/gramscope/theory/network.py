@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from gramscope.errors import InputError
 from gramscope.layers.capture import capture
 from gramscope.layers.jacobians import check_samples_are_independent, jacobian_chunks
-from gramscope.layers.losses import Loss, sample_losses
+from gramscope.layers.losses import Loss, losses_and_terms
 from gramscope.layers.model_call import call_model, evaluating, select_output
 from gramscope.layers.select import LayerSelector, select_layers
 from gramscope.theory.early_time import Speeds, speeds_from_gradient
@@ -56,7 +56,7 @@ def layer_states(
             for name, j in chunk.items():
                 rows = _rows(j)
                 covariances[name] = covariances.get(name, 0) + rows.mT @ rows / n
-        tape.backward(sample_losses(loss, output, y, n, reduction))
+        tape.backward(losses_and_terms(loss, output, y, n, reduction).values)
         return {
             name: LayerState(tape[name].weight, tape[name].D, covariance) for name, covariance in covariances.items()
         }
@@ -171,7 +171,7 @@ def _descend(model: nn.Module, x: Any, y: Any, loss: Loss, step: float, reductio
     parameters = [p for p in model.parameters() if p.requires_grad]
     with evaluating(model), torch.enable_grad():
         output = select_output(call_model(model, x))
-        total = sample_losses(loss, output, y, output.shape[0], reduction).sum()
+        total = losses_and_terms(loss, output, y, output.shape[0], reduction).values.sum()
         gradients = torch.autograd.grad(total, parameters, allow_unused=True)
     with torch.no_grad():
         for parameter, gradient in zip(parameters, gradients, strict=True):
