@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Mapping
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -17,27 +18,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gramscope.distributed.exchange import Group
-from gramscope.errors import InputError, LayerError, ResultWarning, checks_names
-from gramscope.layers.batches import Unpack, batches, is_array, split_batch, to_device
-from gramscope.layers.capture import capture
-from gramscope.layers.jacobians import check_samples_are_independent, jacobian_chunks
-from gramscope.layers.labels import LabelReader
+from gramscope.errors import InputError, ResultWarning, checks_names
+from gramscope.layers.batches import Unpack, is_array, split_batch
 from gramscope.layers.model_call import (
     OutputSelector,
-    evaluating,
     model_device,
-    model_dtype,
-    run_captured,
-    select_output,
 )
 from gramscope.layers.modules import unwrap
 from gramscope.layers.select import LayerSelector
-from gramscope.linalg.budget import MEMORY
+from gramscope.linalg.budget import MEMORY, Budget
 from gramscope.linalg.psd import psd_power
 from gramscope.notes import Note, joined
 from gramscope.statistics.collect import collect
 from gramscope.statistics.result import LayerStatistics
-from gramscope.statistics.structure import COUPLED, find_structure
+from gramscope.statistics.run import run
+from gramscope.statistics.square_sums import Kernel
+from gramscope.statistics.sums import Plan
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -171,38 +167,32 @@ def dual_tangent_kernel(
     >>> dual_tangent_kernel(net, torch.rand(8, 3))["0"].shape
     torch.Size([8, 8])
     """
-    jacobians: dict[str, list[Tensor]] = {}
-    device, root = model_device(model), unwrap(model)
-    reader, sequences = LabelReader(model, own_loss=False), True
-    with (
-        evaluating(root),
-        torch.inference_mode(False),
-        torch.enable_grad(),
-        capture(model, layers, copy_weights=False, batch_dim=batch_dim) as tape,
-    ):
-        check_samples_are_independent(root)
-        data = inputs if unpack is not None else _cut(inputs, root, batch_dim)
-        for index, batch in enumerate(batches(data, unpack, model_dtype(root))):
-            with tape.ignoring_calls():
-                read = reader.read(*to_device(batch, device))
-            f = select_output(run_captured(model, tape, read.inputs), output)
-            if index == 0:
-                structure = find_structure(model, tape, read.inputs, f, output)
-                if structure.coupled:
-                    raise LayerError(COUPLED)
-            positions = read.positions
-            sequences = sequences and bool(positions.lengths)
-            rows: dict[str, list[Tensor]] = {}
-            for chunk in jacobian_chunks(tape, positions.tokens_first(f), memory=memory):
-                for name, J in ((name, J) for name, J in chunk.items() if name not in structure.serves_many):
-                    # [m, groups…, batch, sites, k] -> [batch, sites, m, groups…, k] -> [batch, m, everything]
-                    J = positions.tokens_first(J.movedim((-3, -2), (0, 1)))
-                    rows.setdefault(name, []).append(J.movedim(2, 1).flatten(2).double())
-            for name, chunks in rows.items():
-                jacobians.setdefault(name, []).append(torch.cat(chunks, dim=1))
-            tape.clear()
+    jacobians: dict[str, list[list[Tensor]]] = {}
+    sequences = True
+    plan = Plan(
+        (Kernel,),
+        layers=layers,
+        output=output,
+        unpack=unpack,
+        jacobians=True,
+        budget=Budget(memory),
+        batch_dim=batch_dim,
+    )
+    with closing(
+        run(model, inputs if unpack is not None else _cut(inputs, unwrap(model), batch_dim), None, plan)
+    ) as stream:
+        for seen in stream:
+            if seen.J is not None and plan.notes.has(seen.layer, Kernel):
+                if seen.first == 0:
+                    jacobians.setdefault(seen.layer, []).append([])
+                # [m, groups…, batch, sites, k] -> [batch, sites, m, groups…, k] -> [batch, m, everything]
+                J = seen.positions.tokens_first(seen.J.movedim((-3, -2), (0, 1)))
+                jacobians[seen.layer][-1].append(J.movedim(2, 1).flatten(2).double())
+                sequences = sequences and bool(seen.positions.lengths)
+            del seen
     result = {}
-    for name, batched in jacobians.items():
+    for name, blocks_of in jacobians.items():
+        batched = [torch.cat(found, dim=1) for found in blocks_of]
         shapes = [tuple(J.shape) for J in batched]
         if len({shape[1:] for shape in shapes}) > 1 and not sequences:
             raise InputError(f"layer {name!r} has different sites in different batches ({shapes}); no dual exists")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
@@ -297,7 +298,7 @@ def batch_count(loader: Any) -> int | None:
 
 @contextmanager
 def progress_bar(text: str, total: int | None, shown: bool = True) -> Iterator[Callable[[], None]]:
-    """Show a bar on standard error, if that is a terminal, and yield a function that advances it by one.
+    """Show on standard error, if that is a terminal, how much is done; yield a function that advances it by one.
 
     Args:
         text: what is being done.
@@ -310,18 +311,17 @@ def progress_bar(text: str, total: int | None, shown: bool = True) -> Iterator[C
     if not (shown and sys.stderr is not None and sys.stderr.isatty()):
         yield lambda: None
         return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    done, start = -1, time.monotonic()
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-               TextColumn("left:"), TimeRemainingColumn())  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(text, total=total)
-        yield lambda: progress.advance(task)
+    def advance() -> None:
+        nonlocal done
+        done += 1
+        left = f", {(time.monotonic() - start) / done * (total - done):.0f} s left" if total and done else ""
+        sys.stderr.write(f"\r{text} {done}{f'/{total}' if total else ''}{left}\x1b[K")
+        sys.stderr.flush()
+
+    try:
+        advance()
+        yield advance
+    finally:
+        sys.stderr.write("\r\x1b[K")
