@@ -32,82 +32,60 @@ class Table:
 # -- in words -------------------------------------------------------------------------------------------------------
 def sentences(runs: Runs) -> list[str]:
     """What was seen: where nets trained by each setting ended, and what their layers learned."""
-    found = []
-    claims = runs.claims
-    if score := main_score(runs):
-        curves = {s.name: curve for s in runs.settings if (curve := s.curve(score, None, runs.clock))}
-        found.append(_course(curves, score, runs.clock) if len(curves) == 1 else _comparison(curves, score, runs.clock))
-    elif claims:
-        held = sum(claim.get("holds") is True for claim in claims)
-        found.append(f"Of {plural(len(claims), 'claim')} {held} {'holds' if held == 1 else 'hold'}.")
-    elif not runs.measures:
-        found.append(f"{plural(len(runs.all) + len(runs.others), 'run')} without evaluations of a net.")
-    return [*found, *_layer_sentences(runs)]
+    key = next(iter(evaluated_keys(runs)), "")  # test accuracy, else another accuracy, else a loss
+    curves = {s.name: curve for s in runs.settings if (curve := s.curve(key, None, runs.clock))}
+    if curves:
+        found = _course(curves, key, runs.clock) if len(curves) == 1 else _comparison(curves, key, runs.clock)
+    elif runs.claims:
+        held = sum(claim.get("holds") is True for claim in runs.claims)
+        found = [f"Of {plural(len(runs.claims), 'claim')} {held} {'holds' if held == 1 else 'hold'}."]
+    else:
+        found = [f"{plural(len(runs.all) + len(runs.others), 'run')} without evaluations of a net."]
+    return [*found, *_linearity(runs), *_alignment(runs)]
 
 
-def main_score(runs: Runs) -> str:
-    """The key by which settings are compared: test accuracy, else another accuracy, else a loss; empty if there is none."""
-    return next(iter(evaluated_keys(runs)), "")
-
-
-def _course(curves: Mapping[str, Curve], key: str, clock: str) -> str:
+def _course(curves: Mapping[str, Curve], key: str, clock: str) -> list[str]:
     """Where one setting begins and ends."""
     ((name, curve),) = curves.items()
     first, last = curve.values[0], curve.values[-1]
     end = f"{with_spread(last, key)} at {clock} {curve.times[-1]:g} ({plural(last.count, 'seed')})"
-    if len(curve.values) == 1:
-        return f"{name} has {key_text(key)} {end}."
-    return f"The {key_text(key)} of {name} goes from {_number(first.mean, key)} at {clock} {curve.times[0]:g} to {end}."
+    start = f"{_number(first.mean, key)} at {clock} {curve.times[0]:g}"
+    return [f"The {key_text(key)} of {name} goes from {start} to {end}."]
 
 
-def _comparison(curves: Mapping[str, Curve], key: str, clock: str) -> str:
-    """Who is ahead early, and where everybody ends."""
+def _comparison(curves: Mapping[str, Curve], key: str, clock: str) -> list[str]:
+    """Who is ahead early, where that is clear, and where everybody ends."""
     ends = {name: curve.values[-1] for name, curve in curves.items()}
-    times = sorted({curve.times[-1] for curve in curves.values()})
-    counts = sorted({value.count for value in ends.values()})
-    when = f"{clock} {times[0]:g}" if len(times) == 1 else f"{clock} {times[0]:g} to {times[-1]:g}"
-    seeds = plural(counts[0], "seed") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
+    time = max(curve.times[-1] for curve in curves.values())
+    seeds = plural(max(value.count for value in ends.values()), "seed")
     ranked = _ranked(ends, key)
-    text = f"{_early(curves, key, clock)}t the end ({when}, {seeds}) {_listed(ranked, ends, key)}."
+    found = [*_lead(curves, key, clock), f"At the end ({clock} {time:g}, {seeds}) {_listed(ends, key)}."]
     rivals = [name for name in ranked[1:] if not _apart(ends[ranked[0]], ends[name])]
-    if rivals and counts[-1] > 1:
-        names = " and ".join(rivals) if len(rivals) < 3 else f"{len(rivals)} others"
-        text += f" The spread over seeds of {names} overlaps with that of {ranked[0]}."
-    return text
+    if rivals:
+        found.append(f"The spread over seeds of {_several(rivals)} overlaps with that of {ranked[0]}.")
+    return found
 
 
-def _early(curves: Mapping[str, Curve], key: str, clock: str) -> str:
-    """An early lead, up to the “a” of “at the end”; only the latter if nobody is clearly ahead.
-
-    The lead is that of the best setting over the next best where all were evaluated; the first one is told that is half
-    as large as the largest before the end.
-    """
+def _lead(curves: Mapping[str, Curve], key: str, clock: str) -> list[str]:
+    """The first time at which the best setting is half as far ahead as it ever is, if its spread is then apart."""
     common = sorted(set.intersection(*(set(curve.steps) for curve in curves.values())) - {0})[:-1]
     at = {step: {name: curve.by_step[step] for name, curve in curves.items()} for step in common}
-    leads = {}
-    for step, values in at.items():
-        first, second, *_ = _ranked(values, key)
-        leads[step] = abs(values[first].mean - values[second].mean)
-    nobody = f"{key_text(key).capitalize()} a"
-    if not common:
-        return nobody
-    step = next(step for step in common if leads[step] >= max(leads.values()) / 2)
+    leads = {step: abs(at[step][a].mean - at[step][b].mean) for step in common for a, b in [_ranked(at[step], key)[:2]]}
+    step = next((step for step in common if leads[step] >= max(leads.values()) / 2), None)
+    if step is None:
+        return []
     leader, *others = _ranked(at[step], key)
     if not all(_apart(at[step][leader], at[step][other]) for other in others):
-        return nobody
+        return []
     time = curves[leader].times[curves[leader].steps.index(step)]
-    lead = f"{leader} reaches {key_text(key)} {_number(at[step][leader].mean, key)}"
-    return f"{lead} after {time:g} {clock if time == 1 else f'{clock}s'}, where {_listed(others, at[step], key)}; a"
+    return [f"After {time:g} {clock if time == 1 else f'{clock}s'} {_listed(at[step], key)}."]
 
 
-def _listed(names: Sequence[str], values: Mapping[str, Spread], key: str) -> str:
-    """``vcl has 95 %, sgd 94 %``; of many settings the best and the range of the others."""
-    first, *others = names
-    text = f"{first} has {_number(values[first].mean, key)}"
-    if len(names) <= NAMED:
-        return text + "".join(f", {name} {_number(values[name].mean, key)}" for name in others)
-    low, high = (_number(values[name].mean, key) for name in (others[-1], others[0]))
-    return f"{text}, the other {len(others)} settings {low} to {high}"
+def _listed(values: Mapping[str, Spread], key: str) -> str:
+    """``vcl has test accuracy 95 %, sgd 94 %``, the best first."""
+    first, *others = _ranked(values, key)
+    rest = _several([f"{name} {_number(values[name].mean, key)}" for name in others])
+    return f"{first} has {key_text(key)} {_number(values[first].mean, key)}, {rest}"
 
 
 def _ranked(values: Mapping[str, Spread], key: str) -> list[str]:
@@ -120,39 +98,37 @@ def _apart(a: Spread, b: Spread) -> bool:
     return a.low > b.high or b.low > a.high
 
 
-def _layer_sentences(runs: Runs) -> list[str]:
-    """How linear the task became at the last layer that was measured, and which layer stands out from its null most."""
-    found = []
-    layers = runs.measures.get("target_linearity", [])
-    if layers:
-        curves = {s.name: s.curve("target_linearity", layers[-1], runs.clock) for s in runs.settings}
-        parts = [f"{c.values[0].mean:.2f} to {c.values[-1].mean:.2f} with {name}" for name, c in curves.items() if c]
-        rose = all(c.values[-1].mean >= c.values[0].mean for c in curves.values() if c)
-        what = "The targets became more linear in what enters" if rose else "How linear the targets are in what enters"
-        found.append(f"{what} {layers[-1]}: target linearity from {_several(parts)}{_null(runs, layers[-1])}.")
-    above = {}
+def _linearity(runs: Runs) -> list[str]:
+    """How linear the task became at the last layer that was measured."""
+    layer = next(reversed(runs.measures.get("target_linearity", [])), "")
+    curves = {s.name: curve for s in runs.settings if (curve := s.curve("target_linearity", layer, runs.clock))}
+    if not curves:
+        return []
+    ends = {name: (curve.values[0].mean, curve.values[-1].mean) for name, curve in curves.items()}
+    rose = all(end >= start for start, end in ends.values())
+    what = "The targets became more linear in what enters" if rose else "How linear the targets are in what enters"
+    nulls = [
+        curve.values[-1].mean for s in runs.settings if (curve := s.curve("target_linearity_null", layer, runs.clock))
+    ]
+    course = _several([f"{start:.2f} to {end:.2f} with {name}" for name, (start, end) in ends.items()])
+    null = f"; random features would give {max(nulls):.2f}" if nulls else ""
+    return [f"{what} {layer}: target linearity from {course}{null}."]
+
+
+def _alignment(runs: Runs) -> list[str]:
+    """The layer that stands out from the null of the ansatz most."""
+    above: dict[str, dict[str, float]] = {}
     for setting in runs.settings:
         for layer in runs.measures.get("nfa_null", []):
             nfa, null = (setting.curve(key, layer, runs.clock) for key in ("nfa", "nfa_null"))
-            if nfa and null and nfa.values[-1].mean > null.values[-1].mean:
-                above[setting.name, layer] = nfa.values[-1].mean - null.values[-1].mean
-    if above:
-        name, layer = max(above, key=lambda pair: above[pair])
-        others = sorted(
-            ((value, s) for (s, where), value in above.items() if where == layer and s != name), reverse=True
-        )
-        rest = [f"{value:.2f} with {other}" for value, other in others]
-        found.append(
-            f"Weights agree with what the output depends on most in {layer}: nfa is {above[name, layer]:.2f} above its null "
-            f"with {name}" + (f", {_several(rest)}." if rest else ".")
-        )
-    return found
-
-
-def _null(runs: Runs, layer: str) -> str:
-    curves = [setting.curve("target_linearity_null", layer, runs.clock) for setting in runs.settings]
-    nulls = [curve.values[-1].mean for curve in curves if curve]
-    return f"; random features would give {max(nulls):.2f}" if nulls else ""
+            if nfa and null:
+                above.setdefault(layer, {})[setting.name] = nfa.values[-1].mean - null.values[-1].mean
+    if not above:
+        return []
+    layer = max(above, key=lambda layer: max(above[layer].values()))
+    ranked = sorted(above[layer].items(), key=lambda pair: -pair[1])
+    told = _several([f"{value:.2f} with {name}" for name, value in ranked])
+    return [f"Weights agree with what the output depends on most in {layer}: nfa minus its null is {told}."]
 
 
 def _several(parts: Sequence[str]) -> str:
