@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import gramscope as gs
-from gramscope_lab.runs.export import to_arrow, to_xarray, write_records
+from gramscope_lab.runs.export import to_arrow, write_records
 
 torch.manual_seed(0)
 x, y = torch.randn(200, 6), torch.arange(200) % 2
@@ -23,7 +23,6 @@ for _ in range(20):
 
 frame = to_arrow(monitor.records).to_pandas()  # one row per step and layer, and one of the network
 print(frame.pivot_table(index="step", columns="layer", values="target_linearity"))
-print(to_xarray(monitor.records)["target_linearity"].sel(layer="2").values)  # by step and layer
 with tempfile.TemporaryDirectory() as folder:
     path = Path(folder) / "records.parquet"
     write_records(monitor.records, path, "parquet")  # for a stored run: gramscope runs export RUN

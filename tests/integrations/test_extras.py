@@ -25,7 +25,6 @@ from gramscope.errors import MissingExtraError
         ("wandb", "wandb", "gramscope.integrations.loggers:WandbLog()"),
         ("mlflow", "mlflow", "gramscope.integrations.loggers:MlflowLog()"),
         ("IPython.display", "notebook", "gramscope.integrations.loggers:LivePlot()"),
-        ("xarray", "xarray", "gramscope_lab.runs.export:to_xarray([])"),
         ("pyarrow", "parquet", "gramscope_lab.runs.export:to_arrow([])"),
     ],
 )
@@ -51,7 +50,7 @@ def test_the_table_of_versions() -> None:
     needed["none"] = next(item for item in project["dependencies"] if item.startswith("torch>=")).split(">=")
     text = (root / "docs" / "integrations.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| \[.*?\]\(\S+\) \| (.+?) \| (.+?) \| (.+?) \|$", text, flags=re.MULTILINE)
-    assert len(rows) == 13
+    assert len(rows) == 12
     oldest_installed = version("numpy").startswith(project["dependencies"][1].split(">=")[1])  # make lowest
     for extra, oldest, tested in rows:
         name, lowest = needed[re.sub(r"^`gramscope\[(\w+)\]`.*", r"\1", extra)]

@@ -1,15 +1,12 @@
-"""Records as a flat table: one row a record, or a layer of a record, in Arrow, Parquet, CSV or JSON lines; or in xarray."""
+"""Records as a flat table: one row a record, or a layer of a record, in Arrow, Parquet, CSV or JSON lines."""
 
 from __future__ import annotations
 
 import csv
 import io
-import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from gramscope.errors import InputError, load_extra
 from gramscope.names import printable
@@ -79,34 +76,6 @@ def _column(arrow: Any, values: list[Any]) -> Any:
         kind = arrow.string()
         values = [value if value is None or isinstance(value, str) else to_json(value) for value in values]
     return arrow.array(values, kind)
-
-
-def to_xarray(records: Iterable[Mapping[str, Any]]) -> Any:
-    """The records of a monitor as an ``xarray.Dataset``: measures by step and layer, numbers of the network by step.
-
-    What was not measured is NaN.
-
-    Args:
-        records: of a monitor.
-    """
-    xarray = load_extra("xarray", "xarray")
-    kept = list(records)
-    if any(not isinstance(record.get("layers"), Mapping) for record in kept):
-        raise InputError("to_xarray takes the records of a monitor, which have layers; use to_arrow for those of a run")
-    steps = [record["step"] for record in kept]
-    layers = list(dict.fromkeys(layer for record in kept for layer in record["layers"]))
-    measures = dict.fromkeys(name for record in kept for row in record["layers"].values() for name in row)
-    columns: dict[str, Any] = {}
-    for name in measures:
-        rows = [[_number(record["layers"].get(layer, {}).get(name)) for layer in layers] for record in kept]
-        columns[name] = (("step", "layer"), np.array(rows))
-    for name in dict.fromkeys(name for record in kept for name in record["network"]):
-        columns[name] = (("step",), np.array([_number(record["network"].get(name)) for record in kept]))
-    return xarray.Dataset(columns, {"step": steps, "layer": layers})
-
-
-def _number(value: Any) -> float:
-    return math.nan if value is None else float(value)
 
 
 def write_records(records: Iterable[Mapping[str, Any]], path: Path, form: str) -> None:

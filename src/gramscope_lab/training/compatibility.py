@@ -75,14 +75,14 @@ def check_fit(model: nn.Module, data: DataSet, loss: SampleLoss, *, configured: 
     """
     net = type(model).__name__
     x, y = _samples(data)
-    shape = ["n", *data.input_shape]
     try:
         output = _output(model, x)
     except GramscopeError:
         raise
     except Exception as error:
+        shape = ", ".join(map(str, ("n", *data.input_shape)))
         raise InputError(
-            f"the net {net} fails on the inputs of {data.name}, {_type(x)} [{_listed(shape)}]: {_first_line(error)}"
+            f"the net {net} fails on the inputs of {data.name}, {_type(x)} [{shape}]: {_first_line(error)}"
         ) from error
     if configured and loss is not reconstruction:
         _check_output(net, output, y, data)
@@ -99,20 +99,15 @@ def check_fit(model: nn.Module, data: DataSet, loss: SampleLoss, *, configured: 
 
 
 def _check_output(net: str, output: Any, y: Tensor, data: DataSet) -> None:
-    wanted = f"[n, {data.outputs}]"
-    if not isinstance(output, Tensor):
-        raise InputError(
-            f"the net {net} returns {type(output).__name__}, but the loss takes a tensor {wanted}; return that, or train "
-            "from Python with a loss of your own"
-        )
-    if data.classes is None:
-        fits = output.dim() > 1 and len(output) == len(y) and output.numel() == y.numel()
-    else:
-        fits = output.dim() == 2 and len(output) == len(y) and output.shape[1] >= data.classes
+    fits = isinstance(output, Tensor) and output.dim() > 1 and len(output) == len(y)
+    if fits and data.classes is None:
+        fits = output.numel() == y.numel()
+    elif fits:
+        fits = output.dim() == 2 and output.shape[1] >= data.classes
     if not fits:
-        n = "n" if output.dim() and len(output) == len(y) else str(len(output)) if output.dim() else ""
         raise InputError(
-            f"the net {net} returns [{_listed([n, *output.shape[1:]])}], but {data.task} of {data.name} takes {wanted}"
+            f"the net {net} returns {_described(output)} for two samples, but {data.task} of {data.name} takes a tensor "
+            f"[n, {data.outputs}]; return that, or train from Python with a loss of your own"
         )
 
 
@@ -143,10 +138,6 @@ def _described(value: Any) -> str:
 
 def _type(x: Tensor) -> str:
     return str(x.dtype).removeprefix("torch.")
-
-
-def _listed(items: list[Any]) -> str:
-    return ", ".join(map(str, items))
 
 
 def _first_line(error: Exception) -> str:

@@ -17,7 +17,7 @@ import gramscope as gs
 from gramscope.errors import MissingExtraError
 from gramscope_lab.cli import app
 from gramscope_lab.runs.directory import RunDirectory
-from gramscope_lab.runs.export import to_arrow, to_rows, to_xarray, write_records
+from gramscope_lab.runs.export import to_arrow, to_rows, write_records
 from made_up_runs import write_run
 from refusals import assert_refused
 
@@ -102,21 +102,3 @@ def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(MissingExtraError, match=r"pip install --upgrade 'gramscope\[parquet\]'"):
         write_records([{"a": 1}], tmp_path / "x.parquet", "parquet")
     assert_refused("format 'xlsx'", write_records, [], tmp_path / "x", "xlsx")
-
-
-def test_records_become_a_data_set_by_step_and_layer() -> None:
-    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-    monitor = gs.Monitor(net, (torch.rand(30, 3), torch.arange(30) % 2), every=1, measures=["weight_norm", "nc1"])
-    with torch.no_grad():
-        net[0].weight.mul_(2.0)
-    monitor.step()
-    pytest.importorskip("xarray")
-    found = to_xarray(monitor.records)
-    for layer in ("0", "2"):
-        expected = [value for _, value in monitor.series("weight_norm")[layer]]
-        assert found["weight_norm"].sel(layer=layer).values.tolist() == expected
-    assert found["accuracy"].sel(step=1).item() == monitor.records[1]["network"]["accuracy"]
-    assert dict(found.sizes) == {"step": 2, "layer": 2}
-    one_only = [*monitor.records, {"step": 9, "layers": {"0": {"nc1": None}}, "network": {}}]
-    assert to_xarray(one_only)["nc1"].sel(step=9).isnull().all()
-    assert_refused("records of a monitor", to_xarray, [{"step": 1, "loss": 2.0}])
