@@ -113,7 +113,6 @@ def test_values_are_drawn() -> None:
 
 
 def test_wrong_arguments_are_refused() -> None:
-    assert_refused("not both", TargetLinearity, 4, num_classes=3, num_targets=2)
     assert_refused("num_features is 0", Surrogate, 0)
     assert_refused("no samples", TargetLinearity(4)._merged)
     assert_refused("width 4, but TargetLinearity was made for 5", TargetLinearity(5).update, H, Y)

@@ -90,7 +90,7 @@ class TargetLinearity(_MomentsMetric):
     Args:
         num_features: width d of the features.
         num_classes: number of classes c, for integer labels 0 to c−1; they become centred one-hot targets.
-        num_targets: number of columns of float targets, 1 by default; give this or ``num_classes``.
+        num_targets: number of columns of float targets, where there are no classes.
         ridge: λ, on the scale of ``HᵀH``.
         intercept: fit a constant as well.
         options: those of ``torchmetrics.Metric``.
@@ -108,12 +108,13 @@ class TargetLinearity(_MomentsMetric):
         self,
         num_features: int,
         num_classes: int | None = None,
-        num_targets: int | None = None,
+        num_targets: int = 1,
         ridge: float = 0.0,
         intercept: bool = False,
         **options: Any,
     ) -> None:
-        super().__init__(num_features, *_columns(num_classes, num_targets), **options)
+        columns, labels = (num_targets, False) if num_classes is None else (num_classes, True)
+        super().__init__(num_features, columns, labels, **options)
         self.ridge, self.intercept = ridge, intercept
 
     def compute(self) -> Tensor:
@@ -140,12 +141,13 @@ class Surrogate(_MomentsMetric):
         self,
         num_features: int,
         num_classes: int | None = None,
-        num_targets: int | None = None,
+        num_targets: int = 1,
         normalized: bool = False,
         center: bool = False,
         **options: Any,
     ) -> None:
-        super().__init__(num_features, *_columns(num_classes, num_targets), **options)
+        columns, labels = (num_targets, False) if num_classes is None else (num_classes, True)
+        super().__init__(num_features, columns, labels, **options)
         self.normalized, self.center = normalized, center
 
     def compute(self) -> Tensor:
@@ -204,18 +206,6 @@ class LinearCKA(_MomentsMetric):
         merged = self._merged()
         assert isinstance(merged, Moments)
         return linear_cka_from_moments(merged)
-
-
-def _columns(num_classes: int | None, num_targets: int | None) -> tuple[int, bool]:
-    """The number of target columns, and whether targets are labels."""
-    if num_classes is not None and num_targets is not None:
-        raise InputError(
-            f"num_classes={num_classes} and num_targets={num_targets}: give num_classes for integer labels or num_targets "
-            "for float targets, not both"
-        )
-    if num_classes is not None:
-        return num_classes, True
-    return 1 if num_targets is None else num_targets, False
 
 
 def _shapes(layout: Layout) -> Sequence[tuple[int, ...]]:
