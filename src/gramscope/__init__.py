@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from gramscope.measures.alignment import double_centered_ratio as double_centered_ratio
     from gramscope.measures.alignment import nfa as nfa
     from gramscope.measures.column import Column as Column
+    from gramscope.measures.columns import measures as measures
     from gramscope.measures.linearity import fit_linear as fit_linear
     from gramscope.measures.linearity import gram_induced_error as gram_induced_error
     from gramscope.measures.linearity import held_out_target_linearity as held_out_target_linearity

@@ -11,10 +11,10 @@ class _Measures(ModuleType):
     """This package, which is a function too: ``gs.measures`` has one name for both."""
 
     def __call__(self, *names: str) -> Any:
-        """The columns that ``gs.measure`` can show, by group (:func:`gramscope.measures.columns.listed`)."""
-        from gramscope.measures.columns import listed
+        """The columns that ``gs.measure`` can show, by group (:func:`gramscope.measures.columns.measures`)."""
+        from gramscope.measures.columns import measures
 
-        return listed(*names)
+        return measures(*names)
 
 
 sys.modules[__name__].__class__ = _Measures

@@ -258,10 +258,10 @@ class Listing(tuple[Column, ...]):
     __repr__ = __str__
 
 
-def listed(*names: str) -> Listing:
+def measures(*names: str) -> Listing:
     """The columns that ``gs.measure`` can show, by group; all, or those of some groups or names.
 
-    >>> print(listed("weights"))
+    >>> print(measures("weights"))
     weights: Size of the weights and how far they have moved
       weight_norm      how large the weights are
      *weight_change    how far the weight has moved from the reference (reference=)
