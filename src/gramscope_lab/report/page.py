@@ -152,9 +152,9 @@ def _contents(sections: Mapping[str, Sequence[Panel]]) -> Html:
 
 
 def _outcome(runs: Runs, title: str) -> Html:
-    words = " ".join(summary.sentences(runs)).replace(" %", "\u00a0%")
+    words = [tag("li", sentence.replace(" %", "\u00a0%")) for sentence in summary.sentences(runs)]
     problems = tag("ul", *(tag("li", problem) for problem in runs.problems))
-    given = [tag("h1", title), tag("p", words, class_="headline")]
+    given = [tag("h1", title), tag("ul", *words, class_="headline")]
     given.append(tag("p", summary.state(runs), class_=f"state state-{runs.status}"))
     given += [tag("div", "Could not be read:", problems, class_="missing")] if runs.problems else []
     for table in (summary.claims_table(runs), summary.results_table(runs)):

@@ -225,7 +225,8 @@ def facts(runs: Runs, root: RunDirectory) -> list[tuple[str, list[str]]]:
     mine = [run for run in runs.all if run.root is root]
     group = not any(run.directory.path == root.path for run in mine)
     config = readable(CONFIG, lambda: root.config, {}, []) if group else mine[0].config
-    environments = [readable(ENVIRONMENT, lambda: root.environment, {}, [])] if group else []
+    above = [root, *root.members()] if group else []
+    environments = [_environment(run) for run in above]
     environment: Mapping[str, Any] = next(filter(None, [*environments, *(run.environment for run in mine)]), {})
     trained = [run.config for run in mine if "method" in run.config]
     found: list[tuple[str, Iterable[str]]] = []
@@ -247,6 +248,11 @@ def facts(runs: Runs, root: RunDirectory) -> list[tuple[str, list[str]]]:
         found.append(("command", [" ".join(["gramscope" if own else program, *words])]))
     found.append(("directory", [str(root.path)]))
     return [(key, values) for key, given in found if any(values := list(dict.fromkeys(given)))]
+
+
+def _environment(run: RunDirectory) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = readable(ENVIRONMENT, lambda: run.environment, {}, [])
+    return found
 
 
 def _describe(table: Mapping[str, Any]) -> str:
