@@ -18,7 +18,7 @@ from gramscope.distributed.gathered import gathered
 from gramscope.errors import GramscopeWarning, InputError, NumericalError, checks_names
 from gramscope.instruments.readout import nearest_mean_agreement
 from gramscope.layers.batches import Unpack
-from gramscope.layers.losses import Loss
+from gramscope.layers.losses import Loss, ignored_label
 from gramscope.layers.model_call import OutputSelector, may_compute_loss
 from gramscope.layers.modules import unwrap
 from gramscope.layers.select import LayerSelector, select_layers
@@ -30,7 +30,7 @@ from gramscope.measures.table import Table
 from gramscope.notes import Note, joined
 from gramscope.statistics.collect import check_reference, collect_planned, progress_bar
 from gramscope.statistics.feature_sum import Features
-from gramscope.statistics.features import IGNORED, Tokens
+from gramscope.statistics.features import Tokens
 from gramscope.statistics.gradient import Gradient, ParameterGradient
 from gramscope.statistics.result import LayerStatistics, Statistics
 from gramscope.statistics.square_sums import CenteredKernel, Covariance, Kernel
@@ -147,7 +147,7 @@ def measure(
         unpack=unpack,
         targets=targets,
         tokens=tokens,
-        ignore_index=getattr(loss, "ignore_index", IGNORED) if ignore_index is None else ignore_index,
+        ignore_index=ignored_label(loss) if ignore_index is None else ignore_index,
         jacobians=jacobians,
         sketch=sketch,
         generator=generator,
@@ -263,8 +263,8 @@ def table_of(statistics: Statistics, columns: Iterable[Column], context: Context
             fill(row, replace(part, name=module), [column for column in columns if column.of_features])
     network = statistics.network
     summary: dict[str, float | None] = {"samples": network.n}
-    if network.terms > network.n:
-        summary["positions"] = network.terms
+    if network.positions > network.n:
+        summary["positions"] = network.positions
     if network.loss_sum or "loss" in needs_of(columns):
         summary["loss"] = network.loss
     if network.accuracy is not None:

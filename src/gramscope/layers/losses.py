@@ -13,7 +13,8 @@ and padding do not count. :func:`losses_and_terms` returns the number of terms t
 ``L_i``. Position-wise losses (cross-entropy) are summed over positions, and their terms are the positions; element-wise
 losses (mean squared error) are averaged over a sample's elements, and their terms are the samples: both give that mean.
 The losses of a ``"sum"`` criterion, and those of a function that returns no loss for each label, are summed within a
-sample and averaged over samples. Class weights multiply the loss of their samples: ``L_i = w_{y_i} ℓ_i``.
+sample and averaged over samples. Class weights multiply the loss of their samples, ``L_i = w_{y_i} ℓ_i``, and the mean of
+a criterion with class weights divides by ``Σ w_{y_i}``, as torch does: its terms are that sum, a float.
 
 Scores may have their classes last, ``[batch, tokens, classes]``, as language models return them.
 
@@ -46,10 +47,13 @@ _FUNCTIONS_OF_CLASSES = (F.cross_entropy, F.nll_loss)
 
 
 class Losses(NamedTuple):
-    """``values``: ``L_i [n]`` or a scalar with the gradient of ``Σ_i L_i``; ``terms``: what their mean divides by."""
+    """``values``: ``L_i [n]`` or a scalar with the gradient of ``Σ_i L_i``; ``terms``: what their mean divides by.
+
+    Terms that are counted (samples, positions) are an integer, a sum of class weights is a float.
+    """
 
     values: Tensor
-    terms: int
+    terms: float
 
 
 def losses_and_terms(
@@ -105,6 +109,11 @@ def _losses(
         output = output.movedim(-1, 1)
     valid = positions.of(output.shape[1]) if isinstance(output, Tensor) and output.dim() > 1 else None
     own = reduction_of(loss)
+    if of_classes and own == "mean":
+        values = _unreduced(loss, output, target)
+        return Losses(
+            _within_samples(values, output, n, "none", counted).values, _terms_of_classes(loss, target, values)
+        )
     if own is None:
         value = _tensor(loss(output, target))
         if value.numel() == 1 and n > 1:
@@ -113,12 +122,40 @@ def _losses(
                 "it reduces over the batch with reduction='mean', 'sum' or a factor, or return one loss per sample"
             )
         return _within_samples(value, output, n, "none", counted)
-    if isinstance(loss, nn.Module):
-        unreduced = copy.copy(loss)
-        unreduced.reduction = "none"  # type: ignore[assignment]
-        return _within_samples(unreduced(output, target), output, n, own, counted, valid)
-    value = loss(output, target, reduction="none")  # type: ignore[call-arg]
-    return _within_samples(value, output, n, own, counted, valid)
+    return _within_samples(_unreduced(loss, output, target), output, n, own, counted, valid)
+
+
+def _unreduced(loss: Loss, output: Any, target: Any) -> Tensor:
+    if not isinstance(loss, nn.Module):
+        return loss(output, target, reduction="none")  # type: ignore[call-arg]
+    unreduced = copy.copy(loss)
+    unreduced.reduction = "none"  # type: ignore[assignment]
+    return _tensor(unreduced(output, target))
+
+
+def _terms_of_classes(loss: Loss, target: Tensor, values: Tensor) -> float:
+    """What the mean of cross-entropy divides by: labels that count, their class weights, or all rows of probabilities."""
+    if target.is_floating_point():
+        return values.numel()
+    labels = target[target != ignored_label(loss)]
+    weight = option_of(loss, "weight")
+    return labels.numel() if weight is None else float(weight.to(labels.device, torch.float64)[labels].sum())
+
+
+def option_of(loss: Any, name: str, default: Any = None) -> Any:
+    """An option of a criterion, or one that ``functools.partial`` gives to a function."""
+    if isinstance(loss, functools.partial):
+        return loss.keywords.get(name, option_of(loss.func, name, default))
+    return getattr(loss, name, default)
+
+
+def ignored_label(loss: Any) -> int:
+    """The label that a criterion leaves out, −100 where it does not say.
+
+    >>> ignored_label(nn.CrossEntropyLoss(ignore_index=255)), ignored_label(functools.partial(F.cross_entropy, ignore_index=7))
+    (255, 7)
+    """
+    return int(option_of(loss, "ignore_index", -100))
 
 
 def own_losses(value: Tensor, output: Tensor, target: Any, n: int, ignore_index: int) -> Losses:

@@ -17,13 +17,13 @@ from gramscope.distributed.exchange import Exchange, Group, find_exchange
 from gramscope.distributed.gathered import check_not_flattened, gathered
 from gramscope.errors import InputError, checks_names
 from gramscope.layers.batches import NoBatchError, Unpack
-from gramscope.layers.losses import Loss
+from gramscope.layers.losses import Loss, ignored_label
 from gramscope.layers.model_call import OutputSelector, may_compute_loss, model_device
 from gramscope.layers.modules import unwrap
 from gramscope.layers.select import LayerSelector
 from gramscope.linalg.budget import MEMORY, Budget
 from gramscope.statistics.feature_sum import Features
-from gramscope.statistics.features import IGNORED, Tokens
+from gramscope.statistics.features import Tokens
 from gramscope.statistics.gradient import Gradient, ParameterGradient
 from gramscope.statistics.processes import over_processes
 from gramscope.statistics.result import LayerStatistics, NetworkStatistics, Statistics, drop_refuted, merge_orders
@@ -158,7 +158,7 @@ def collect(
         unpack=unpack,
         targets=targets,
         tokens=tokens,
-        ignore_index=getattr(loss, "ignore_index", IGNORED) if ignore_index is None else ignore_index,
+        ignore_index=ignored_label(loss) if ignore_index is None else ignore_index,
         gram=gram,
         residuals=residuals,
         jacobians=True if reference is not None else jacobians,

@@ -39,14 +39,15 @@ class LayerStatistics:
         weight: ``W [k, d]`` (``[groups, k, d]``) the sums belong to.
         n: samples seen.
         sums: the sums by their class.
-        terms: what the mean loss divides by, ``D / terms`` is its gradient: samples, or positions with a loss of their own.
+        terms: what the mean loss divides by, ``D / terms`` is its gradient: samples, or positions with a loss of their own,
+            or the sum of their class weights (a float).
     """
 
     name: str
     weight: Tensor
     n: int
     sums: dict[type[Sum], Sum] = field(default_factory=dict)
-    terms: int = 0
+    terms: float = 0
 
     def __repr__(self) -> str:
         kept = ", ".join(kind.__name__ for kind in self.sums)
@@ -60,7 +61,7 @@ class LayerStatistics:
         return self.sums[kind]  # type: ignore[return-value]
 
     @property
-    def loss_terms(self) -> int:
+    def loss_terms(self) -> float:
         """What the mean loss divides by."""
         return self.terms or self.n
 
@@ -146,14 +147,15 @@ class NetworkStatistics:
         loss_sum: ``Σ_i L_i``.
         correct: correctly classified targets, out of ``counted``; ``None`` for real targets.
         counted: targets that count for the accuracy.
-        terms: what the mean loss divides by: samples, or positions with a loss of their own; 0 without a loss.
+        terms: what the mean loss divides by: samples, or positions with a loss of their own, or the sum of their class
+            weights (a float); 0 without a loss.
     """
 
     n: int = 0
     loss_sum: float = 0.0
     correct: int | None = None
     counted: int = 0
-    terms: int = 0
+    terms: float = 0
 
     @classmethod
     def of_batch(cls, batch: BatchResult, ignore_index: int) -> NetworkStatistics:
@@ -169,7 +171,12 @@ class NetworkStatistics:
     @property
     def loss(self) -> float:
         """Mean loss of a sample, or of a position where each has its own (:mod:`gramscope.layers.losses`)."""
-        return self.loss_sum / max(self.terms or self.n, 1)
+        return self.loss_sum / (self.terms or self.n or 1)
+
+    @property
+    def positions(self) -> float:
+        """Positions that count where each has a loss of its own, else samples or fewer."""
+        return self.terms if isinstance(self.terms, int) else self.counted
 
     @property
     def accuracy(self) -> float | None:

@@ -86,7 +86,7 @@ class BatchResult:
     n: int
     positions: Positions = field(default_factory=Positions)
     loss: float = 0.0
-    terms: int = 0
+    terms: float = 0
     residual: Tensor | None = None
     parameter_gradients: dict[str, Tensor] = field(default_factory=dict)
 
@@ -129,7 +129,8 @@ class BatchRunner:
             backward(result, tape, losses, index, self.plan)
             if self.loss is None:
                 self.plan.notes.remark("(loss)", OWN_LOSS)
-            if result.terms != result.n or (result.output.dim() > 2 and reduction_of(self.loss) == "mean"):
+            several = isinstance(result.terms, int) and result.terms != result.n
+            if several or (result.output.dim() > 2 and reduction_of(self.loss) == "mean"):
                 self.plan.notes.remark("(positions)", PER_POSITION)
         labels = result.target if self.plan.targets is None else None
         if (
