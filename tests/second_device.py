@@ -2,8 +2,9 @@
 
 ``torch.device("second")`` behaves as CUDA does where devices meet: an operation may mix its tensors with CPU tensors of zero
 dimensions where CUDA would accept them, and with nothing else; copies between devices are allowed. Each tensor of it is a
-subclass that wraps a CPU tensor. Importing this module registers the device, once per process, under torch's key for devices
-from outside (PrivateUse1).
+subclass that wraps a CPU tensor. :func:`register` enters the device under torch's key for devices from outside (PrivateUse1).
+From then on torch takes it for the accelerator of the process, in ``fork_rng``, mixed precision and elsewhere, and there is no
+way back: tests on it run in a process of their own (``test_second_device.py``).
 """
 
 from __future__ import annotations
@@ -123,8 +124,13 @@ def _made(function: Any, *args: Any, **kwargs: Any) -> Any:
     return _compute(function, args, kwargs)
 
 
-_setup_privateuseone_for_python_backend("second")
-_library = torch.library.Library("_", "IMPL")
-_library.fallback(_made, "PrivateUse1")
-_copies = torch.library.Library("aten", "IMPL")
-_copies.impl("copy_", partial(_made, aten.copy_.default), "PrivateUse1")
+_libraries: list[Any] = []
+
+
+def register() -> None:
+    """Make ``torch.device("second")`` known to torch, for the rest of this process."""
+    _setup_privateuseone_for_python_backend("second")
+    _libraries.append(torch.library.Library("_", "IMPL"))
+    _libraries[0].fallback(_made, "PrivateUse1")
+    _libraries.append(torch.library.Library("aten", "IMPL"))
+    _libraries[1].impl("copy_", partial(_made, aten.copy_.default), "PrivateUse1")
