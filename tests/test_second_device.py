@@ -14,4 +14,6 @@ def test_everything_on_the_second_device() -> None:
     run = subprocess.run(command, capture_output=True, text=True, timeout=280)
     print(run.stdout[-6000:], run.stderr[-2000:])
     passed = re.search(r"^(\d+) passed", run.stdout, re.MULTILINE)
-    assert run.returncode == 0 and passed and int(passed[1]) > 10
+    assert run.returncode == 0
+    assert passed is not None
+    assert int(passed[1]) > 10
