@@ -26,28 +26,51 @@ def orthogonalised(D: torch.Tensor) -> torch.Tensor:
     return U @ torch.diag(s) @ Vh
 
 
+class Formulas:
+    """The steps of one matrix, written down as in the head of the module."""
+
+    def __init__(self, W: torch.Tensor, scale: float) -> None:
+        self.z, self.x, self.scale = W.detach().clone(), W.detach().clone(), scale
+        self.mean, self.n, self.c, self.last, self.shortened = torch.zeros_like(self.z), 0, 1.0, None, 0
+
+    def step(self, D: torch.Tensor, lr: float = 1.0) -> None:
+        self.n += 1
+        n, f = self.n, min(1, (7.7 / self.n) ** 0.6)
+        beta = min(0.95, n / (n + 20))
+        self.mean = beta * self.mean + (1 - beta) * D
+        O = orthogonalised(beta * self.mean + (1 - beta) * D)
+        if self.last is not None and float((D * self.last).sum()) < -self.before / 2:
+            self.c, self.shortened = 0.7 * self.c, self.shortened + 1
+        else:
+            self.c = min(1, 1.1 * self.c)
+        self.last, self.before = O, float((D * O).sum())
+        self.z = self.z - self.c * lr * 0.18 * f * (self.scale * O + 0.2 * (1 - f) * self.z)
+        self.x = self.x + 9 / (n + 8) * (self.z - self.x)
+
+
 @pytest.mark.parametrize("sizes", [(12, 6, 3), (30, 4, 3), (5, 9, 3)])
 def test_steps_are_those_of_the_formulas_under_a_schedule(sizes: tuple[int, ...]):
     model, mirror = mlp(*sizes), mlp(*sizes)
     x, y = data(sizes[0])
     optimizer = gs.FreeMuon(model)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, 20)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, 40)
     rest = [mirror[0].bias, *mirror[2].parameters()]
     adam = torch.optim.AdamW(rest, lr=0.02, betas=(0.9, 0.99), weight_decay=0.0)
-    W, mean = mirror[0].weight.data, torch.zeros(sizes[1], sizes[0], dtype=torch.float64)
-    for n in range(1, 20):
-        lr, share, beta = 1 - (n - 1) / 20, min(1, 25 / 9 / math.sqrt(n)), n / (n + 20)
+    own = Formulas(mirror[0].weight, math.sqrt(max(1, sizes[1] / sizes[0])))
+    for n in range(1, 40):
+        lr, share = 1 - (n - 1) / 40, min(1, (7.7 / n) ** 0.6)
         adam.param_groups[0]["lr"] = lr * 0.02 * share
+        y = y.roll(n // 6)  # so that some steps overshoot
         train(mirror, adam, x, y)
-        D = mirror[0].weight.grad
-        mean = beta * mean + (1 - beta) * D
-        O = orthogonalised(beta * mean + (1 - beta) * D)
-        length = lr * 0.18 * share
-        W.mul_(1 - 0.2 * (1 - share) * length).sub_(length * math.sqrt(max(1, sizes[1] / sizes[0])) * O)
-        mirror[0].weight.grad = None
+        own.step(mirror[0].weight.grad, lr)
+        mirror[0].weight.data, mirror[0].weight.grad = own.z.clone(), None
         train(model, optimizer, x, y)
         schedule.step()
         same(model, mirror, atol=1e-10, rtol=0)
+        with optimizer.averaged():
+            torch.testing.assert_close(model[0].weight.detach(), own.x, atol=1e-10, rtol=0)
+    assert own.shortened
+    same(model, mirror, atol=1e-10, rtol=0)
 
 
 class Words(nn.Module):
@@ -69,15 +92,11 @@ def test_steps_of_embeddings_are_those_of_the_formulas(width: int, entries: int)
     torch.manual_seed(0)
     model = Words(width, entries, padding_idx=0)
     optimizer = gs.FreeMuon(model)
-    W, mean = model.words.weight.detach().clone(), torch.zeros(entries, width, dtype=torch.float64)
-    for n in range(1, 12):
+    own = Formulas(model.words.weight, math.sqrt(width) / 2)
+    for _ in range(12):
         train(model, optimizer, torch.randint(0, entries - 1, (20, 3)), torch.arange(20) % 2)
-        D, beta = model.words.weight.grad, n / (n + 20)
-        mean = beta * mean + (1 - beta) * D
-        share = min(1, 25 / 9 / math.sqrt(n))
-        O = orthogonalised(beta * mean + (1 - beta) * D)
-        W = (1 - 0.2 * (1 - share) * 0.18 * share) * W - 0.18 * share * math.sqrt(width) / 2 * O
-        torch.testing.assert_close(model.words.weight.detach(), W, atol=1e-10, rtol=0)
+        own.step(model.words.weight.grad)
+        torch.testing.assert_close(model.words.weight.detach(), own.z, atol=1e-10, rtol=0)
     assert not model.words.weight[0].any()  # the padding
 
 

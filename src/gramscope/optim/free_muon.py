@@ -1,21 +1,36 @@
-"""``gs.FreeMuon``: Muon with built-in step lengths, so that there is no rate to choose.
+"""``gs.FreeMuon``: Muon with built-in step lengths and averaged weights: no rate, schedule or horizon to choose.
 
-A matrix takes steps along O, the orthogonalised mean of recent gradients. Three lengths follow from the number n of its steps.
-The mean of gradients reaches back over about 1 + n/20 steps, at most 20: early gradients come from weights that are soon far
-away. The step ρ is 0.18, and falls like 0.5/√n from the eighth step on. Weights decay by the share ρλ in a step; λ is 0 in the
-first steps and grows towards 0.2 as ρ falls, so that short runs are not slowed and long ones forget what early gradients wrote.
+A matrix z takes steps along O, the orthogonalised mean of recent gradients, and x is an average of all its values so far. At
+step n, with s the scale of :func:`_scale` and ``f = min(1, (7.7/n)^0.6)``:
+
+    O = orthogonalised Nesterov mean of gradients, β = min(0.95, n/(n + 20))
+    c = 0.7 c  where ⟨gₙ, Oₙ₋₁⟩ < −½ ⟨gₙ₋₁, Oₙ₋₁⟩,  else min(1, 1.1 c);  1 at first
+    z = z − c · 0.18 f · (s O + 0.2 (1 − f) z)
+    x = x + 9/(n + 8) · (z − x)
+
+Gradients are taken at z, which the parameters hold; x is what to evaluate and save (:meth:`FreeMuon.averaged`).
+
+- The mean of gradients reaches back over about 1 + n/20 steps, at most 20: early gradients come from weights that are soon far
+  away (Muon: Jordan et al. 2024).
+- The average is the polynomial-decay average of Shamir and Zhang (2013) of power 8: its weights grow like n⁸, so that it covers
+  about the last ninth of all steps, however many there are. It does what a schedule that falls to 0 would do at a known end.
+- c shortens the steps of a matrix whose last step went too far: the loss fell along it before and rises along it now, by more
+  than half as fast.
+- Weights decay by a share that grows to 0.2 as steps fall, so that short runs are not slowed and long ones forget what early
+  gradients wrote.
 
 An embedding is the matrix ``[width, entries]`` that multiplies one-hot vectors. These have length 1, where the inputs of other
-layers have about √d. So its steps are longer by ``√width/2``: an entry moves by up to ρ/2 (root mean square).
+layers have about √d. So its steps are longer by ``√width/2``: an entry moves by up to 0.09 (root mean square).
 
-All other parameters take steps of Adam with a rate that falls as ρ does.
+All other parameters take steps of Adam with rate 0.02 f. They are not averaged.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -54,12 +69,12 @@ _INSTEAD = {
 
 
 def falling(n: int) -> float:
-    """The share of the first steps' size that step n has, ``min(1, (25/9)/√n)``.
+    """The share f of the first steps' length that step n has.
 
-    >>> falling(7), falling(2500)
-    (1.0, 0.05555555555555555)
+    >>> falling(7), round(falling(1000), 4)
+    (1.0, 0.0539)
     """
-    return min(1.0, 25 / (9 * math.sqrt(n)))
+    return min(1.0, (7.7 / n) ** 0.6)
 
 
 def mean_weight(n: int) -> float:
@@ -75,8 +90,8 @@ class FreeMuon(Optimizer):
     """Muon with built-in step lengths for a model's weight matrices and embeddings, and Adam for all other parameters.
 
     There is no rate to choose. ``param_groups`` has two groups, the matrices and the rest; ``lr`` multiplies the step lengths
-    of a group and is 1, so that learning-rate schedulers work. A schedule that falls linearly to 0 at the end of training is
-    recommended. Steps of matrices do not depend on the scale of the loss.
+    of a group and is 1, so that learning-rate schedulers work; none is needed. Steps of matrices do not depend on the scale of
+    the loss. Evaluate and save the model under :meth:`averaged`.
 
     Args:
         model: any module. No hooks are placed on it.
@@ -165,26 +180,64 @@ class FreeMuon(Optimizer):
 
     def _step_matrices(self, parameters: list[Tensor], lr: float) -> None:
         """Muon's steps; matrices of one shape are orthogonalised together."""
-        alike: dict[Any, list[tuple[WeightMatrix, Tensor, int]]] = defaultdict(list)
+        alike: dict[Any, list[tuple[WeightMatrix, int]]] = defaultdict(list)
         for p in parameters:
             assert p.grad is not None
-            grad = p.grad.to(torch.promote_types(p.dtype, torch.float32))
+            dtype = torch.promote_types(p.dtype, torch.float32)
             state = self.state[p]
-            n = state["step"] = state.get("step", 0) + 1
-            beta = mean_weight(n)
-            mean = state.setdefault("mean", torch.zeros_like(grad)).lerp_(grad, 1 - beta)
-            lead = torch.lerp(grad, mean, beta)  # as Nesterov: the newest gradient counts once more
-            for matrix in self._matrices[p]:
-                own = matrix.view(lead)
-                alike[own.shape, own.dtype, own.device].append((matrix, own, n))
+            if not state:
+                state |= {
+                    "step": 0,
+                    "mean": torch.zeros_like(p, dtype=dtype),
+                    "average": p.detach().to(dtype, copy=True),
+                }
+                state |= {"last": [None] * len(self._matrices[p]), "guard": [None] * len(self._matrices[p])}
+            n = state["step"] = state["step"] + 1
+            state["mean"].lerp_(p.grad.to(dtype), 1 - mean_weight(n))
+            for number, matrix in enumerate(self._matrices[p]):
+                alike[matrix.shape, dtype, p.device].append((matrix, number))
         for members in alike.values():
-            leads = [lead for _, lead, _ in members]
-            directions = orthogonalised(torch.stack(leads) if len(leads) > 1 else leads[0].unsqueeze(0))
-            for (matrix, _, n), O in zip(members, directions, strict=True):
-                length = lr * STEP * falling(n)
-                kept = 1 - length * DECAY * (1 - falling(n))
-                weights = matrix.read().to(O.dtype)
-                matrix.assign(torch.add(kept * weights, O, alpha=-length * _scale(matrix)))
+            leads = []
+            for matrix, _ in members:
+                state, gradient = self.state[matrix.parameter], matrix.gradient()
+                assert gradient is not None
+                mean = matrix.view(state["mean"])  # as Nesterov: the newest gradient counts once more
+                leads.append(torch.lerp(gradient.to(mean.dtype), mean, mean_weight(state["step"])))
+            for (matrix, number), O in zip(members, orthogonalised(torch.stack(leads)), strict=True):
+                self._step_matrix(matrix, number, O, lr)
+        for p in parameters:
+            state = self.state[p]
+            state["average"].lerp_(p.detach().to(state["average"].dtype), 9 / (state["step"] + 8))
+
+    def _step_matrix(self, matrix: WeightMatrix, number: int, O: Tensor, lr: float) -> None:
+        """One step along O."""
+        state, gradient = self.state[matrix.parameter], matrix.gradient()
+        assert gradient is not None
+        share = falling(state["step"])
+        slope = _inner(gradient, O)
+        if state["last"][number] is None:
+            c = torch.ones_like(slope)
+        else:
+            c, before = state["guard"][number]
+            too_far = _inner(gradient, state["last"][number]) < -before / 2
+            c = torch.where(too_far, 0.7 * c, (1.1 * c).clamp_max(1.0))
+        state["last"][number], state["guard"][number] = O.to(torch.bfloat16), torch.stack([c, slope])
+        length = lr * STEP * share * c[..., None, None]
+        weights = matrix.read().to(O.dtype)
+        matrix.assign((1 - length * DECAY * (1 - share)) * weights - length * _scale(matrix) * O)
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Within this block the model has the averaged weights x, to evaluate or save it."""
+        trained = [p for p in self._matrices if self.state[p]]
+        own = [p.detach().clone() for p in trained]
+        with torch.no_grad():
+            torch._foreach_copy_(trained, [self.state[p]["average"] for p in trained])
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                torch._foreach_copy_(trained, own)
 
     def _step_rest(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         """Adam's steps with a falling rate; parameters with equally many steps together."""
@@ -236,3 +289,9 @@ def _scale(matrix: WeightMatrix) -> float:
     k, d = matrix.shape[-2:]
     one_hot = bool(matrix.layers) and isinstance(matrix.layers[0], EmbeddingLayer)
     return 0.5 * math.sqrt(k) if one_hot else math.sqrt(max(1.0, k / d))
+
+
+def _inner(A: Tensor, B: Tensor) -> Tensor:
+    """⟨A, B⟩ of two matrices, or of each pair in two stacks."""
+    dtype = torch.promote_types(A.dtype, B.dtype)
+    return (A.to(dtype) * B.to(dtype)).sum((-2, -1))
