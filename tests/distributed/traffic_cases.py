@@ -22,7 +22,7 @@ from vcl_cases import global_batches, mine, train
 import gramscope as gs
 from gramscope.distributed.exchange import Exchange, find_exchange
 from gramscope.linalg.budget import Budget
-from gramscope.linalg.symmetric_sum import SymmetricSum
+from gramscope.linalg.psd import SymmetricSum
 from gramscope.statistics.collect import collect_planned
 from gramscope.statistics.feature_sum import Features
 from gramscope.statistics.gradient import Gradient

@@ -13,7 +13,7 @@ from cases import randoms, refused
 from gramscope.errors import ResultWarning
 from gramscope.instruments.interpolation import interpolation_error, pair_blocks
 from gramscope.instruments.regions import region_crossings
-from gramscope.linalg import row_blocks as rows_module
+from gramscope.linalg import arrays as rows_module
 
 
 def codes(n: int = 12, d: int = 3, p: int = 4, seed: int = 0, noise: float = 0.3) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from cases import normal, randoms, refused
 from gramscope.errors import InputError
+from gramscope.linalg.arrays import OneHotRows
 from gramscope.linalg.moments import (
     ClassMoments,
     Moments,
@@ -22,7 +23,6 @@ from gramscope.linalg.moments import (
     merge,
     moments,
 )
-from gramscope.linalg.row_blocks import OneHotRows
 
 
 def same(a: Moments | ClassMoments, b: Moments | ClassMoments, scale: float = 1.0) -> bool:

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from sklearn.linear_model import LinearRegression, Ridge
 
 from cases import randoms, refused
-from gramscope.linalg import row_blocks as rows_module
+from gramscope.linalg import arrays as rows_module
+from gramscope.linalg.arrays import MappedRows, Rows
 from gramscope.linalg.moments import moments
 from gramscope.linalg.ridge import check_ridge
 from gramscope.linalg.ridge_moments import fit_moments
 from gramscope.linalg.ridge_rows import accurate_product, fit_rows
-from gramscope.linalg.row_blocks import MappedRows, Rows
 
 
 def problem(n: int, d: int, c: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

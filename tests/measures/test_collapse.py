@@ -18,7 +18,7 @@ from cases import normal, randoms, refused
 from gramscope.errors import InputError, ResultWarning
 from gramscope.linalg.moments import ClassMoments, class_moments, merge
 from gramscope.measures.collapse import neural_collapse_from_moments, neural_collapse_from_rows, nrc1, nrc2, nrc3
-from gramscope.measures.targets import label_rows, target_rows
+from gramscope.measures.linearity import label_rows, target_rows
 
 
 def data(n: int, d: int, c: int, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 import gramscope as gs
 from cases import randoms, refused
+from gramscope.measures.linearity import target_rows
 from gramscope.measures.surrogate_theory import linearity_bound, moving_target, surrogate_step
-from gramscope.measures.targets import target_rows
 
 
 @pytest.mark.filterwarnings("ignore::gramscope.errors.ResultWarning")

@@ -16,8 +16,8 @@ import gramscope as gs
 from cases import normal
 from gramscope.linalg.budget import Budget
 from gramscope.linalg.moments import class_moments
+from gramscope.measures.linearity import label_rows
 from gramscope.measures.table import Table
-from gramscope.measures.targets import label_rows
 from gramscope.statistics import feature_statistics
 from gramscope.statistics.feature_statistics import FeatureStatistics, merge_features, projected
 from gramscope.statistics.feature_sum import Features

@@ -15,10 +15,14 @@ from torch import Tensor
 import gramscope as gs
 from gramscope.linalg.moments import class_moments, moments
 from gramscope.measures.collapse import neural_collapse_from_rows
-from gramscope.measures.linearity import held_out_from_moments, surrogate_from_moments, target_linearity_from_moments
+from gramscope.measures.linearity import (
+    held_out_from_moments,
+    label_rows,
+    surrogate_from_moments,
+    target_linearity_from_moments,
+)
 from gramscope.measures.similarity import linear_cka_from_moments
 from gramscope.measures.spectrum import feature_spectrum_from_moments
-from gramscope.measures.targets import label_rows
 from gramscope.optim.procrustes import nearest_with_gram
 from torture.exact import ZERO, Numbers, eigen, exact, eye, inverse, norm, power, projection, singular_values
 

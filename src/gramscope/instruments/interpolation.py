@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError, ResultWarning
-from gramscope.linalg.arrays import Array, as_float_tensor, to_double
-from gramscope.linalg.row_blocks import Rows, check_pair, spans
+from gramscope.linalg.arrays import Array, Rows, as_float_tensor, check_pair, spans, to_double
 from gramscope.measures.linearity import fit_linear, held_out_target_linearity
 
 

@@ -16,13 +16,11 @@ from torch import Tensor
 from typing_extensions import override
 
 from gramscope.errors import InputError, load_extra
-from gramscope.linalg.arrays import as_nonempty_floats
+from gramscope.linalg.arrays import OneHotRows, Rows, as_nonempty_floats
 from gramscope.linalg.moments import ClassMoments, Moments, class_moments, merge, moments
-from gramscope.linalg.row_blocks import OneHotRows, Rows
 from gramscope.measures.collapse import neural_collapse_from_moments
-from gramscope.measures.linearity import surrogate_from_moments, target_linearity_from_moments
+from gramscope.measures.linearity import as_labels, surrogate_from_moments, target_linearity_from_moments
 from gramscope.measures.similarity import linear_cka_from_moments
-from gramscope.measures.targets import as_labels
 
 Metric: Any = load_extra("torchmetrics", "torchmetrics").Metric
 #: sizes d and c, and whether the moments are those of classes

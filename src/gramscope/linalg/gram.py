@@ -24,10 +24,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from gramscope.errors import InputError
-from gramscope.linalg.arrays import check_size, to_double
+from gramscope.linalg.arrays import check_size, row_product, spans, to_double
 from gramscope.linalg.budget import GROUPS
 from gramscope.linalg.measured import Measured, combine, jackknife
-from gramscope.linalg.row_blocks import row_product, spans
 
 REMARK = "an estimate from random probes, because the matrix itself would not fit memory="
 

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError
-from gramscope.linalg.arrays import Array, check_range, shapes_of
-from gramscope.linalg.psd import add_gram_, mirror_
-from gramscope.linalg.row_blocks import OneHotRows, Rows, check_pair, spans
+from gramscope.linalg.arrays import Array, OneHotRows, Rows, check_pair, check_range, shapes_of, spans
+from gramscope.linalg.psd import SymmetricSum
 
 
 @dataclass(frozen=True)
@@ -195,14 +194,18 @@ def moments(H: Array | Rows, Y: Array | Rows, gram: bool = True) -> Moments:
     check_pair(features, targets)
     mean_h, mean_y = features.mean(), targets.mean()
     d, c = features.width, targets.width
-    C_hh, C_yh, C_yy = mean_h.new_zeros(d if gram else 0, d), mean_h.new_zeros(c, d), mean_h.new_zeros(c, c)
+    total, C_yh, C_yy = (
+        SymmetricSum(d if gram else 0, device=mean_h.device),
+        mean_h.new_zeros(c, d),
+        mean_h.new_zeros(c, c),
+    )
     for start, stop in spans(features.n, d + c, least=min(d, 256), entries=CACHED_ENTRIES):
         h, y = features.block(start, stop) - mean_h, targets.block(start, stop) - mean_y
         C_yh.addmm_(y.mT, h)
         C_yy.addmm_(y.mT, y)
         if gram:
-            add_gram_(C_hh, h)
-    return Moments(features.n, mean_h, mean_y, mirror_(C_hh) if gram else None, C_yh.mT, C_yy)
+            total.add_gram(h)
+    return Moments(features.n, mean_h, mean_y, total.dense() if gram else None, C_yh.mT, C_yy)
 
 
 def block_moments(h: Tensor, y: Tensor, gram: bool = True) -> Moments:
@@ -243,10 +246,10 @@ def class_moments(H: Array | Rows, labels: OneHotRows, gram: bool = True) -> Cla
     means = sums.div_(counts.clamp(min=1)[:, None])
     if not gram:
         return ClassMoments(counts, means, None)
-    within = sums.new_zeros(features.width, features.width)
+    within = SymmetricSum(features.width, device=sums.device)
     for start, stop in spans(features.n, features.width, least=min(features.width, 256), entries=CACHED_ENTRIES):
-        add_gram_(within, features.block(start, stop) - means[labels.index(start, stop).to(means.device)])
-    return ClassMoments(counts, means, mirror_(within))
+        within.add_gram(features.block(start, stop) - means[labels.index(start, stop).to(means.device)])
+    return ClassMoments(counts, means, within.dense())
 
 
 def between(a: Moments, b: Moments) -> Tensor:

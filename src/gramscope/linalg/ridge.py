@@ -26,9 +26,8 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError
-from gramscope.linalg.arrays import Array, check_range
+from gramscope.linalg.arrays import Array, Rows, check_range
 from gramscope.linalg.psd import EPS, svd
-from gramscope.linalg.row_blocks import Rows
 
 #: the part of a target along a direction counts as real above this many standard deviations of that along a random one
 CHANCE = 4.0

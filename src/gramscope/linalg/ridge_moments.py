@@ -28,6 +28,7 @@ from gramscope.linalg.ridge import (
 def fit_moments(m: Moments, ridge: float = 0.0, intercept: bool = False, eps: float = EPS) -> RidgeFit:
     """The fit of y on h given their moments, of features that came with relative rounding ``eps``.
 
+    >>> from gramscope.linalg.moments import moments
     >>> m = moments(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([[1.0], [0.0], [1.0]]))
     >>> round(float(fit_moments(m).residuals), 4)
     0.8571

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError
-from gramscope.linalg.arrays import check_range
+from gramscope.linalg.arrays import MappedRows, OneHotRows, Rows, check_pair, check_range, spans
 from gramscope.linalg.moments import Moments, class_moments, moments
-from gramscope.linalg.psd import EPS, add_gram_, mirror_, svd, svdvals
+from gramscope.linalg.psd import EPS, SymmetricSum, svd, svdvals
 from gramscope.linalg.ridge import (
     SMALL,
     TINY,
@@ -27,7 +27,6 @@ from gramscope.linalg.ridge import (
     number,
 )
 from gramscope.linalg.ridge_moments import fit_clear, fit_moments
-from gramscope.linalg.row_blocks import MappedRows, OneHotRows, Rows, check_pair, spans
 
 #: most directions taken as zero that are looked at again, and most entries of features times directions
 HIDDEN, HIDDEN_ENTRIES = 8, 4_000_000
@@ -93,10 +92,11 @@ def _fit_wide(H: Rows, Y: Rows, ridge: float, intercept: bool, rtol: float | Non
 
     weights, fit = None, None
     if rtol is None and (ridge or not intercept):  # centred rows sum to zero
-        gram = torch.zeros(H.n, H.n, dtype=y.dtype, device=y.device)
+        total = SymmetricSum(H.n, device=y.device)
         for block in _columns(H, mean_h):
-            add_gram_(gram, block.mT)
-        mirror_(gram).diagonal().add_(ridge)
+            total.add_gram(block.mT)
+        gram = total.dense()
+        gram.diagonal().add_(ridge)
         factor = clear_factor(gram, input_noise(H.width, H.n, H.eps) ** 2 if rounded else 0.0)
         if factor is not None:
             R, scale = factor

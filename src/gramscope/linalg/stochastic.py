@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gramscope.linalg.arrays import to_double
 from gramscope.linalg.budget import GROUPS
-from gramscope.linalg.symmetric_sum import for_products
+from gramscope.linalg.psd import for_products
 
 
 def probes(d: int, count: int, like: Tensor) -> Tensor:

@@ -19,18 +19,23 @@ from torch import Tensor
 from gramscope.errors import InputError, ResultWarning
 from gramscope.linalg.arrays import (
     Array,
+    OneHotRows,
+    Rows,
     as_float_tensor,
     as_matrices,
     binary_exponent,
+    check_pair,
     check_same_device,
+    scale_of,
+    scaled,
+    spans,
     to_double,
+    unit_rows,
     unit_scale,
 )
 from gramscope.linalg.moments import CACHED_ENTRIES, ClassMoments, class_moments
 from gramscope.linalg.psd import EPS, eigh, frobenius, psd_power, svd
-from gramscope.linalg.row_blocks import OneHotRows, Rows, check_pair, scale_of, scaled, spans, unit_rows
-from gramscope.measures.linearity import surrogate, surrogate_from_moments
-from gramscope.measures.targets import label_rows
+from gramscope.measures.linearity import label_rows, surrogate, surrogate_from_moments
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError, no_such
-from gramscope.linalg.arrays import to_double
+from gramscope.linalg.arrays import row_norm, to_double
 from gramscope.linalg.gram import Dense, Factor, Gram, cosine
 from gramscope.linalg.measured import Measured
-from gramscope.linalg.row_blocks import row_norm
 from gramscope.measures.alignment import corrupted, nfa
 from gramscope.measures.column import GROUPS, NO_KERNEL, Column, LayerView, Missing, Value, sketched
 from gramscope.measures.feature_columns import FEATURE_COLUMNS

@@ -9,12 +9,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gramscope.linalg.arrays import to_double
+from gramscope.linalg.arrays import row_norm, to_double
 from gramscope.linalg.budget import FEWEST, Budget
 from gramscope.linalg.gram import Dense, Estimated, Factor, Factored, Gram, correlation, cosine
 from gramscope.linalg.measured import Measured, combine
 from gramscope.linalg.psd import inverse_root
-from gramscope.linalg.row_blocks import row_norm
 from gramscope.linalg.stochastic import onto_columns, probes
 from gramscope.measures.column import LayerView, Missing
 from gramscope.measures.feature_columns import features_of

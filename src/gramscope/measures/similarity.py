@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError
-from gramscope.linalg.arrays import Array, to_double
+from gramscope.linalg.arrays import Array, Rows, check_pair, spans, to_double, unit_rows
 from gramscope.linalg.moments import Moments, is_constant, moments
 from gramscope.linalg.psd import frobenius
-from gramscope.linalg.row_blocks import Rows, check_pair, spans, unit_rows
 from gramscope.measures.linearity import fit_linear, probe_accuracy
 
 

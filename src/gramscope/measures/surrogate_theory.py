@@ -7,13 +7,11 @@ from dataclasses import dataclass
 import torch
 
 from gramscope.errors import InputError
-from gramscope.linalg.arrays import Array, as_float_tensor, check_range, check_size
+from gramscope.linalg.arrays import Array, Rows, as_float_tensor, check_pair, check_range, check_size, spans
 from gramscope.linalg.gram import FACTOR_LIMIT
 from gramscope.linalg.ridge import check_ridge
 from gramscope.linalg.ridge_rows import fit_rows, singular_values
-from gramscope.linalg.row_blocks import Rows, check_pair, spans
-from gramscope.measures.linearity import checked, cross_product, fit_linear
-from gramscope.measures.targets import target_rows
+from gramscope.measures.linearity import checked, cross_product, fit_linear, target_rows
 from gramscope.measures.virtual import matrices
 
 

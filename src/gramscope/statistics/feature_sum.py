@@ -16,7 +16,7 @@ from gramscope.layers.kinds import EmbeddingLayer
 from gramscope.linalg.arrays import to_double
 from gramscope.linalg.budget import Budget
 from gramscope.linalg.moments import between
-from gramscope.linalg.symmetric_sum import SymmetricSum, kept_entries
+from gramscope.linalg.psd import SymmetricSum, kept_entries
 from gramscope.statistics.feature_statistics import (
     FeatureStatistics,
     merge_features,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gramscope.distributed.exchange import Exchange
 from gramscope.errors import InputError
-from gramscope.linalg.row_blocks import row_norm
+from gramscope.linalg.arrays import row_norm
 from gramscope.statistics.feature_statistics import FeatureStatistics
 from gramscope.statistics.result import LayerStatistics, Statistics, check_options, drop_refuted, merge_orders
 from gramscope.statistics.sums import Sum

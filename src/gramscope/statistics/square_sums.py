@@ -14,8 +14,8 @@ from typing_extensions import override
 
 from gramscope.linalg.budget import FEWEST, Budget
 from gramscope.linalg.gram import Dense, Estimated, Factor, Factored, Gram
+from gramscope.linalg.psd import SymmetricSum, for_products
 from gramscope.linalg.stochastic import gram_times, onto_columns, probes
-from gramscope.linalg.symmetric_sum import SymmetricSum, for_products
 from gramscope.statistics.sums import LeftOut, NotCollected, Seen, Sum, finite
 
 if TYPE_CHECKING:
