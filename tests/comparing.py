@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from gramscope.linalg.budget import Budget
 from gramscope.statistics.collect import collect_planned
+from gramscope.statistics.matrix_sums import SquareSum
 from gramscope.statistics.result import LayerStatistics, Statistics
-from gramscope.statistics.square_sums import SquareSum
 from gramscope.statistics.sums import Notes, Plan
 
 

@@ -24,9 +24,8 @@ from gramscope.distributed.exchange import Exchange, find_exchange
 from gramscope.linalg.budget import Budget
 from gramscope.linalg.psd import SymmetricSum
 from gramscope.statistics.collect import collect_planned
-from gramscope.statistics.feature_sum import Features
-from gramscope.statistics.gradient import Gradient
-from gramscope.statistics.square_sums import Covariance, Kernel
+from gramscope.statistics.features import Features
+from gramscope.statistics.matrix_sums import Covariance, Gradient, Kernel
 from gramscope.statistics.sums import Plan, Sum
 
 #: operations of one tensor

@@ -290,7 +290,7 @@ def test_table_prints_converts_and_round_trips() -> None:
     assert list(frame.index) == ["0", "2", "4"]
     assert frame.loc["0", "nfa"] == table["0"]["nfa"]
     assert table.column("nfa")["4"] == table["4"]["nfa"]
-    with pytest.raises(InputError, match="no row '9'"):
+    with pytest.raises(InputError, match="no row or column '9'"):
         table["9"]
     refused(table.column, "x", match="no measure 'x'")
 

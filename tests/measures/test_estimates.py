@@ -12,8 +12,7 @@ import gramscope as gs
 from comparing import collected
 from gramscope.linalg.budget import Budget
 from gramscope.linalg.stochastic import probes
-from gramscope.statistics.gradient import Gradient
-from gramscope.statistics.square_sums import Covariance, Kernel
+from gramscope.statistics.matrix_sums import Covariance, Gradient, Kernel
 from gramscope.statistics.sums import Plan
 from live_bytes import LiveBytes
 

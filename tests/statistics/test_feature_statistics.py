@@ -18,9 +18,8 @@ from gramscope.linalg.budget import Budget
 from gramscope.linalg.moments import class_moments
 from gramscope.measures.linearity import label_rows
 from gramscope.measures.table import Table
-from gramscope.statistics import feature_statistics
-from gramscope.statistics.feature_statistics import FeatureStatistics, merge_features, projected
-from gramscope.statistics.feature_sum import Features
+from gramscope.statistics import features as feature_statistics
+from gramscope.statistics.features import Features, FeatureStatistics, merge_features, projected
 from gramscope.statistics.sums import Plan, Seen
 
 

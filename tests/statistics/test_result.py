@@ -17,8 +17,8 @@ import gramscope as gs
 from cases import BY_NAME, normal, pooled, refused, split
 from comparing import assert_same, collected
 from gramscope.notes import joined
+from gramscope.statistics.matrix_sums import Kernel
 from gramscope.statistics.result import Statistics
-from gramscope.statistics.square_sums import Kernel
 from gramscope.statistics.sums import Plan
 from routed_experts import OPTIONS, routed
 

@@ -30,9 +30,9 @@ from gramscope.linalg.budget import MEMORY, Budget
 from gramscope.linalg.psd import psd_power
 from gramscope.notes import Note, joined
 from gramscope.statistics.collect import collect
+from gramscope.statistics.matrix_sums import Kernel
 from gramscope.statistics.result import LayerStatistics
 from gramscope.statistics.run import run
-from gramscope.statistics.square_sums import Kernel
 from gramscope.statistics.sums import Plan
 
 if TYPE_CHECKING:

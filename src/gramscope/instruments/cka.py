@@ -23,8 +23,7 @@ from gramscope.layers.select import LayerSelector
 from gramscope.layers.tape import Tape
 from gramscope.measures.similarity import FEWEST, batch_hsic, centred_kernel
 from gramscope.measures.table import format_value
-from gramscope.statistics.features import Tokens, inputs_of, rows_and_targets
-from gramscope.statistics.structure import Structure, find_structure
+from gramscope.statistics.structure import Structure, Tokens, find_structure, inputs_of, rows_and_targets
 from gramscope.statistics.sums import LeftOut
 from gramscope.text_table import text_table
 

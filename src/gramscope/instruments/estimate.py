@@ -22,7 +22,8 @@ class Estimate:
     """Bytes at most, beside the model, the data, and the activations of one batch.
 
     Args:
-        sums: what is kept of each layer until its row of the table is computed, ``{layer: {sum: bytes}}``.
+        sums: what is kept of each layer until its row of the table is computed, ``{layer: {sum: bytes}}``, for targets of up
+            to 64 columns or classes.
         evaluation: whole matrices of one layer while its row is computed.
         chunk: Jacobians of a block of outputs, 0 without.
     """

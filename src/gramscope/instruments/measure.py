@@ -29,12 +29,10 @@ from gramscope.measures.columns import columns_of
 from gramscope.measures.table import Table
 from gramscope.notes import Note, joined
 from gramscope.statistics.collect import check_reference, collect_planned, progress_bar
-from gramscope.statistics.feature_sum import Features
-from gramscope.statistics.features import Tokens
-from gramscope.statistics.gradient import Gradient, ParameterGradient
+from gramscope.statistics.features import Features
+from gramscope.statistics.matrix_sums import CenteredKernel, Covariance, Gradient, Kernel, ParameterGradient
 from gramscope.statistics.result import LayerStatistics, Statistics
-from gramscope.statistics.square_sums import CenteredKernel, Covariance, Kernel
-from gramscope.statistics.structure import output_of
+from gramscope.statistics.structure import Tokens, output_of
 from gramscope.statistics.sums import NotCollected, Notes, Plan, Sum
 
 if TYPE_CHECKING:

@@ -13,13 +13,14 @@ from torch import Tensor
 
 from gramscope.errors import InputError, load_extra
 from gramscope.instruments.measure import table_of
+from gramscope.layers.labels import IGNORED
 from gramscope.linalg.budget import MEMORY, Budget
 from gramscope.measures.column import Column, Context
 from gramscope.measures.columns import COLUMNS, DEFAULT, columns_of
 from gramscope.measures.table import Table
-from gramscope.statistics.feature_sum import Features
-from gramscope.statistics.features import IGNORED, Tokens, rows_and_targets
+from gramscope.statistics.features import Features
 from gramscope.statistics.result import LayerStatistics, NetworkStatistics, Statistics
+from gramscope.statistics.structure import Tokens, rows_and_targets
 from gramscope.statistics.sums import Plan, Seen
 
 #: numbers that are read at once

@@ -35,7 +35,7 @@ from gramscope.measures.column import Column
 from gramscope.measures.columns import columns_of
 from gramscope.measures.table import Table
 from gramscope.notes import Note
-from gramscope.statistics.features import Tokens
+from gramscope.statistics.structure import Tokens
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

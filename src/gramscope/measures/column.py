@@ -13,8 +13,8 @@ from torch import Tensor
 from gramscope.linalg.budget import Budget
 from gramscope.linalg.measured import Measured
 from gramscope.measures.spectrum import Spectrum, large_weight_spectrum, weight_spectrum
+from gramscope.statistics.matrix_sums import Kernel
 from gramscope.statistics.result import LayerStatistics, Statistics
-from gramscope.statistics.square_sums import Kernel
 from gramscope.statistics.sums import Sum
 
 T = TypeVar("T")

@@ -23,7 +23,7 @@ from gramscope.measures.feature_columns import FEATURE_COLUMNS
 from gramscope.measures.later_columns import LATER_COLUMNS
 from gramscope.measures.layer_grams import Ansatz, grams_of
 from gramscope.measures.spectrum import Spectrum
-from gramscope.statistics.square_sums import CenteredKernel, Kernel
+from gramscope.statistics.matrix_sums import CenteredKernel, Kernel
 
 # --- weights ----------------------------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from gramscope.measures.collapse import (
 from gramscope.measures.column import Column, LayerView, Missing, Value
 from gramscope.measures.linearity import checked, fit_features, held_out_from_moments, surrogate, surrogate_from_moments
 from gramscope.measures.spectrum import feature_spectrum_from_moments, spectrum_of_few_rows
-from gramscope.statistics.feature_statistics import PROJECTION, FeatureStatistics, projected
+from gramscope.statistics.features import PROJECTION, FeatureStatistics, projected
 from gramscope.statistics.result import LayerStatistics
 from gramscope.statistics.sums import NotCollected
 

@@ -26,7 +26,7 @@ from gramscope.measures.feature_columns import features_of
 from gramscope.measures.layer_grams import Side, grams_of
 from gramscope.measures.similarity import kernel_target_alignment
 from gramscope.measures.spectrum import alpha_req, rankme, weight_exponent
-from gramscope.statistics.square_sums import Kernel
+from gramscope.statistics.matrix_sums import Kernel
 
 # --- what the columns read --------------------------------------------------------------------------------------------
 

@@ -17,8 +17,8 @@ from gramscope.linalg.psd import inverse_root
 from gramscope.linalg.stochastic import onto_columns, probes
 from gramscope.measures.column import LayerView, Missing
 from gramscope.measures.feature_columns import features_of
+from gramscope.statistics.matrix_sums import CenteredKernel, Covariance, Kernel, SquareSum
 from gramscope.statistics.result import LayerStatistics
-from gramscope.statistics.square_sums import CenteredKernel, Covariance, Kernel, SquareSum
 
 Side = Literal["inputs", "outputs"]
 

@@ -22,14 +22,18 @@ from gramscope.layers.model_call import OutputSelector, may_compute_loss, model_
 from gramscope.layers.modules import unwrap
 from gramscope.layers.select import LayerSelector
 from gramscope.linalg.budget import MEMORY, Budget
-from gramscope.statistics.feature_sum import Features
-from gramscope.statistics.features import Tokens
-from gramscope.statistics.gradient import Gradient, ParameterGradient
-from gramscope.statistics.processes import over_processes
-from gramscope.statistics.result import LayerStatistics, NetworkStatistics, Statistics, drop_refuted, merge_orders
+from gramscope.statistics.features import Features
+from gramscope.statistics.matrix_sums import CenteredKernel, Covariance, Gradient, Kernel, ParameterGradient
+from gramscope.statistics.result import (
+    LayerStatistics,
+    NetworkStatistics,
+    Statistics,
+    drop_refuted,
+    merge_orders,
+    over_processes,
+)
 from gramscope.statistics.run import run
-from gramscope.statistics.square_sums import CenteredKernel, Covariance, Kernel
-from gramscope.statistics.structure import output_of
+from gramscope.statistics.structure import Tokens, output_of
 from gramscope.statistics.sums import EVERY, LeftOut, Plan, Seen, Sum
 
 if TYPE_CHECKING:
@@ -96,7 +100,7 @@ def collect(
         targets: ``(inputs, target) -> Y`` where features are to be compared with something else than the batch's target.
             Integer targets are class labels from 0 on (for labels −1 and 1 pass ``lambda x, y: (y > 0).long()``),
             floating-point ones are regressed on as they are.
-        tokens: how sites become feature rows (:func:`gramscope.statistics.features.rows_and_targets`).
+        tokens: how sites become feature rows (:func:`gramscope.statistics.structure.rows_and_targets`).
         ignore_index: the label of positions or samples to leave out; by default the loss's own, or −100.
         features: keep moments of the layers' inputs with the targets.
         gram: keep ``HᵀH``: ``"auto"`` where d ≤ 4096 or three such matrices fit ``memory`` (for d > 512 the rows themselves

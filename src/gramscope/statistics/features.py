@@ -1,189 +1,367 @@
-"""Which rows of a layer's inputs represent a sample: pooling over sites, one token, a mask, or every token."""
+"""Features of a layer as a sum: moments of its rows and their targets, and the rows themselves while they are few.
+
+Labels count as one-hot rows. More than 1,024 of them (the tokens of a language model) are too many for a column each. Then
+the targets are the one-hot labels times a fixed random matrix of signs with 64 columns, ``Y R / 8``: sums of squares over the
+columns estimate those of all labels without bias, and their spread over the columns gives the standard error.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from typing import Any, ClassVar, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from typing_extensions import override
 
-from gramscope.errors import InputError
-from gramscope.layers.positions import flattened
-from gramscope.layers.record import Application, LayerRecord
-from gramscope.statistics.sums import LeftOut, Plan
+from gramscope.errors import InputError, NumericalError
+from gramscope.layers.kinds import EmbeddingLayer
+from gramscope.linalg.arrays import shapes_of, to_double
+from gramscope.linalg.budget import Budget
+from gramscope.linalg.moments import ClassMoments, Moments, between, block_moments, label_moments, merge
+from gramscope.linalg.psd import SymmetricSum, kept_entries
+from gramscope.statistics.structure import Unpaired
+from gramscope.statistics.sums import LeftOut, Plan, Seen, Sum
 
-if TYPE_CHECKING:
-    from gramscope.statistics.run import BatchResult
-    from gramscope.statistics.structure import Structure
-
-#: how sites become rows, see :func:`rows_and_targets`
-Tokens: TypeAlias = str | int | Callable[[Any, Any], Tensor]
-
-#: labels that are left out unless the loss or the caller names others
-IGNORED = -100
-
-
-class Unpaired(LeftOut):
-    """Features and targets of a layer do not go together; the message says why."""
+#: label values up to which every class has a column of its own
+CLASSES = 1024
+#: columns of the random projection of one-hot labels above
+PROJECTION = 64
 
 
-class NoSuchSites(Unpaired):
-    """A layer lacks the sites that ``tokens=`` asks for."""
-
-
-def inputs_of(
-    record: LayerRecord, axis: int, n: int, averaged: bool, lengths: tuple[int, ...] = (), grouped: bool = False
-) -> Tensor:
-    """A layer's inputs in one forward of ``n`` samples, ``[…, n, sites, d]``; or averaged over the sites.
+@dataclass(frozen=True)
+class FeatureStatistics:
+    """Moments of feature rows and their targets.
 
     Args:
-        record: what was captured of the layer; several applications add sites.
-        axis: of the samples in the inputs of a Linear layer.
-        n: samples of the batch; where an application has another number of rows, they cannot be paired.
-        averaged: give the mean over sites, without forming the sites of a convolution.
-        lengths: of the batch's sequences; n × length rows of a layer that sees all tokens in one axis are taken apart.
-        grouped: several rows of one sample are known to stand together. Their order is not known, only their mean can be had.
+        name: layer or module name.
+        moments: of (row, target): real targets, one-hot labels of all classes up to the largest seen, or projected labels.
+        HtE: ``Hᵀ E [d, c]`` with ``E = −∂L/∂f``, uncentred; present when rows are samples.
+        eps: rounding of the rows as they came, relative to their size (1.2e-7 for float32).
+        labelled: whether the targets are labels, projected or not.
+        labels: number of label values behind projected targets, 0 for targets that are not projected.
+        rows: the rows ``[n, d]`` themselves in place of ``HᵀH``, where they are few.
+        row_targets: their labels ``[n]`` or real targets ``[n, c]``.
+        of_outputs: whether the rows are the layer's outputs and not its inputs, as those of an embedding are.
     """
-    single = averaged and len(record.applications) == 1
-    parts = []
-    for a in record.applications:
-        a.check_unchanged()
-        h = a.layer.features(a.x, axis, single)
-        h = flattened(h, n, lengths)
-        if grouped and single and h.shape[-3] != n:
-            h = h.reshape(*h.shape[:-3], n, -1, h.shape[-1]).mean(-2, keepdim=True)
-        if h.shape[-3] != n:
-            raise Unpaired(f"its inputs have {h.shape[-3]} rows for {n} samples, so rows and targets cannot be paired")
-        parts.append(h)
-    if single:
-        return parts[0]
-    h = torch.cat(parts, -2) if len(parts) > 1 else parts[0]
-    return h.mean(-2, keepdim=True) if averaged else h
+
+    name: str
+    moments: Moments
+    HtE: Tensor | None = None
+    eps: float = torch.finfo(torch.float64).eps
+    labelled: bool = False
+    labels: int = 0
+    rows: Tensor | None = None
+    row_targets: Tensor | None = None
+    of_outputs: bool = False
+
+    def __repr__(self) -> str:
+        return shapes_of(self)
+
+    @property
+    def joint(self) -> Moments:
+        """Moments of rows and targets, without the columns of classes that were never seen."""
+        m = self.moments
+        if self.labels or not self.labelled:
+            return m
+        seen = m.mean_y > 0
+        return m if bool(seen.all()) else m.with_targets(seen)
+
+    @property
+    def classes(self) -> ClassMoments | None:
+        """Counts, means and scatter of every class; None where targets are no labels, or projected ones."""
+        if self.labels or not self.labelled:
+            return None
+        return ClassMoments.of(self.moments)
+
+    @property
+    def n(self) -> int:
+        """Number of rows."""
+        return self.moments.n
+
+    def to(self, device: torch.device) -> FeatureStatistics:
+        """The same with its tensors on ``device``."""
+        held = {f.name: getattr(self, f.name) for f in fields(self)}
+        moved: dict[str, Any] = {k: v.to(device) for k, v in held.items() if isinstance(v, Tensor | Moments)}
+        return replace(self, **moved)
+
+    def with_gram(self, gram: Tensor) -> FeatureStatistics:
+        """The same with ``C_hh``."""
+        return replace(self, moments=replace(self.moments, C_hh=gram))
+
+    def with_targets_like(self, other: FeatureStatistics) -> FeatureStatistics:
+        """The same with as many columns of labels as ``other``, or projected labels where it has them."""
+        if self.labelled != other.labelled:
+            raise InputError(f"{self.name!r}: labels cannot be merged with real targets")
+        if other.labels and not self.labels:
+            return self.projected()
+        extra = other.moments.mean_y.shape[0] - self.moments.mean_y.shape[0]
+        if extra <= 0 or self.labels or not self.labelled:
+            return self
+        m, pad = self.moments, torch.nn.functional.pad
+        mean_y, C_hy, C_yy = pad(m.mean_y, (0, extra)), pad(m.C_hy, (0, extra)), pad(m.C_yy, (0, extra, 0, extra))
+        return replace(self, moments=replace(m, mean_y=mean_y, C_hy=C_hy, C_yy=C_yy))
+
+    def projected(self) -> FeatureStatistics:
+        """The same with projected labels, exactly."""
+        if self.labels or not self.labelled:
+            return self
+        m = self.moments
+        c = m.mean_y.shape[0]
+        R = projected(torch.arange(c, device=m.mean_y.device, dtype=torch.int64))
+        return replace(self, moments=replace(m, mean_y=m.mean_y @ R, C_hy=m.C_hy @ R, C_yy=R.mT @ m.C_yy @ R), labels=c)
+
+    def without_rows(self, gram: bool = True) -> FeatureStatistics:
+        """The same with ``HᵀH`` in place of the rows, or with neither."""
+        if self.rows is None:
+            return self
+        part = replace(self, rows=None, row_targets=None)
+        centred = to_double(self.rows) - self.moments.mean_h
+        return part.with_gram(centred.mT @ centred) if gram else part
 
 
-def rows_and_targets(
-    h: Tensor,
-    target: Tensor | None,
-    tokens: Tokens,
-    inputs: Any,
-    name: str,
-    ignore_index: int = IGNORED,
-    valid: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """Feature rows ``[rows, d]`` and their targets from ``h [batch, sites, d]``.
+def statistics_of(name: str, rows: Tensor, target: Tensor, gram: bool) -> FeatureStatistics:
+    """Statistics of rows ``[m, d]`` with labels ``[m]`` or real targets ``[m, c]``."""
+    double = to_double(rows)
+    target = target.to(double.device)
+    if target.is_floating_point():
+        return FeatureStatistics(name, block_moments(double, to_double(target), gram))
+    count = int(target.max()) + 1
+    if count > CLASSES:
+        return FeatureStatistics(name, block_moments(double, projected(target), gram), labelled=True, labels=count)
+    return FeatureStatistics(name, label_moments(double, target, count, gram), labelled=True)
 
-    Args:
-        h: features in normal form; a leading ``groups`` axis is joined into d.
-        target: ``[batch]``, ``[batch, c]`` or token labels ``[batch, sites]`` (pixel labels ``[batch, height, width]``);
-            ``None`` for features alone.
-        tokens: ``"auto"`` pairs token labels ``[batch, sites]`` with their sites and averages over sites otherwise;
-            ``"mean"`` averages; ``"flatten"`` joins the sites into one row; ``"each"`` makes every site a row (the sample's
-            target is repeated); a number takes that site (0 is [CLS]); a function ``(inputs, target) -> mask [batch, sites]``
-            takes the marked sites (first sub-words, non-padding). Pixel labels are paired when asked for with
-            ``"each"``, a number or a function: one row per pixel takes much memory.
-        inputs: the batch's inputs, for the mask function.
-        name: the layer, for messages.
-        ignore_index: token labels equal to this are left out.
-        valid: boolean ``[batch, sites]``, false at padding, which is left out: it enters no mean and makes no row, and a
-            number of ``tokens`` does not count it.
+
+def projected(labels: Tensor) -> Tensor:
+    """One-hot rows of ``labels [m]`` times a fixed random matrix of signs, over the root of its 64 columns, ``[m, 64]``.
+
+    >>> projected(torch.tensor([7, 7, 70_000])).square().sum(1)
+    tensor([1., 1., 1.], dtype=torch.float64)
     """
-    if h.dim() == 4:
-        h = h.permute(1, 2, 0, 3).flatten(2)  # [batch, sites, groups·d]
-    batch, sites, _ = h.shape
-    if target is not None and target.shape[0] != batch:
-        raise InputError(
-            f"layer {name!r} has inputs for {batch} rows but the target has {target.shape[0]}; if the batch is not the "
-            "first axis pass batch_dim=, if samples are folded together choose other layers"
+    result = torch.empty(labels.shape[0], PROJECTION, dtype=torch.float64, device=labels.device)
+    block = labels // 4096
+    for number in set(block.tolist()):
+        chosen = block == number
+        result[chosen] = _signs(number).to(labels.device)[labels[chosen] - 4096 * number].double()
+    return result.div_(PROJECTION**0.5)
+
+
+@cache
+def _signs(block: int) -> Tensor:
+    """The rows of labels ``4096·block`` on, which do not depend on how many labels there are."""
+    generator = torch.Generator(device="cpu").manual_seed(block)
+    signs = torch.randint(2, (4096, PROJECTION), generator=generator, dtype=torch.int8, device="cpu")
+    result: Tensor = signs.mul_(2).sub_(1)
+    return result
+
+
+def merge_features(a: FeatureStatistics, b: FeatureStatistics) -> FeatureStatistics:
+    """Features of the union of two samples; classes that only one of them has seen are added."""
+    if a.n == 0 or b.n == 0:
+        return b if a.n == 0 else a
+    a, b = a.with_targets_like(b), b.with_targets_like(a)
+    a, b = _rows_alike(a, b)
+    rows = row_targets = None
+    if a.rows is not None and b.rows is not None and a.row_targets is not None and b.row_targets is not None:
+        rows = torch.cat([a.rows, b.rows.to(a.rows)])
+        row_targets = torch.cat([a.row_targets, b.row_targets.to(a.row_targets)])
+    return replace(
+        a,
+        moments=merge(a.moments, b.moments),
+        HtE=None if a.HtE is None or b.HtE is None else a.HtE + b.HtE.to(a.HtE.device),  # of all rows, or of none
+        eps=max(a.eps, b.eps),
+        labels=max(a.labels, b.labels),
+        rows=rows,
+        row_targets=row_targets,
+    )
+
+
+def _rows_alike(a: FeatureStatistics, b: FeatureStatistics) -> tuple[FeatureStatistics, FeatureStatistics]:
+    """Both with their rows, if the union may keep them; else both without, with ``HᵀH`` if both can have it."""
+    kept = [part.rows for part in (a, b) if part.rows is not None]
+    if not kept:
+        return a, b
+    d, budget = kept[0].shape[1], Budget(max(Budget().memory, *(16 * rows.numel() for rows in kept)))
+    if len(kept) == 2 and budget.keeps_rows(a.n + b.n, d):
+        return a, b
+    gram = all(part.rows is not None or part.moments.C_hh is not None for part in (a, b)) and budget.keeps_gram(d)
+    return a.without_rows(gram), b.without_rows(gram)
+
+
+#: largest number of real target columns whose c×c moments are kept
+TARGET_LIMIT = 4096
+#: labels must be smaller than this: a table of signs is kept for every 4,096 of them
+CLASS_LIMIT = 2**20
+#: rows that are gathered before they are added: merging d×c moments for every small batch would cost more
+WAITING = 256
+#: entries turned into moments at once, at least 256 rows
+BLOCK = 2**18
+
+
+class Features(Sum):
+    """Moments of feature rows and their targets, and the rows themselves while they are few."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"rows"})
+    of_single_samples: ClassVar[bool] = True
+    ask: ClassVar[str] = "features=True"
+
+    def __init__(self, layer: str, weight: Tensor, plan: Plan) -> None:
+        super().__init__(layer, weight, plan)
+        self._gram, self._ignored, self._budget = plan.gram, plan.ignore_index, plan.budget
+        self._part: FeatureStatistics | None = None  # without what waits and, with a total, without C_hh
+        self._total: SymmetricSum | None = None  # C_hh, which grows in place
+        self._waiting: list[tuple[Tensor, Tensor]] = []
+        self._residuals: Tensor | None = None
+        self._no_residuals = False  # True once a batch had none
+        self._eps, self._of_outputs = 0.0, False
+
+    @override
+    def add(self, seen: Seen) -> None:
+        assert seen.rows is not None
+        self._of_outputs = seen.record is not None and isinstance(seen.record.layer, EmbeddingLayer)
+        try:
+            self._add(seen.rows.detach(), seen.target, seen.residual)
+        except Unpaired as reason:
+            raise LeftOut(f"no features: {reason}") from reason
+
+    def _add(self, rows: Tensor, target: Tensor | None, residual: Tensor | None) -> None:
+        if rows.shape[0] == 0:
+            return
+        if target is None:
+            target = rows.new_zeros(rows.shape[0], 0)
+        target = _checked(target, rows.shape[0], self._ignored)
+        if not target.is_floating_point() and bool((target == self._ignored).any()):
+            kept = target != self._ignored
+            rows, target, residual = rows[kept], target[kept], None if residual is None else residual[kept]
+        if rows.shape[0] == 0:
+            return
+        self._eps = max(self._eps, torch.finfo(rows.dtype).eps)
+        self._add_residual(rows, residual)
+        if self._waiting and self._waiting[0][0].shape[1] != rows.shape[1]:
+            self._flush()
+        self._waiting.append((rows, target))
+        if not self._keeps_rows() and sum(len(part) for part, _ in self._waiting) >= WAITING:
+            self._flush()
+        else:
+            self._waiting[-1] = (rows.clone(), target)
+
+    def _add_residual(self, rows: Tensor, residual: Tensor | None) -> None:
+        """Add to ``HᵀE``; without a residual in one batch there is none at all."""
+        self._no_residuals |= residual is None
+        if residual is None or self._no_residuals:
+            self._residuals = None
+            return
+        product = to_double(rows).mT @ to_double(residual)
+        self._residuals = product if self._residuals is None else self._residuals + product
+
+    def _keeps_rows(self) -> bool:
+        """Whether the rows that wait are all there are and may be kept as they are."""
+        n, d = sum(len(part) for part, _ in self._waiting), self._waiting[0][0].shape[1]
+        return self._part is None and self._gram == "auto" and self._budget.keeps_rows(n, d)
+
+    def _flush(self) -> None:
+        """Add what waits to the moments and to ``C_hh``."""
+        if not self._waiting:
+            return
+        d = self._waiting[0][0].shape[1]
+        if self._part is None and (self._budget.keeps_gram(d) if self._gram == "auto" else self._gram):
+            self._total = SymmetricSum(d, device=to_double(self._waiting[0][0][:0]).device)
+        self._add_blocks(*self._taken())
+
+    def _taken(self) -> tuple[Tensor, Tensor]:
+        """What waited, which waits no more."""
+        rows, target = zip(*self._waiting, strict=True)
+        self._waiting = []
+        return (rows[0], target[0]) if len(rows) == 1 else (torch.cat(rows), torch.cat(target))
+
+    def _add_blocks(self, rows: Tensor, target: Tensor) -> None:
+        size = max(WAITING, BLOCK // rows.shape[1])
+        for block, of_block in zip(torch.split(rows, size), torch.split(target, size), strict=True):
+            double, old = to_double(block), self._part
+            new = statistics_of(self.layer, double, of_block, False)
+            self._part = new if old is None else merge_features(old, new)
+            if self._total is not None:
+                self._total.add_gram(double - new.moments.mean_h)
+                if old is not None:  # what merging adds to the sums of both
+                    self._total.add_gram(between(old.moments, new.moments))
+
+    @override
+    def finish(self) -> None:
+        rows = target = None
+        if self._waiting and self._keeps_rows():
+            rows, target = self._taken()
+            self._add_blocks(rows, target)
+        self._flush()
+        if self._part is None:
+            return
+        self._part = replace(
+            self._part,
+            HtE=self._residuals,
+            eps=self._eps,
+            rows=rows,
+            row_targets=target,
+            of_outputs=self._of_outputs,
         )
-    if target is not None and target.dim() > 2 and not target.is_floating_point():
-        if tokens == "auto":
+        if not torch.isfinite(self._part.moments.mean_h).all():
+            raise NumericalError(f"the features at {self.layer!r} are NaN or infinite; look at the inputs")
+        if not torch.isfinite(self._part.moments.mean_y).all():
+            raise NumericalError("the targets are NaN or infinite")
+
+    @property
+    def statistics(self) -> FeatureStatistics | None:
+        """The moments, after :meth:`finish`; ``C_hh``, of which a half is kept, is put together when asked for."""
+        if self._part is None or self._total is None:
+            return self._part
+        return self._part.with_gram(self._total.dense())
+
+    @classmethod
+    def of(cls, part: FeatureStatistics | None, like: Features | None = None) -> Features:
+        """The sum that some statistics are."""
+        whole = copy.copy(like) if like is not None else cls.__new__(cls)
+        whole._part, whole._total = part, None
+        return whole
+
+    @override
+    def merge(self, other: Self) -> Self:
+        parts = [part for part in (self.statistics, other.statistics) if part is not None]
+        whole = merge_features(*parts) if len(parts) == 2 else next(iter(parts), None)
+        return self.of(whole, self)  # type: ignore[return-value]
+
+    @override
+    @classmethod
+    def size(cls, shape: Sequence[int], memory: int) -> int:
+        d = int(torch.Size(shape[:-2]).numel() * shape[-1])
+        with_targets = 8 * (d + PROJECTION) * (PROJECTION + 1)  # of as many columns
+        return with_targets + (8 * kept_entries(d) if Budget(memory).keeps_gram(d) else memory)
+
+
+def _checked(target: Tensor, m: int, ignored: int) -> Tensor:
+    """Real targets ``[m, c]`` or labels ``[m]``."""
+    if target.is_floating_point():
+        target = target.reshape(m, -1)
+        if target.shape[1] > TARGET_LIMIT:
             raise Unpaired(
-                f"the target has one label per position, {tuple(target.shape)}; tokens='each' pairs them with the layers "
-                "that have as many sites, targets= gives one label per sample"
+                f"the target has {target.shape[1]} columns, more than {TARGET_LIMIT}; choose some with targets="
             )
-        target = target.flatten(1)
-    per_token = target is not None and target.dim() == 2 and not target.is_floating_point() and target.shape[1] == sites
-    if tokens == "auto":
-        tokens = "each" if per_token else "mean"
-    if callable(tokens):
-        mask = tokens(inputs, target)
-        if not isinstance(mask, Tensor):
-            raise InputError(
-                f"tokens= returned a {type(mask).__name__}; give a function (inputs, target) -> boolean tensor [batch, sites]"
-            )
-        if tuple(mask.shape) != (batch, sites):
-            raise NoSuchSites(
-                f"the token mask has shape {tuple(mask.shape)}; layer {name!r} has {batch} × {sites} sites"
-            )
-        return _marked(h, target, mask.bool().to(h.device), per_token, ignore_index)
-    real = torch.ones(batch, sites, dtype=torch.bool, device=h.device) if valid is None else valid.to(h.device)
-    if tokens == "each":
-        return _marked(h, target, real, per_token, ignore_index)
-    if isinstance(tokens, int):
-        if not -sites <= tokens < sites:
-            raise NoSuchSites(f"tokens={tokens}: layer {name!r} has {sites} sites")
-        rank = real.cumsum(1) - (1 if tokens >= 0 else real.sum(1, keepdim=True) + 1)
-        chosen = real & (rank == tokens)  # nothing in sequences with fewer sites
-        rows = _marked(h, target, chosen, per_token, ignore_index) if valid is not None else None
-        return rows or (h[:, tokens], target[:, tokens] if per_token and target is not None else target)
-    if tokens == "mean":
-        if valid is not None:
-            return (h * real.unsqueeze(-1)).sum(1) / real.sum(1, keepdim=True).clamp(min=1), target
-        return (h[:, 0] if sites == 1 else h.mean(1)), target
-    if tokens == "flatten":
-        return h.flatten(1), target
-    raise InputError(f"tokens={tokens!r}: give 'auto', 'mean', 'flatten', 'each', a position or a mask function")
-
-
-def _marked(
-    h: Tensor, target: Tensor | None, mask: Tensor, per_token: bool, ignore_index: int
-) -> tuple[Tensor, Tensor | None]:
-    if per_token and target is not None:
-        mask = mask & (target != ignore_index)
-    rows = h[mask]
-    if target is None:
-        return rows, None
-    if per_token:
-        return rows, target[mask]
-    return rows, target.unsqueeze(1).expand(-1, mask.shape[1], *target.shape[1:])[mask]
-
-
-def layer_rows(
-    record: LayerRecord, batch: BatchResult, structure: Structure, plan: Plan
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Feature rows at a layer's inputs in one batch, their targets, and the residuals ``[n, c]`` where rows are samples."""
-    name, lengths = record.layer.name, batch.positions.lengths
-    axis = structure.axis(name, record.applications[0].x, plan.batch_dim)
-    known = structure.axes.get(name) is not None
-    target = batch.target
-    labelled = isinstance(target, Tensor) and target.dim() == 2 and not target.is_floating_point()
-    averaged = plan.tokens in ("auto", "mean") and not labelled and not lengths
-    single = batch.residual is not None and batch.residual.dim() == 2 and len(record.applications) == 1
-    residual = batch.residual if single and _sites(record.applications[0], axis) == 1 else None
-    h = _cut_sites(record.layer.module, inputs_of(record, axis, batch.n, averaged, lengths, known), lengths)
-    valid = batch.positions.of(h.shape[-2], len(record.applications))
-    return *paired_rows(name, h, batch, plan, plan.tokens, valid), residual
-
-
-def paired_rows(
-    name: str, h: Tensor, batch: BatchResult, plan: Plan, tokens: Tokens, valid: Tensor | None = None
-) -> tuple[Tensor, Tensor | None]:
-    """Rows ``h [..., n, sites, d]`` of a batch with its targets (:func:`rows_and_targets`)."""
-    if h.shape[-3] != batch.n:
-        raise Unpaired(f"it has {h.shape[-3]} rows for {batch.n} samples, so rows and targets cannot be paired")
-    target = batch.target if isinstance(batch.target, Tensor) else None
-    return rows_and_targets(h, target, tokens, batch.inputs, name, plan.ignore_index, valid)
-
-
-def _sites(a: Application, axis: int) -> int:
-    """Sites of a sample in an application that the loss reaches, 0 in others."""
-    return 0 if a.dz is None else a.layer.outputs(a.dz, axis).shape[-2]
-
-
-def _cut_sites(module: nn.Module, h: Tensor, lengths: tuple[int, ...]) -> Tensor:
-    """The sites of a causal convolution that belong to tokens: padded on both sides, its last outputs are cut off."""
-    extra = module.kernel_size[0] - 1 if isinstance(module, nn.Conv1d) else 0
-    length = h.shape[-2] - extra
-    causal = extra and getattr(module, "padding", None) == (extra,) and length in lengths and h.shape[-2] not in lengths
-    return h[..., :length, :] if causal else h
+        return target
+    labels = target[:, 0] if target.dim() == 2 and target.shape[1] == 1 else target
+    if labels.dim() != 1:
+        raise Unpaired(
+            f"integer targets of shape {tuple(target.shape)} do not give one label to each of {m} rows: labels of "
+            "positions need a layer that has these positions; targets= gives each sample one label"
+        )
+    seen = labels[labels != ignored]
+    if seen.numel() == 0:
+        return labels.long()
+    low, high = (int(v) for v in torch.aminmax(seen))
+    if low < 0:
+        raise InputError(
+            f"labels must not be negative, found {low}; ignore_index= ({ignored}) marks rows to leave out, "
+            "and targets=lambda x, y: (y > 0).long() makes classes of labels −1 and 1"
+        )
+    if high >= CLASS_LIMIT:
+        raise InputError(f"labels reach {high}, at least {CLASS_LIMIT}; number the classes from 0 with targets=")
+    return labels.long()

@@ -45,9 +45,18 @@ from gramscope.layers.select import select_modules
 from gramscope.layers.tape import Tape
 from gramscope.linalg.budget import trim_malloc
 from gramscope.notes import Note
-from gramscope.statistics.feature_sum import Features
-from gramscope.statistics.features import NoSuchSites, layer_rows, paired_rows
-from gramscope.statistics.structure import COUPLED, Structure, find_structure, layout, output_of, output_rows
+from gramscope.statistics.features import Features
+from gramscope.statistics.structure import (
+    COUPLED,
+    NoSuchSites,
+    Structure,
+    find_structure,
+    layer_rows,
+    layout,
+    output_of,
+    output_rows,
+    paired_rows,
+)
 from gramscope.statistics.sums import EVERY, LeftOut, Plan, Seen
 
 #: losses whose targets are numbers, also where they are stored as integers

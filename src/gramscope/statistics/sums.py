@@ -25,8 +25,8 @@ from gramscope.linalg.budget import Budget
 from gramscope.notes import Note
 
 if TYPE_CHECKING:
-    from gramscope.statistics.features import Tokens
     from gramscope.statistics.run import BatchResult
+    from gramscope.statistics.structure import Tokens
 
 
 #: outputs of a sample up to which jacobians="auto" takes all of them
