@@ -13,8 +13,6 @@ import torch
 
 pytest.importorskip("transformers")
 
-from gramscope_lab.training.interrupt import Interrupted
-
 import gramscope as gs
 from gramscope_lab.data.dataset import IGNORED
 from gramscope_lab.experiments import bert, gram_bert
@@ -23,7 +21,7 @@ from gramscope_lab.experiments.experiment import Options
 from gramscope_lab.experiments.generated_language import ENTITIES, POS, Language
 from gramscope_lab.experiments.running import reproduce
 from gramscope_lab.runs.directory import RunDirectory
-from gramscope_lab.training.reporter import Reporter
+from gramscope_lab.training.reporter import Interrupted, Reporter
 from lab.training.helpers import StopAfter
 from refusals import assert_refused
 
