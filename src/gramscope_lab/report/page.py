@@ -107,7 +107,7 @@ def render(runs: Runs, *, refresh: int = 0) -> str:
     for panel in panels:
         sections.setdefault(panel.section, []).append(panel)
     shown = [tag("section", tag("h2", section), *map(_panel, own)) for section, own in sections.items()]
-    main = tag("main", _outcome(runs, title), *shown, _tables(runs, panels))
+    main = tag("main", _outcome(runs, title), *shown, _how(runs), _tables(runs, panels))
     head = [
         Html('<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'),
         Html('<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'),
@@ -148,7 +148,8 @@ def _contents(sections: Mapping[str, Sequence[Panel]]) -> Html:
         tag("li", section, tag("ul", *(link(panel.key, panel.title) for panel in panels)), class_="group")
         for section, panels in sections.items()
     ]
-    return tag("nav", tag("ul", link("summary", "Summary"), *groups, link("tables", "Tables")), aria_label="Contents")
+    rest = link("run", "Results, and what was run"), link("tables", "Tables")
+    return tag("nav", tag("ul", link("summary", "Summary"), *groups, *rest), aria_label="Contents")
 
 
 def _outcome(runs: Runs, title: str) -> Html:
@@ -157,18 +158,25 @@ def _outcome(runs: Runs, title: str) -> Html:
     given = [tag("h1", title), tag("ul", *words, class_="headline")]
     given.append(tag("p", summary.state(runs), class_=f"state state-{runs.status}"))
     given += [tag("div", "Could not be read:", problems, class_="missing")] if runs.problems else []
-    for table in (summary.claims_table(runs), summary.results_table(runs)):
-        given += [tag("h2", table.title), table_html(table)] if table else []
+    claims = summary.claims_table(runs)
+    given += [tag("h2", claims.title), table_html(claims)] if claims else []
     for name, source in summary.pictures(runs).items():
         image = tag("img", src=source, alt=f"Figure {name}")
         given.append(tag("figure", image, tag("figcaption", name), class_="picture"))
+    return tag("section", *given, id="summary")
+
+
+def _how(runs: Runs) -> Html:
+    """What was run, and where each setting ended."""
+    results = summary.results_table(runs)
+    given = [tag("h2", results.title), table_html(results)] if results else []
     given.append(tag("h2", "What was run"))
     for root in runs.roots:
         facts = summary.facts(runs, root)
         rows = [tag("div", tag("dt", key), *(tag("dd", value) for value in values)) for key, values in facts]
         given += [tag("h3", root.name)] if len(runs.roots) > 1 else []
         given.append(tag("dl", *rows, class_="facts"))
-    return tag("section", *given, id="summary")
+    return tag("section", *given, id="run")
 
 
 def _panel(panel: Panel) -> Html:

@@ -101,18 +101,20 @@ def _apart(a: Spread, b: Spread) -> bool:
 def _linearity(runs: Runs) -> list[str]:
     """How linear the task became at the last layer that was measured."""
     layer = next(reversed(runs.measures.get("target_linearity", [])), "")
-    curves = {s.name: curve for s in runs.settings if (curve := s.curve("target_linearity", layer, runs.clock))}
-    if not curves:
+    ends: dict[str, tuple[float, float]] = {}
+    nulls = []
+    for setting in runs.settings:
+        curve, null = (setting.curve(f"target_linearity{key}", layer, runs.clock) for key in ("", "_null"))
+        if curve:
+            ends[setting.name] = curve.values[0].mean, curve.values[-1].mean
+            nulls += [null.values[-1].mean] if null else []
+    if not ends:
         return []
-    ends = {name: (curve.values[0].mean, curve.values[-1].mean) for name, curve in curves.items()}
-    rose = all(end >= start for start, end in ends.values())
-    what = "The targets became more linear in what enters" if rose else "How linear the targets are in what enters"
-    nulls = [
-        curve.values[-1].mean for s in runs.settings if (curve := s.curve("target_linearity_null", layer, runs.clock))
-    ]
+    rose = all(end > start for start, end in ends.values())
     course = _several([f"{start:.2f} to {end:.2f} with {name}" for name, (start, end) in ends.items()])
     null = f"; random features would give {max(nulls):.2f}" if nulls else ""
-    return [f"{what} {layer}: target linearity from {course}{null}."]
+    what = "the task became more linear: its" if rose else "the task's"
+    return [f"Seen from {layer}, {what} target linearity went from {course}{null}."]
 
 
 def _alignment(runs: Runs) -> list[str]:
@@ -127,8 +129,10 @@ def _alignment(runs: Runs) -> list[str]:
         return []
     layer = max(above, key=lambda layer: max(above[layer].values()))
     ranked = sorted(above[layer].items(), key=lambda pair: -pair[1])
-    told = _several([f"{value:.2f} with {name}" for name, value in ranked])
-    return [f"Weights agree with what the output depends on most in {layer}: nfa minus its null is {told}."]
+    distance = _several([f"{value:+.2f} with {name}" for name, value in ranked])
+    return [
+        f"The weights of {layer} agree with what the output depends on, relative to chance (nfa − null): {distance}."
+    ]
 
 
 def _several(parts: Sequence[str]) -> str:

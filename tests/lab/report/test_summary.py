@@ -43,10 +43,13 @@ def test_the_story_of_the_layers(tmp_path: Path) -> None:
         run.append({"step": step, "layers": {"a": {**row, "nfa": 0.4}, "b": row}})
     linear, above = sentences(read_runs([run.path]))[-2:]
     assert linear == (
-        "The targets became more linear in what enters b: target linearity from 0.69 to 0.90 with mine; random features "
+        "Seen from b, the task became more linear: its target linearity went from 0.69 to 0.90 with mine; random features "
         "would give 0.12."
     )
-    assert above.endswith("most in b: nfa minus its null is 0.19 with mine.")
+    assert (
+        above
+        == "The weights of b agree with what the output depends on, relative to chance (nfa − null): +0.19 with mine."
+    )
 
 
 def test_nobody_is_called_better_within_the_spread(tmp_path: Path) -> None:
