@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -63,7 +64,7 @@ def command(
         return
     print_table(f"digits, {epochs:g} epochs, means of {len(runs.all) // len(METHODS)} seeds: start → end", layers)
     for sentence in seen:
-        results().print(f"- {sentence}")
+        results().print(textwrap.fill(f"- {sentence}", 79, subsequent_indent="  "), markup=False, highlight=False)
     messages().print(f"done in {time.perf_counter() - began:.0f} s; records and checkpoints are in {out}")
     results().print(f"report: {page}")
 
@@ -88,7 +89,8 @@ def configuration(method: dict[str, Any], epochs: float, seeds: Sequence[int], d
 def layer_rows(runs: Runs) -> list[dict[str, str]]:
     """One row for each method and layer: what the layer was at the start and is at the end, beside the nulls."""
     rows = []
-    for setting in runs.settings:
+    order = [method["name"] for method in METHODS]
+    for setting in sorted(runs.settings, key=lambda setting: order.index(setting.name)):
         for layer in runs.measures.get("target_linearity", []):
             names = ("target_linearity", "target_linearity_null", "nfa", "nfa_null", "effective_rank")
             curves = [[v.mean for v in setting.curve(name, layer, runs.clock).values] for name in names]

@@ -41,7 +41,8 @@ def sentences(runs: Runs) -> list[str]:
         found = [f"Of {plural(len(runs.claims), 'claim')} {held} {'holds' if held == 1 else 'hold'}."]
     else:
         found = [f"{plural(len(runs.all) + len(runs.others), 'run')} without evaluations of a net."]
-    return [*found, *_linearity(runs), *_alignment(runs)]
+    best = _ranked({name: curve.values[-1] for name, curve in curves.items()}, key)[:1]
+    return [*found, *_linearity(runs), *_alignment(runs, best)]
 
 
 def _course(curves: Mapping[str, Curve], key: str, clock: str) -> list[str]:
@@ -117,8 +118,8 @@ def _linearity(runs: Runs) -> list[str]:
     return [f"Seen from {layer}, {what} target linearity went from {course}{null}."]
 
 
-def _alignment(runs: Runs) -> list[str]:
-    """The layer that stands out from the null of the ansatz most."""
+def _alignment(runs: Runs, best: Sequence[str]) -> list[str]:
+    """The layer that stands out from the null of the ansatz most; who ends ``best`` is named if another one leads there."""
     above: dict[str, dict[str, float]] = {}
     for setting in runs.settings:
         for layer in runs.measures.get("nfa_null", []):

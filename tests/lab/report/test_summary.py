@@ -52,6 +52,14 @@ def test_the_story_of_the_layers(tmp_path: Path) -> None:
     )
 
 
+def test_the_best_net_need_not_be_the_most_aligned(tmp_path: Path) -> None:
+    for name, accuracy_, nfa in (("good", 0.9, 0.4), ("aligned", 0.8, 0.7)):
+        run = RunDirectory.create(tmp_path / name, {})
+        run.append({"step": 1, "layers": {"a": {"nfa": nfa, "nfa_null": 0.3}}, "network": {"accuracy": accuracy_}})
+    told = sentences(read_runs([tmp_path / "good", tmp_path / "aligned"]))[-1]
+    assert told.endswith("+0.40 with aligned, +0.10 with good; the best net at the end is that of good.")
+
+
 def test_nobody_is_called_better_within_the_spread(tmp_path: Path) -> None:
     RunDirectory.create(tmp_path / "all", {})
     for method, speed in (("sgd", 0.50), ("vcl", 0.51)):
