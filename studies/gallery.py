@@ -1,10 +1,13 @@
-"""Put finished experiments into docs/gallery.md: figure, command, seeds, time and claims, all read from the run directory.
+"""Put finished experiments into the gallery: their claims into docs/gallery/claims.json, their figures and verdicts into the page.
 
 python studies/gallery.py runs/nfa-fig1-paper runs/nfa-fig2-paper
+
+Without arguments the page is written anew from claims.json. Claims marked ``"main": true`` there stand in the page's tables.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -12,57 +15,39 @@ from typing import Any
 
 from PIL import Image
 
-from gramscope_lab.experiments.catalogue import catalogue, find
+from gramscope_lab.experiments.catalogue import find
 from gramscope_lab.experiments.running import settings_table
 from gramscope_lab.runs.directory import RunDirectory
 
 DOCS = Path(__file__).parents[1] / "docs"
+CLAIMS = DOCS / "gallery" / "claims.json"
 HOLDS = {True: "yes", False: "no", None: "open"}
-HEAD = """# Gallery
-
-Figures drawn by `gramscope reproduce`, each with its claims: what the paper reports, what this run measured, and whether the
-claim holds. All numbers come from the run's records. *open* means that this run cannot decide the claim. The names in
-brackets are explained in the [references](references.md). For claims that do not hold, [readings tried](#readings-tried)
-says under which other reading they would. gram-fig7 is vcl-fig1 again; gram-fig6, gram-fig11 and gram-fig12 have not been run
-at paper scale.
-"""
+#: a mark in the page: the tables of one paper stand between it and the next heading
+MARK = re.compile(r"(<!-- verdicts (\w+) -->\n).*?(?=^## )", flags=re.MULTILINE | re.DOTALL)
 
 
-def section(run: RunDirectory) -> str:
-    """One experiment as Markdown."""
-    config = run.config
-    entry = find(config["experiment"])
-    default = settings_table(getattr(entry.load(), config["scale"]))
+def entry(run: RunDirectory, before: dict[str, Any]) -> dict[str, Any]:
+    """One experiment as claims.json has it; main claims stay those that were main before."""
+    config, facts = run.config, run.environment
+    found = find(config["experiment"])
+    default = settings_table(getattr(found.load(), config["scale"]))
     changed = {key: value for key, value in config["settings"].items() if default.get(key) != value}
-    command = f"gramscope reproduce {entry.name} --scale {config['scale']}"
+    command = f"gramscope reproduce {found.name} --scale {config['scale']}"
     command += f" --select {config['select']}" if config["select"] != "validation" else ""
     command += "".join(f" {flag(key, value)}" for key, value in changed.items())
-    facts = run.environment
     seeds = ", ".join(map(str, config["settings"].get("seeds", [])))
-    rows = [
-        "| " + " | ".join([r["claim"], r["published"], r["measured"], HOLDS[r["holds"]], r["reason"]]) + " |"
-        for r in run.records("claim")
+    main = {claim["claim"] for claim in before.get("claims", []) if claim.get("main")}
+    claims = [
+        {key: record[key] for key in ("claim", "published", "measured", "holds", "reason")}
+        | ({"main": True} if record["claim"] in main else {})
+        for record in run.records("claim")
     ]
-    return "\n".join(
-        [
-            f"## {entry.name}",
-            "",
-            f"{entry.title} ({entry.source}).",
-            "",
-            f"    {command}",
-            "",
-            f"{'Seeds' if ',' in seeds else 'Seed'} {seeds}; {seconds(run):.0f} s of computing in all on {facts['device']}, "
-            f"{facts['threads']} thread{'' if facts['threads'] == 1 else 's'}, "
-            f"torch {facts['torch']}.",
-            "",
-            f"![{entry.name}](gallery/{entry.name}.png)",
-            "",
-            "| claim | published | measured | holds? | reason |",
-            "|---|---|---|---|---|",
-            *rows,
-            "",
-        ]
-    )
+    return {
+        "title": f"{found.title} ({found.source})",
+        "command": command,
+        "facts": f"Seeds {seeds}; {seconds(run):.0f} s of computing in all on {facts['device']}, torch {facts['torch']}.",
+        "claims": claims,
+    }
 
 
 def seconds(run: RunDirectory) -> float:
@@ -80,6 +65,24 @@ def flag(key: str, value: Any) -> str:
     return f"--data {','.join(value)}" if key == "data" else f"--set {key}={str(value).replace(' ', '')}"
 
 
+def verdicts(found: dict[str, Any], paper: str) -> str:
+    """The table of one paper's main claims, and its figures as small pictures that lead to the large ones."""
+    own = {name: value for name, value in found.items() if name.startswith(paper)}
+    lines = ["| figure | claim | published | measured | holds? |", "|---|---|---|---|---|"]
+    for name, value in own.items():
+        for claim in value["claims"]:
+            if claim.get("main"):
+                verdict = HOLDS[claim["holds"]] + (f": {claim['reason']}" if claim["reason"] else "")
+                lines.append(f"| {name} | {claim['claim']} | {claim['published']} | {claim['measured']} | {verdict} |")
+    lines += ["", "| figure | all its claims | command |", "|---|---|---|"]
+    for name, value in own.items():
+        counts = [sum(claim["holds"] is held for claim in value["claims"]) for held in (True, False, None)]
+        count = ", ".join(f"{n} {word}" for n, word in zip(counts, HOLDS.values(), strict=True) if n)
+        picture = f'<a href="gallery/{name}.png"><img src="gallery/{name}.png" width="170" alt="{name}"></a>'
+        lines.append(f"| {picture} | **{name}**: {value['title']}. {count} | `{value['command']}` |")
+    return "\n".join(lines)
+
+
 def save_small(source: Path, target: Path) -> None:
     """A copy of a PNG with at most 256 colours."""
     with Image.open(source) as image:
@@ -87,18 +90,17 @@ def save_small(source: Path, target: Path) -> None:
 
 
 def main() -> None:
-    """Replace or add the sections of the runs named on the command line, in the order of the catalogue."""
-    page = DOCS / "gallery.md"
-    text = page.read_text(encoding="utf-8") if page.exists() else HEAD
-    sections = {part.split("\n", 1)[0]: f"## {part}" for part in re.split(r"^## ", text, flags=re.MULTILINE)[1:]}
+    """Take in the runs named on the command line, and write the page's tables."""
+    found = json.loads(CLAIMS.read_text(encoding="utf-8"))
     for path in sys.argv[1:]:
         run = RunDirectory.open(path)
         name = run.config["experiment"]
-        sections[name] = section(run) + "\n"
+        found[name] = entry(run, found.get(name, {}))
         save_small(run.figure_path(f"{name}.png"), DOCS / "gallery" / f"{name}.png")
-    known = [entry.name for entry in catalogue() if entry.name in sections]
-    by_hand = [name for name in sections if name not in known]  # kept as they are, after the figures
-    page.write_text("\n".join([HEAD, *(sections[name].rstrip() + "\n" for name in known + by_hand)]), encoding="utf-8")
+    CLAIMS.write_text(json.dumps(found, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    page = DOCS / "gallery.md"
+    text = page.read_text(encoding="utf-8")
+    page.write_text(MARK.sub(lambda mark: f"{mark[1]}\n{verdicts(found, mark[2])}\n\n", text), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Draw the pictures of the concept pages into docs/pictures. Half a minute on one core, shipped data only.
+"""Draw the pictures of the pages on measures into docs/pictures. Half a minute on one core, shipped data only.
 
 python studies/pictures.py
 """
@@ -49,10 +49,11 @@ def train(net: nn.Module, x: Tensor, y: Tensor, epochs: int, monitor: gs.Monitor
 
 
 def linearity() -> None:
-    """first_look: target linearity by layer before and after training; linearity: over training."""
+    """first_look: target linearity by layer before and after training; linearity, rank, collapse: over training."""
     data = load("digits").flat()
     net = deep_net()
-    monitor = gs.Monitor(net, (data.x_train, data.y_train), measures=["target_linearity"], samples=1438, every=10)
+    names = ["target_linearity", "effective_rank", "feature_rank", "nc1"]
+    monitor = gs.Monitor(net, (data.x_train, data.y_train), measures=names, samples=1438, every=10)
     train(net, data.x_train, data.y_train, 12, monitor)
     series = monitor.series("target_linearity")
     figure, axes = plt.subplots(figsize=(5.4, 2.8))
@@ -62,11 +63,27 @@ def linearity() -> None:
     axes.legend()
     save(figure, "first_look")
     figure, axes = plt.subplots(figsize=(5.4, 2.8))
-    for number, values in enumerate(series.values(), 1):
-        axes.plot(*zip(*values, strict=True), color=plt.cm.viridis((number - 1) / 4), label=f"inputs of layer {number}")
-    axes.set(xlabel="training step", ylabel="target linearity", ylim=(0, 1))
-    axes.legend(fontsize=7)
+    over_training(axes, monitor, "target_linearity", "target linearity")
+    axes.set_ylim(0, 1)
     save(figure, "linearity")
+    figure, axes = plt.subplots(figsize=(5.4, 2.8))
+    over_training(axes, monitor, "nc1", "NC1: scatter within / between classes")
+    axes.set_yscale("log")
+    save(figure, "collapse")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(8.2, 2.8))
+    over_training(left, monitor, "effective_rank", "effective rank of the weight")
+    over_training(right, monitor, "feature_rank", "effective rank of the inputs")
+    left.set_ylim(0), right.set_ylim(0)
+    save(figure, "rank")
+
+
+def over_training(axes: plt.Axes, monitor: gs.Monitor, column: str, label: str) -> None:
+    """One line for each layer, from the first (dark) to the last (light)."""
+    series = monitor.series(column)
+    for number, values in enumerate(series.values(), 1):
+        axes.plot(*zip(*values, strict=True), color=plt.cm.viridis((number - 1) / 4), label=f"layer {number}")
+    axes.set(xlabel="training step", ylabel=label)
+    axes.legend(fontsize=7)
 
 
 def swiss_roll() -> None:

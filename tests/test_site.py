@@ -20,9 +20,9 @@ def test_pages_load_nothing_from_elsewhere() -> None:
 
 
 def test_formulas_are_drawn_and_tutorials_were_run() -> None:
-    assert "<math" in (SITE / "concepts/virtual-covariance.html").read_text(encoding="utf-8")
+    assert "<math" in (SITE / "measures/virtual.html").read_text(encoding="utf-8")
     assert "test accuracy 0.9" in (SITE / "tutorials/first_table.html").read_text(encoding="utf-8")
-    assert len(list((SITE / "tutorials").glob("*/*.png"))) >= 8
+    assert len(list((SITE / "tutorials").glob("*/*.png"))) >= 6
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed: apt-get install chromium")
@@ -41,5 +41,5 @@ def test_search_works_from_disk() -> None:
         page.wait_for_selector(".md-search-result__item")
         titles = [item.inner_text() for item in page.query_selector_all(".md-search-result__item h1")]
         browser.close()
-    assert "Language models" in titles
+    assert "Your model" in titles
     assert foreign == []

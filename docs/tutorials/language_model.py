@@ -100,4 +100,4 @@ plt.show()
 #
 # **Padding**: put an `attention_mask` into the batch, as `transformers` does, and pads are left out everywhere. **Large
 # vocabularies**: above 256 outputs the Jacobians are sketched and the table prints a standard error beside the number.
-# Both are explained in [language models](../language-models.md).
+# Both are explained in [language models](../models.md).
