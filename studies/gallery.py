@@ -1,4 +1,4 @@
-"""Put finished experiments into the gallery: their claims into docs/gallery/claims.json, their figures and verdicts into the page.
+"""Put finished experiments into the gallery: claims into docs/gallery/claims.json, figures and verdicts into the page.
 
 python studies/gallery.py runs/nfa-fig1-paper runs/nfa-fig2-paper
 
