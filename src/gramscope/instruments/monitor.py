@@ -78,9 +78,8 @@ class Monitor:
             histograms of singular values and, where inputs are images, the diagonals of WᵀW and (if a measure of Jacobians
             was asked for, at the cost of a second pass) of the AGOP as images.
         unpack: ``batch -> (inputs, target)`` for loaders that yield something else.
-        outputs, held_out, gamma, ridge, intercept, center, weight_decay, reduction, output, targets, tokens, ignore_index,
-            channels, batch_dim, eval_mode, gram, jacobians, sketch, generator, memory, dtype, progress, process_group, mesh:
-            as in :func:`gramscope.measure`.
+
+    All other arguments are those of :func:`gramscope.measure`.
 
     In several processes of ``torch.distributed`` each holds samples of its own part of the data, and all of them record the
     measures of the samples of all processes; ``process_group=False`` measures in this process alone.
