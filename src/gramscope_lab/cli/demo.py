@@ -64,7 +64,8 @@ def command(
         return
     print_table(f"digits, {epochs:g} epochs, means of {len(runs.all) // len(METHODS)} seeds: start → end", layers)
     for sentence in seen:
-        results().print(textwrap.fill(f"- {sentence}", 79, subsequent_indent="  "), markup=False, highlight=False)
+        line = f"- {sentence}".replace(" %", "\u00a0%")
+        results().print(textwrap.fill(line, 79, subsequent_indent="  "), markup=False, highlight=False)
     messages().print(f"done in {time.perf_counter() - began:.0f} s; records and checkpoints are in {out}")
     results().print(f"report: {page}")
 

@@ -131,9 +131,9 @@ def _alignment(runs: Runs, best: Sequence[str]) -> list[str]:
     layer = max(above, key=lambda layer: max(above[layer].values()))
     ranked = sorted(above[layer].items(), key=lambda pair: -pair[1])
     distance = _several([f"{value:+.2f} with {name}" for name, value in ranked])
-    return [
-        f"The weights of {layer} agree with what the output depends on, relative to chance (nfa − null): {distance}."
-    ]
+    rest = "".join(f"; the best net at the end is that of {name}" for name in best if name != ranked[0][0])
+    what = f"The weights of {layer} agree with what the output depends on, relative to chance (nfa − null)"
+    return [f"{what}: {distance}{rest}."]
 
 
 def _several(parts: Sequence[str]) -> str:
