@@ -1,14 +1,15 @@
 """Does a column of the table tell, at the moment of memorisation, whether and when a run will grok?
 
-    python studies/grokking_alarm.py run --device cuda --workers 14 --out grokking_alarm.json
-    python studies/grokking_alarm.py show grokking_alarm.json
+    python studies/grokking_alarm.py run grokking_alarm.jsonl
+    python studies/grokking_alarm.py show grokking_alarm.jsonl
 
-Runs learn x + y mod 47 with three hidden layers of 256, under AdamW. They differ in weight decay, share of the pairs that is
-trained on, and seed. All columns are measured on training samples, at steps in geometric progression. ``show`` takes each run
-at the first measured step with 99 % training accuracy ("memorised") and asks of each column of each layer how well it separates
-runs that later reach 95 % test accuracy from those that do not. Runs that test well already at memorisation are left out. The
-column is chosen on the runs of even seeds and judged on those of odd seeds; the baselines that need no choice (training loss,
-norm of all weights, the decay itself) are judged on the same runs.
+Sixty runs learn x + y mod 31 with two hidden layers of 128, under AdamW. They differ in weight decay, share of the pairs that
+is trained on, and seed. All columns are measured on training samples, at steps in geometric progression; a line of the file is
+one such step. ``show`` takes each run at the first measured step with 99 % training accuracy ("memorised") and asks of each
+column of each layer, and of its change since the start, how well it separates runs that later reach 95 % test accuracy from
+those that do not. Runs that test well already at memorisation are left out. The column is chosen on the runs of even seeds and
+judged on those of odd seeds; the baselines that need no choice (training loss, norm of all weights, and the settings
+themselves) are judged on the same runs.
 """
 
 from __future__ import annotations
@@ -17,9 +18,7 @@ import argparse
 import json
 import math
 import warnings
-from concurrent.futures import ProcessPoolExecutor
 from itertools import pairwise, product
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +27,9 @@ from torch import Tensor, nn
 
 import gramscope as gs
 
-P, WIDTH, RATE, BATCH, SAMPLES = 47, 256, 1e-3, 128, 768
-DECAYS, SHARES, SEEDS = (0.0, 0.3, 1.0, 2.0), (0.55, 0.7), 6
-SIZES = (2 * P, WIDTH, WIDTH, WIDTH, P)
+P, WIDTH, RATE, BATCH, SAMPLES, STEPS = 31, 128, 1e-3, 96, 512, 30_000
+DECAYS, SHARES, SEEDS = (0.0, 0.3, 0.6, 1.0, 1.5), (0.55, 0.65, 0.75), 4
+SIZES = (2 * P, WIDTH, WIDTH, P)
 MEMORISED, GROKKED = 0.99, 0.95
 BASELINES = ("network.loss", "network.weight_norm", "setting.decay", "setting.share")
 
@@ -59,94 +58,61 @@ def network(x: Tensor, weights: list[Tensor], biases: list[Tensor]) -> Tensor:
     return x
 
 
-def train(steps: int, device: str) -> tuple[list[dict[str, float]], list[Tensor], list[dict[str, Any]]]:
-    """Train all runs side by side; settings, training indices of each, and snapshots with accuracies."""
+def run(out: Path, steps: int) -> None:
+    """Train all runs side by side, and store what was measured of all of them, a line for each snapshot."""
     runs, (X, Y) = settings(), pairs()
     generators = [torch.Generator().manual_seed(1000 + int(run["seed"])) for run in runs]
-    orders = [torch.randperm(len(X), generator=g) for g in generators]
-    trained = [order[: round(run["share"] * len(X))] for order, run in zip(orders, runs, strict=True)]
+    trained = [torch.randperm(len(X), generator=g)[: round(r["share"] * len(X))] for g, r in zip(generators, runs, strict=True)]
     weights, biases = [], []
     for d, k in pairwise(SIZES):
         bound = d**-0.5
-        weights.append(torch.stack([(torch.rand(k, d, generator=g) * 2 - 1) * bound for g in generators]).to(device))
-        biases.append(torch.stack([(torch.rand(k, generator=g) * 2 - 1) * bound for g in generators]).to(device))
+        weights.append(torch.stack([(torch.rand(k, d, generator=g) * 2 - 1) * bound for g in generators]))
+        biases.append(torch.stack([(torch.rand(k, generator=g) * 2 - 1) * bound for g in generators]))
     parameters = [p.requires_grad_() for p in (*weights, *biases)]
     optimizer = torch.optim.AdamW(parameters, RATE, betas=(0.9, 0.98), weight_decay=0.0)
-    shrink = torch.tensor([1 - RATE * run["decay"] for run in runs], device=device)
-    X, Y = X.to(device), Y.to(device)
-    is_train = torch.zeros(len(runs), len(X), dtype=torch.bool)
-    for row, chosen in zip(is_train, trained, strict=True):
-        row[chosen] = True
-    is_train = is_train.to(device)
-    lengths = torch.tensor([len(t) for t in trained], device=device)
-    table = nn.utils.rnn.pad_sequence(trained, batch_first=True).to(device)
-    draws = torch.Generator(device=device).manual_seed(7)
-    wanted, stored = set(snapshots(steps)), []
+    shrink = torch.tensor([1 - RATE * run["decay"] for run in runs])
+    lengths = torch.tensor([len(t) for t in trained])
+    table = nn.utils.rnn.pad_sequence(trained, batch_first=True)
+    draws = torch.Generator().manual_seed(7)
+    wanted = set(snapshots(steps))
+    out.write_text(json.dumps({"steps": steps, "runs": runs}) + "\n")
     for step in range(steps + 1):
         if step in wanted:
-            with torch.no_grad():
-                hits = torch.cat(
-                    [
-                        network(X[None], [w[i : i + 1] for w in weights], [b[i : i + 1] for b in biases]).argmax(-1)
-                        == Y
-                        for i in range(len(runs))
-                    ]
-                )
-            found = [(hits & mask).sum(1) / mask.sum(1) for mask in (is_train, ~is_train)]
-            copies = [[p[i].detach().cpu().clone() for p in parameters] for i in range(len(runs))]
-            stored.append({"step": step, "weights": copies, "train": found[0].tolist(), "test": found[1].tolist()})
-        place = (torch.rand(len(runs), BATCH, generator=draws, device=device) * lengths[:, None]).long()
-        chosen = table.gather(1, place)
-        loss = nn.functional.cross_entropy(
-            network(X[chosen], weights, biases).flatten(0, 1), Y[chosen].flatten()
-        ) * len(runs)
+            found = [measured([p[i].detach() for p in parameters], t) for i, t in enumerate(trained)]
+            with out.open("a") as file:
+                file.write(json.dumps({"step": step, "runs": found}) + "\n")
+        chosen = table.gather(1, (torch.rand(len(runs), BATCH, generator=draws) * lengths[:, None]).long())
+        outputs = network(X[chosen], weights, biases).flatten(0, 1)
         optimizer.zero_grad()
-        loss.backward()
+        (nn.functional.cross_entropy(outputs, Y[chosen].flatten()) * len(runs)).backward()
         with torch.no_grad():
             for p in parameters:
                 p.mul_(shrink.view(-1, *[1] * (p.dim() - 1)))
         optimizer.step()
-    return runs, trained, stored
 
 
-def measured(task: tuple[list[Tensor], Tensor]) -> dict[str, float]:
-    """All columns of one snapshot on training samples, ``{layer.column: value}``."""
-    parameters, chosen = task
-    torch.set_num_threads(1)
+def measured(parameters: list[Tensor], trained: Tensor) -> dict[str, Any]:
+    """Accuracies of a run at this moment, and all columns on training samples, ``{layer.column: value}``."""
     half = len(parameters) // 2
     modules: list[nn.Module] = []
     for W, b in zip(parameters[:half], parameters[half:], strict=True):
         linear = nn.Linear(W.shape[1], W.shape[0])
         linear.load_state_dict({"weight": W, "bias": b})
         modules += [linear, nn.ReLU()]
+    net = nn.Sequential(*modules[:-1])
     X, Y = pairs()
+    with torch.no_grad():
+        hits = (net(X).argmax(-1) == Y).double()
+    held_out = torch.ones(len(X), dtype=torch.bool).index_fill(0, trained, False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        table = gs.measure(
-            nn.Sequential(*modules[:-1]), (X[chosen[:SAMPLES]], Y[chosen[:SAMPLES]]), nn.CrossEntropyLoss(),
-            measures="all", progress=False,
-        )  # fmt: skip
+        sample = X[trained[:SAMPLES]], Y[trained[:SAMPLES]]
+        table = gs.measure(net, sample, nn.CrossEntropyLoss(), measures="all", progress=False)
     row = {f"{layer}.{column}": value for layer, cells in table.rows.items() for column, value in cells.items()}
     row["network.loss"] = table.network["loss"]
     row["network.weight_norm"] = math.sqrt(sum(float(p.square().sum()) for p in parameters))
-    return {name: float(value) for name, value in row.items() if value is not None and math.isfinite(value)}
-
-
-def run(steps: int, device: str, workers: int, out: Path) -> None:
-    """Train, measure every snapshot, and store the numbers."""
-    runs, trained, stored = train(steps, device)
-    tasks = [(weights, chosen) for s in stored for weights, chosen in zip(s["weights"], trained, strict=True)]
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        rows = list(pool.map(measured, tasks, chunksize=8))
-    records = []
-    for i, setting in enumerate(runs):
-        known = [
-            {"step": s["step"], "train": s["train"][i], "test": s["test"][i], "values": rows[j * len(runs) + i]}
-            for j, s in enumerate(stored)
-        ]
-        records.append({"setting": setting, "records": known})
-    out.write_text(json.dumps({"steps": steps, "runs": records}))
-    print(f"{len(runs)} runs, {len(stored)} snapshots: {out}")
+    values = {name: float(value) for name, value in row.items() if value is not None and math.isfinite(value)}
+    return {"train": float(hits[trained].mean()), "test": float(hits[held_out].mean()), "values": values}
 
 
 def auroc(positive: list[float], negative: list[float]) -> float:
@@ -228,15 +194,11 @@ def _spearman(points: list[tuple[float, float]]) -> float:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    command = commands.add_parser("run")
-    command.add_argument("--steps", type=int, default=60_000)
-    command.add_argument("--device", default="cpu")
-    command.add_argument("--workers", type=int, default=2)
-    command.add_argument("--out", type=Path, default=Path("grokking_alarm.json"))
-    commands.add_parser("show").add_argument("path", type=Path)
+    parser.add_argument("command", choices=("run", "show"))
+    parser.add_argument("path", type=Path)
+    parser.add_argument("--steps", type=int, default=STEPS)
     arguments = parser.parse_args()
     if arguments.command == "run":
-        run(arguments.steps, arguments.device, arguments.workers, arguments.out)
+        run(arguments.path, arguments.steps)
     else:
         show(arguments.path)

@@ -55,10 +55,10 @@ def linearity() -> None:
     names = ["target_linearity", "effective_rank", "feature_rank", "nc1"]
     monitor = gs.Monitor(net, (data.x_train, data.y_train), measures=names, samples=1438, every=10)
     train(net, data.x_train, data.y_train, 12, monitor)
-    series = monitor.series("target_linearity")
+    series = monitor.series["target_linearity"]
     figure, axes = plt.subplots(figsize=(5.4, 2.8))
     for label, moment in (("at the start", 0), ("after 12 epochs", -1)):
-        axes.plot(range(1, 6), [values[moment][1] for values in series.values()], marker="o", label=label)
+        axes.plot(range(1, 6), [list(values.values())[moment] for values in series.values()], marker="o", label=label)
     axes.set(xlabel="inputs of layer", ylabel="target linearity", ylim=(0, 1), xticks=range(1, 6))
     axes.legend()
     save(figure, "first_look")
@@ -79,9 +79,9 @@ def linearity() -> None:
 
 def over_training(axes: plt.Axes, monitor: gs.Monitor, column: str, label: str) -> None:
     """One line for each layer, from the first (dark) to the last (light)."""
-    series = monitor.series(column)
+    series = monitor.series[column]
     for number, values in enumerate(series.values(), 1):
-        axes.plot(*zip(*values, strict=True), color=plt.cm.viridis((number - 1) / 4), label=f"layer {number}")
+        axes.plot(list(values), list(values.values()), color=plt.cm.viridis((number - 1) / 4), label=f"layer {number}")
     axes.set(xlabel="training step", ylabel=label)
     axes.legend(fontsize=7)
 

@@ -55,8 +55,8 @@ above.plot(steps, [train for train, _ in accuracies], label="training")
 above.plot(steps, [test for _, test in accuracies], label="test")
 above.set_ylabel("accuracy")
 above.legend()
-for layer, values in monitor.series("target_linearity").items():
-    below.plot(*zip(*values, strict=True), label=f"inputs of layer {layer}")
+for layer, values in monitor.series["target_linearity"].items():
+    below.plot(list(values), list(values.values()), label=f"inputs of layer {layer}")
 below.set(xlabel="step", ylabel="target linearity")
 below.legend(fontsize=8)
 plt.show()

@@ -41,9 +41,9 @@ def test_records_equal_measure_and_training_is_undisturbed() -> None:
     assert record["layers"] == table.to_dict()["layers"]
     assert record["step"] == 7
     assert json.loads(json.dumps(monitor.records)) == monitor.records
-    assert [step for step, _ in monitor.series("nfa")["0"]] == [0, 3, 6, 7]
-    assert monitor.series("nfa_centered")["0"][0][1] is None
-    refused(monitor.series, "nc1", match="no measure 'nc1' was recorded; there are: nfa")
+    assert monitor.series["nfa"]["0"] == {r["step"]: r["layers"]["0"]["nfa"] for r in monitor.records}
+    assert monitor.series["nfa_centered"]["0"][0] is None
+    refused(monitor.series.__getitem__, "nc1", match="no measure 'nc1'; there are: nfa")
 
 
 def test_default_cadence_and_measures() -> None:
@@ -130,7 +130,7 @@ def test_a_run_that_diverges_goes_on() -> None:
         "notes": {"(model)": "the model's output is NaN or infinite in batch 0; look at its inputs and weights"},
     }
     assert seen == [(0, monitor.records[0]), (1, record)]
-    assert [step for step, _ in monitor.series("nfa")["0"]] == [0]
+    assert list(monitor.series["nfa"]["0"]) == [0]
     refused(gs.Monitor, model, (x, y), match="output is NaN", error=NumericalError)
 
 
@@ -185,10 +185,10 @@ def test_printing_a_monitor_says_where_it_is() -> None:
     for _ in range(7):
         monitor.step()
     first, *values = repr(monitor).splitlines()
-    assert first == "Monitor: 3 layers, 2 records, the last at step 5"
+    assert first == "Monitor: 2 tables, 3 layers, 2 measures, steps 0 to 5"
     last = monitor.records[-1]["layers"]
     one, other = last["0"]["target_linearity"], last["4"]["target_linearity"]
-    assert values[0] == f"  target_linearity: {format_value(one)} (0) … {format_value(other)} (4)"
+    assert values[0] == f"  target_linearity: {format_value(one)} (0) … {format_value(other)} (4) at the last step"
     assert len(values) == 2
     monitor.records.clear()
-    assert repr(monitor) == "Monitor: no records of layers yet"
+    assert repr(monitor) == "Monitor: 0 tables, 0 layers, 0 measures"

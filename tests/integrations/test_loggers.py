@@ -108,7 +108,7 @@ def test_a_run_in_files_holds_what_measure_gives(tmp_path: Path, monkeypatch: py
     for layer in monitor.records[0]["layers"]:
         name = f"gramscope/target_linearity/{layer}".replace("(", "_").replace(")", "_")
         found = [(metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, name)]
-        assert found == monitor.series("target_linearity")[layer]
+        assert dict(found) == monitor.series["target_linearity"][layer]
     table = gs.measure(net, (x, y), measures=["target_linearity"])
     assert found[-1][0] == 4
     last = client.get_metric_history(run.info.run_id, "gramscope/target_linearity/2")[-1]

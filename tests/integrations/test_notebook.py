@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 import gramscope as gs
-from gramscope.instruments.history import Records
 from gramscope.integrations.loggers import LivePlot
 from gramscope.measures.table import Table
 from gramscope.notes import Note
@@ -29,6 +28,7 @@ class Tags(HTMLParser):
         super().__init__()
         self.open: list[str] = []
         self.counts: dict[str, int] = {}
+        self.text = text
         self.feed(text)
         assert not self.open, self.open
 
@@ -64,9 +64,9 @@ def test_a_table_is_shown_with_escaped_names() -> None:
 def test_a_monitor_draws_what_changes_and_its_last_table() -> None:
     watched = monitor(measures=["weight_norm", "nc1"])
     text = watched._repr_html_()
-    curves = watched.records.curves()
-    assert curves["weight_norm"]["0"] == watched.series("weight_norm")["0"]
-    changing = [name for name, lines in curves.items() if any(len({v for _, v in line}) > 1 for line in lines.values())]
+    curves = watched.series.curves()
+    assert curves["weight_norm"]["0"] == watched.series["weight_norm"]["0"]
+    changing = [name for name, lines in curves.items() if any(len(set(line.values())) > 1 for line in lines.values())]
     assert {"weight_norm", "loss"} <= set(changing)
     assert "samples" not in changing
     assert Tags(text).counts["svg"] == len(changing)
@@ -80,8 +80,9 @@ def test_records_stay_plain_in_a_state() -> None:
     again = monitor()
     again.load_state_dict(watched.state_dict())
     assert again._repr_html_() == watched._repr_html_()
-    assert Records()._repr_html_() == "<p>no records yet</p>"
-    assert Tags(Records([{"step": 3, "layers": {}, "network": {}, "notes": {"(model)": "diverged"}}])._repr_html_())
+    assert gs.Series()._repr_html_() == "<p>no tables yet</p>"
+    diverged = {"step": 3, "layers": {}, "network": {}, "notes": {"(model)": "diverged"}}
+    assert "diverged" in Tags(gs.Series.from_records([diverged])._repr_html_()).text
 
 
 def test_a_live_plot_is_drawn_anew(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import copy
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from numbers import Integral
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +21,6 @@ from torch import Tensor, nn
 from gramscope.distributed.exchange import Group, find_exchange
 from gramscope.distributed.gathered import is_sharded
 from gramscope.errors import InputError, NumericalError, checks_names
-from gramscope.instruments.history import Records
 from gramscope.instruments.log import Log, PictureWriter, check_log, write_pictures, write_record
 from gramscope.instruments.measure import given_by, measure, needs_of
 from gramscope.instruments.pictures import input_diagonals, layer_spectra
@@ -33,6 +33,7 @@ from gramscope.layers.select import LayerSelector
 from gramscope.linalg.budget import MEMORY
 from gramscope.measures.column import Column
 from gramscope.measures.columns import columns_of
+from gramscope.measures.series import Series
 from gramscope.measures.table import Table
 from gramscope.notes import Note
 from gramscope.statistics.structure import Tokens
@@ -138,7 +139,7 @@ class Monitor:
         if isinstance(samples, bool) or not isinstance(samples, int) or samples < 2:
             raise InputError(f"samples={samples!r}: give the number of samples to hold, at least 2")
         self.model = model
-        self.records = Records()
+        self.records: list[dict[str, Any]] = []
         self.step_count = 0
         self._loss = loss
         self._due = cadence(every)
@@ -209,28 +210,25 @@ class Monitor:
         """The table of the chosen measures at this moment, on the monitored sample."""
         return measure(self.model, self._data, self._loss, **self._options)
 
-    def series(self, name: str) -> dict[str, list[tuple[int, float | None]]]:
-        """One measure over training: ``{layer: [(step, value), …]}``."""
-        result: dict[str, list[tuple[int, float | None]]] = {}
-        for record in self.records:
-            for layer, row in record["layers"].items():
-                if name in row:
-                    result.setdefault(layer, []).append((record["step"], row[name]))
-        if not result:
-            known = sorted({m for record in self.records for row in record["layers"].values() for m in row})
-            raise InputError(f"no measure {name!r} was recorded; there are: {', '.join(known)}")
-        return result
+    @property
+    def series(self) -> Series:
+        """The tables of all records: ``monitor.series["nfa"]["fc1"]`` is ``{step: value}``, and it plots and saves itself."""
+        return Series.from_records(self.records)
+
+    def report(self, path: str | Path, title: str = "Feature learning over training") -> None:
+        """Write a page that needs no network: every measure over steps and layers."""
+        self.series.report(path, title)
 
     def __repr__(self) -> str:
-        return f"Monitor: {self.records.summary()}"
+        return f"Monitor: {self.series}"
 
     def _repr_html_(self) -> str:
         """The records so far as curves, and the last one as a table, in a notebook."""
-        return self.records._repr_html_()
+        return self.series._repr_html_()
 
     def state_dict(self) -> dict[str, Any]:
         """The step and all records, as plain values, and the initial weights where a measure compares with them."""
-        state = {"step": self.step_count, "records": copy.deepcopy(list(self.records))}
+        state = {"step": self.step_count, "records": copy.deepcopy(self.records)}
         if self._initial is not None:
             state["initial"] = {name: value.clone() for name, value in self._initial.state_dict().items()}
         return state
@@ -240,7 +238,7 @@ class Monitor:
         if self._initial is not None and "initial" in state:
             self._initial.load_state_dict(state["initial"])
         self.step_count = int(state["step"])
-        self.records = Records(copy.deepcopy(state["records"]))
+        self.records = copy.deepcopy(state["records"])
 
 
 def cadence(every: Any) -> Callable[[int], bool]:

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from gramscope.errors import InputError, load_extra
-from gramscope.instruments.history import Records
+from gramscope.measures.series import Series
 from gramscope.instruments.log import scalars
 
 #: metrics that MLflow takes at a time
@@ -92,12 +92,12 @@ class LivePlot:
     def __init__(self) -> None:
         self._display = load_extra("IPython.display", "notebook")
         self._handle: Any = None
-        self.records = Records()
+        self.records: list[dict[str, Any]] = []
 
     def __call__(self, step: int, record: dict[str, Any]) -> None:
         """Add a record and draw."""
         self.records.append(record)
-        picture = self._display.HTML(self.records._repr_html_())
+        picture = self._display.HTML(Series.from_records(self.records)._repr_html_())
         if self._handle is None:
             self._handle = self._display.display(picture, display_id=True)
         else:

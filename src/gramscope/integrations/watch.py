@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypedDict
 
 from torch import Tensor, nn
@@ -10,13 +11,13 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from gramscope.distributed.exchange import Group
 from gramscope.errors import InputError, no_such
-from gramscope.instruments.history import Records
 from gramscope.instruments.log import Log, check_log, scalars, write_record
 from gramscope.instruments.monitor import Monitor, cadence
 from gramscope.layers.batches import Unpack
 from gramscope.layers.losses import Loss
 from gramscope.layers.model_call import OutputSelector
 from gramscope.layers.select import LayerSelector
+from gramscope.measures.series import Series
 
 #: every so many, or ``count -> bool``; ``None`` for the usual cadence of a monitor
 Every = int | Callable[[int], bool] | None
@@ -99,9 +100,18 @@ class Watch:
         self.monitor: Monitor | None = None
 
     @property
-    def records(self) -> Records:
+    def records(self) -> list[dict[str, Any]]:
         """All records so far."""
-        return Records() if self.monitor is None else self.monitor.records
+        return [] if self.monitor is None else self.monitor.records
+
+    @property
+    def series(self) -> Series:
+        """The tables of all records, as :attr:`gramscope.Monitor.series`."""
+        return Series.from_records(self.records)
+
+    def report(self, path: str | Path, title: str = "Feature learning over training") -> None:
+        """Write a page that needs no network: every measure over steps and layers."""
+        self.series.report(path, title)
 
     def begin(self, model: nn.Module, data: Any, step: int) -> dict[str, float]:
         """Make the monitor and its first record; the numbers to log, none where a saved state was loaded."""

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 Backend: TypeAlias = Literal["matplotlib", "plotly"]
 _COLOURS = "viridis"
+#: width and height of a small plot of a notebook, and its margin on all sides; layers that it shows
+WIDTH, HEIGHT, MARGIN, MOST_LAYERS = 260, 150, 22, 12
 
 
 class Grid(NamedTuple):
@@ -84,6 +86,8 @@ def _over_steps(series: Series, column: str) -> Grid:
 
 def write_report(series: Series, path: str | Path, title: str = "Series") -> None:
     """A page that needs no network: every measure over steps and layers, chosen from a menu, with the loss below it."""
+    if not series.columns:
+        raise InputError("the series has no table with measures: nothing was recorded yet")
     _plotly()
     import plotly.io as pio
 
@@ -166,6 +170,48 @@ def _lines(lines: Mapping[str, Mapping[str, float | None]], backend: Backend) ->
     if len(lines) > 1:
         axis.legend()
     return figure
+
+
+def small_curves(curves: Mapping[str, Mapping[str, Mapping[int, float]]]) -> str:
+    """One small plot of each measure that changes, as SVG in HTML; curves are ``{measure: {layer: {step: value}}}``.
+
+    >>> small_curves({"nc1": {"fc": {0: 1.0, 1: 0.5}}, "nfa": {"fc": {0: 0.5, 1: 0.5}}}).count("<polyline")
+    1
+    """
+    names = list(dict.fromkeys(layer for lines in curves.values() for layer in lines))[:MOST_LAYERS]
+    colours = {layer: f"hsl({360 * i // len(names)} 65% 45%)" for i, layer in enumerate(names)}
+    changing = (n for n, lines in curves.items() if any(len(set(line.values())) > 1 for line in lines.values()))
+    plots = [_svg(name, {k: v for k, v in curves[name].items() if k in colours}, colours) for name in changing]
+    legend = " ".join(f'<span style="color:{colour}">■ {escape(layer)}</span>' for layer, colour in colours.items())
+    return f'<div style="display:flex;flex-wrap:wrap">{"".join(plots)}</div><div>{legend if plots else ""}</div>'
+
+
+def _svg(name: str, lines: Mapping[str, Mapping[int, float]], colours: Mapping[str, str]) -> str:
+    """One measure over steps, on a logarithmic axis ``log(1 + step)``."""
+    points = [point for line in lines.values() for point in line.items()]
+    if not points:  # all of its layers are beyond the first few
+        return ""
+    steps, values = [math.log1p(step) for step, _ in points], [value for _, value in points]
+    left, right, low, high = min(steps), max(steps), min(values), max(values)
+
+    def place(step: int, value: float) -> str:
+        x = (math.log1p(step) - left) / ((right - left) or 1)
+        y = (value - low) / ((high - low) or 1)
+        return f"{MARGIN + x * (WIDTH - 2 * MARGIN):.1f},{HEIGHT - MARGIN - y * (HEIGHT - 2 * MARGIN):.1f}"
+
+    drawn = "".join(
+        f'<polyline fill="none" stroke="{colours[layer]}" stroke-width="1.5" points="{" ".join(place(*p) for p in line.items())}"/>'
+        for layer, line in lines.items()
+    )
+    texts = (
+        (MARGIN, 14, "start", name),
+        (WIDTH - MARGIN, 14, "end", f"{low:.3g} to {high:.3g}"),
+        (MARGIN, HEIGHT - 6, "start", f"step {min(step for step, _ in points)}"),
+        (WIDTH - MARGIN, HEIGHT - 6, "end", f"{max(step for step, _ in points)}"),
+    )
+    words = "".join(f'<text x="{x}" y="{y}" text-anchor="{at}">{escape(text)}</text>' for x, y, at, text in texts)
+    style = "font:10px sans-serif;fill:currentColor"
+    return f'<svg width="{WIDTH}" height="{HEIGHT}" style="{style}">{drawn}{words}</svg>'
 
 
 def _matplotlib(backend: str) -> Any:

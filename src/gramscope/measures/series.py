@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from gramscope.errors import InputError, ResultWarning, no_such
-from gramscope.measures.table import Table
-from gramscope.measures.table_files import from_plain, read_parquet, to_plain, write_parquet, write_whole
+from gramscope.measures.table import Table, format_value
+from gramscope.measures.table_files import from_plain, read_tables, to_plain, write_tables, write_whole
 
 #: the name of the file with the settings of a stored series
 _SETTINGS = "series.json"
+#: measures whose last values are printed
+MOST_MEASURES = 6
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,11 @@ class Series:
     tables: Mapping[int, Table] = field(default_factory=dict)
     skipped: Mapping[int, str] = field(default_factory=dict)
     equal: Mapping[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def from_records(cls, records: Iterable[Mapping[str, Any]]) -> Series:
+        """The series of a monitor's records ``{step, layers, network, notes}``; of one step the last."""
+        return cls({record["step"]: Table.from_dict(record) for record in records})
 
     def __len__(self) -> int:
         return len(self.tables)
@@ -68,48 +76,15 @@ class Series:
 
     def save(self, path: str | Path) -> None:
         """Write all tables to one file, ``.json`` or ``.parquet`` (one row for each step, layer and measure)."""
-        path = Path(path)
-        rest = {"skipped": dict(self.skipped), "equal": dict(self.equal)}
-        plain = {step: to_plain(table) for step, table in self.tables.items()}
-        if path.suffix == ".json":
-            write_whole(path, json.dumps({"tables": plain, **rest}).encode())
-        elif path.suffix == ".parquet":
-            cells = [
-                {"step": step, "layer": layer, "column": column, "value": value, "error": errors.get(layer, {}).get(column)}
-                for step, table in plain.items()
-                for errors in [table["errors"]]
-                for layer, row in table["layers"].items()
-                for column, value in row.items()
-            ]  # fmt: skip
-            tables = {step: {"network": table["network"], "notes": table["notes"]} for step, table in plain.items()}
-            write_parquet(path, cells, {"tables": tables, **rest})
-        else:
-            raise InputError(f"{path}: the name of a series' file ends in .json or .parquet")
+        write_tables(path, self.tables, skipped=dict(self.skipped), equal=dict(self.equal))
 
     @classmethod
     def load(cls, path: str | Path) -> Series:
         """The series of a file that :meth:`save` wrote, or of the folder that ``gs.series(out=…)`` stored."""
-        path = Path(path)
-        if path.is_dir():
-            return ordered(*SeriesStore(path).read_all())
-        if path.suffix == ".parquet":
-            cells, found = read_parquet(path)
-            for table in found["tables"].values():
-                table |= {"layers": {}, "errors": {}}
-            for cell in cells:
-                table = found["tables"][str(cell["step"])]
-                table["layers"].setdefault(cell["layer"], {})[cell["column"]] = cell["value"]
-                if cell["error"] is not None:
-                    table["errors"].setdefault(cell["layer"], {})[cell["column"]] = cell["error"]
-        else:
-            try:
-                found = json.loads(path.read_bytes())
-            except (OSError, ValueError) as error:
-                raise InputError(f"{path} holds no series: {error}") from error
-        tables = {int(step): from_plain(table) for step, table in found["tables"].items()}
-        return cls(
-            tables, *({int(step): value for step, value in found[name].items()} for name in ("skipped", "equal"))
-        )
+        if Path(path).is_dir():
+            return ordered(*SeriesStore(Path(path)).read_all())
+        tables, rest = read_tables(path)
+        return cls(tables, *({int(s): x for s, x in rest.get(name, {}).items()} for name in ("skipped", "equal")))
 
     def plot(self, column: str, backend: Literal["matplotlib", "plotly"] = "matplotlib") -> Any:
         """A figure of one measure over steps (across) and layers (down), with the loss below where it was measured."""
@@ -123,15 +98,40 @@ class Series:
 
         write_report(self, path, title)
 
+    def curves(self) -> dict[str, dict[str, dict[int, float]]]:
+        """``{measure: {layer: {step: value}}}`` of the values that are there; those of the network come first."""
+        found: dict[str, dict[str, dict[int, float]]] = {}
+        for step, table in self.tables.items():
+            for layer, row in {"network": table.network, **table.rows}.items():
+                for name, value in row.items():
+                    if value is not None and math.isfinite(value):
+                        found.setdefault(name, {}).setdefault(layer, {})[step] = value
+        return found
+
     def __str__(self) -> str:
-        steps = self.steps
-        span = f", steps {steps[0]} to {steps[-1]}" if steps else ""
-        lines = [f"{len(steps)} tables of {len(self.layers)} layers and {len(self.columns)} measures{span}"]
+        steps, layers = self.steps, self.layers
+        counts = [(len(steps), "table"), (len(layers), "layer"), (len(self.columns), "measure")]
+        words = ", ".join(f"{n} {word}{'s' * (n != 1)}" for n, word in counts)
+        lines = [words + (f", steps {steps[0]} to {steps[-1]}" if steps else "")]
+        last = next((table for table in reversed(self.tables.values()) if table.rows), None)
+        for name in last.columns[:MOST_MEASURES] if last else ():
+            ends = dict.fromkeys((layers[0], layers[-1]))
+            values = [f"{format_value(last.rows.get(layer, {}).get(name))} ({layer})" for layer in ends]
+            lines.append(f"  {name}: {' … '.join(values)} at the last step")
         lines += [f"skipped step {step}: {reason}" for step, reason in self.skipped.items()]
         lines += [f"step {step} has exactly the weights of step {other}" for step, other in self.equal.items()]
         return "\n".join(lines)
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """Curves of the measures that change, and the last table, in a notebook."""
+        from gramscope.measures.plots import small_curves
+
+        if not self.tables:
+            return "<p>no tables yet</p>"
+        last = self.steps[-1]
+        return f"<div>{small_curves(self.curves())}<p>step {last}</p>{self.tables[last]._repr_html_()}</div>"
 
 
 def ordered(tables: dict[int, Table], skipped: dict[int, str], digests: dict[int, str]) -> Series:

@@ -20,6 +20,8 @@ from gramscope.text_table import text_table
 
 #: columns of a page, and of a terminal that does not tell
 WIDTH = 100
+#: columns of the lines of :meth:`Table.by_block`
+NARROW = 80
 #: the line of the blocks' own outputs
 RESIDUAL = "(residual stream)"
 
@@ -130,16 +132,19 @@ class Table:
 
     def save(self, path: str | Path) -> None:
         """Write the table to a file, ``.json`` or ``.parquet``, with errors and notes; floats come back exactly."""
-        from gramscope.measures.table_files import save_table
+        from gramscope.measures.table_files import write_tables
 
-        save_table(self, path)
+        write_tables(path, {0: self})
 
     @staticmethod
     def load(path: str | Path) -> Table:
         """The table of a file that :meth:`save` wrote."""
-        from gramscope.measures.table_files import load_table
+        from gramscope.measures.table_files import read_tables
 
-        return load_table(path)
+        tables, _ = read_tables(path)
+        if len(tables) != 1:
+            raise InputError(f"{path} holds {len(tables)} tables; read it with gs.Series.load")
+        return next(iter(tables.values()))
 
     def plot(self, column: str, backend: Literal["matplotlib", "plotly"] = "matplotlib") -> Any:
         """A figure of one measure: kinds of layers × depth where there are blocks, else a line over the layers."""
@@ -219,7 +224,7 @@ class BlockView:
             return "\n".join([measure, *text_table([[kind, format_cell(row[None])] for kind, row in kinds.items()])])
         inside = {kind: row for kind, row in kinds.items() if None not in row}
         columns = [[str(b), *(format_cell(row[b]) if b in row else "" for row in inside.values())] for b in blocks]
-        lines = _tables([measure, *inside], columns, WIDTH)
+        lines = _tables([measure, *inside], columns, NARROW)
         outside = [[kind, format_cell(row[None]), "(no block)"] for kind, row in kinds.items() if None in row]
         return "\n".join([*lines, *(text_table(outside) if outside else [])])
 
@@ -229,18 +234,17 @@ def _difference(x: float | None, y: float | None) -> float | None:
 
 
 def with_errors(
-    rows: Mapping[str, Mapping[str, float | None]], errors: Mapping[str, Mapping[str, float]]
+    rows: Mapping[str, Mapping[str, float | None]],
+    errors: Mapping[str, Mapping[str, float]],
+    remarks: Mapping[str, str] = {},
 ) -> dict[str, dict[str, float | None]]:
-    """Rows of a table whose numbers know their errors."""
-    return {
-        layer: {
-            name: value
-            if value is None or (error := errors.get(layer, {}).get(name)) is None
-            else Measured(value, error)
-            for name, value in row.items()
-        }
-        for layer, row in rows.items()
-    }
+    """Rows of a table whose numbers know their errors, and their remarks, which are given by ``layer.measure``."""
+
+    def number(layer: str, name: str, value: float | None) -> float | None:
+        error, remark = errors.get(layer, {}).get(name), remarks.get(f"{layer}.{name}", "")
+        return value if value is None or (error is None and not remark) else Measured(value, error, remark)
+
+    return {layer: {name: number(layer, name, value) for name, value in row.items()} for layer, row in rows.items()}
 
 
 def format_value(value: float | None) -> str:

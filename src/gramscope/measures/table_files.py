@@ -16,39 +16,57 @@ from gramscope.notes import Note
 _KEY = b"gramscope"
 
 
-def save_table(table: Table, path: str | Path) -> None:
-    """Write a table to ``path``, which ends in ``.json`` or ``.parquet``. The file is there whole or not at all."""
+def write_tables(path: str | Path, tables: Mapping[int, Table], **rest: Any) -> None:
+    """Write tables by step, and beside them whatever JSON can hold, to a file that ends in ``.json`` or ``.parquet``."""
     path = Path(path)
-    values = to_plain(table)
+    plain = {step: to_plain(table) for step, table in tables.items()}
     if _ending(path) == ".json":
-        write_whole(path, json.dumps(values, indent=1).encode())
+        write_whole(path, json.dumps({"tables": plain, **rest}, indent=1).encode())
         return
     cells = [
-        {"layer": layer, "column": column, "value": value, "error": values["errors"].get(layer, {}).get(column)}
-        for layer, row in values["layers"].items()
+        {"step": step, "layer": layer, "column": column, "value": value, "error": table["errors"].get(layer, {}).get(column)}
+        for step, table in plain.items()
+        for layer, row in table["layers"].items()
         for column, value in row.items()
-    ]
-    write_parquet(path, cells, {name: values[name] for name in ("network", "notes")})
+    ]  # fmt: skip
+    others = {step: {"network": table["network"], "notes": table["notes"]} for step, table in plain.items()}
+    pa, pq = _pyarrow()
+    sink = pa.BufferOutputStream()
+    kept = {_KEY: json.dumps({"tables": others, **rest})}
+    pq.write_table(pa.Table.from_pylist(cells).replace_schema_metadata(kept), sink)
+    write_whole(path, sink.getvalue().to_pybytes())
 
 
-def load_table(path: str | Path) -> Table:
-    """The table that :func:`save_table` wrote."""
+def read_tables(path: str | Path) -> tuple[dict[int, Table], dict[str, Any]]:
+    """What :func:`write_tables` wrote: the tables, and the rest."""
     path = Path(path)
     if not path.is_file():
-        raise InputError(f"{path} does not exist; Table.save writes such files")
-    if _ending(path) == ".json":
-        try:
-            return from_plain(json.loads(path.read_bytes()))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"{path} holds no table: {error}") from error
-    cells, rest = read_parquet(path)
-    rows: dict[str, dict[str, float | None]] = {}
-    errors: dict[str, dict[str, float]] = {}
-    for cell in cells:
-        rows.setdefault(cell["layer"], {})[cell["column"]] = cell["value"]
+        raise InputError(f"{path} does not exist; Table.save and Series.save write such files")
+    reader = _from_json if _ending(path) == ".json" else _from_parquet
+    try:
+        found = reader(path)
+        return {int(step): from_plain(table) for step, table in found.pop("tables").items()}, found
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{path} holds no table of gramscope: {error}") from error
+
+
+def _from_json(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_bytes())
+    return found
+
+
+def _from_parquet(path: Path) -> dict[str, Any]:
+    _, pq = _pyarrow()
+    content = pq.read_table(path)
+    found: dict[str, Any] = json.loads(content.schema.metadata[_KEY])
+    for table in found["tables"].values():
+        table |= {"layers": {}, "errors": {}}
+    for cell in content.to_pylist():
+        table = found["tables"][str(cell["step"])]
+        table["layers"].setdefault(cell["layer"], {})[cell["column"]] = cell["value"]
         if cell["error"] is not None:
-            errors.setdefault(cell["layer"], {})[cell["column"]] = cell["error"]
-    return from_plain({"layers": rows, "errors": errors, **rest})
+            table["errors"].setdefault(cell["layer"], {})[cell["column"]] = cell["error"]
+    return found
 
 
 def to_plain(table: Table) -> dict[str, Any]:
@@ -58,9 +76,10 @@ def to_plain(table: Table) -> dict[str, Any]:
 
 
 def from_plain(values: Mapping[str, Any]) -> Table:
-    """The table that :func:`to_plain` took apart."""
+    """The table that :func:`to_plain` took apart; the note of a cell is the remark of its number again."""
     notes = {name: Note(kind, text) for name, (kind, text) in values["notes"].items()}
-    return Table(with_errors(values["layers"], values["errors"]), values["network"], notes)
+    remarks = {name: note.text for name, note in notes.items()}
+    return Table(with_errors(values["layers"], values["errors"], remarks), values["network"], notes)
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -74,25 +93,6 @@ def write_whole(path: Path, content: bytes) -> None:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
-
-
-def write_parquet(path: Path, rows: list[dict[str, Any]], rest: Mapping[str, Any]) -> None:
-    """Write rows of plain values, and beside them whatever JSON can hold."""
-    pa, pq = _pyarrow()
-    found = pa.Table.from_pylist(rows)
-    sink = pa.BufferOutputStream()
-    pq.write_table(found.replace_schema_metadata({_KEY: json.dumps(rest)}), sink)
-    write_whole(path, sink.getvalue().to_pybytes())
-
-
-def read_parquet(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """What :func:`write_parquet` wrote."""
-    pa, pq = _pyarrow()
-    try:
-        found = pq.read_table(path)
-        return found.to_pylist(), json.loads(found.schema.metadata[_KEY])
-    except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path} was not written by gramscope: {error}") from error
 
 
 def _pyarrow() -> tuple[Any, Any]:

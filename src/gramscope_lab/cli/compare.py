@@ -31,7 +31,6 @@ def command(
     """
     from gramscope.instruments.checkpoints import open_model
     from gramscope.instruments.compare import compare
-    from gramscope.measures.table_files import save_table
     from gramscope_lab.data.sequences import read_sequences
 
     one, other = open_model(base), open_model(tuned, base)
@@ -41,5 +40,5 @@ def command(
     table = compare(one, other, batches, layers=layers)
     typer.echo(str(table))
     if out is not None:
-        save_table(table, out)
+        table.save(out)
         messages().print(f"table: {out}")
