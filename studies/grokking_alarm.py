@@ -3,9 +3,9 @@
     python studies/grokking_alarm.py run grokking_alarm.jsonl
     python studies/grokking_alarm.py show grokking_alarm.jsonl
 
-Sixty runs learn x + y mod 31 with two hidden layers of 128, under AdamW. They differ in weight decay, share of the pairs that
+Ninety runs learn x + y mod 31 with two hidden layers of 128, under AdamW. They differ in weight decay, share of the pairs that
 is trained on, and seed. All columns are measured on training samples, at steps in geometric progression; a line of the file is
-one such step. ``show`` takes each run at the first measured step with 99 % training accuracy ("memorised") and asks of each
+one run. ``show`` takes each run at the first measured step with 99 % training accuracy ("memorised") and asks of each
 column of each layer, and of its change since the start, how well it separates runs that later reach 95 % test accuracy from
 those that do not. Runs that test well already at memorisation are left out. The column is chosen on the runs of even seeds and
 judged on those of odd seeds; the baselines that need no choice (training loss, norm of all weights, and the settings
@@ -18,7 +18,9 @@ import argparse
 import json
 import math
 import warnings
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from itertools import pairwise, product
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +30,10 @@ from torch import Tensor, nn
 import gramscope as gs
 
 P, WIDTH, RATE, BATCH, SAMPLES, STEPS = 31, 128, 1e-3, 96, 512, 30_000
-DECAYS, SHARES, SEEDS = (0.0, 0.3, 0.6, 1.0, 1.5), (0.55, 0.65, 0.75), 4
+DECAYS, SHARES, SEEDS = (0.0, 0.3, 0.6, 1.0, 1.5), (0.55, 0.65, 0.75), 6
 SIZES = (2 * P, WIDTH, WIDTH, P)
 MEMORISED, GROKKED = 0.99, 0.95
 BASELINES = ("network.loss", "network.weight_norm", "setting.decay", "setting.share")
-
-
-def settings() -> list[dict[str, float]]:
-    """Decay, share and seed of every run."""
-    return [{"decay": d, "share": s, "seed": i} for d, s, i in product(DECAYS, SHARES, range(SEEDS))]
 
 
 def snapshots(steps: int) -> list[int]:
@@ -58,37 +55,42 @@ def network(x: Tensor, weights: list[Tensor], biases: list[Tensor]) -> Tensor:
     return x
 
 
-def run(out: Path, steps: int) -> None:
-    """Train all runs side by side, and store what was measured of all of them, a line for each snapshot."""
-    runs, (X, Y) = settings(), pairs()
-    generators = [torch.Generator().manual_seed(1000 + int(run["seed"])) for run in runs]
-    trained = [torch.randperm(len(X), generator=g)[: round(r["share"] * len(X))] for g, r in zip(generators, runs, strict=True)]
+def train(decay: float, share: float, steps: int) -> list[dict[str, Any]]:
+    """Train the seeds of one setting side by side; what was measured of each, at every snapshot."""
+    torch.set_num_threads(1)
+    X, Y = pairs()
+    generators = [torch.Generator().manual_seed(1000 + seed) for seed in range(SEEDS)]
+    trained = torch.stack([torch.randperm(len(X), generator=g)[: round(share * len(X))] for g in generators])
     weights, biases = [], []
     for d, k in pairwise(SIZES):
         bound = d**-0.5
         weights.append(torch.stack([(torch.rand(k, d, generator=g) * 2 - 1) * bound for g in generators]))
         biases.append(torch.stack([(torch.rand(k, generator=g) * 2 - 1) * bound for g in generators]))
     parameters = [p.requires_grad_() for p in (*weights, *biases)]
-    optimizer = torch.optim.AdamW(parameters, RATE, betas=(0.9, 0.98), weight_decay=0.0)
-    shrink = torch.tensor([1 - RATE * run["decay"] for run in runs])
-    lengths = torch.tensor([len(t) for t in trained])
-    table = nn.utils.rnn.pad_sequence(trained, batch_first=True)
-    draws = torch.Generator().manual_seed(7)
-    wanted = set(snapshots(steps))
-    out.write_text(json.dumps({"steps": steps, "runs": runs}) + "\n")
+    optimizer = torch.optim.AdamW(parameters, RATE, betas=(0.9, 0.98), weight_decay=decay)
+    draws, wanted = torch.Generator().manual_seed(7), set(snapshots(steps))
+    runs: list[dict[str, Any]] = [
+        {"setting": {"decay": decay, "share": share, "seed": i}, "records": []} for i in range(SEEDS)
+    ]
     for step in range(steps + 1):
         if step in wanted:
-            found = [measured([p[i].detach() for p in parameters], t) for i, t in enumerate(trained)]
-            with out.open("a") as file:
-                file.write(json.dumps({"step": step, "runs": found}) + "\n")
-        chosen = table.gather(1, (torch.rand(len(runs), BATCH, generator=draws) * lengths[:, None]).long())
+            for i, found in enumerate(runs):
+                found["records"].append({"step": step, **measured([p[i].detach() for p in parameters], trained[i])})
+        chosen = trained.gather(1, torch.randint(trained.shape[1], (SEEDS, BATCH), generator=draws))
         outputs = network(X[chosen], weights, biases).flatten(0, 1)
         optimizer.zero_grad()
-        (nn.functional.cross_entropy(outputs, Y[chosen].flatten()) * len(runs)).backward()
-        with torch.no_grad():
-            for p in parameters:
-                p.mul_(shrink.view(-1, *[1] * (p.dim() - 1)))
+        (nn.functional.cross_entropy(outputs, Y[chosen].flatten()) * SEEDS).backward()
         optimizer.step()
+    return runs
+
+
+def run(out: Path, steps: int, workers: int) -> None:
+    """Train all settings, in so many processes, and store each as soon as it is done: a line for each run."""
+    out.write_text("")
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        for done in as_completed([pool.submit(train, d, s, steps) for d, s in product(DECAYS, SHARES)]):
+            with out.open("a") as file:
+                file.writelines(json.dumps(found) + "\n" for found in done.result())
 
 
 def measured(parameters: list[Tensor], trained: Tensor) -> dict[str, Any]:
@@ -142,19 +144,21 @@ def error_of(positive: list[float], negative: list[float], draws: int = 500) -> 
 
 def show(path: Path) -> None:
     """Print what was found."""
-    data = json.loads(path.read_text())
+    runs = [json.loads(line) for line in path.read_text().splitlines()]
     cases = []
-    for item in data["runs"]:
+    for item in runs:
         records = item["records"]
         at = next((r for r in records if r["train"] >= MEMORISED), None)
         if at is None or at["test"] >= GROKKED:
             continue
         grok = next((r["step"] for r in records if r["step"] > at["step"] and r["test"] >= GROKKED), None)
         values = at["values"] | {f"setting.{name}": value for name, value in item["setting"].items()}
+        start = records[0]["values"]
+        values |= {f"{name} (change)": value - start[name] for name, value in at["values"].items() if name in start}
         cases.append({"values": values, "grok": grok, "at": at["step"], "seed": item["setting"]["seed"]})
     groups = [[c for c in cases if c["seed"] % 2 == odd] for odd in (0, 1)]
     counts = [(sum(c["grok"] is not None for c in g), len(g)) for g in groups]
-    print(f"{len(data['runs'])} runs of {data['steps']} steps; {len(cases)} memorise first")
+    print(f"{len(runs)} runs of {runs[0]['records'][-1]['step']} steps; {len(cases)} memorise first")
     print(f"of these grok, of all: {counts[0]} with even seeds, {counts[1]} with odd seeds")
 
     def sides(group: list[dict[str, Any]], name: str, sign: float = 1.0) -> tuple[list[float], list[float]]:
@@ -177,7 +181,7 @@ def show(path: Path) -> None:
         alarms = sum(v >= limit for v in bad) / max(len(bad), 1)
         lead = [(c["values"][name], math.log(c["grok"] / c["at"])) for c in cases if c["grok"] is not None]
         print(
-            f"{name:42} {a:6.2f} {auroc(good, bad):6.2f} ± {error_of(good, bad):.2f} {alarms:13.0%} {_spearman(lead):11.2f}"
+            f"{name:42} {a:6.2f} {auroc(good, bad):6.2f} ± {error_of(good, bad):.2f} {alarms:13.0%} {spearman(lead):11.2f}"
         )
     leads = sorted(c["grok"] / c["at"] for c in cases if c["grok"] is not None)
     if leads:
@@ -185,11 +189,19 @@ def show(path: Path) -> None:
         print(f"steps to grokking over steps to memorisation: {leads[0]:.1f} to {leads[-1]:.1f}, median {middle:.1f}")
 
 
-def _spearman(points: list[tuple[float, float]]) -> float:
+def spearman(points: list[tuple[float, float]]) -> float:
+    """The correlation of ranks; ties have the mean of theirs.
+
+    >>> round(spearman([(1.0, 2.0), (2.0, 1.0), (3.0, 3.0), (4.0, 4.0)]), 6)
+    0.8
+    """
     if len(points) < 3:
         return math.nan
-    ranks = torch.tensor(points, dtype=torch.float64).argsort(0).argsort(0).double()
-    return float(torch.corrcoef(ranks.T)[0, 1])
+    columns = torch.tensor(points, dtype=torch.float64).T
+    ranks = (columns[:, :, None] > columns[:, None]).double().sum(2) + (
+        columns[:, :, None] == columns[:, None]
+    ).double().sum(2) / 2
+    return float(torch.corrcoef(ranks)[0, 1])
 
 
 if __name__ == "__main__":
@@ -197,8 +209,9 @@ if __name__ == "__main__":
     parser.add_argument("command", choices=("run", "show"))
     parser.add_argument("path", type=Path)
     parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()
     if arguments.command == "run":
-        run(arguments.path, arguments.steps)
+        run(arguments.path, arguments.steps, arguments.workers)
     else:
         show(arguments.path)

@@ -65,7 +65,9 @@ def new_model(seed: int = 0) -> GPT2LMHeadModel:
     )
 
 
-def fit(model: Any, tokens: Tensor, steps: int, rate: float, seed: int, decay: float = 0.01, after: Any = None) -> list[float]:
+def fit(
+    model: Any, tokens: Tensor, steps: int, rate: float, seed: int, decay: float = 0.01, after: Any = None
+) -> list[float]:
     """Train with AdamW on a falling rate; ``after(step)`` is called before the first step and after each one."""
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], rate, weight_decay=decay)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: min(1.0, (s + 1) / 50) * (1 - s / steps) + 1e-3)
@@ -124,7 +126,9 @@ def series(folder: Path) -> None:
                "--length", str(LENGTH), "--samples", "32", "--out"]  # fmt: skip
     start = time.monotonic()
     subprocess.run([*command, str(whole)], check=True)
-    print(f"{time.monotonic() - start:.0f} s, peak {resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024:.0f} MiB")
+    print(
+        f"{time.monotonic() - start:.0f} s, peak {resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024:.0f} MiB"
+    )
     process = subprocess.Popen([*command, str(cut)], stdout=subprocess.DEVNULL)
     while len(list(cut.glob("step-*.json"))) < CHECKPOINTS // 2:
         time.sleep(0.05)
