@@ -4,10 +4,10 @@
     python studies/fine_tuning_alarm.py run FOLDER/step1500 fine_tuning_alarm.jsonl --workers 2
     python studies/fine_tuning_alarm.py show fine_tuning_alarm.jsonl
 
-The character model of ``over_training.py`` is fine-tuned to English prose (Python's help topics), to Markdown (the pages of this
-project) and to sums of numbers, sixteen times each, with learning rate, weight decay and seed drawn at random. At 10 % of the
-steps all default columns are measured, and their changes since the base. ``show`` prints Spearman's ρ with the final validation
-loss. The column is chosen on two of the fine-tunings and judged on the third; errors are bootstraps over runs.
+The character model of ``over_training.py`` is fine-tuned to English prose (Python's help topics), to Markdown (the pages of
+this project) and to sums of numbers, sixteen times each, with learning rate, weight decay and seed drawn at random. At 10 % of
+the steps all default columns are measured, and their changes since the base. ``show`` prints Spearman's ρ with the final
+validation loss. The column is chosen on two of the fine-tunings and judged on the third; errors are bootstraps over runs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A character model of six blocks, trained here, and its series: interrupted, continued, and drawn.
 
-    python studies/over_training.py train FOLDER      # 24 checkpoints FOLDER/step*/, their tokenizer, and FOLDER/held-out.txt
-    python studies/over_training.py series FOLDER     # the series, then once more with a kill in the middle; memory and pictures
+    python studies/over_training.py train FOLDER     # 24 checkpoints FOLDER/step*/, their tokenizer, and FOLDER/held-out.txt
+    python studies/over_training.py series FOLDER    # the series, then once more with a kill in the middle; pictures
 
 The text is the sources of Python's standard library, one token for each character.
 """
@@ -82,7 +82,7 @@ def fit(
             loss.backward()
             optimizer.step()
             schedule.step()
-            losses.append(float(loss))
+            losses.append(float(loss.detach()))
     return losses
 
 
