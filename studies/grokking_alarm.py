@@ -198,9 +198,9 @@ def spearman(points: list[tuple[float, float]]) -> float:
     if len(points) < 3:
         return math.nan
     columns = torch.tensor(points, dtype=torch.float64).T
-    ranks = (columns[:, :, None] > columns[:, None]).double().sum(2) + (
-        columns[:, :, None] == columns[:, None]
-    ).double().sum(2) / 2
+    below = (columns[:, :, None] > columns[:, None]).double().sum(2)
+    ties = (columns[:, :, None] == columns[:, None]).double().sum(2)
+    ranks = below + ties / 2
     return float(torch.corrcoef(ranks)[0, 1])
 
 

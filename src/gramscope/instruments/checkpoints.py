@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ _FILES = ("model.safetensors", "pytorch_model.bin", "adapter_model.safetensors")
 _SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
 #: entries of a file that hold a state dict beside other things
 _NESTED = ("state_dict", "model_state_dict", "model")
+#: entries of a configuration that may differ between checkpoints of one run
+_INCIDENTAL = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache", "architectures")
 
 
 class CheckpointError(GramscopeError, ValueError):
@@ -70,8 +72,17 @@ def _holds_weights(folder: Path) -> bool:
     return "config.json" in names or any(name.endswith(_SUFFIXES) for name in names)
 
 
-def weights(path: Path) -> Iterator[tuple[str, Tensor]]:
-    """Names and tensors of a checkpoint, one after the other, so that no second copy of a model is in memory.
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of a checkpoint, which :attr:`read` reads."""
+
+    name: str
+    shape: tuple[int, ...]
+    read: Callable[[], Tensor]
+
+
+def entries(path: Path) -> Iterator[Entry]:
+    """The tensors of a checkpoint, one after the other, so that no second copy of a model is in memory.
 
     Raises:
         CheckpointError: a file is missing or damaged.
@@ -80,15 +91,19 @@ def weights(path: Path) -> Iterator[tuple[str, Tensor]]:
         try:
             if file.suffix == ".safetensors":
                 yield from _safetensors(file)
-            else:
-                # mapped: tensors are read when they are copied; nothing but tensors is ever unpickled
-                yield from _state_dict(torch.load(file, map_location="cpu", weights_only=True, mmap=True), file).items()
+            else:  # mapped: tensors are read when they are copied; nothing but tensors is ever unpickled
+                state = _state_dict(torch.load(file, map_location="cpu", weights_only=True, mmap=True), file)
+                yield from _entries(state)
         except (CheckpointError, MissingExtraError):
             raise
         except Exception as error:
             raise CheckpointError(
                 f"{file} cannot be read ({type(error).__name__}: {error}); is it complete?"
             ) from error
+
+
+def _entries(state: Mapping[str, Tensor]) -> Iterator[Entry]:
+    return (Entry(name, tuple(value.shape), lambda value=value: value) for name, value in state.items())  # type: ignore[misc]
 
 
 def _files(path: Path) -> list[Path]:
@@ -113,11 +128,13 @@ def _files(path: Path) -> list[Path]:
     return found
 
 
-def _safetensors(file: Path) -> Iterator[tuple[str, Tensor]]:
+def _safetensors(file: Path) -> Iterator[Entry]:
     safetensors: Any = load_extra("safetensors", "lab")
     with safetensors.safe_open(str(file), "pt", device="cpu") as opened:
         for name in opened.keys():  # noqa: SIM118  (no dictionary)
-            yield name, opened.get_tensor(name)
+            shape = tuple(opened.get_slice(name).get_shape())
+            # checkpoints of ``gramscope train`` have the model's tensors in a folder of this name
+            yield Entry(name.removeprefix("model/"), shape, lambda name=name: opened.get_tensor(name))  # type: ignore[misc]
 
 
 def _state_dict(loaded: Any, file: Path) -> Mapping[str, Tensor]:
@@ -141,30 +158,49 @@ def load_weights(model: nn.Module, source: Path | Mapping[str, Tensor]) -> str:
     Prefixes such as ``module.`` or ``_orig_mod.`` may differ. Weights that modules share need one of their names.
 
     Raises:
-        CheckpointError: names or shapes do not fit. The model has no part of the checkpoint then, unless a damaged file showed
-            itself only while it was read.
+        CheckpointError: names, shapes or architectures do not fit. The model has no part of the checkpoint then, unless a
+            damaged file showed itself only while it was read.
     """
     own = unwrap(model).state_dict(keep_vars=True)
-    given = source.items() if isinstance(source, Mapping) else weights(source)
-    place = source if isinstance(source, Path) else "the state dict"
-    shapes = {name: tuple(t.shape) for name, t in source.items()} if isinstance(source, Mapping) else _shapes(source)
-    names = list(shapes)
-    pairs = match_names(names, list(own))
+    place: object = source if isinstance(source, Path) else "the state dict"
+    if isinstance(source, Path):
+        _check_config(source, model)
+
+    def given() -> Iterator[Entry]:
+        return entries(source) if isinstance(source, Path) else _entries(source)
+
+    shapes = {entry.name: entry.shape for entry in given()}
+    pairs = match_names(shapes, list(own))
     loaded = {id(own[name]) for name in pairs.values()}
     missing = [name for name, value in own.items() if id(value) not in loaded]
     if missing:
         raise CheckpointError(
             f"{place}: {len(own) - len(missing)} of {len(own)} names match; without weights: {', '.join(missing[:3])}; "
-            f"the checkpoint has {', '.join(names[:3])}"
+            f"the checkpoint has {', '.join(list(shapes)[:3])}"
         )
     for name, target in pairs.items():
         if own[target].shape != shapes[name]:
             raise CheckpointError(f"{place}: {name} has shape {shapes[name]}, the model's {tuple(own[target].shape)}")
-    for name, value in given:
-        if name not in pairs:
-            continue
-        own[pairs[name]].copy_(value)
+    for entry in given():
+        if entry.name in pairs:
+            own[pairs[entry.name]].copy_(entry.read())
     return digest_of(model)
+
+
+def _check_config(folder: Path, model: nn.Module) -> None:
+    """Raise if ``config.json`` beside the weights describes another architecture than the model's."""
+    file, config = folder / "config.json", getattr(unwrap(model), "config", None)
+    if not file.is_file() or not hasattr(config, "to_dict"):
+        return
+    try:
+        found = type(config)(**json.loads(file.read_bytes())).to_dict()
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from error
+    mine = config.to_dict()
+    others = [name for name in mine if name not in _INCIDENTAL and found.get(name) != mine[name]]
+    if others:
+        values = ", ".join(f"{name} {found.get(name)!r}, not {mine[name]!r}" for name in others[:3])
+        raise CheckpointError(f"{file} describes another architecture: {values}")
 
 
 def digest_of(model: nn.Module) -> str:
@@ -172,40 +208,22 @@ def digest_of(model: nn.Module) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for name, value in unwrap(model).state_dict().items():
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        digest.update(bytes_of(value))
     return digest.hexdigest()
 
 
-def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Shapes of the tensors of a checkpoint by name; reads no tensor of a .safetensors file."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for file in _files(path):
-        if file.suffix == ".safetensors":
-            try:
-                header = json.loads(_header(file))
-                shapes |= {name: tuple(value["shape"]) for name, value in header.items() if name != "__metadata__"}
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise CheckpointError(f"{file} is damaged ({error}); is it complete?") from error
-        else:
-            shapes |= {name: tuple(value.shape) for name, value in weights(file)}
-    return shapes
+def bytes_of(value: Tensor) -> Any:
+    """The bytes of a tensor's numbers, for digests."""
+    return value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
 
 
-def _header(file: Path) -> bytes:
-    """The list of tensors at the start of a .safetensors file."""
-    with file.open("rb") as opened:
-        size = int.from_bytes(opened.read(8), "little")
-        if not 0 < size <= file.stat().st_size:
-            raise ValueError("its header is longer than the file")
-        return opened.read(size)
-
-
-def open_model(folder: Path, base: Path | None = None) -> nn.Module:
+def open_model(folder: Path, base: Path | None = None, *, empty: bool = False) -> nn.Module:
     """The model of transformers that a folder holds; nothing is downloaded, and no code of the folder is run.
 
     Args:
         folder: with ``config.json`` and weights, or a LoRA adapter of peft.
         base: the model under an adapter.
+        empty: without weights, which take no memory then: on the device ``meta``.
     """
     transformers: Any = load_extra("transformers", "transformers")
     if (folder / "adapter_config.json").is_file() and base is not None:
@@ -221,5 +239,15 @@ def open_model(folder: Path, base: Path | None = None) -> nn.Module:
         raise CheckpointError(
             f"{folder}: config.json names {names or 'no architecture'}, which transformers does not have"
         )
-    model: nn.Module = kind.from_pretrained(folder, local_files_only=True)
-    return model.eval()
+    if empty:
+        with torch.device("meta"):
+            return kind(config)  # type: ignore[no-any-return]
+    try:
+        model, found = kind.from_pretrained(folder, local_files_only=True, output_loading_info=True)
+    except Exception as error:  # of a damaged file transformers raises almost anything
+        raise CheckpointError(f"{folder} cannot be read ({type(error).__name__}: {error}); is it complete?") from error
+    missing = sorted(found["missing_keys"])
+    if missing:
+        raise CheckpointError(f"{folder} lacks {len(missing)} weights of {names[0]}: {', '.join(missing[:3])}")
+    opened: nn.Module = model.eval()
+    return opened

@@ -9,8 +9,8 @@ import numpy as np
 from torch import Tensor
 
 from gramscope.errors import InputError, load_extra
-from gramscope.measures.series import Series
 from gramscope.instruments.log import scalars
+from gramscope.measures.series import Series
 
 #: metrics that MLflow takes at a time
 MOST = 1000

@@ -199,9 +199,10 @@ def _svg(name: str, lines: Mapping[str, Mapping[int, float]], colours: Mapping[s
         y = (value - low) / ((high - low) or 1)
         return f"{MARGIN + x * (WIDTH - 2 * MARGIN):.1f},{HEIGHT - MARGIN - y * (HEIGHT - 2 * MARGIN):.1f}"
 
+    traces = {colours[layer]: " ".join(place(*point) for point in line.items()) for layer, line in lines.items()}
     drawn = "".join(
-        f'<polyline fill="none" stroke="{colours[layer]}" stroke-width="1.5" points="{" ".join(place(*p) for p in line.items())}"/>'
-        for layer, line in lines.items()
+        f'<polyline fill="none" stroke="{colour}" stroke-width="1.5" points="{trace}"/>'
+        for colour, trace in traces.items()
     )
     texts = (
         (MARGIN, 14, "start", name),

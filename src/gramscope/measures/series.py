@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from gramscope.errors import InputError, ResultWarning, no_such
 from gramscope.measures.table import Table, format_value
-from gramscope.measures.table_files import from_plain, read_tables, to_plain, write_tables, write_whole
+from gramscope.measures.table_files import read_tables, write_tables, write_whole
 
 #: the name of the file with the settings of a stored series
 _SETTINGS = "series.json"
@@ -154,29 +154,27 @@ class SeriesStore:
         if settings is None:
             return
         folder.mkdir(parents=True, exist_ok=True)
-        asked = {name: repr(value) for name, value in sorted(settings.items())}
+        asked = {name: getattr(value, "__qualname__", repr(value)) for name, value in sorted(settings.items())}
         path = folder / _SETTINGS
         if not path.exists():
-            write_whole(path, json.dumps({"measuring": asked}).encode())
-        stored = json.loads(path.read_bytes())["measuring"]
+            write_whole(path, json.dumps(asked).encode())
+        stored = json.loads(path.read_bytes())
         if stored != asked:
-            raise InputError(
-                f"{folder} holds a series with measuring={stored}, not {asked}; give another folder as out="
-            )
+            raise InputError(f"{folder} holds a series with {stored}, not {asked}; give another folder as out=")
 
     def write(self, step: int, table: Table, digest: str) -> None:
         """Store the table of a step."""
-        content = json.dumps({"digest": digest, "table": to_plain(table)}).encode()
-        write_whole(self.folder / f"step-{step:09d}.json", content)
+        write_tables(self.folder / f"step-{step:09d}.json", {step: table}, digest=digest)
 
     def read_all(self) -> tuple[dict[int, Table], dict[int, str], dict[int, str]]:
         """Tables, nothing skipped (such steps are tried again), and digests."""
-        tables, digests = {}, {}
+        tables: dict[int, Table] = {}
+        digests: dict[int, str] = {}
         for path in sorted(self.folder.glob("step-*.json")):
             try:
-                found = json.loads(path.read_bytes())
-                step = int(path.stem.removeprefix("step-"))
-                tables[step], digests[step] = from_plain(found["table"]), str(found["digest"])
-            except (ValueError, KeyError, TypeError) as error:
+                found, rest = read_tables(path)
+                tables |= found
+                digests |= dict.fromkeys(found, rest["digest"])
+            except (InputError, KeyError) as error:
                 raise InputError(f"{path} is damaged ({error}); delete it to measure the step again") from error
         return tables, {}, digests

@@ -19,7 +19,7 @@ _KEY = b"gramscope"
 def write_tables(path: str | Path, tables: Mapping[int, Table], **rest: Any) -> None:
     """Write tables by step, and beside them whatever JSON can hold, to a file that ends in ``.json`` or ``.parquet``."""
     path = Path(path)
-    plain = {step: to_plain(table) for step, table in tables.items()}
+    plain = {step: _to_plain(table) for step, table in tables.items()}
     if _ending(path) == ".json":
         write_whole(path, json.dumps({"tables": plain, **rest}, indent=1).encode())
         return
@@ -45,7 +45,7 @@ def read_tables(path: str | Path) -> tuple[dict[int, Table], dict[str, Any]]:
     reader = _from_json if _ending(path) == ".json" else _from_parquet
     try:
         found = reader(path)
-        return {int(step): from_plain(table) for step, table in found.pop("tables").items()}, found
+        return {int(step): _from_plain(table) for step, table in found.pop("tables").items()}, found
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path} holds no table of gramscope: {error}") from error
 
@@ -69,14 +69,14 @@ def _from_parquet(path: Path) -> dict[str, Any]:
     return found
 
 
-def to_plain(table: Table) -> dict[str, Any]:
+def _to_plain(table: Table) -> dict[str, Any]:
     """A table as dictionaries that JSON can hold; NaN and infinities stay what they are."""
     notes = {name: [note.kind, note.text] for name, note in table.notes.items()}
     return {"layers": table.rows, "network": table.network, "notes": notes, "errors": table.errors}
 
 
-def from_plain(values: Mapping[str, Any]) -> Table:
-    """The table that :func:`to_plain` took apart; the note of a cell is the remark of its number again."""
+def _from_plain(values: Mapping[str, Any]) -> Table:
+    """The table that :func:`_to_plain` took apart; the note of a cell is the remark of its number again."""
     notes = {name: Note(kind, text) for name, (kind, text) in values["notes"].items()}
     remarks = {name: note.text for name, note in notes.items()}
     return Table(with_errors(values["layers"], values["errors"], remarks), values["network"], notes)
