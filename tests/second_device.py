@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_flatten, tree_map
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
 aten = torch.ops.aten
 #: operations that may read one device and write another
@@ -52,6 +52,13 @@ class SecondTensor(Tensor):
 
     def tolist(self) -> Any:
         return self.held.tolist()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        new: Any = SecondTensor(self.held.detach().clone(), self.requires_grad)
+        memo[id(self)] = new = (
+            torch.nn.Parameter(new, self.requires_grad) if isinstance(self, torch.nn.Parameter) else new
+        )
+        return new
 
     def data_ptr(self) -> int:
         return self.held.data_ptr()
@@ -124,12 +131,19 @@ def _made(function: Any, *args: Any, **kwargs: Any) -> Any:
     return _compute(function, args, kwargs)
 
 
+class _Module(_DummyBackendModule):  # type: ignore[misc]
+    """What torch asks of ``torch.second``, for mixed precision as well."""
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16]
+
+
 _libraries: list[Any] = []
 
 
 def register() -> None:
     """Make ``torch.device("second")`` known to torch, for the rest of this process."""
-    _setup_privateuseone_for_python_backend("second")
+    _setup_privateuseone_for_python_backend("second", backend_module=_Module())
     _libraries.append(torch.library.Library("_", "IMPL"))
     _libraries[0].fallback(_made, "PrivateUse1")
     _libraries.append(torch.library.Library("aten", "IMPL"))

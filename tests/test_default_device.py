@@ -79,10 +79,10 @@ def everything(model: nn.Module, x: Tensor, **options: Any) -> dict[str, Any]:
     return gs.measure(model, (x, Y), LOSS, measures="all", reference=reference, **options).to_dict()
 
 
-def trained(model: nn.Module, rule: torch.optim.Optimizer) -> list[Tensor]:
+def trained(model: nn.Module, x: Tensor, rule: torch.optim.Optimizer) -> list[Tensor]:
     for _ in range(3):
         rule.zero_grad()
-        LOSS(model(X), Y).backward()
+        LOSS(model(x), Y.to(x.device)).backward()
         rule.step()
     return [p.detach() for p in model.parameters()]
 
@@ -101,19 +101,21 @@ CALLS: dict[str, tuple[Callable[[], Case], Callable[[nn.Module, Tensor], Any]]] 
     "dual kernel": (perceptron, gs.dual_tangent_kernel),
     "estimate": (perceptron, lambda net, x: str(gs.estimate(net, LOSS))),
     "cka": (perceptron, lambda net, x: gs.cka(net, x).values),
-    "neural collapse": (perceptron, lambda net, x: gs.neural_collapse(x, Y).nc1),
+    "neural collapse": (perceptron, lambda net, x: gs.neural_collapse(x, Y.to(x.device)).nc1),
     "regions": (perceptron, lambda net, x: gs.region_crossings(net, x[:4], points=9).per_segment),
     "interpolation": (perceptron, lambda net, x: gs.interpolation_error(net, x, x[:, :3]).error),
     "egop": (perceptron, lambda net, x: gs.egop(lambda rows: rows.square().sum(1), x)),
     "held out": (
         perceptron,
-        lambda net, x: float(gs.held_out_target_linearity(gs.fit_linear(x[:16], Y[:16]), x[16:], Y[16:])),
+        lambda net, x: float(
+            gs.held_out_target_linearity(gs.fit_linear(x[:16], Y[:16].to(x.device)), x[16:], Y[16:].to(x.device))
+        ),
     ),
-    "vcl": (perceptron, lambda net, x: trained(net, gs.VCL(net, gamma=0.1, solver="recursive"))),
-    "free muon": (perceptron, lambda net, x: trained(net, gs.FreeMuon(net))),
+    "vcl": (perceptron, lambda net, x: trained(net, x, gs.VCL(net, gamma=0.1, solver="recursive"))),
+    "free muon": (perceptron, lambda net, x: trained(net, x, gs.FreeMuon(net))),
     "whitened": (
         perceptron,
-        lambda net, x: trained(net, gs.GramWhitened(torch.optim.SGD(net.parameters(), lr=0.1), net)),
+        lambda net, x: trained(net, x, gs.GramWhitened(torch.optim.SGD(net.parameters(), lr=0.1), net)),
     ),
 }
 

@@ -44,7 +44,7 @@ class Positions:
         batch, sites = rows.shape[-3:-1]
         for mask in self.masks.values():
             if batch * sites == mask.numel() and sites in (1, mask.shape[1]):
-                return rows.masked_fill(~mask.reshape(batch, sites, 1), 0)
+                return rows.masked_fill(~mask.reshape(batch, sites, 1).to(rows.device), 0)
         return rows
 
     def tokens_first(self, value: Tensor) -> Tensor:

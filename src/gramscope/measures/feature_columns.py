@@ -211,7 +211,7 @@ def _surrogate_change_predicted(view: LayerView) -> Tensor | float:
         raise Missing("the prediction is defined where a sample has one site and the network one output row")
     cross = _joint(view.layer, gram=False).HtY
     final = output.joint.with_centred_targets() if output.labelled else output.joint
-    predicted = final.HtY.mT * (cross.mT @ part.HtE)  # (Yᵀf) ∘ (Yᵀ H HᵀE)
+    predicted = final.HtY.mT.to(cross.device) * (cross.mT @ part.HtE)  # (Yᵀf) ∘ (Yᵀ H HᵀE)
     return 2 * view.context.gamma / view.layer.loss_terms * predicted.sum()
 
 

@@ -444,14 +444,15 @@ def layer_rows(
     name, lengths = record.layer.name, batch.positions.lengths
     axis = structure.axis(name, record.applications[0].x, plan.batch_dim)
     known = structure.axes.get(name) is not None
-    target = batch.target
-    labelled = isinstance(target, Tensor) and target.dim() == 2 and not target.is_floating_point()
+    labels = batch.target
+    labelled = isinstance(labels, Tensor) and labels.dim() == 2 and not labels.is_floating_point()
     averaged = plan.tokens in ("auto", "mean") and not labelled and not lengths
     single = batch.residual is not None and batch.residual.dim() == 2 and len(record.applications) == 1
     residual = batch.residual if single and _sites(record.applications[0], axis) == 1 else None
     h = _cut_sites(record.layer.module, inputs_of(record, axis, batch.n, averaged, lengths, known), lengths)
     valid = batch.positions.of(h.shape[-2], len(record.applications))
-    return *paired_rows(name, h, batch, plan, plan.tokens, valid), residual
+    rows, target = paired_rows(name, h, batch, plan, plan.tokens, valid)
+    return rows, target, None if residual is None else residual.to(rows.device)
 
 
 def paired_rows(
@@ -460,7 +461,7 @@ def paired_rows(
     """Rows ``h [..., n, sites, d]`` of a batch with its targets (:func:`rows_and_targets`)."""
     if h.shape[-3] != batch.n:
         raise Unpaired(f"it has {h.shape[-3]} rows for {batch.n} samples, so rows and targets cannot be paired")
-    target = batch.target if isinstance(batch.target, Tensor) else None
+    target = batch.target.to(h.device) if isinstance(batch.target, Tensor) else None
     return rows_and_targets(h, target, tokens, batch.inputs, name, plan.ignore_index, valid)
 
 
