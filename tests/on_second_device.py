@@ -19,7 +19,7 @@ import gramscope as gs
 import test_default_device as calls
 from golden import store
 from golden.nets import NETS, made
-from gramscope.linalg import arrays, moments, psd, row_blocks, stochastic
+from gramscope.linalg import arrays, moments, psd, stochastic
 from gramscope.optim import orthogonalise, procrustes
 from second_device import register
 
@@ -149,7 +149,7 @@ LABELS = torch.arange(40) % 3
 LINALG: dict[str, Callable[[Any], Any]] = {
     "arrays": lambda on: (arrays.unit_scale(on(A)), arrays.binary_exponent(on(A))),
     "psd": lambda on: (psd.psd_power(on(S), 0.5), psd.inverse_root(on(S)), psd.eigvalsh(on(S)), psd.svdvals(on(A))),
-    "rows": lambda on: (row_blocks.row_norm(on(1e60 * A)), row_blocks.scaled(on(A), -3), row_blocks.row_product(on(A), on(S))),
+    "rows": lambda on: (arrays.row_norm(on(1e60 * A)), arrays.scaled(on(A), -3), arrays.row_product(on(A), on(S))),
     "target linearity": lambda on: float(gs.target_linearity(on(A), on(LABELS), ridge=0.1)),
     "target linearity, few samples": lambda on: float(gs.target_linearity(on(A.T), on(LABELS[:7]), intercept=True)),
     "fit": lambda on: gs.fit_linear(on(A), on(A[:, :2].sin())).beta,
