@@ -26,7 +26,13 @@ print(tuple(x.shape), "images of 8 × 8 pixels in", data.classes, "classes")
 # %%
 torch.manual_seed(0)
 model = nn.Sequential(
-    nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 96), nn.ReLU(), nn.Linear(96, 96), nn.ReLU(), nn.Linear(96, 10)
+    nn.Linear(64, 96),
+    nn.ReLU(),
+    nn.Linear(96, 96),
+    nn.ReLU(),
+    nn.Linear(96, 96),
+    nn.ReLU(),
+    nn.Linear(96, 10),
 )
 initial = copy.deepcopy(model)
 loss = nn.CrossEntropyLoss()
@@ -67,8 +73,15 @@ print(table)
 before = gs.measure(initial, (x, y), measures=["target_linearity"])
 figure, axes = plt.subplots(figsize=(5, 2.8))
 for label, found in (("at the start", before), ("trained", table)):
-    axes.plot(range(1, 5), list(found.column("target_linearity").values()), marker="o", label=label)
-axes.set(xlabel="inputs of layer", ylabel="target linearity", ylim=(0, 1), xticks=range(1, 5))
+    axes.plot(
+        range(1, 5),
+        list(found.column("target_linearity").values()),
+        marker="o",
+        label=label,
+    )
+axes.set(
+    xlabel="inputs of layer", ylabel="target linearity", ylim=(0, 1), xticks=range(1, 5)
+)
 axes.legend()
 plt.show()
 

@@ -16,7 +16,12 @@ from gramscope_lab.data import load
 
 data = load("modular-arithmetic", seed=0, p=31, train_fraction=0.75)
 x, y, x_test, y_test = data.x_train, data.y_train, data.x_test, data.y_test
-print(len(x), "training pairs,", len(x_test), "test pairs, as two one-hot vectors of length 31")
+print(
+    len(x),
+    "training pairs,",
+    len(x_test),
+    "test pairs, as two one-hot vectors of length 31",
+)
 
 # %% [markdown]
 # ## Train for long after the training set is known
@@ -25,8 +30,12 @@ print(len(x), "training pairs,", len(x_test), "test pairs, as two one-hot vector
 
 # %%
 torch.manual_seed(0)
-net = nn.Sequential(nn.Linear(62, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 31))
-optimizer = torch.optim.AdamW(net.parameters(), lr=0.003, weight_decay=2.0, betas=(0.9, 0.98))
+net = nn.Sequential(
+    nn.Linear(62, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 31)
+)
+optimizer = torch.optim.AdamW(
+    net.parameters(), lr=0.003, weight_decay=2.0, betas=(0.9, 0.98)
+)
 monitor = gs.Monitor(net, (x, y), measures=["target_linearity"], samples=1000, every=25)
 accuracies = []
 
@@ -43,7 +52,9 @@ for step in range(1000):
     nn.functional.cross_entropy(net(x), y).backward()
     optimizer.step()
     monitor.step()
-print(f"training accuracy {accuracies[-1][0]:.2f}, test accuracy {accuracies[-1][1]:.2f}")
+print(
+    f"training accuracy {accuracies[-1][0]:.2f}, test accuracy {accuracies[-1][1]:.2f}"
+)
 
 # %% [markdown]
 # ## What the layers do meanwhile

@@ -14,7 +14,10 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import gramscope as gs
 
-source = "".join(path.read_text(encoding="utf-8") for path in sorted(Path(gs.__file__).parent.glob("measures/*.py")))
+source = "".join(
+    path.read_text(encoding="utf-8")
+    for path in sorted(Path(gs.__file__).parent.glob("measures/*.py"))
+)
 text = source.encode("ascii", "ignore").decode().lower()
 letters = sorted(set(text))
 codes = torch.tensor([letters.index(letter) for letter in text])
@@ -81,9 +84,14 @@ kinds = {
     "mlp.c_proj": "MLP out",
 }
 figure, axes = plt.subplots(1, 2, figsize=(8, 3), sharey=True)
-for place, (title, found) in zip(axes, (("at the start", start), ("after 200 steps", table)), strict=True):
+for place, (title, found) in zip(
+    axes, (("at the start", start), ("after 200 steps", table)), strict=True
+):
     for kind, label in kinds.items():
-        values = [found[f"transformer.h.{block}.{kind}"]["target_linearity"] for block in range(3)]
+        values = [
+            found[f"transformer.h.{block}.{kind}"]["target_linearity"]
+            for block in range(3)
+        ]
         place.plot(range(3), values, marker="o", label=label)
     place.set(title=title, xlabel="block", xticks=range(3))
 axes[0].set_ylabel("target linearity of the next character")

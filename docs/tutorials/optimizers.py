@@ -16,16 +16,25 @@ from gramscope_lab.data import load
 data = load("digits").flat()
 split = 1100  # training images; the rest of the training set chooses the rates
 x, y = data.x_train[:split], data.y_train[:split]
-x_valid, y_valid, x_test, y_test = data.x_train[split:], data.y_train[split:], data.x_test, data.y_test
+x_valid, y_valid, x_test, y_test = (
+    data.x_train[split:],
+    data.y_train[split:],
+    data.x_test,
+    data.y_test,
+)
 
 
 def net(seed):
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 10))
+    return nn.Sequential(
+        nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 10)
+    )
 
 
 def muon(model, lr):
-    matrices, rest = gs.param_groups(model)  # which weights Muon should have, and which AdamW
+    matrices, rest = gs.param_groups(
+        model
+    )  # which weights Muon should have, and which AdamW
     return [torch.optim.Muon([matrices], lr=lr), torch.optim.AdamW([rest], lr=3e-3)]
 
 
@@ -41,7 +50,10 @@ METHODS = {
         lambda model, lr: [torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)],
         (0.01, 0.03, 0.1, 0.3, 1.0),
     ),
-    "AdamW": (lambda model, lr: [torch.optim.AdamW(model.parameters(), lr=lr)], (1e-3, 3e-3, 1e-2, 3e-2, 0.1)),
+    "AdamW": (
+        lambda model, lr: [torch.optim.AdamW(model.parameters(), lr=lr)],
+        (1e-3, 3e-3, 1e-2, 3e-2, 0.1),
+    ),
     "Muon": (muon, (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)),
     "FreeMuon": (free, (0.3, 1.0, 3.0, 10.0)),  # multiples of its built-in lengths
 }
@@ -66,11 +78,17 @@ def train(method, rate, seed, steps=30):
             optimizer.zero_grad()
             schedule.step()
     with torch.no_grad():
-        return [float((model(a).argmax(1) == b).double().mean()) for a, b in ((x_valid, y_valid), (x_test, y_test))]
+        return [
+            float((model(a).argmax(1) == b).double().mean())
+            for a, b in ((x_valid, y_valid), (x_test, y_test))
+        ]
 
 
 found = {
-    method: [torch.tensor([train(method, rate, seed) for seed in range(3)]).mean(0) for rate in rates]
+    method: [
+        torch.tensor([train(method, rate, seed) for seed in range(3)]).mean(0)
+        for rate in rates
+    ]
     for method, (_, rates) in METHODS.items()
 }
 
@@ -85,16 +103,25 @@ print(f"{'method':15} {'best':>6} {'rate':>6} {'spread':>7}")
 for method, values in found.items():
     chosen = max(range(len(values)), key=lambda index: float(values[index][0]))
     tests = [100 * float(value[1]) for value in values]
-    print(f"{method:15} {tests[chosen]:6.1f} {METHODS[method][1][chosen]:6g} {max(tests) - min(tests):7.1f}")
+    print(
+        f"{method:15} {tests[chosen]:6.1f} {METHODS[method][1][chosen]:6g} {max(tests) - min(tests):7.1f}"
+    )
 
 # %%
 figure, axes = plt.subplots(figsize=(5.5, 3))
 for method, values in found.items():
     rates = METHODS[method][1]
     axes.plot(
-        [rate / rates[1] for rate in rates], [100 * float(value[1]) for value in values], marker="o", label=method
+        [rate / rates[1] for rate in rates],
+        [100 * float(value[1]) for value in values],
+        marker="o",
+        label=method,
     )
-axes.set(xscale="log", xlabel="rate / second rate of the grid", ylabel="test accuracy after 30 steps (%)")
+axes.set(
+    xscale="log",
+    xlabel="rate / second rate of the grid",
+    ylabel="test accuracy after 30 steps (%)",
+)
 axes.legend(fontsize=8)
 plt.show()
 

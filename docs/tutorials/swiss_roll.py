@@ -18,9 +18,18 @@ import gramscope as gs
 from gramscope_lab.data import load
 
 data = load("swiss-roll", seed=0)
-x, y = data.x_train, data.y_train  # points in the plane; the target is the position along the roll
+x, y = (
+    data.x_train,
+    data.y_train,
+)  # points in the plane; the target is the position along the roll
 torch.manual_seed(0)
-net = nn.Sequential(nn.Linear(2, 32, bias=False), nn.GELU(), nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 1))
+net = nn.Sequential(
+    nn.Linear(2, 32, bias=False),
+    nn.GELU(),
+    nn.Linear(32, 32),
+    nn.GELU(),
+    nn.Linear(32, 1),
+)
 
 # %% [markdown]
 # ## Train, and remember the gradients at the inputs
@@ -51,7 +60,11 @@ figure, axes = plt.subplots(1, len(frames), figsize=(9, 2.4))
 for number, (place, points) in enumerate(zip(axes, frames, strict=True)):
     linearity = float(gs.target_linearity(points, y, intercept=True))
     place.scatter(*points.T, c=y.flatten(), s=3)
-    place.set(title=f"step {20 * number}\ntarget linearity {linearity:.2f}", xticks=[], yticks=[])
+    place.set(
+        title=f"step {20 * number}\ntarget linearity {linearity:.2f}",
+        xticks=[],
+        yticks=[],
+    )
 plt.show()
 
 # %% [markdown]

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import tomllib
 from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from packaging.version import Version
 
 from gramscope.errors import MissingExtraError
 
@@ -40,22 +37,3 @@ def test_every_integration_names_its_extra(module: str, extra: str, use: str, mo
         "optional-dependencies"
     ]
     assert extra in extras
-
-
-def test_the_table_of_versions() -> None:
-    """The oldest versions are those of pyproject.toml, and no version newer than the installed one counts as tested."""
-    root = Path(__file__).parents[2]
-    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
-    needed = {extra: found[0].split(">=") for extra, found in project["optional-dependencies"].items()}
-    needed["none"] = next(item for item in project["dependencies"] if item.startswith("torch>=")).split(">=")
-    text = (root / "docs" / "integrations.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| \[.*?\]\(\S+\) \| (.+?) \| (.+?) \| (.+?) \|$", text, flags=re.MULTILINE)
-    assert len(rows) == 12
-    oldest_installed = version("numpy").startswith(project["dependencies"][1].split(">=")[1])  # make lowest
-    for extra, oldest, tested in rows:
-        name, lowest = needed[re.sub(r"^`gramscope\[(\w+)\]`.*", r"\1", extra)]
-        assert oldest.removeprefix(f"{name} ") == lowest
-        for item in tested.split(", "):
-            package, _, number = item.rpartition(" ")
-            if number[0].isdigit() and not oldest_installed:
-                assert Version(number) <= Version(version(package or name)), package or name
