@@ -12,15 +12,17 @@ from functools import partial
 from itertools import product
 from typing import Any, SupportsFloat
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from gramscope.errors import InputError
 from gramscope.measures.alignment import double_centered_ratio, nfa
-from gramscope_lab.experiments import nfa_descent as nets
-from gramscope_lab.experiments.experiment import Claim, Computation, Experiment, Options, Recorder, Results
+from gramscope.theory.montecarlo import apply_mlp
+from gramscope_lab.experiments.experiment import Claim, Experiment, Options, Results, Training, training_config
 from gramscope_lab.experiments.plots import Figure, band, curve, legend_below, listed, mean, panels
 from gramscope_lab.runs.records import Record
-from gramscope_lab.training.job import resolve_device
+from gramscope_lab.training.config import TrainConfig
+from gramscope_lab.training.job import Job
+from gramscope_lab.training.model_factory import build_model
 
 #: name of a spectrum of the inputs -> α in λ_k = 1/(1+k^α), and how it is written
 SPECTRA: dict[str, tuple[float | None, str]] = {
@@ -62,51 +64,66 @@ RATIO: Measures = {"ratio": lambda w, w0, k, centred: double_centered_ratio(w, k
 PTK: Measures = {"ptk": lambda w, w0, k, centred: nfa(w, k, w0, centred, kind="ptk")}
 
 
-def _parts(measures: Measures, settings: Settings, options: Options) -> list[Computation]:
-    """One computation for each spectrum and choice of varied layers."""
+def chain_config(settings: Any, options: Options, seed: int, alpha: float | None = None, **tables: Any) -> TrainConfig:
+    """Full-batch descent of a bias-free ReLU net on chain monomials of its own draw ([NFA] §2), on the loss ½(f − y)²."""
+    decay = {} if alpha is None else {"alpha": alpha}
+    sizes = {"n_train": settings.n, "n_test": 1000, "d": settings.d, "rank": settings.rank}
+    net = {"hidden": (settings.width,) * len(LAYERS), "activation": "relu", "bias": False, "init": "normal"}
+    return training_config(
+        settings,
+        options,
+        seeds=[seed],
+        epochs=settings.steps,
+        batch_size=0,
+        evaluate_every=settings.steps,
+        loss="half-squared",
+        data={"name": "chain-monomial", "seed": seed, **sizes, **decay},
+        method={"name": "sgd", "lr": settings.lr},
+        **{**tables, "model": {"name": "mlp", **net, **tables.get("model", {})}},
+    )
+
+
+def _parts(measures: Measures, settings: Settings, options: Options) -> list[Training]:
+    """One training for each spectrum, choice of varied layers and seed, with all scales."""
     for key, known in (("spectra", SPECTRA), ("varied", VARIED)):
         given = list(getattr(settings, key))
         if not set(given) <= set(known):
             raise InputError(f"{key} = {given}: choose of {', '.join(known)}")
     if min(settings.scales) <= 0:
         raise InputError(f"scales = {list(settings.scales)}: must be above zero")
-    return [
-        Computation(f"{spectrum}-{varied}", partial(_descend, settings, options, spectrum, varied, measures))
-        for spectrum, varied in product(settings.spectra, settings.varied)
-    ]
+    found = []
+    for spectrum, varied, seed in product(settings.spectra, settings.varied, settings.seeds):
+        count = VARIED[varied][0]
+        scales = [[scale] * count + [1.0] * (len(LAYERS) + 1 - count) for scale in settings.scales]
+        sweep, cadence = {"model.init_scale": scales}, {"every": settings.every}
+        config = chain_config(settings, options, seed, SPECTRA[spectrum][0], sweep=sweep, measure=cadence)
+        labels = {"spectrum": spectrum, "varied": varied}
+        found.append(Training(f"{spectrum}-{varied}-seed-{seed}", config, measure=partial(_measure, measures, labels)))
+    return found
 
 
-def _descend(s: Settings, options: Options, spectrum: str, varied: str, measures: Measures, recorder: Recorder) -> None:
-    """Train all scales and seeds of one spectrum together, measuring on the way."""
-    device = resolve_device(options.device)
-    alpha = SPECTRA[spectrum][0]
-    task = nets.chain_monomials(s.seeds, n=s.n, n_test=1000, d=s.d, rank=s.rank, alpha=alpha, device=device)
-    weights = nets.initial_weights(s.d, s.width, len(LAYERS), s.scales, s.seeds, device, scaled=VARIED[varied][0])
-    start = [w.clone() for w in weights]
-    first = nets.apply_mlp(start, task.x)
-    for step in recorder.track(range(s.steps + 1), s.steps + 1):
-        passed = nets.apply_mlp(weights, task.x)
-        if step % s.every == 0 or step == s.steps:
-            losses = nets.losses(weights, passed, task)
-            for layer in LAYERS:
-                now, before = passed.tangents[layer - 1], first.tangents[layer - 1]
-                kernel = nets.covariance(now)
-                centred = kernel if measures is CENTRED else nets.covariance(now, before)
-                matrices = (weights[layer - 1], start[layer - 1], kernel, centred)
-                for (i, scale), (j, seed) in product(enumerate(s.scales), enumerate(s.seeds)):
-                    found: dict[str, SupportsFloat] = {name: values[i, j] for name, values in losses.items()}
-                    found |= {name: measure(*(m[i, j] for m in matrices)) for name, measure in measures.items()}
-                    recorder.record(
-                        "nfa", spectrum=spectrum, varied=varied, scale=scale, seed=seed, step=step, layer=layer,
-                        **{name: float(value) for name, value in found.items()},
-                    )  # fmt: skip
-        weights = nets.descend(weights, passed, task.y, s.lr)
+def _measure(
+    measures: Measures, labels: dict[str, str], model: nn.Module, job: Job, step: int
+) -> Iterator[dict[str, Any]]:
+    """Both layers of a net now, beside its start; K and K̄ are means of JᵀJ over the training set."""
+    config, data = job.config, job.data
+    start = build_model(config.model, config.seed, data.input_shape, 1).to(job.device)
+    x, x_test = data.x_train.double(), data.x_test.double()
+    w, w0 = ([p.detach().double() for p in net.parameters()] for net in (model, start))
+    now, first = apply_mlp(w, x), apply_mlp(w0, x)
+    sets = {"train_loss": (now, data.y_train), "test_loss": (apply_mlp(w, x_test), data.y_test)}
+    losses = {name: float((f.outputs - y.squeeze(-1)).square().mean()) for name, (f, y) in sets.items()}
+    for layer, (j, j0) in enumerate(zip(now.tangents[:-1], first.tangents[:-1], strict=True), start=1):
+        kernel, centred = (rows.mT @ rows / len(x) for rows in (j, j - j0))
+        matrices = (w[layer - 1], w0[layer - 1], kernel, centred)
+        found = {name: float(measure(*matrices)) for name, measure in measures.items()}
+        yield {**labels, "scale": config.model.options["init_scale"][0], "layer": layer, **losses, **found}
 
 
 # -- claims -------------------------------------------------------------------------------------------------------
 def _by_scale(results: Results[Settings], key: str, step: int, **match: Any) -> list[float]:
     """Means over seeds at one step, in the order of the scales."""
-    found = results.records("nfa", step=step, **match)
+    found = results.records("measurement", step=step, **match)
     return [
         mean(r[key] for r in found if r["scale"] == scale and r[key] is not None) for scale in results.settings.scales
     ]
@@ -136,10 +153,12 @@ def early(results: Results[Settings]) -> Iterator[Claim]:
 def _why(results: Results[Settings], varied: str, values: list[list[float]]) -> str:
     """Why the early claim fails: a low level, or scales at which the training loss rises at first."""
     scales = results.settings.scales
-    start = {(r["scale"], r["seed"]): r["train_loss"] for r in results.records("nfa", varied=varied, layer=1, step=0)}
+    start = {
+        (r["scale"], r["seed"]): r["train_loss"] for r in results.records("measurement", varied=varied, layer=1, step=0)
+    }
     risen = {
         r["scale"]
-        for r in results.records("nfa", varied=varied, layer=1)
+        for r in results.records("measurement", varied=varied, layer=1)
         if r["train_loss"] > 1.05 * start[r["scale"], r["seed"]]
     }
     if not risen:
@@ -156,7 +175,9 @@ def throughout(results: Results[Settings]) -> Iterator[Claim]:
     for varied in results.settings.varied:
         lowest = []
         for layer in LAYERS:
-            found = (results.records("nfa", varied=varied, layer=layer, scale=s) for s in results.settings.scales)
+            found = (
+                results.records("measurement", varied=varied, layer=layer, scale=s) for s in results.settings.scales
+            )
             lowest.append(min(min(curve(records, "step", "centered")[1]) for records in found))
         yield Claim(
             f"C-NFA above 0.5 at every step and scale ({VARIED[varied][1]})",
@@ -266,7 +287,7 @@ def curves_figure(results: Results[Settings]) -> Figure:
     columns = [(f"{kind}-NFA, layer {layer}", key, layer) for layer in LAYERS for kind, key in _KINDS]
     page, axes = panels(len(results.settings.varied), 6, width=2.0, sharex=True)
     for row, varied in zip(axes, results.settings.varied, strict=True):
-        records = results.records("nfa", varied=varied)
+        records = results.records("measurement", varied=varied)
         for place, (title, key, layer) in zip(row, columns, strict=False):
             _draw(place, results, key, title, [r for r in records if r["layer"] == layer])
             place.set_ylim(0, 1.02)
@@ -293,7 +314,7 @@ def layers_figure(key: str, label: str, results: Results[Settings]) -> Figure:
     for index, spectrum in enumerate(results.settings.spectra):
         for layer in LAYERS:
             place = axes[0, 2 * index + layer - 1]
-            records = results.records("nfa", spectrum=spectrum, layer=layer)
+            records = results.records("measurement", spectrum=spectrum, layer=layer)
             _draw(place, results, key, f"layer {layer}, {SPECTRA[spectrum][1]}", records)
             place.set_ylim(0, 1.02)
             place.set_xlabel("gradient steps")

@@ -7,17 +7,15 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gramscope.instruments.agop import tangent_kernel
 from gramscope.instruments.egop import egop
 from gramscope.measures.alignment import corrupted, cosine, nfa
 from gramscope_lab.data.seeds import generator
 from gramscope_lab.data.synthetic import chain_monomial
-from gramscope_lab.experiments import nfa_descent as nets
 from gramscope_lab.experiments.experiment import (
     Claim,
-    Computation,
     Experiment,
     Options,
     Recorder,
@@ -25,9 +23,10 @@ from gramscope_lab.experiments.experiment import (
     Training,
     training_config,
 )
+from gramscope_lab.experiments.nfa_curves import chain_config
 from gramscope_lab.experiments.plots import Figure, matrix, mean, panels, picture
 from gramscope_lab.spread import spread_text
-from gramscope_lab.training.job import load_data, resolve_device
+from gramscope_lab.training.job import load_data
 from gramscope_lab.training.train import Trained
 
 
@@ -52,39 +51,38 @@ class Settings:
     corruptions: int = 20
 
 
-def parts(settings: Settings, options: Options) -> list[Computation]:
-    """One computation: all seeds are trained together."""
-    return [Computation("net", partial(_train, settings, options))]
+def parts(settings: Settings, options: Options) -> list[Training]:
+    """One training for each seed, measured at its end."""
+    scales = {"init_scale": [settings.init_scale, 1.0, 1.0]}
+    return [
+        Training(f"seed-{seed}", chain_config(settings, options, seed, model=scales), after=partial(_compare, settings))
+        for seed in settings.seeds
+    ]
 
 
-def _train(settings: Settings, options: Options, recorder: Recorder) -> None:
-    device = resolve_device(options.device)
-    task = nets.chain_monomials(
-        settings.seeds, n=settings.n, n_test=1000, d=settings.d, rank=settings.rank, alpha=None, device=device
+def _compare(settings: Settings, trained: Trained, recorder: Recorder) -> None:
+    (member,) = trained.members.values()
+    seed, x = member.config.seed, load_data(member.config.data).x_train
+    kernel, w = _first_layer(member.model, x)
+    truth = egop(lambda x: chain_monomial(x, settings.rank), x.double())
+    random = _corrupted(kernel, seed, settings.corruptions)
+    matrices = {"NFM": w.mT @ w, "AGOP": w.mT @ kernel @ w, "corrupted": w.mT @ random[0] @ w}
+    eigenvalues = torch.linalg.eigvalsh(kernel)
+    recorder.record(
+        "alignment",
+        seed=seed,
+        nfa=float(nfa(w, kernel)),
+        corrupted=mean(float(nfa(w, q)) for q in random),
+        eigenvalue_spread=float(eigenvalues.std(correction=0) / eigenvalues.mean()),
+        **{f"egop_{name}": float(cosine(truth, m)) for name, m in matrices.items()},
     )
-    weights = nets.initial_weights(settings.d, settings.width, 2, [settings.init_scale], settings.seeds, device)
-    for _ in recorder.track(range(settings.steps), settings.steps):
-        weights = nets.descend(weights, nets.apply_mlp(weights, task.x), task.y, settings.lr)
-    passed = nets.apply_mlp(weights, task.x)
-    kernels = nets.covariance(passed.tangents[0])[0]
-    losses = {name: values[0] for name, values in nets.losses(weights, passed, task).items()}
-    for index, seed in enumerate(settings.seeds):
-        w, kernel = weights[0][0, index].double(), kernels[index]
-        truth = egop(lambda x: chain_monomial(x, settings.rank), task.x[index])
-        random = _corrupted(kernel, seed, settings.corruptions)
-        matrices = {"NFM": w.mT @ w, "AGOP": w.mT @ kernel @ w, "corrupted": w.mT @ random[0] @ w}
-        eigenvalues = torch.linalg.eigvalsh(kernel)
-        recorder.record(
-            "alignment",
-            seed=seed,
-            nfa=float(nfa(w, kernel)),
-            corrupted=mean(float(nfa(w, q)) for q in random),
-            eigenvalue_spread=float(eigenvalues.std(correction=0) / eigenvalues.mean()),
-            **{name: float(values[index]) for name, values in losses.items()},
-            **{f"egop_{name}": float(cosine(truth, m)) for name, m in matrices.items()},
-        )
-        if index == 0:
-            recorder.save("matrices", EGOP=truth, **matrices)
+    recorder.save("matrices", EGOP=truth, **matrices)
+
+
+def _first_layer(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """K of the first layer, and its weight."""
+    w = model.get_parameter("hidden1.weight").detach()
+    return tangent_kernel(model, x.to(w.device), "hidden1")["hidden1"].cpu().double(), w.cpu().double()
 
 
 def _near(results: Results[Settings], key: str, claim: str, published: float, tolerance: float) -> Claim:
@@ -123,8 +121,8 @@ def like_the_target(results: Results[Settings]) -> Claim:
 
 def figure(results: Results[Settings]) -> Figure:
     """EGOP, NFM, AGOP, corrupted AGOP of the first seed."""
-    stored = results.artefact("net", "matrices")
-    record = results.records("alignment")[0]
+    stored = results.artefact(f"seed-{results.settings.seeds[0]}.after", "matrices")
+    record = results.records("alignment", seed=results.settings.seeds[0])[0]
     titles = {
         "EGOP": "EGOP of the target",
         "NFM": r"NFM  $F = W^\top W$",
@@ -189,9 +187,8 @@ def faces_parts(settings: Faces, options: Options) -> list[Training]:
 def _measure(settings: Faces, trained: Trained, recorder: Recorder) -> None:
     for index, member in enumerate(trained.members.values()):
         config = member.config
-        data = load_data(config.data).to(resolve_device(config.device))
-        kernel = tangent_kernel(member.model, data.x_train, "hidden1")["hidden1"]
-        w = member.model.get_parameter("hidden1.weight").detach().double()
+        data = load_data(config.data)
+        kernel, w = _first_layer(member.model, data.x_train)
         nfm, agop = w.square().sum(0), _diagonal(w, kernel)
         others = [_diagonal(w, q) for q in _corrupted(kernel, config.seed, settings.corruptions)]
         recorder.record(
