@@ -33,7 +33,6 @@ def entry(run: RunDirectory, before: dict[str, Any]) -> dict[str, Any]:
     default = settings_table(getattr(found.load(), config["scale"]))
     changed = {key: value for key, value in config["settings"].items() if default.get(key) != value}
     command = f"gramscope reproduce {found.name} --scale {config['scale']}"
-    command += f" --select {config['select']}" if config["select"] != "validation" else ""
     command += "".join(f" {flag(key, value)}" for key, value in changed.items())
     seeds = ", ".join(map(str, config["settings"].get("seeds", [])))
     main = {claim["claim"] for claim in before.get("claims", []) if claim.get("main")}

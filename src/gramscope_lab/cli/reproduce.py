@@ -12,7 +12,6 @@ import typer
 from gramscope.errors import GramscopeError, InputError
 from gramscope_lab.cli.console import TerminalReporter, messages, print_json, print_table, results, without_empty
 from gramscope_lab.cli.flags import Gpus, ParallelOption, parse_assignments, parse_seeds
-from gramscope_lab.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
     from gramscope_lab.experiments.running import Reproduction
@@ -23,24 +22,14 @@ _HOLDS = {True: "yes", False: "no", None: "open"}
 def command(
     names: Annotated[list[str], typer.Argument(metavar="NAME…", help="Experiments, or all.", show_default=False)] = [],  # noqa: B006 - typer copies it
     scale: Annotated[
-        str | None,
-        typer.Option(
-            help="quick (two minutes at most; the default) or paper (the published settings).", show_default=False
-        ),
-    ] = None,
+        str, typer.Option(help="quick (two minutes at most) or paper (the published settings).")
+    ] = "quick",
     data: Annotated[str | None, typer.Option(help="Data sets, with commas between.", show_default=False)] = None,
     data_dir: Annotated[str | None, typer.Option(help="Folder of downloaded sets.", show_default=False)] = None,
     seeds: Annotated[str | None, typer.Option(help="How many seeds (5), or which (0,3,7).", show_default=False)] = None,
     set_: Annotated[
         list[str], typer.Option("--set", help="Any other setting: steps=400. Can be repeated.", show_default=False)
     ] = [],  # noqa: B006
-    select: Annotated[
-        str | None,
-        typer.Option(
-            help="Choose hyper-parameters on a validation split (the default), or on test data as published.",
-            show_default=False,
-        ),
-    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …")] = "auto",
     parallel: ParallelOption = "auto",
     gpus: Gpus = None,
@@ -53,16 +42,13 @@ def command(
     force: Annotated[
         bool, typer.Option("--force/--resume", help="Start again, or go on with what is in the directory.")
     ] = False,
-    plot_only: Annotated[
-        bool, typer.Option("--plot-only", help="Draw and judge from the records; run nothing.")
-    ] = False,
     list_: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Reproduce published results: run, draw the figure, and compare every claim with what was measured.
 
-    What is complete in the run directory is kept, so the same command goes on after an interruption. A claim that does
-    not hold is reported, and the command still succeeds.
+    What is complete in the run directory is kept, so the same command goes on after an interruption, and draws and
+    judges again without training once all is there. A claim that does not hold is reported, and the command still succeeds.
 
     [bold]Examples[/bold]
 
@@ -79,9 +65,8 @@ def command(
         return
     if not names:
         raise InputError("name an experiment, or all; gramscope reproduce --list shows them")
-    for option, value, choice in (("--scale", scale, ("quick", "paper")), ("--select", select, ("validation", "test"))):
-        if value is not None and value not in choice:
-            raise InputError(f"{option} {value}: use {' or '.join(choice)}")
+    if scale not in ("quick", "paper"):
+        raise InputError(f"--scale {scale}: use quick or paper")
     from gramscope_lab.experiments.catalogue import catalogue, find
     from gramscope_lab.experiments.experiment import Options
     from gramscope_lab.experiments.running import default_directory, reproduce
@@ -89,16 +74,12 @@ def command(
 
     chosen = [entry.name for entry in catalogue()] if names == ["all"] else [find(name).name for name in names]
     values = _values(data, seeds, set_)
-    known: dict[str, Any] = {"scale": "quick", "select": "validation"}
-    if plot_only and out is not None and len(chosen) == 1:
-        known |= RunDirectory(out).config  # the records may be of either scale
-    options = Options(scale or known["scale"], select or known["select"], data_dir or "", device)  # type: ignore[arg-type]
+    options = Options(scale, data_dir or "", device)  # type: ignore[arg-type]
     run = partial(
         reproduce,
         options=options,
         values=values,
         force=force,
-        plot_only=plot_only,
         reporter=TerminalReporter(),
         parallel=Parallel(parallel, gpus),
     )
@@ -150,7 +131,7 @@ def _show(made: Reproduction) -> None:
         for c in made.claims
     ]
     entry = made.entry
-    title = f"{entry.name} ({entry.source}), {made.options.scale} scale, {made.selection}, {made.seconds:.0f} s"
+    title = f"{entry.name} ({entry.source}), {made.options.scale} scale, {made.seconds:.0f} s"
     print_table(title, without_empty(rows, "reason"))
     results().print(f"figure: {made.figures[0]}")
     results().print(f"report: {write_report([made.path])}")

@@ -10,12 +10,11 @@ One file per family of figures declares
 * *claims*: functions from :class:`~gramscope_lab.experiments.experiment.Results` to rows of the claims table;
 * one *figure*: a function from results to a matplotlib figure.
 
-``docs/reproduce.md`` has a complete example. One line in ``catalogue`` gives the experiment its name, source and title, so
+``docs/howto/extend.md`` has a complete example. One line in ``catalogue`` gives the experiment its name, source and title, so
 that listing needs no torch. On disk an experiment is a group of run directories: one per part (a training with several
-members is a group itself) and one, ``claims``, for the claims. Claims and figure read these records only, so
-``--plot-only`` needs no training.
+members is a group itself) and one, ``claims``, for the claims. Claims and figure read these records only, so the same command
+draws and judges a complete directory again without training.
 
-Experiments that choose hyper-parameters set ``chooses=True`` and follow ``options.select``: with ``"validation"`` they
-choose on a held-out part of the training set, with ``"test"`` on the test set, as the papers did. ``classes=True`` makes
+Hyper-parameters are chosen on a held-out part of the training set, never on the test set. ``classes=True`` makes
 :func:`~gramscope_lab.experiments.running.reproduce` refuse data sets without classes before anything runs.
 """

@@ -1,4 +1,4 @@
-"""What an experiment is made of: options, parts to run, claims and a figure. docs/reproduce.md has an example."""
+"""What an experiment is made of: options, parts to run, claims and a figure. docs/howto/extend.md has an example."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from gramscope_lab.training.train import Parallel, Trained, train
 from gramscope_lab.training.trainer import Measure
 
 Scale: TypeAlias = Literal["quick", "paper"]
-Selection: TypeAlias = Literal["validation", "test"]
 S = TypeVar("S")
 T = TypeVar("T")
 
@@ -33,13 +32,11 @@ class Options:
 
     Args:
         scale: ``quick`` or ``paper``.
-        select: where hyper-parameters are chosen: on a ``validation`` split, or on the ``test`` set as the papers did.
         data_dir: folder of downloaded data sets; the default folder when empty.
         device: as in a training configuration.
     """
 
     scale: Scale = "quick"
-    select: Selection = "validation"
     data_dir: str = ""
     device: str = "auto"
 
@@ -220,7 +217,6 @@ class Experiment(Generic[S]):
         parts: what is run.
         claims: functions over the results, in the order of the table.
         figure: draws the paper's panels.
-        chooses: whether hyper-parameters are chosen, so that ``options.select`` matters.
         classes: whether the data sets of ``--data`` must have classes.
     """
 
@@ -229,7 +225,6 @@ class Experiment(Generic[S]):
     parts: Callable[[S, Options], Sequence[Part]]
     claims: tuple[Callable[[Results[S]], Claim | Iterable[Claim]], ...]
     figure: Callable[[Results[S]], Figure]
-    chooses: bool = False
     classes: bool = False
 
     def judge(self, results: Results[S]) -> list[Claim]:

@@ -65,17 +65,14 @@ class Compared:
         """The tables ``method`` and ``sweep`` of a training."""
         raise NotImplementedError
 
-    def chooses(self) -> bool:
-        """Whether something is chosen, so that a validation part is held out."""
-        return True
-
 
 Pairs: TypeAlias = list[tuple[Case, Curve, Curve]]
 
 
 def parts(settings: Compared, options: Options) -> list[Training]:
-    """One training for each net, data set and method, with all seeds and settings."""
-    held = VALIDATION if settings.chooses() and options.select == "validation" else 0.0
+    """One training for each net, data set and method, with all seeds; with a validation part if settings are chosen."""
+    sweeps = [settings.tables(method)["sweep"] for method in settings.methods]
+    held = VALIDATION if any(len(values) > 1 for sweep in sweeps for values in sweep.values()) else 0.0
     return [
         Training(
             case.part(method),
@@ -273,10 +270,6 @@ class GramSettings(Compared):
     def tables(self, method: str) -> dict[str, Any]:
         return {"method": {"name": method}, "sweep": {"lr": self.lrs, "momentum": self.momenta}}
 
-    @override
-    def chooses(self) -> bool:
-        return len(self.lrs) * len(self.momenta) > 1
-
 
 def _used(plain: Curve, whitened: Curve) -> str:
     (sgd, at), (best, when) = plain.best, whitened.best
@@ -363,7 +356,6 @@ VCL_FIG2 = Experiment(
     parts,
     (efficient, ends_above, robust, large_rates),
     figure,
-    chooses=True,
     classes=True,
 )
 POSTER = Experiment(
@@ -374,7 +366,6 @@ POSTER = Experiment(
     parts,
     (also_works,),
     figure,
-    chooses=True,
     classes=True,
 )
 GRAM_FIG2 = Experiment(
@@ -383,7 +374,6 @@ GRAM_FIG2 = Experiment(
     parts,
     (matches, same_setting, early, variance),
     figure,
-    chooses=True,
     classes=True,
 )
 GRAM_FIG6 = Experiment(

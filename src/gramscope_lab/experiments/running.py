@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from gramscope.errors import InputError
 from gramscope_lab.experiments.catalogue import Entry, find
-from gramscope_lab.experiments.experiment import Claim, Experiment, Options, Part, Results
+from gramscope_lab.experiments.experiment import Claim, Options, Part, Results
 from gramscope_lab.experiments.plots import figure_style, require_matplotlib, save_figure
 from gramscope_lab.runs.directory import RunDirectory
 from gramscope_lab.runs.environment import describe_environment
@@ -34,14 +34,12 @@ class Reproduction:
     figures: tuple[Path, ...]
     claims: tuple[Claim, ...]
     seconds: float
-    selection: str
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {
             **self.entry.to_dict(),
             "scale": self.options.scale,
-            "selection": self.selection,
             "path": self.path,
             "figures": list(self.figures),
             "seconds": self.seconds,
@@ -56,7 +54,6 @@ def reproduce(
     values: Mapping[str, Any] | None = None,
     out: Path | str | None = None,
     force: bool = False,
-    plot_only: bool = False,
     reporter: Reporter | None = None,
     parallel: Parallel | str = "auto",
 ) -> Reproduction:
@@ -64,12 +61,10 @@ def reproduce(
 
     Args:
         name: of the catalogue.
-        options: scale, where hyper-parameters are chosen, data directory, device.
+        options: scale, data directory, device.
         values: settings that differ from the scale's own, such as ``{"seeds": (0, 1)}``.
         out: run directory, ``runs/NAME-SCALE`` unless given. Complete parts there are kept and the others are run.
         force: delete what is there and start again.
-        plot_only: run nothing; draw and judge from the records that are there, with the settings they were made with
-            (scale, selection and values, where given, must be those).
         reporter: receives notes and progress.
         parallel: how the runs of a training train, see :class:`~gramscope_lab.training.train.Parallel`.
 
@@ -80,35 +75,28 @@ def reproduce(
     started = time.perf_counter()
     entry = find(name)
     experiment = entry.load()
-    path = Path(out) if out is not None else default_directory(entry.name, options or Options())
-    if plot_only:
-        if force:
-            raise InputError("--plot-only draws what is in the run directory; leave out --force")
-        root = RunDirectory.open(path)
-        settings, options = _stored(entry, experiment, root, options, values or {})
-    else:
-        options = options or Options()
-        settings = with_values(entry.name, getattr(experiment, options.scale), values or {})
-        if experiment.classes:
-            _check_classes(entry.name, settings.data, options)
-        parts = experiment.parts(settings, options)
-        root = _root(path, _config(entry, settings, options), options.device, force=force)
-        with root.lock:
-            _run_parts(parts, root, reporter or Reporter(), parallel)
+    options = options or Options()
+    path = Path(out) if out is not None else default_directory(entry.name, options)
+    settings = with_values(entry.name, getattr(experiment, options.scale), values or {})
+    if experiment.classes:
+        _check_classes(entry.name, settings.data, options)
+    parts = experiment.parts(settings, options)
+    config = {"experiment": entry.name, "scale": options.scale, "settings": settings_table(settings)}
+    root = _root(path, config, options.device, force=force)
+    with root.lock:
+        _run_parts(parts, root, reporter or Reporter(), parallel)
     results: Results[Any] = Results(entry.name, settings, options, root)
     with figure_style():
         figures = save_figure(experiment.figure(results), root, entry.name)
     claims = tuple(experiment.judge(results))
     directory = RunDirectory.create(root.path / CLAIMS, {"part": CLAIMS}, force=True)
     directory.append(*({"kind": "claim", **asdict(claim)} for claim in claims), {"kind": "end", "finished": True})
-    seconds = time.perf_counter() - started
-    return Reproduction(entry, options, path, figures, claims, seconds, _selection(experiment, options))
+    return Reproduction(entry, options, path, figures, claims, time.perf_counter() - started)
 
 
 def default_directory(name: str, options: Options) -> Path:
     """The default run directory of an experiment."""
-    chosen = "-select-test" if options.select == "test" else ""
-    return Path("runs") / f"{name}-{options.scale}{chosen}"
+    return Path("runs") / f"{name}-{options.scale}"
 
 
 def _run_parts(parts: Sequence[Part], root: RunDirectory, reporter: Reporter, parallel: Parallel | str) -> None:
@@ -147,24 +135,7 @@ def _check_classes(name: str, data: tuple[str, ...], options: Options) -> None:
             )
 
 
-def _selection(experiment: Experiment[Any], options: Options) -> str:
-    if not experiment.chooses:
-        return "nothing to choose"
-    where = "a validation split" if options.select == "validation" else "test data, as published"
-    return f"hyper-parameters chosen on {where}"
-
-
 # -- the run directory --------------------------------------------------------------------------------------------
-def _config(entry: Entry, settings: Any, options: Options) -> dict[str, Any]:
-    """The configuration stored in the run directory."""
-    return {
-        "experiment": entry.name,
-        "scale": options.scale,
-        "select": options.select,
-        "settings": settings_table(settings),
-    }
-
-
 def _root(path: Path, config: dict[str, Any], device: str, *, force: bool) -> RunDirectory:
     """The directory to run in: the one that is there if it was made with this configuration, else a new one."""
     found = describe_environment(str(resolve_device(device)))
@@ -182,24 +153,6 @@ def _root(path: Path, config: dict[str, Any], device: str, *, force: bool) -> Ru
     root = RunDirectory.create(path, config, force=force)
     root.write_environment(found)
     return root
-
-
-def _stored(
-    entry: Entry, experiment: Experiment[Any], root: RunDirectory, asked: Options | None, values: Mapping[str, Any]
-) -> tuple[Any, Options]:
-    """Settings and options of a complete run directory; raise if the user asks for others."""
-    config = root.config
-    if config.get("experiment") != entry.name:
-        raise InputError(f"{root.path} holds {config.get('experiment') or 'another run'}, not {entry.name}")
-    made = replace(asked or Options(), scale=config["scale"], select=config["select"])
-    settings = with_values(entry.name, getattr(experiment, made.scale), config["settings"])
-    wanted = _config(entry, with_values(entry.name, settings, values), asked or made)
-    if wanted != config:
-        raise InputError(f"{root.path} holds {_difference(config, wanted)}; --plot-only cannot change that")
-    missing = [part.name for part in experiment.parts(settings, made) if not part.complete(root)]
-    if missing:
-        raise InputError(f"{root.path} is not complete ({', '.join(missing)}); run it again without --plot-only")
-    return settings, made
 
 
 def _difference(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:

@@ -37,16 +37,6 @@ def test_table_and_json(tmp_path: Path) -> None:
     assert {"claim", "published", "measured", "holds", "reason"} == set(found["claims"][0])
 
 
-def test_plot_only_of_a_directory_at_paper_scale(tmp_path: Path) -> None:
-    out = ["--out", str(tmp_path / "x")]
-    made = json.loads(call("nfa-fig6", *SMALL, "--scale", "paper", "--select", "test", "--json", *out))
-    for given in ([], ["--scale", "paper"], ["--select", "test"], SMALL):
-        assert "paper scale" in call("nfa-fig6", "--plot-only", *given, *out)
-    assert json.loads(call("nfa-fig6", "--plot-only", "--json", *out))["claims"] == made["claims"]
-    for wrong in (["--scale", "quick"], ["--select", "validation"], ["--seeds", "3,4"]):
-        assert_refused("x holds nfa-fig6 with .*, not", call, "nfa-fig6", "--plot-only", *wrong, *out)
-
-
 def test_several_go_on_after_one_that_cannot_run(tmp_path: Path) -> None:
     arguments = ["reproduce", "nfa-fig1", "nfa-fig6", *SMALL, "--out", str(tmp_path), "--json"]
     result = CliRunner().invoke(app, arguments)
@@ -62,7 +52,6 @@ def test_several_go_on_after_one_that_cannot_run(tmp_path: Path) -> None:
     [
         ([], "name an experiment, or all"),
         (["nfa-fig1", "--scale", "big"], "--scale big: use quick or paper"),
-        (["nfa-fig1", "--select", "train"], "--select train: use validation or test"),
         (["nfa-fig1", "--data", "mnist"], "nfa-fig1 has no setting 'data'"),
         (["nfa-fig3", "--seeds", "3,7"], "numbers its data sets from 0"),
         (["nfa-fig6", "--seeds", "1,1"], r"seeds = \[1, 1\]: a value occurs twice"),

@@ -42,20 +42,19 @@ def written(path: Path, runs: dict[str, list[dict[str, Any]]]) -> RunDirectory:
     return root
 
 
-def test_the_setting_is_chosen_on_the_asked_part(tmp_path: Path) -> None:
+def test_the_setting_is_chosen_on_the_validation_part(tmp_path: Path) -> None:
     good, bad = {"test_accuracy": 0.9, "validation_accuracy": 0.5}, {"test_accuracy": 0.5, "validation_accuracy": 0.9}
     runs = {f"lr-{lr},seed-{seed}": [values] for lr, values in (("0.1", good), ("1e-05", bad)) for seed in (0, 1)}
     root = written(tmp_path / "x", runs)
-    for select, setting in (("test", "lr 0.1"), ("validation", "lr 1e-05")):
-        found = choose(Results("x", None, Options(select=select), root), "sgd-digits")  # type: ignore[arg-type]
-        assert found.setting == setting
-        assert len(found.records) == 2
+    found = choose(Results("x", None, Options(), root), "sgd-digits")
+    assert found.setting == "lr 1e-05"
+    assert len(found.records) == 2
     assert_refused("no evaluations of vcl-digits", settings_of, Results("x", None, Options(), root), "vcl-digits")
 
 
 def test_a_validation_part_is_cut_only_where_something_is_chosen_on_it() -> None:
     chooses, fixed = methods_compared.GRAM_FIG2.quick, methods_compared.GRAM_FIG6.quick
-    for settings, select, held in ((chooses, "validation", 0.1), (chooses, "test", 0), (fixed, "validation", 0)):
-        part = methods_compared.parts(settings, Options(select=select))[0]  # type: ignore[arg-type]
+    for settings, held in ((chooses, 0.1), (fixed, 0)):
+        part = methods_compared.parts(settings, Options())[0]
         assert part.config.data.validation == held
     assert part_name("sgd", "some/folder/mine.npz") == "sgd-mine"

@@ -151,7 +151,7 @@ def test_corruption_loses_alignment(done: Run) -> None:
 
 
 def test_curves_start_where_they_must(done: Run) -> None:
-    records = RunDirectory.open(done("nfa-fig2").path).records("nfa")
+    records = RunDirectory.open(done("nfa-fig2").path).records("measurement")
     assert len(records) == 2 * 2 * 3 * 2 * 2  # varied, layers, steps, scales, seeds
     start = [r for r in records if r["step"] == 0]
     assert all(r["centered"] is None and r["uncentered"] > 0 for r in start)

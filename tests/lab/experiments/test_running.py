@@ -150,41 +150,6 @@ def test_other_settings_are_refused(made: Made, tmp_path: Path) -> None:
     assert_refused("scale = quick, not paper", reproduce, "made", paper, out=tmp_path / "x")
 
 
-def test_plot_only_takes_the_stored_settings(made: Made, tmp_path: Path) -> None:
-    run(tmp_path / "x", values={"seeds": (0,)})
-    png = tmp_path / "x" / "figures" / "made.png"
-    png.unlink()
-    found = run(tmp_path / "x", plot_only=True)
-    assert png.exists()
-    assert made.computed == ["seed-0"]
-    assert len(found.claims) == 2
-    run(tmp_path / "x", plot_only=True, values={"steps": 3, "seeds": 0})  # as it was made
-    other = "x holds made with steps = 3, not 2; --plot-only cannot change that"
-    assert_refused(other, run, tmp_path / "x", plot_only=True, values={"steps": 2})
-    assert_refused("--force", run, tmp_path / "x", plot_only=True, force=True)
-
-
-def test_plot_only_takes_the_stored_options(made: Made, tmp_path: Path) -> None:
-    paper = Options("paper", "test", device="cpu")
-    reproduce("made", paper, values={"steps": 2}, out=tmp_path / "x")
-    for options in (None, paper):
-        found = reproduce("made", options, out=tmp_path / "x", plot_only=True)
-        assert (found.options.scale, found.options.select) == ("paper", "test")
-    for wrong, message in (
-        (Options("quick", "test"), "scale = paper, not quick; --plot-only"),
-        (Options("paper", "validation"), "select = test, not validation; --plot-only"),
-    ):
-        assert_refused(message, reproduce, "made", wrong, out=tmp_path / "x", plot_only=True)
-
-
-def test_plot_only_needs_complete_records(made: Made, tmp_path: Path) -> None:
-    made.broken = "seed-1"
-    with pytest.raises(Interrupted):
-        run(tmp_path / "x")
-    assert_refused(r"not complete \(seed-1\)", run, tmp_path / "x", plot_only=True)
-    assert_refused("holds no run", run, tmp_path / "y", plot_only=True)
-
-
 @pytest.mark.parametrize("name", SMALL)
 def test_every_experiment_runs_draws_and_judges(name: str, done: Callable[[str], Reproduction]) -> None:
     found = done(name)
@@ -195,11 +160,13 @@ def test_every_experiment_runs_draws_and_judges(name: str, done: Callable[[str],
 
 def test_the_records_are_enough_to_judge(done: Callable[[str], Reproduction]) -> None:
     found = done("vcl-fig2")
-    assert reproduce("vcl-fig2", found.options, out=found.path, plot_only=True).claims == found.claims
+    before = (found.path / "sgd-two-layer-digits").stat().st_mtime_ns
+    assert reproduce("vcl-fig2", found.options, values=SMALL["vcl-fig2"], out=found.path).claims == found.claims
+    assert (found.path / "sgd-two-layer-digits").stat().st_mtime_ns == before  # nothing was trained again
 
 
 def test_the_documented_experiment_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (Path(__file__).parents[3] / "docs/reproduce.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "docs/howto/extend.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"^```python\n(from __future__.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
     (tmp_path / "documented.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
