@@ -22,8 +22,8 @@ from gramscope.errors import InputError, NumericalError
 
 #: a torch tensor, a NumPy array or anything NumPy can read
 Array: TypeAlias = Tensor | ArrayLike
-#: entries outside 1e±150 have squares near the ends of float64
-LIMIT = 1e150
+#: entries outside 1e±70 have products of four, as inner products of Gram matrices take, near the ends of float64
+LIMIT = 1e70
 
 
 def as_tensor(x: Array, name: str) -> Tensor:
@@ -91,24 +91,6 @@ def to_double(x: Tensor) -> Tensor:
     return x.to("cpu" if x.device.type == "mps" else x.device, torch.float64)
 
 
-def unit_scale(x: Tensor) -> Tensor:
-    """``x`` times the power of two that brings its largest entry near 1: exact, and safe to square at any scale.
-
-    >>> unit_scale(torch.tensor([3e-200, -1e-200], dtype=torch.float64)).abs().max().item() > 0.5
-    True
-    """
-    return torch.ldexp(x, -binary_exponent(x))
-
-
-def binary_exponent(x: Tensor) -> Tensor:
-    """The e for which the largest entry of ``|x|`` lies in [2^(e−1), 2^e), kept where 2^±e is a normal float32."""
-    limit = 126 if x.dtype == torch.float32 else 1022
-    largest = torch.linalg.vector_norm(x, torch.inf) if x.numel() else x.new_zeros(())
-    if not bool(torch.isfinite(largest)):
-        largest = torch.where(torch.isfinite(x), x.abs(), 0.0).amax()
-    return torch.frexp(largest).exponent.clamp(-limit, limit)
-
-
 def result_dtype(*tensors: Tensor) -> torch.dtype:
     """Dtype of a matrix computed from ``tensors``: their common type, at least float32."""
     dtype = torch.float32
@@ -155,10 +137,10 @@ def check_range(x: Tensor, name: str) -> Tensor:
 
 def check_size(x: Tensor, name: str, limit: float = LIMIT) -> Tensor:
     """``x``; raises :class:`NumericalError` where its largest entry is above ``limit`` or below its inverse."""
-    if x.dtype != torch.float64 or not x.numel():
+    if x.dtype != torch.float64 or not x.numel() or x.is_meta:
         return x  # products of the smaller types are within the range of float64
     largest = float(torch.linalg.vector_norm(x, torch.inf))
-    if largest and not 1 / limit < largest < limit:
+    if limit <= largest < math.inf or 0 < largest <= 1 / limit:
         raise NumericalError(
             f"{name} has entries up to {largest:.1e}, and their products exceed the range of float64; multiply it (or the "
             "loss) by a constant"
@@ -216,6 +198,7 @@ class Rows:
         if self.data.dim() != 2:
             hint = f"; for one feature pass {name}[:, None]" if self.data.dim() == 1 else f"; pass {name}.flatten(1)"
             raise InputError(f"{name} must be a matrix [samples, features], got shape {tuple(self.data.shape)}{hint}")
+        check_size(self.data, name)
 
     @property
     def n(self) -> int:
@@ -260,16 +243,15 @@ class Rows:
 
 
 class MappedRows(Rows):
-    """The rows ``(h / 2^exponent − shift) Wᵀ`` of other rows h, formed block by block; any part may be left out.
+    """The rows ``(h − shift) Wᵀ`` of other rows h, formed block by block; either part may be left out.
 
     Args:
         rows: ``[n, d]``.
         W: float64 ``[k, d]``.
         shift: float64 ``[d]``.
-        exponent: of the power of two that the rows are divided by.
     """
 
-    def __init__(self, rows: Rows, W: Tensor | None = None, shift: Tensor | None = None, exponent: int = 0) -> None:
+    def __init__(self, rows: Rows, W: Tensor | None = None, shift: Tensor | None = None) -> None:
         if W is not None and W.shape[-1] != rows.width:
             raise InputError(f"W of shape {tuple(W.shape)} does not act on {rows.name} with {rows.width} features")
         self.name = rows.name
@@ -277,7 +259,6 @@ class MappedRows(Rows):
         self.rows = rows
         self.W = W
         self.shift = shift
-        self.exponent = exponent
 
     @property
     @override
@@ -286,7 +267,7 @@ class MappedRows(Rows):
 
     @override
     def block(self, start: int, stop: int) -> Tensor:
-        block = scaled(self.rows.block(start, stop), -self.exponent)
+        block = self.rows.block(start, stop)
         if self.shift is not None:
             block = block - self.shift
         return block if self.W is None else block @ self.W.mT
@@ -294,8 +275,8 @@ class MappedRows(Rows):
     @override
     def columns(self, start: int, stop: int) -> Tensor:
         if self.W is not None:
-            return MappedRows(self.rows, self.W[start:stop], self.shift, self.exponent).block(0, self.n)
-        block = scaled(self.rows.columns(start, stop), -self.exponent)
+            return MappedRows(self.rows, self.W[start:stop], self.shift).block(0, self.n)
+        block = self.rows.columns(start, stop)
         return block if self.shift is None else block - self.shift[start:stop]
 
 
@@ -340,30 +321,6 @@ class OneHotRows(Rows):
         return self.block(0, self.n)[:, start:stop]
 
 
-def scale_of(rows: Rows) -> int:
-    """The e for which ``rows / 2^e`` can be squared: 0 unless the largest entry is above 1e50 or below 1e-50.
-
-    >>> scale_of(Rows(torch.tensor([[1e-200]], dtype=torch.float64), "H"))
-    -664
-    """
-    if isinstance(rows, OneHotRows) or rows.data.is_meta:
-        return 0
-    least, most = torch.aminmax(rows.data)
-    largest = max(abs(float(least)), abs(float(most)))
-    return 0 if 1e-50 < largest < 1e50 or not 0 < largest < math.inf else max(math.frexp(largest)[1], -1022)
-
-
-def unit_rows(rows: Rows) -> Rows:
-    """The rows for measures that do not depend on their scale, divided by a power of two where squares need it."""
-    exponent = scale_of(rows)
-    return MappedRows(rows, exponent=exponent) if exponent else rows
-
-
-def scaled(x: Tensor, exponent: int) -> Tensor:
-    """``x · 2^exponent``, exactly."""
-    return torch.ldexp(x, torch.tensor(exponent, dtype=torch.int64, device=x.device)) if exponent else x
-
-
 def check_pair(first: Rows, second: Rows) -> None:
     """Raise :class:`InputError` unless both have the same number of rows and the same device."""
     if first.n != second.n:
@@ -374,24 +331,17 @@ def check_pair(first: Rows, second: Rows) -> None:
 
 
 def row_norm(A: Tensor, B: Tensor | None = None) -> Tensor:
-    """``‖A‖_F``, or ``‖A − B‖_F``, in float64, read in blocks; right also where the squares would overflow or underflow.
+    """``‖A‖_F``, or ``‖A − B‖_F``, in float64, read in blocks.
 
-    >>> row_norm(torch.tensor([[3e-200], [4e-200]], dtype=torch.float64)).item()
-    5e-200
+    >>> row_norm(torch.tensor([[3.0], [4.0]])).item()
+    5.0
     """
-    flat, other = A.reshape(-1, A.shape[-1]), None if B is None else B.reshape(-1, A.shape[-1])
-    if B is None and A.dtype != torch.float64:  # squares of other types are within the range of float64
-        rows, width = flat.shape
-        norms = [torch.linalg.vector_norm(to_double(flat[i:j])) for i, j in spans(rows, width, entries=2**16)]
-        return torch.linalg.vector_norm(torch.stack(norms)) if norms else to_double(A).sum()
-    exponent = binary_exponent(A) if B is None else torch.maximum(binary_exponent(A), binary_exponent(B))
-    parts = []
-    for start, stop in spans(*flat.shape[-2:]):
-        block = to_double(flat[start:stop])
-        block = block if other is None else block - to_double(other[start:stop])
-        parts.append(torch.ldexp(block, -exponent).square().sum())
-    total = torch.stack(parts).sum() if parts else to_double(A).sum()
-    return torch.ldexp(total.sqrt(), exponent.to(total.device))
+    one, other = (None if X is None else X.reshape(-1, X.shape[-1]) for X in (A, B))
+    assert one is not None
+    norms = [to_double(A).new_zeros(())] if not A.numel() else []
+    for i, j in spans(*one.shape, entries=2**16):
+        norms.append((to_double(one[i:j]) - (0.0 if other is None else to_double(other[i:j]))).norm())
+    return torch.stack(norms).norm()
 
 
 def row_product(A: Tensor, B: Tensor) -> Tensor:

@@ -24,15 +24,11 @@ from torch import Tensor
 from typing_extensions import override
 
 from gramscope.errors import InputError
-from gramscope.linalg.arrays import check_size, row_product, spans, to_double
+from gramscope.linalg.arrays import LIMIT, check_size, row_product, spans, to_double
 from gramscope.linalg.budget import GROUPS
 from gramscope.linalg.measured import Measured, combine, jackknife
 
 REMARK = "an estimate from random probes, because the matrix itself would not fit memory="
-
-
-#: entries of factors outside 1e±70 have products of four, as inner products of Gram matrices take, near the ends of float64
-FACTOR_LIMIT = 1e70
 
 
 class Gram(ABC):
@@ -98,7 +94,7 @@ class Dense(Gram):
     """
 
     def __init__(self, parts: Tensor) -> None:
-        self.parts = check_size(to_double(parts), "a Gram matrix", FACTOR_LIMIT**2)
+        self.parts = check_size(to_double(parts), "a Gram matrix", LIMIT**2)
         self.shape = self.parts.shape[1:]
 
     @override
@@ -146,7 +142,7 @@ class Factor:
     """
 
     def __init__(self, rows: Tensor) -> None:
-        self.rows = check_size(rows, "a factor of a Gram matrix", FACTOR_LIMIT)
+        self.rows = check_size(rows, "a factor of a Gram matrix")
         self._products: dict[Factor, Tensor] = {}
 
     def product(self, other: Factor) -> Tensor:

@@ -2,7 +2,7 @@
 
 Centred co-moments merge exactly under any split and order (Chan, Golub and LeVeque 1979), and everything that target
 linearity, the surrogate, CKA, spectra and neural collapse need follows from them. Their size does not depend on the
-number of samples. They hold squares: entries below about 1e-154 count as zero, and entries above 1e154 raise an error.
+number of samples.
 """
 
 from __future__ import annotations

@@ -11,15 +11,9 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError, NumericalError, RescueWarning
-from gramscope.linalg.arrays import binary_exponent, to_double, without_autocast
+from gramscope.linalg.arrays import to_double, without_autocast
 
 EPS = torch.finfo(torch.float64).eps
-
-
-def frobenius(A: Tensor) -> Tensor:
-    """``‖A‖_F`` over all entries, as a number; right also where the squares would overflow or underflow."""
-    exponent = binary_exponent(A)
-    return torch.ldexp(torch.ldexp(A, -exponent).square_().sum().sqrt(), exponent)
 
 
 def eigh(A: Tensor) -> tuple[Tensor, Tensor]:

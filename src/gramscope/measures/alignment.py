@@ -17,11 +17,10 @@ from gramscope.linalg.arrays import (
     as_float_tensor,
     as_matrices,
     check_same_device,
-    check_size,
     result_dtype,
     to_double,
 )
-from gramscope.linalg.gram import FACTOR_LIMIT, Dense, Factor, Factored, Gram, correlation
+from gramscope.linalg.gram import Dense, Factor, Factored, Gram, correlation
 from gramscope.linalg.measured import Measured
 from gramscope.linalg.psd import EPS, eigh, psd_eigen, random_orthogonal
 from gramscope.measures.virtual import matrices
@@ -200,7 +199,6 @@ def agop_spectrum(W: Array, K: Array) -> AgopSpectrum:
     (1.0, 0.5)
     """
     (weight, kernel), _ = matrices(W=W, K=K)
-    check_size(weight, "W", FACTOR_LIMIT)
     k, d = weight.shape[-2:]
     rtol = max(max(k, d) * EPS, torch.finfo(as_matrices(W, "W").dtype).eps)
     if k >= d:

@@ -23,18 +23,13 @@ from gramscope.linalg.arrays import (
     Rows,
     as_float_tensor,
     as_matrices,
-    binary_exponent,
     check_pair,
     check_same_device,
-    scale_of,
-    scaled,
     spans,
     to_double,
-    unit_rows,
-    unit_scale,
 )
 from gramscope.linalg.moments import CACHED_ENTRIES, ClassMoments, class_moments
-from gramscope.linalg.psd import EPS, eigh, frobenius, psd_power, svd
+from gramscope.linalg.psd import EPS, eigh, psd_power, svd
 from gramscope.measures.linearity import label_rows, surrogate, surrogate_from_moments
 
 
@@ -96,8 +91,6 @@ def neural_collapse_from_rows(
     features = Rows(H, "H")
     targets = label_rows(labels, name="labels")
     check_pair(features, targets)
-    exponent = scale_of(features)
-    features = unit_rows(features)
     gram = normalized_surrogate and features.n >= features.width
     classes = class_moments(features, targets, gram=gram)
     if gram:
@@ -116,9 +109,7 @@ def neural_collapse_from_rows(
     if constant.shape[0] != matrix.shape[0]:
         raise InputError(f"the bias has {constant.shape[0]} entries but the readout has {matrix.shape[0]} rows")
     agree = 0
-    # an argmax does not depend on the scales of features and readout; the bias is divided by both
-    readout_exponent = int(binary_exponent(matrix))
-    matrix, constant = scaled(matrix, -readout_exponent), scaled(to_double(constant), -exponent - readout_exponent)
+    constant = to_double(constant)
     for start, stop in spans(features.n, features.width + matrix.shape[0], entries=CACHED_ENTRIES):
         block = features.block(start, stop)
         chosen = (_scores(block, matrix) + constant).argmax(1)
@@ -197,10 +188,10 @@ def _measures(
     if weight is None:
         missing["nc3"] = "needs a readout"
     else:
-        readout = unit_scale(_readout_weight(weight, names[present], means.shape[1])[names[present]])
+        readout = _readout_weight(weight, names[present], means.shape[1])[names[present]]
         if not bool(readout.any()):
             warnings.warn("the readout is zero: NC3 is undefined (NaN)", ResultWarning, stacklevel=2)
-        nc3 = float((readout / frobenius(readout) - means / frobenius(means)).square().sum())
+        nc3 = float((readout / readout.norm() - means / means.norm()).square().sum())
     _, s, Vt = svd(means)
     scale = math.hypot(float(s[0]), math.sqrt(count) * float(kept.mean.square().sum().sqrt()))
     if float(s[0]) <= max(means.shape) * EPS * scale:
@@ -279,7 +270,7 @@ def nrc1(C_hh: Array, targets: int) -> Tensor:
     >>> nrc1(torch.diag(torch.tensor([3.0, 1.0])), targets=1).item()
     0.25
     """
-    values = eigh(unit_scale(to_double(as_matrices(C_hh, "C_hh"))))[0].clamp(min=0.0)
+    values = eigh(to_double(as_matrices(C_hh, "C_hh")))[0].clamp(min=0.0)
     return values[..., : max(values.shape[-1] - targets, 0)].sum() / values.sum()
 
 
@@ -296,7 +287,7 @@ def nrc2(C_hh: Array, W: Array) -> Tensor:
     >>> nrc2(torch.eye(4), torch.eye(4)[:1]).item()
     0.75
     """
-    scatter, weight = unit_scale(to_double(as_matrices(C_hh, "C_hh"))), to_double(as_matrices(W, "W"))
+    scatter, weight = to_double(as_matrices(C_hh, "C_hh")), to_double(as_matrices(W, "W"))
     _, s, Vt = svd(weight)
     rows = Vt[s > max(weight.shape) * EPS * s[0]]
     return (1 - ((rows @ scatter) * rows).sum() / scatter.trace()).clamp(min=0.0)
@@ -315,7 +306,7 @@ def nrc3(W: Array, C_yy: Array) -> Tensor:
     >>> round(nrc3(torch.diag(torch.tensor([2.0, 1.0])), torch.diag(torch.tensor([16.0, 1.0]))).item(), 9)
     0.0
     """
-    weight, covariance = unit_scale(to_double(as_matrices(W, "W"))), unit_scale(to_double(as_matrices(C_yy, "C_yy")))
+    weight, covariance = to_double(as_matrices(W, "W")), to_double(as_matrices(C_yy, "C_yy"))
     c = covariance.shape[-1]
     if weight.shape[-2] != c:
         raise InputError(
@@ -331,6 +322,6 @@ def nrc3(W: Array, C_yy: Array) -> Tensor:
     best = torch.full_like(a, float("inf"))
     for t in (torch.zeros_like(a), smallest, turning):
         moved = root - t * torch.eye(c, dtype=root.dtype, device=root.device)
-        if 0 <= float(t) <= float(smallest) and float(frobenius(moved)) > c * EPS * float(frobenius(root)):
-            best = torch.minimum(best, (gram / frobenius(gram) - moved / frobenius(moved)).square().sum())
+        if 0 <= float(t) <= float(smallest) and float(moved.norm()) > c * EPS * float(root.norm()):
+            best = torch.minimum(best, (gram / gram.norm() - moved / moved.norm()).square().sum())
     return best

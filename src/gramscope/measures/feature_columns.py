@@ -14,8 +14,7 @@ from gramscope.errors import InputError
 from gramscope.linalg.arrays import row_product
 from gramscope.linalg.measured import Measured, ratio
 from gramscope.linalg.moments import Moments
-from gramscope.linalg.ridge import RidgeFit
-from gramscope.linalg.ridge_moments import fit_moments
+from gramscope.linalg.ridge import RidgeFit, fit_moments
 from gramscope.measures.collapse import (
     collapse_of_means,
     neural_collapse_from_moments,

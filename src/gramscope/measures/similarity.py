@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError
-from gramscope.linalg.arrays import Array, Rows, check_pair, spans, to_double, unit_rows
+from gramscope.linalg.arrays import Array, Rows, check_pair, spans, to_double
 from gramscope.linalg.moments import Moments, is_constant, moments
-from gramscope.linalg.psd import frobenius
 from gramscope.measures.linearity import fit_linear, probe_accuracy
 
 
@@ -43,7 +42,6 @@ def linear_cka(X: Array, Y: Array, debiased: bool = False) -> Tensor:
     """
     first, second = Rows(X, "X"), Rows(Y, "Y")
     check_pair(first, second)
-    first, second = unit_rows(first), unit_rows(second)
     n = first.n
     if debiased:
         return debiased_cka(first, second)
@@ -54,7 +52,7 @@ def linear_cka(X: Array, Y: Array, debiased: bool = False) -> Tensor:
     Ka, Kb = a @ a.mT, b @ b.mT
     if is_constant(n, mean_a, Ka.trace()) or is_constant(n, mean_b, Kb.trace()):
         return Ka.new_full((), float("nan"))
-    return (Ka * Kb).sum() / (frobenius(Ka) * frobenius(Kb))
+    return (Ka * Kb).sum() / (Ka.norm() * Kb.norm())
 
 
 def linear_cka_from_moments(m: Moments) -> Tensor:
@@ -68,8 +66,8 @@ def linear_cka_from_moments(m: Moments) -> Tensor:
     C_hh = m.require_gram()
     if is_constant(m.n, m.mean_h, C_hh.trace()) or is_constant(m.n, m.mean_y, m.C_yy.trace()):
         return C_hh.new_full((), float("nan"))
-    cross = frobenius(m.C_hy)
-    return (cross / frobenius(C_hh)) * (cross / frobenius(m.C_yy))
+    cross = m.C_hy.norm()
+    return (cross / C_hh.norm()) * (cross / m.C_yy.norm())
 
 
 def linear_probe_accuracy(
@@ -194,4 +192,4 @@ def kernel_target_alignment(m: Moments, labels: bool) -> Tensor:
     """
     if labels:
         m = replace(m, mean_y=m.mean_y - 1 / m.mean_y.numel())
-    return m.HtY.square().sum() / (frobenius(m.HtH) * frobenius(m.YtY))
+    return m.HtY.square().sum() / (m.HtH.norm() * m.YtY.norm())

@@ -15,16 +15,14 @@ from gramscope.linalg.arrays import (
     Rows,
     as_matrices,
     as_weight,
-    check_size,
     row_norm,
     to_double,
-    unit_scale,
 )
 from gramscope.linalg.gram import REMARK
 from gramscope.linalg.measured import Measured, combine, mean
 from gramscope.linalg.moments import Moments, is_constant
 from gramscope.linalg.psd import EPS, eigh, eigvalsh, svdvals
-from gramscope.linalg.ridge_rows import triangular_factor
+from gramscope.linalg.ridge import triangular_factor
 from gramscope.linalg.stochastic import SingularQuadrature, singular_quadrature
 
 #: power iterations of the range finder
@@ -83,7 +81,6 @@ def feature_spectrum(H: Array, center: bool = True) -> Spectrum:
     1
     """
     features = Rows(H, "H")
-    check_size(features.data, "H")
     n, d = features.n, features.width
     if center:
         features = MappedRows(features, shift=features.mean())
@@ -234,8 +231,8 @@ def alpha_req(covariance: Array, eps: float = EPS) -> float:
 
 
 def _eigenvalues(A: Array) -> Tensor:
-    """Descending eigenvalues at unit scale; those that are rounding are zero."""
-    values = eigh(unit_scale(to_double(as_matrices(A, "the Gram"))))[0].reshape(-1).flip(-1)
+    """Descending eigenvalues; those that are rounding are zero."""
+    values = eigh(to_double(as_matrices(A, "the Gram")))[0].reshape(-1).flip(-1)
     return torch.where(values > values.numel() * EPS * values[0], values, 0.0)
 
 
