@@ -144,3 +144,9 @@ def test_choices_of_a_sample_side_by_side() -> None:
     alone = gs.collect(model, [(ids[i : i + 1], y[i : i + 1]) for i in range(5)], F.cross_entropy, jacobians=True)
     torch.testing.assert_close(stats["words"].JtJ, alone["words"].JtJ)
     torch.testing.assert_close(stats["words"].Sigma, alone["words"].Sigma)
+
+
+def test_sketches_are_summed_in_the_precision_of_the_sums() -> None:
+    model, x, y = BY_NAME["mlp"].make()
+    stats = gs.collect(model.float(), (x.float(), y), F.cross_entropy, jacobians=True, sketch=4)
+    assert {layer.JtJ.dtype for layer in stats if layer.JtJ is not None} == {torch.float64}

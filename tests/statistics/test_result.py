@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import reduce
 from itertools import pairwise
 
@@ -47,6 +48,13 @@ def test_merge_refuses_other_layers_options_and_weights() -> None:
     with torch.no_grad():
         model[0].weight.add_(1)
     refused(stats.merge, gs.collect(model, (x, y), F.cross_entropy), match="different weights")
+
+
+def test_merge_keeps_the_number_of_processes() -> None:
+    model, x, y = BY_NAME["mlp"].make()
+    stats = replace(gs.collect(model, (x, y), F.cross_entropy), processes=2)
+    assert stats.merge(stats).processes == 2
+    refused(stats.merge, replace(stats, processes=1), match="of 2 and of 1 processes")
 
 
 def test_all_reduce_without_a_group_changes_nothing() -> None:

@@ -182,7 +182,7 @@ def dual_tangent_kernel(
         run(model, inputs if unpack is not None else _cut(inputs, unwrap(model), batch_dim), None, plan)
     ) as stream:
         for seen in stream:
-            if seen.J is not None and plan.notes.has(seen.layer, Kernel):
+            if seen.J is not None and plan.notes.has(seen.layer, "Kernel"):
                 if seen.first == 0:
                     jacobians.setdefault(seen.layer, []).append([])
                 # [m, groups…, batch, sites, k] -> [batch, sites, m, groups…, k] -> [batch, m, everything]

@@ -71,7 +71,7 @@ def estimate(
         for shape in shapes.values()
     ]
     largest = max((sum(sums[name].values()) + extra for name, extra in zip(sums, dense, strict=True)), default=0)
-    return Estimate(sums, largest, memory if plan.wants("J") else 0)
+    return Estimate(sums, largest, memory if "J" in plan.needs else 0)
 
 
 def _mebibytes(size: int) -> str:

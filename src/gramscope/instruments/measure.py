@@ -32,8 +32,8 @@ from gramscope.statistics.collect import check_reference, collect_planned, progr
 from gramscope.statistics.features import Features
 from gramscope.statistics.matrix_sums import CenteredKernel, Covariance, Gradient, Kernel, ParameterGradient
 from gramscope.statistics.result import LayerStatistics, Statistics
-from gramscope.statistics.structure import Tokens, output_of
-from gramscope.statistics.sums import NotCollected, Notes, Plan, Sum
+from gramscope.statistics.structure import Tokens
+from gramscope.statistics.sums import OUTPUT, NotCollected, Notes, Plan, Sum
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -129,7 +129,7 @@ def measure(
     """
     if jacobians is False:
         raise InputError("jacobians=False: give True or 'auto'; measures that need no Jacobians take none")
-    given = given_by(model, loss)
+    given = given_by(model, loss) | OF_LOSS  # a model may return a loss whatever the names of its inputs
     given |= {"reference"} if reference is not None else set()
     given |= {"held_out"} if held_out is not None else set()
     columns = columns_of(measures, given)
@@ -163,7 +163,7 @@ def measure(
             whole.enter_context(gathered(unwrap(network), exchange))
         statistics = collect_planned(model, loader, loss, plan, other, exchange, progress)
         trim_malloc()  # activations and gradients, before evaluation takes its own
-        if loss is None and not statistics.network.terms:  # the model takes labels, but got none or returned no loss
+        if loss is None and not statistics.network.has_loss:  # the model returned none
             columns = columns_of(measures, given - OF_LOSS)
         of_features = replace(plan, sums=(Features,), residuals=False, notes=Notes())
         others = (
@@ -245,8 +245,12 @@ def table_of(statistics: Statistics, columns: Iterable[Column], context: Context
     def fill(row: str, layer: LayerStatistics, defined: Iterable[Column]) -> None:
         rows[row] = {column.name: None for column in columns}
         view = LayerView(replace(layer), context)  # a copy, so that what it puts together goes with it
+        few = f"{layer.reached} of {statistics.n} samples" if 0 < layer.reached < statistics.n else ""
+        if few:
+            notes[row] = joined([*statistics.notes.get(row, ()), Note("remark", f"{few} reach it")])
+        doubtful = f"doubtful: {few}" if few and _has_few_rows(layer, statistics.n) else ""
         for column in defined:
-            found = evaluate(column, view, notes)
+            found = evaluate(column, view, notes, doubtful if "features" in column.needs else "")
             if found is not None:
                 rows[row][column.name] = found
 
@@ -256,7 +260,7 @@ def table_of(statistics: Statistics, columns: Iterable[Column], context: Context
             trim_malloc()
             advance()
     for module, part in statistics.outputs.items():  # features, but no weight
-        if module != output_of():
+        if module != OUTPUT:
             row = f"{module} (output)" if module in rows else module
             fill(row, replace(part, name=module), [column for column in columns if column.of_features])
     network = statistics.network
@@ -270,7 +274,13 @@ def table_of(statistics: Statistics, columns: Iterable[Column], context: Context
     return Table(rows, summary, notes)
 
 
-def evaluate(column: Column, view: LayerView, notes: dict[str, Note]) -> Measured | None:
+def _has_few_rows(layer: LayerStatistics, n: int) -> bool:
+    """Whether a layer's features are too few to tell: fewer than four times their width, or of a tenth of the data."""
+    part = layer.features
+    return part is not None and (part.n < 4 * part.moments.mean_h.numel() or layer.reached < n / 10)
+
+
+def evaluate(column: Column, view: LayerView, notes: dict[str, Note], doubtful: str = "") -> Measured | None:
     """One cell of the table; where it has none, a note says why."""
     key, prefix = f"{view.layer.name}.{column.name}", f"layer {view.layer.name!r}: "
     with warnings.catch_warnings(record=True) as caught:
@@ -282,6 +292,9 @@ def evaluate(column: Column, view: LayerView, notes: dict[str, Note]) -> Measure
             notes[key] = joined(why) if why else Note("undefined", str(reason).removeprefix(prefix))
             return None
     remarks = [Note("remark", found.remark)] if found.remark else []
+    if doubtful:
+        found = found.with_remark(doubtful)
+        remarks.insert(0, Note("doubtful", doubtful))
     if math.isnan(found) and not caught:
         text = "undefined: a side of the quotient is zero, the features are constant, or both"
         remarks.append(Note("undefined", text))

@@ -70,7 +70,9 @@ def label_key(inputs: Any) -> str | None:
     return next((key for key in LABEL_KEYS if key in inputs), None) if isinstance(inputs, Mapping) else None
 
 
-def batches(data: Any, unpack: Unpack | None = None, dtype: torch.dtype | None = None) -> Iterator[tuple[Any, Any]]:
+def batches(
+    data: Any, unpack: Unpack | None = None, dtype: torch.dtype | None = None, device: torch.device | None = None
+) -> Iterator[tuple[Any, Any]]:
     """``(inputs, target)`` of every batch.
 
     Args:
@@ -79,6 +81,7 @@ def batches(data: Any, unpack: Unpack | None = None, dtype: torch.dtype | None =
             tuple where both have one dtype and equally many axes, and could be two batches.
         unpack: ``batch -> (inputs, target)`` for anything else.
         dtype: what floating-point NumPy arrays are converted to; tensors stay as they are.
+        device: where the batches are moved to, unless ``None``.
     """
     count, loader = 0, iter(_loader(data))
     for batch in loader:
@@ -87,7 +90,7 @@ def batches(data: Any, unpack: Unpack | None = None, dtype: torch.dtype | None =
             only = count == 0 and next(loader, None) is None
             raise (NoBatchError if only else InputError)(f"batch {count} of the loader is empty")
         count += 1
-        yield inputs, target
+        yield (inputs, target) if device is None else (to_device(inputs, device), to_device(target, device))
     if count == 0:
         raise NoBatchError("the loader yielded no batch")
 
@@ -167,3 +170,16 @@ def head(value: Any, count: int, n: int) -> Any:
     if isinstance(value, Tensor):
         return value[:count].clone() if value.dim() and value.shape[0] == n and n > count else value.clone()
     return nested(value, lambda item: head(item, count, n))
+
+
+def check_target(target: Any, n: int, index: int, batch_dim: int) -> None:
+    """Raise unless the target has one row for each of n samples."""
+    if isinstance(target, int | float) or (isinstance(target, Tensor) and target.dim() == 0):
+        raise InputError(
+            f"batch {index} has one number as its target: data are batches, not single samples; give "
+            "torch.utils.data.DataLoader(samples, batch_size=256), or stacked tensors (x, y)"
+        )
+    if isinstance(target, Tensor) and target.shape[0] != n:
+        transposed = target.dim() > batch_dim > 0 and target.shape[batch_dim] == n
+        remedy = f"; targets have the batch first: unpack=lambda b: (b[0], b[1].movedim({batch_dim}, 0))"
+        raise InputError(f"batch {index} has {n} inputs but {target.shape[0]} targets{remedy if transposed else ''}")

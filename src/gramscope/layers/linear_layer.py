@@ -159,3 +159,11 @@ def sum_outer(delta: Tensor, h: Tensor) -> Tensor:
         delta = delta.float()
     with without_autocast(delta.device):
         return delta.flatten(-3, -2).mT @ h.to(delta.dtype).flatten(-3, -2)
+
+
+def shares_parameter(layer: Layer, model: nn.Module) -> bool:
+    """Whether another module of the model uses the layer's weight too, so that its gradient is not the layer's own."""
+    parameter = layer.parameter
+    if parameter is None:
+        return False
+    return sum(any(p is parameter for p in module._parameters.values()) for module in model.modules()) > 1

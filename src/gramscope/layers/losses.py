@@ -44,6 +44,15 @@ Loss: TypeAlias = Callable[[Any, Any], Tensor]
 #: losses whose targets are class labels
 _OF_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss)
 _FUNCTIONS_OF_CLASSES = (F.cross_entropy, F.nll_loss)
+#: losses whose targets are classes or their probabilities
+_CLASSIFICATION = (
+    *_OF_CLASSES, nn.BCELoss, nn.BCEWithLogitsLoss, nn.KLDivLoss, nn.HingeEmbeddingLoss, nn.SoftMarginLoss,
+    nn.MultiMarginLoss, nn.MultiLabelMarginLoss, nn.MultiLabelSoftMarginLoss,
+)  # fmt: skip
+_FUNCTIONS_OF_CLASSIFICATION = (
+    *_FUNCTIONS_OF_CLASSES, F.binary_cross_entropy, F.binary_cross_entropy_with_logits, F.kl_div, F.hinge_embedding_loss,
+    F.soft_margin_loss, F.multi_margin_loss, F.multilabel_margin_loss, F.multilabel_soft_margin_loss,
+)  # fmt: skip
 
 
 class Losses(NamedTuple):
@@ -147,6 +156,15 @@ def option_of(loss: Any, name: str, default: Any = None) -> Any:
     if isinstance(loss, functools.partial):
         return loss.keywords.get(name, option_of(loss.func, name, default))
     return getattr(loss, name, default)
+
+
+def classifies(loss: Any) -> bool:
+    """Whether the targets of a loss are classes or their probabilities, also where they are floating-point numbers.
+
+    >>> classifies(nn.BCEWithLogitsLoss()), classifies(F.cross_entropy), classifies(nn.MSELoss())
+    (True, True, False)
+    """
+    return isinstance(loss, _CLASSIFICATION) or _without_options(loss) in _FUNCTIONS_OF_CLASSIFICATION
 
 
 def ignored_label(loss: Any) -> int:

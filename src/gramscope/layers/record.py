@@ -113,11 +113,6 @@ class LayerRecord:
             a.check_unchanged()
             a.layer.add_weight_gradient(a.x, self._received(a), total)
 
-    def forget_gradients(self) -> None:
-        """Drop the gradients that have come back."""
-        for a in self.applications:
-            a.dz = None
-
     def forget(self) -> None:
         """Drop everything seen."""
         self.applications.clear()

@@ -229,6 +229,13 @@ class Tape(Watcher):
         for a, gradient in zip(waiting, gradients, strict=True):
             if gradient is not None:
                 a.dz = gradient.detach() if a.dz is None else a.dz + gradient.detach()
+        reached = {a.layer.name for a in self.applications() if a.dz is not None}
+        self.note_reached("no gradient", reached, "the loss does not reach it")
+
+    def forget_gradients(self) -> None:
+        """Drop the gradients that have come back."""
+        for a in self.applications():
+            a.dz = None
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -277,7 +284,7 @@ class Tape(Watcher):
             return own_node(z) if self._gradients and torch.is_grad_enabled() and z.requires_grad else None
         if layer.name in self._refused:
             return None
-        problem = self._problem(layer, x, z, first=not record.applications)
+        problem = self.problem(layer, x, z, first=not record.applications)
         if problem is not None:
             self._refused.add(layer.name)
             self.unsupported[layer.name] = Note("unsupported", problem)
@@ -299,8 +306,10 @@ class Tape(Watcher):
         self._watch(a, z if replaced is None else replaced)
         return replaced
 
-    def _problem(self, layer: Layer, x: Tensor, z: Tensor, first: bool) -> str | None:
+    def problem(self, layer: Layer, x: Tensor, z: Tensor, first: bool) -> str | None:
         """Why this application cannot be recorded; ``None`` if it can."""
+        if torch._C._functorch.is_functorch_wrapped_tensor(z):
+            return "it runs inside torch.func (jvp, vmap, grad), which hides its gradients"
         if first and not layer.exact and not layer.is_standard() and not is_linear_map(layer, x, z):
             return f"{type(layer.module).__name__} overrides its forward, and its output is not W h + b of its inputs"
         if self.calls and isinstance(layer, EmbeddingLayer):

@@ -49,8 +49,8 @@ class Context:
 
     @cached_property
     def order(self) -> tuple[str, ...]:
-        """The layers, in order of execution."""
-        return tuple(self.statistics.layers)
+        """All layers that ran, in order of execution, also those that are not measured."""
+        return self.statistics.order or tuple(self.statistics.layers)
 
 
 @dataclass(frozen=True)

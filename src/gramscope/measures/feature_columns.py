@@ -42,7 +42,7 @@ def _joint(layer: LayerStatistics, gram: bool) -> Moments:
         raise Missing("the loader gave no targets")
     if gram and joint.C_hh is None and part.rows is None:
         raise _no_gram(joint)
-    return joint.with_centred_targets() if part.labelled else joint
+    return joint.with_centred_targets() if part.centred else joint
 
 
 def _no_gram(joint: Moments) -> Missing:
@@ -69,7 +69,9 @@ def _fit_targets(layer: LayerStatistics, ridge: float, intercept: bool) -> Ridge
     joint, part = _joint(layer, gram=True), features_of(layer)
     if part.rows is None or part.row_targets is None:
         return fit_moments(joint, ridge, intercept, part.eps)
-    Y = projected(part.row_targets) - part.joint.mean_y if part.labels else part.row_targets
+    Y = projected(part.row_targets) if part.labels else part.row_targets
+    if part.labels or (part.centred and not part.labelled):
+        Y = Y - part.joint.mean_y
     return fit_features(part.rows, Y, ridge, intercept)
 
 
@@ -77,7 +79,10 @@ def _target_linearity(view: LayerView) -> Measured:
     found, part = checked(_fit(view)), features_of(view.layer)
     if part.labels:
         return ratio(found.totals - found.residuals, found.totals).with_remark(_projection(part))
-    return Measured(float(found.explained()))
+    value = Measured(float(found.explained()))
+    if value < 0 and not part.centred:
+        return value.with_remark("negative: worse than the targets' mean; intercept=True fits a constant too")
+    return value
 
 
 def _target_linearity_null(view: LayerView) -> float:
@@ -104,11 +109,11 @@ def coded_alike(train: FeatureStatistics, test: FeatureStatistics) -> tuple[Mome
     train, test = (part.without_rows() for part in (train, test))
     train, test = train.with_targets_like(test), test.with_targets_like(train)
     left, right = train.moments, test.moments
-    if not train.labelled:
+    if not train.centred:
         return left, right
     shift = left.mean_y
     left, right = (replace(m, mean_y=m.mean_y - shift) for m in (left, right))
-    if train.labels:
+    if train.labels or not train.labelled:
         return left, right
     unknown = ((shift == 0) & (test.moments.mean_y > 0)).nonzero().flatten().tolist()
     if unknown:
@@ -209,7 +214,7 @@ def _surrogate_change_predicted(view: LayerView) -> Tensor | float:
     if part.HtE is None or part.of_outputs or output is None:
         raise Missing("the prediction is defined where a sample has one site and the network one output row")
     cross = _joint(view.layer, gram=False).HtY
-    final = output.joint.with_centred_targets() if output.labelled else output.joint
+    final = output.joint.with_centred_targets() if output.centred else output.joint
     predicted = final.HtY.mT.to(cross.device) * (cross.mT @ part.HtE)  # (Yᵀf) ∘ (Yᵀ H HᵀE)
     return 2 * view.context.gamma / view.layer.loss_terms * predicted.sum()
 

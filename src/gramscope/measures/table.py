@@ -113,7 +113,10 @@ class Table:
 
         Outputs of whole blocks (``outputs="h.*"``) are one line, ``(residual stream)``.
         """
-        return BlockView({name: _by_kind_and_block(self.column(name)) for name in measures or self.columns})
+        shown = measures or tuple(self.columns)
+        cells = {f"{layer}.{name}" for layer in self.rows for name in shown}
+        notes = {name: note for name, note in self.notes.items() if name in cells}
+        return BlockView({name: _by_kind_and_block(self.column(name)) for name in shown}, notes)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON; NaN and infinity become ``None``."""
@@ -152,14 +155,19 @@ class Table:
 
         return plot_table(self, column, backend)
 
-    def to_pandas(self, errors: bool = False) -> Any:
-        """A ``pandas.DataFrame`` with layers as index and measures as columns; with ``errors`` also theirs, ``"nfa ±"``."""
+    def to_pandas(self, errors: bool = True) -> Any:
+        """A ``pandas.DataFrame`` with layers as index and measures as columns.
+
+        Estimates have a column of their standard errors, ``"nfa ±"``, unless ``errors=False``; ``frame.attrs["notes"]`` holds
+        the notes.
+        """
         try:
             import pandas as pd
         except ImportError as error:
             raise MissingExtraError("to_pandas() needs pandas: pip install 'gramscope[pandas]'") from error
         frame = pd.DataFrame.from_dict(self.rows, orient="index", columns=self.columns, dtype=float)
         frame.index.name = "layer"
+        frame.attrs["notes"] = {name: note.text for name, note in self.notes.items()}
         if errors:
             for name in dict.fromkeys(name for row in self.errors.values() for name in row):
                 frame[f"{name} ±"] = [self.errors.get(layer, {}).get(name) for layer in self.rows]
@@ -206,15 +214,18 @@ class BlockView:
     Args:
         values: ``{measure: {kind: {block: value}}}``. Layers outside all blocks have the block ``None``; with several lists of
             blocks (an encoder and a decoder) the kind begins with the name of its list.
+        notes: those on cells of the table.
     """
 
     values: dict[str, dict[str, dict[int | None, float | None]]]
+    notes: dict[str, Note] = field(default_factory=dict)
 
     def __getitem__(self, measure: str) -> dict[str, dict[int | None, float | None]]:
         return self.values[measure]
 
     def __str__(self) -> str:
-        return "\n\n".join(self._text(measure, kinds) for measure, kinds in self.values.items())
+        blocks = "\n\n".join(self._text(measure, kinds) for measure, kinds in self.values.items())
+        return "\n".join([blocks, *Table({}, notes=self.notes)._remarks(WIDTH)])
 
     __repr__ = __str__
 
@@ -270,7 +281,7 @@ def format_cell(value: float | None) -> str:
     """
     if not isinstance(value, Measured):
         return format_value(value)
-    star = "*" if value.remark.startswith("trivial") else ""
+    star = "*" if value.remark.startswith(("trivial", "doubtful")) else ""
     return format_value(value) + star + ("" if value.error is None else f" ± {value.error:.1g}")
 
 

@@ -17,8 +17,8 @@ from gramscope.distributed.exchange import Exchange, Group, find_exchange
 from gramscope.distributed.gathered import check_not_flattened, gathered
 from gramscope.errors import InputError, checks_names
 from gramscope.layers.batches import NoBatchError, Unpack
-from gramscope.layers.losses import Loss, ignored_label
-from gramscope.layers.model_call import OutputSelector, may_compute_loss, model_device
+from gramscope.layers.losses import Loss, classifies, ignored_label
+from gramscope.layers.model_call import OutputSelector, model_device
 from gramscope.layers.modules import unwrap
 from gramscope.layers.select import LayerSelector
 from gramscope.linalg.budget import MEMORY, Budget
@@ -33,8 +33,8 @@ from gramscope.statistics.result import (
     over_processes,
 )
 from gramscope.statistics.run import run
-from gramscope.statistics.structure import Tokens, output_of
-from gramscope.statistics.sums import EVERY, LeftOut, Plan, Seen, Sum
+from gramscope.statistics.structure import Tokens
+from gramscope.statistics.sums import EVERY, OUTPUT, LeftOut, Plan, Seen, Sum
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -195,10 +195,8 @@ def collect_planned(
     if plan.generator is None:  # every process draws signs of its own for sketched Jacobians
         seed = 0 if exchange is None else exchange.rank
         plan = replace(plan, generator=torch.Generator(device="cpu").manual_seed(seed))
-    given = loss is not None or may_compute_loss(root)
-    if not given:
-        of_loss = {"delta", "parameter_gradient"}
-        plan = replace(plan, residuals=False, sums=tuple(kind for kind in plan.sums if kind.needs.isdisjoint(of_loss)))
+    if plan.targets is None and classifies(loss):
+        plan = replace(plan, classes=True)
     with ExitStack() as whole:
         for network in (root, *([] if reference is None else [unwrap(reference)])):
             whole.enter_context(gathered(network, exchange))
@@ -224,8 +222,8 @@ def _of_one_process(
     """The statistics of one run over the data of this process."""
     kept: dict[str, dict[type[Sum], Sum]] = {}
     weights: dict[str, Tensor] = {}
+    reached: dict[str, int] = {}
     order: list[str] = []
-    in_batch: list[str] = []
     network = NetworkStatistics()
     try:
         with (
@@ -236,35 +234,45 @@ def _of_one_process(
                 _add(kept.setdefault(seen.layer, {}), seen, plan)
                 if seen.record is not None:
                     weights.setdefault(seen.layer, seen.weight)
-                    in_batch.append(seen.layer)
+                    reached[seen.layer] = reached.get(seen.layer, 0) + seen.batch.n
                 if seen.whole_batch:
-                    network = network.merge(NetworkStatistics.of_batch(seen.batch, plan.ignore_index))
-                    order, in_batch = merge_orders(order, in_batch), []
+                    network = network.with_batch(seen.batch, plan.ignore_index)
+                    order = order if seen.batch.order == order else merge_orders(order, seen.batch.order)
                 del seen  # its graph, before the next batch makes another
     except NoBatchError:
         if not may_be_empty:
             raise
         return Statistics({}, options=plan.to_dict())
     for name, sums in kept.items():
-        kept[name] = {kind: total for kind, total in sums.items() if plan.notes.has(name, kind)}
+        kept[name] = {kind: total for kind, total in sums.items() if not _is_left_out(name, kind, plan)}
         for total in kept[name].values():
             total.finish()
-    layers = {name: LayerStatistics(name, weights[name], network.n, kept.pop(name), network.terms) for name in order}
+    n, terms = network.n, network.terms
+    layers = {
+        name: LayerStatistics(name, weights[name], n, kept.pop(name), terms, reached[name])
+        for name in order
+        if name in weights
+    }
     nothing = torch.empty(0, 0, dtype=torch.float64, device=model_device(model))
     outputs = {
-        name.removesuffix(output_of()).strip() or name: LayerStatistics(name, nothing, network.n, sums, network.terms)
+        name.removesuffix(OUTPUT).strip() or name: LayerStatistics(name, nothing, n, sums, terms)
         for name, sums in kept.items()
         if sums and Features in sums and sums[Features].statistics is not None  # type: ignore[attr-defined]
     }
     notes = drop_refuted(plan.notes.found, layers)
-    return Statistics(layers, outputs, network, notes, frozenset(plan.notes.without), plan.to_dict())
+    left_out = frozenset(plan.notes.without)
+    return Statistics(layers, outputs, network, notes, left_out, plan.to_dict(), order=tuple(order))
 
 
 def _add(sums: dict[type[Sum], Sum], seen: Seen, plan: Plan) -> None:
     """Add what is seen to the sums that read it; the first batch makes them."""
-    given, without = seen.given, plan.notes.without
+    given = {name for name in ("parameter_gradient", "J", "J_reference", "rows") if getattr(seen, name) is not None}
+    if seen.record is not None:
+        given |= {"h", "delta"} if any(a.dz is not None for a in seen.record.applications) else {"h"}
+    if seen.whole_batch:
+        given.add("batch")
     for kind in plan.sums:
-        if not kind.needs <= given or not without.isdisjoint({(seen.layer, kind.__name__), (EVERY, kind.__name__)}):
+        if not kind.needs <= given or _is_left_out(seen.layer, kind, plan):
             continue
         try:
             if kind not in sums:
@@ -272,6 +280,10 @@ def _add(sums: dict[type[Sum], Sum], seen: Seen, plan: Plan) -> None:
             sums[kind].add(seen)
         except LeftOut as reason:
             plan.notes.leave_out(seen.layer, kind, str(reason))
+
+
+def _is_left_out(layer: str, kind: type[Sum], plan: Plan) -> bool:
+    return not plan.notes.without.isdisjoint({(layer, kind.__name__), (EVERY, kind.__name__)})
 
 
 def check_reference(model: nn.Module, reference: nn.Module) -> None:

@@ -42,6 +42,7 @@ class FeatureStatistics:
         HtE: ``Hᵀ E [d, c]`` with ``E = −∂L/∂f``, uncentred; present when rows are samples.
         eps: rounding of the rows as they came, relative to their size (1.2e-7 for float32).
         labelled: whether the targets are labels, projected or not.
+        probabilities: whether real targets stand for classes, as those of a loss of classification do.
         labels: number of label values behind projected targets, 0 for targets that are not projected.
         rows: the rows ``[n, d]`` themselves in place of ``HᵀH``, where they are few.
         row_targets: their labels ``[n]`` or real targets ``[n, c]``.
@@ -53,6 +54,7 @@ class FeatureStatistics:
     HtE: Tensor | None = None
     eps: float = torch.finfo(torch.float64).eps
     labelled: bool = False
+    probabilities: bool = False
     labels: int = 0
     rows: Tensor | None = None
     row_targets: Tensor | None = None
@@ -76,6 +78,11 @@ class FeatureStatistics:
         if self.labels or not self.labelled:
             return None
         return ClassMoments.of(self.moments)
+
+    @property
+    def centred(self) -> bool:
+        """Whether measures take the targets less their mean, as they do where these stand for classes."""
+        return self.labelled or self.probabilities
 
     @property
     def n(self) -> int:
@@ -216,7 +223,7 @@ class Features(Sum):
         self._waiting: list[tuple[Tensor, Tensor]] = []
         self._residuals: Tensor | None = None
         self._no_residuals = False  # True once a batch had none
-        self._eps, self._of_outputs = 0.0, False
+        self._eps, self._of_outputs, self._classes = 0.0, False, plan.classes
 
     @override
     def add(self, seen: Seen) -> None:
@@ -304,6 +311,7 @@ class Features(Sum):
             rows=rows,
             row_targets=target,
             of_outputs=self._of_outputs,
+            probabilities=self._classes and not self._part.labelled,
         )
         if not torch.isfinite(self._part.moments.mean_h).all():
             raise NumericalError(f"the features at {self.layer!r} are NaN or infinite; look at the inputs")

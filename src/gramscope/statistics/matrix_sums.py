@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from gramscope.linalg.budget import FEWEST, Budget
 from gramscope.linalg.gram import Dense, Estimated, Factor, Factored, Gram
-from gramscope.linalg.psd import SymmetricSum, for_products
+from gramscope.linalg.psd import SymmetricSum
 from gramscope.linalg.stochastic import gram_times, onto_columns, probes
 from gramscope.statistics.sums import LeftOut, NotCollected, Plan, Seen, Sum, added, finite
 
@@ -170,11 +170,9 @@ class SquareSum(Sum):
 
     def add_gram(self, rows: Tensor, part: int = 0, parts: int = 1) -> None:
         """Add the Gram matrix of rows in the sum's own basis."""
-        rows = for_products(rows) if parts > 1 else rows
         if self.sum is None:
             device = "cpu" if rows.device.type == "mps" else rows.device
-            dtype = rows.dtype if parts > 1 else self._dtype
-            self.sum = SymmetricSum(rows.shape[-1], (1, *rows.shape[:-2]), dtype, device)
+            self.sum = SymmetricSum(rows.shape[-1], (1, *rows.shape[:-2]), self._dtype, device)
         kept = self.sum.stack[0]
         if kept < parts:
             self.sum = self.sum.split(parts)
@@ -188,9 +186,8 @@ class SquareSum(Sum):
             self._thin = self.thin(seen)
         product = gram_times(rows, self._thin)
         if self.products is None:
-            dtype = product.dtype if parts > 1 else self._dtype
             device = "cpu" if product.device.type == "mps" else product.device
-            self.products = product.new_zeros(1, *product.shape, dtype=dtype, device=device)
+            self.products = product.new_zeros(1, *product.shape, dtype=self._dtype, device=device)
         if self.products.shape[0] < parts:
             self.products = _split(self.products, parts)
         if parts > 1:

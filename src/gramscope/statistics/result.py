@@ -20,8 +20,7 @@ from gramscope.linalg.arrays import row_norm
 from gramscope.notes import Note
 from gramscope.statistics.features import Features, FeatureStatistics
 from gramscope.statistics.matrix_sums import CenteredKernel, Covariance, Gradient, Kernel, ParameterGradient, SquareSum
-from gramscope.statistics.structure import output_of
-from gramscope.statistics.sums import EVERY, NotCollected, Sum
+from gramscope.statistics.sums import EVERY, OUTPUT, NotCollected, Sum
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -44,6 +43,7 @@ class LayerStatistics:
         sums: the sums by their class.
         terms: what the mean loss divides by, ``D / terms`` is its gradient: samples, or positions with a loss of their own,
             or the sum of their class weights (a float).
+        reached: samples of the batches in which the layer ran; 0 where that is not known.
     """
 
     name: str
@@ -51,6 +51,7 @@ class LayerStatistics:
     n: int
     sums: dict[type[Sum], Sum] = field(default_factory=dict)
     terms: float = 0
+    reached: int = 0
 
     def __repr__(self) -> str:
         kept = ", ".join(kind.__name__ for kind in self.sums)
@@ -130,15 +131,9 @@ class LayerStatistics:
             raise InputError(f"layer {self.name!r}: cannot merge statistics of weights {shapes}")
         if not torch.equal(self.weight, other.weight.to(self.weight)):
             raise InputError(f"layer {self.name!r}: the two statistics were collected with different weights")
-        return replace(self, n=self.n + other.n, sums=merge_sums(self.sums, other.sums))
-
-
-def merge_sums(a: Mapping[type[Sum], Sum], b: Mapping[type[Sum], Sum]) -> dict[type[Sum], Sum]:
-    """The sums of both by their class."""
-    return {
-        kind: a[kind].merge(b[kind]) if kind in a and kind in b else a[kind] if kind in a else b[kind]
-        for kind in {**a, **b}
-    }
+        sums = {**self.sums, **other.sums}
+        sums |= {kind: self.sums[kind].merge(other.sums[kind]) for kind in self.sums if kind in other.sums}
+        return replace(self, n=self.n + other.n, sums=sums, reached=self.reached + other.reached)
 
 
 @dataclass(frozen=True)
@@ -152,6 +147,7 @@ class NetworkStatistics:
         counted: targets that count for the accuracy.
         terms: what the mean loss divides by: samples, or positions with a loss of their own, or the sum of their class
             weights (a float); 0 without a loss.
+        has_loss: whether there was a loss.
     """
 
     n: int = 0
@@ -159,17 +155,19 @@ class NetworkStatistics:
     correct: int | None = None
     counted: int = 0
     terms: float = 0
+    has_loss: bool = False
 
-    @classmethod
-    def of_batch(cls, batch: BatchResult, ignore_index: int) -> NetworkStatistics:
-        """Loss and accuracy of one batch."""
+    def with_batch(self, batch: BatchResult, ignore_index: int) -> NetworkStatistics:
+        """The same with one batch more."""
         target = batch.target if isinstance(batch.target, Tensor) else None
         axis = class_axis(batch.output, target, batch.positions.lengths)
-        if target is None or axis is None or batch.output.shape[axis] < 2:
-            return cls(batch.n, batch.loss, terms=batch.terms)
-        counts = (target >= 0) & (target != ignore_index)
-        correct = int(((batch.output.argmax(axis) == target) & counts).sum())
-        return cls(batch.n, batch.loss, correct, int(counts.sum()), terms=batch.terms)
+        correct, counted = None, 0
+        if target is not None and axis is not None and batch.output.shape[axis] > 1:
+            counts = (target >= 0) & (target != ignore_index)
+            correct, counted = int(((batch.output.argmax(axis) == target) & counts).sum()), int(counts.sum())
+        return self.merge(
+            NetworkStatistics(batch.n, batch.loss or 0.0, correct, counted, batch.terms, batch.loss is not None)
+        )
 
     @property
     def loss(self) -> float:
@@ -190,9 +188,17 @@ class NetworkStatistics:
         """Network statistics of the union of two samples, of which one may be empty."""
         if self.n == 0 or other.n == 0:
             return other if self.n == 0 else self
+        if self.has_loss != other.has_loss:
+            raise InputError("statistics were collected with different options: some have a loss and others none")
         correct = None if self.correct is None or other.correct is None else self.correct + other.correct
-        loss_sum, counted = self.loss_sum + other.loss_sum, self.counted + other.counted
-        return NetworkStatistics(self.n + other.n, loss_sum, correct, counted, self.terms + other.terms)
+        return NetworkStatistics(
+            self.n + other.n,
+            self.loss_sum + other.loss_sum,
+            correct,
+            self.counted + other.counted,
+            self.terms + other.terms,
+            self.has_loss,
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -208,6 +214,7 @@ class Statistics:
             sum that some part of the data cannot have, so that none has it.
         options: what was asked for; only statistics of the same options can be merged.
         processes: how many processes of ``torch.distributed`` these are the statistics of.
+        order: all layers that ran, in order of execution, also those that were not measured.
     """
 
     layers: dict[str, LayerStatistics]
@@ -217,10 +224,11 @@ class Statistics:
     left_out: frozenset[tuple[str, str]] = frozenset()
     options: dict[str, Any] = field(default_factory=dict)
     processes: int = 1
+    order: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         """Its size, without the tensors."""
-        outputs = len(self.outputs.keys() - {output_of()})
+        outputs = len(self.outputs.keys() - {OUTPUT})
         kept = [f"{len(self)} layers", *([f"{outputs} module outputs"] if outputs else [])]
         sums = {kind.__name__ for layer in self for kind in layer.sums}
         kept.append("with " + ", ".join(sorted(sums)) if sums else "without sums")
@@ -245,7 +253,7 @@ class Statistics:
     @property
     def output(self) -> FeatureStatistics | None:
         """Moments of the network's output and the targets."""
-        found = self.outputs.get(output_of())
+        found = self.outputs.get(OUTPUT)
         return None if found is None else found.features
 
     def merge(self, other: Statistics) -> Statistics:
@@ -254,13 +262,20 @@ class Statistics:
         A layer that one part has not seen (an expert that got no sample there) is taken from the other.
         """
         check_options(self.options, other.options)
+        if self.processes != other.processes:
+            raise InputError(
+                f"cannot merge statistics of {self.processes} and of {other.processes} processes: the data of some would count "
+                "twice, or only here; merge those of each process and take all_reduce() of the result"
+            )
         layers = _merge_named(self.layers, other.layers, LayerStatistics.merge)
         outputs = _merge_named(self.outputs, other.outputs, LayerStatistics.merge)
         network = self.network.merge(other.network)
         names = dict.fromkeys((*self.notes, *other.notes))
         both = {name: tuple(dict.fromkeys((*self.notes.get(name, ()), *other.notes.get(name, ())))) for name in names}
         notes = drop_refuted(both, layers)
-        return Statistics(layers, outputs, network, notes, self.left_out | other.left_out, self.options).with_totals()
+        left_out, order = self.left_out | other.left_out, tuple(merge_orders(self.order, other.order))
+        merged = Statistics(layers, outputs, network, notes, left_out, self.options, self.processes, order)
+        return merged.with_totals()
 
     def all_reduce(self, process_group: Group = None, mesh: DeviceMesh | None = None) -> Statistics:
         """Statistics of all processes, the same in each; unchanged where there is one, or where they are those of all already.
@@ -285,7 +300,9 @@ class Statistics:
             return replace(layer, n=self.n, terms=self.network.terms, sums=sums)
 
         layers = {name: counted(name, layer) for name, layer in self.layers.items()}
-        found = {name: counted(output_of(name.removesuffix(output_of())), part) for name, part in self.outputs.items()}
+        found = {
+            name: counted(f"{name.removesuffix(OUTPUT)} {OUTPUT}".strip(), part) for name, part in self.outputs.items()
+        }
         return replace(self, layers=layers, outputs={name: part for name, part in found.items() if part.sums})
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,12 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gramscope.errors import InputError, LayerError, NumericalError
-from gramscope.layers.batches import batches, label_key, to_device
+from gramscope.layers.batches import batches, check_target, label_key
 from gramscope.layers.capture import capture
-from gramscope.layers.hooks import first_tensor
+from gramscope.layers.hooks import Observer, first_tensor
 from gramscope.layers.jacobians import check_samples_are_independent, jacobian_chunks
-from gramscope.layers.labels import LabelReader, ReadBatch
-from gramscope.layers.linear_layer import Layer
+from gramscope.layers.labels import LabelReader
+from gramscope.layers.linear_layer import Layer, shares_parameter
 from gramscope.layers.losses import (
     WHOLE_BATCH,
     Loss,
@@ -41,23 +42,22 @@ from gramscope.layers.model_call import (
 from gramscope.layers.modules import unwrap
 from gramscope.layers.positions import Positions, flattened
 from gramscope.layers.record import LayerRecord
-from gramscope.layers.select import select_modules
+from gramscope.layers.select import select_layers, select_modules
 from gramscope.layers.tape import Tape
 from gramscope.linalg.budget import trim_malloc
 from gramscope.notes import Note
-from gramscope.statistics.features import Features
 from gramscope.statistics.structure import (
     COUPLED,
     NoSuchSites,
     Structure,
+    depends_on_batch,
     find_structure,
     layer_rows,
     layout,
-    output_of,
     output_rows,
     paired_rows,
 )
-from gramscope.statistics.sums import EVERY, LeftOut, Plan, Seen
+from gramscope.statistics.sums import EVERY, OUTPUT, LeftOut, Plan, Seen
 
 #: losses whose targets are numbers, also where they are stored as integers
 REGRESSION = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
@@ -66,11 +66,20 @@ REGRESSED_INTEGERS = (
     "integers under a loss of regression are numbers to regress on; targets=lambda x, y: y makes them classes"
 )
 OWN_LOSS = "no loss was given, so the loss is the one that the model itself returns"
+COUPLED_LOSS = (
+    "the loss of a sample depends on the other samples of its batch: loss, gradients, steps and Σ are those of the batches as "
+    "they came; K, AGOP, NFA and everything of features are of single samples as ever"
+)
 PER_POSITION = (
     "per position: loss, accuracy, gradient norms and steps are means over all positions (tokens, pixels) that count, as the "
     "criterion gives them on all data at once; per sample: K, AGOP and NFA, summed over the positions of a sample"
 )
 PER_TOKEN = "per token: each labelled token is a row, in target linearity, surrogates and neural collapse"
+#: why a layer whose inputs serve several samples has no sums of single samples
+SERVES_MANY = (
+    "no Σ, no K and no features: a row of its inputs serves several samples, so none has a gradient of its own there; batches "
+    "of one sample give Σ and K"
+)
 
 
 @dataclass
@@ -83,10 +92,11 @@ class BatchResult:
         output: the model's output ``[n, …]``, with its graph.
         n: samples.
         positions: tokens and padding of its sequences.
-        loss: ``Σ_i L_i``.
+        loss: ``Σ_i L_i``, ``None`` without a loss.
         terms: what the mean loss divides by (:mod:`gramscope.layers.losses`); 0 without a loss.
         residual: ``E = −∂L/∂f``, when asked for.
         parameter_gradients: gradients of the parameters themselves by layer, when asked for.
+        order: the layers that ran, also those that are not measured.
     """
 
     inputs: Any
@@ -94,163 +104,11 @@ class BatchResult:
     output: Tensor
     n: int
     positions: Positions = field(default_factory=Positions)
-    loss: float = 0.0
+    loss: float | None = None
     terms: float = 0
     residual: Tensor | None = None
     parameter_gradients: dict[str, Tensor] = field(default_factory=dict)
-
-
-@dataclass
-class BatchRunner:
-    """Runs a model on batch after batch; the fields are arguments of :func:`gramscope.collect`."""
-
-    model: nn.Module
-    loss: Loss | None
-    plan: Plan
-
-    def __post_init__(self) -> None:
-        own_loss = self.loss is None or takes_batch(self.loss)
-        self._reader = LabelReader(self.model, self.plan.ignore_index, own_loss)
-
-    def run(
-        self, tape: Tape, inputs: Any, target: Any, index: int, forwarded: Callable[[BatchResult, Tensor], None]
-    ) -> BatchResult:
-        """Forward, backward where there is a loss, and the targets that features are compared with.
-
-        ``forwarded`` is called between forward and backward, with the random state before the forward.
-        """
-        given = target
-        regression = isinstance(self.loss, REGRESSION) or self.loss in REGRESSION_FUNCTIONS
-        if regression and isinstance(target, Tensor) and not target.is_floating_point():
-            target = target.to(model_dtype(self.model))
-            if self.plan.targets is None:
-                self.plan.notes.remark("(targets)", REGRESSED_INTEGERS)
-        with tape.ignoring_calls():
-            read = self._reader.read(inputs, target)
-        for name, note in read.notes.items():
-            self.plan.notes.add(name, note)
-        random = torch.get_rng_state()
-        result, returned = forward(self.model, tape, read, index, self.plan)
-        forwarded(result, random)
-        trim_malloc()  # what the forward has freed
-        losses = self._losses(result, returned, inputs, given, index)
-        if losses is not None:
-            backward(result, tape, losses, index, self.plan)
-            if self.loss is None:
-                self.plan.notes.remark("(loss)", OWN_LOSS)
-            several = isinstance(result.terms, int) and result.terms != result.n
-            if several or (result.output.dim() > 2 and reduction_of(self.loss) == "mean"):
-                self.plan.notes.remark("(positions)", PER_POSITION)
-        labels = result.target if self.plan.targets is None else None
-        if (
-            isinstance(labels, Tensor)
-            and labels.dim() == 2
-            and class_axis(result.output, labels, result.positions.lengths) == -1
-        ):
-            self.plan.notes.remark("(features)", PER_TOKEN)
-        if self.plan.targets is not None:
-            result.target = self.plan.targets(inputs, given)
-        return result
-
-    def _losses(self, result: BatchResult, returned: Any, inputs: Any, given: Any, index: int) -> Losses | None:
-        """The losses of the samples; with no loss given, the model's own where there is one.
-
-        torch's criteria get the targets of the outputs at the same positions, other functions the labels as they came.
-        """
-        if self.loss is None:
-            own = own_loss(returned)
-            return (
-                None if own is None else own_losses(own, result.output, result.target, result.n, self.plan.ignore_index)
-            )
-        if takes_batch(self.loss):
-            batch = inputs if label_key(inputs) is not None or given is None else (inputs, given)
-            return losses_and_terms(self.loss, returned, batch, result.n, self.plan.reduction)
-        if result.target is None:
-            raise InputError(
-                f"batch {index} has no target for the loss; give (x, y) as a tuple, a loader of such pairs, or "
-                f"unpack=lambda batch: (inputs, target); {WHOLE_BATCH}"
-            )
-        target = result.target if is_torch_criterion(self.loss) else given
-        ignored = self.plan.ignore_index
-        return losses_and_terms(
-            self.loss, result.output, target, result.n, self.plan.reduction, ignored, result.positions
-        )
-
-    def run_reference(self, reference: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        """The output of the reference network, which must have the shape of the model's ``output``."""
-        value = select_output(call_model(reference, inputs), self.plan.output)
-        if value.shape != output.shape:
-            raise InputError(
-                f"the reference network's output has shape {tuple(value.shape)} and the model's {tuple(output.shape)}; give "
-                "a network of the same architecture"
-            )
-        return value
-
-
-def forward(model: nn.Module, tape: Tape, read: ReadBatch, index: int, plan: Plan) -> tuple[BatchResult, Any]:
-    """Run the model on batch number ``index``; check the number of targets and that the output is finite.
-
-    Returns the result and all that the model returned.
-    """
-    inputs, target = read.inputs, read.target
-    if first_tensor(inputs) is None:
-        raise InputError(f"batch {index} holds no tensor to feed the model")
-    returned = run_captured(model, tape, inputs)
-    value = select_output(returned, plan.output)
-    call = tape.calls[-1]
-    n = call.samples
-    for name, problem in call.across_samples.items():
-        plan.notes.add(name, Note("unsupported", problem))
-    if isinstance(target, int | float) or (isinstance(target, Tensor) and target.dim() == 0):
-        raise InputError(
-            f"batch {index} has one number as its target: data are batches, not single samples; give "
-            "torch.utils.data.DataLoader(samples, batch_size=256), or stacked tensors (x, y)"
-        )
-    if isinstance(target, Tensor) and target.shape[0] != n:
-        axis = tape.batch_dim
-        transposed = target.dim() > axis > 0 and target.shape[axis] == n
-        remedy = (
-            f"; targets have the batch first: unpack=lambda b: (b[0], b[1].movedim({axis}, 0))" if transposed else ""
-        )
-        raise InputError(f"batch {index} has {n} inputs but {target.shape[0]} targets{remedy}")
-    if not torch.isfinite(value).all():
-        raise NumericalError(f"the model's output is NaN or infinite in batch {index}; look at its inputs and weights")
-    return BatchResult(inputs, target, value, n, read.positions), returned
-
-
-def backward(result: BatchResult, tape: Tape, found: Losses, index: int, plan: Plan) -> None:
-    """Fill the tape's gradients from the summed per-sample losses."""
-    losses, result.terms = found.values, found.terms
-    total = losses.float().sum() if losses.dtype in (torch.bfloat16, torch.float16) else losses.sum()
-    if not torch.isfinite(total):
-        raise NumericalError(f"the loss is {total.item()} in batch {index}")
-    result.loss = float(total.detach())
-    if not plan.needs_gradients:
-        return
-    with tape.paused():
-        _add_other_gradients(result, tape, total, plan)
-    tape.backward(total, retain_graph=plan.wants("J"))
-    tape.note_reached("no gradient", {record.name for record in tape if record.reached}, "the loss does not reach it")
-
-
-def _add_other_gradients(result: BatchResult, tape: Tape, total: Tensor, plan: Plan) -> None:
-    """``E = −∂L/∂f`` and the parameters' own gradients, as far as they are wanted."""
-    if plan.residuals and total.requires_grad:
-        (gradient,) = torch.autograd.grad(total, result.output, retain_graph=True, allow_unused=True)
-        result.residual = None if gradient is None else -gradient
-    if plan.wants("parameter_gradient"):
-        leaves = {record.name: record.layer.parameter for record in tape}
-        known = {name: p for name, p in leaves.items() if p is not None and p.requires_grad}
-        if known:
-            found = torch.autograd.grad(total, list(known.values()), retain_graph=True, allow_unused=True)
-            result.parameter_gradients = {name: g for name, g in zip(known, found, strict=True) if g is not None}
-
-
-#: why a layer whose inputs serve several samples has no sums of single samples
-SERVES_MANY = (
-    "no Σ, no K and no features: a row of its inputs serves several samples, so none has a gradient of its own there; batches "
-    "of one sample give Σ and K"
-)
+    order: list[str] = field(default_factory=list)
 
 
 def run(
@@ -271,128 +129,276 @@ def run(
         reference: the network at initialisation.
         advance: called after every batch.
     """
-    root = unwrap(model)
-    device = model_device(model)
-    runner = BatchRunner(model, loss, plan)
-    with _captures(model, reference, plan) as (tape, reference_tape):
+    with _captures(model, reference, plan) as (tape, other, order):
         plan.notes.layers = list(tape.records)
-        view = _View(model, tape, plan)
-        for index, batch in enumerate(batches(loader, plan.unpack, model_dtype(root))):
-            inputs, target = (to_device(part, device) for part in batch)
-            with nullcontext() if reference_tape is None else reference_tape.ignoring_calls():
-                result = runner.run(tape, inputs, target, index, view.find)
-            other = None
-            if reference is not None and reference_tape is not None:
+        state = _Run(model, loss, plan, tape, order)
+        data = batches(loader, plan.unpack, model_dtype(unwrap(model)), model_device(model))
+        for index, (inputs, target) in enumerate(data):
+            with nullcontext() if other is None else other.ignoring_calls():
+                result = state.run_batch(inputs, target, index)
+            pair = None
+            if reference is not None and other is not None:
                 with tape.ignoring_calls():
-                    other = reference_tape, runner.run_reference(reference, result.inputs, result.output)
-            yield from view.layers(result)
-            yield from view.outputs(result)
-            yield from view.jacobians(result, other)
-            yield view.network(result)
-            tape.clear()
-            if reference_tape is not None:
-                reference_tape.clear()
-            del result, other  # their graphs, before the next batch makes others
+                    pair = other, state.run_reference(reference, result)
+            yield from state.layers(result)
+            yield from state.outputs(result)
+            yield from state.jacobians(result, pair)
+            yield state.network(result)
+            for seen_by in (tape, other):
+                if seen_by is not None:
+                    seen_by.clear()
+            del result, pair  # their graphs, before the next batch makes others
             trim_malloc()
             advance()
         for name, note in tape.unsupported.items():
             plan.notes.add(name, note)
-        view.check_sites()
+        state.check_sites()
 
 
 @contextmanager
-def _captures(model: nn.Module, reference: nn.Module | None, plan: Plan) -> Iterator[tuple[Tape, Tape | None]]:
-    """Capture the model and, if given, the reference network, in the modes that are asked for."""
-    root, batch_dim = unwrap(model), plan.batch_dim
+def _captures(
+    model: nn.Module, reference: nn.Module | None, plan: Plan
+) -> Iterator[tuple[Tape, Tape | None, list[str]]]:
+    """Captures of the model and of the reference network, if given, and the layers of a batch in their order.
+
+    Layers that are not measured have their place in the order too: the readout is the last layer that ran.
+    """
+    root = unwrap(model)
     with ExitStack() as stack:
         stack.enter_context(evaluating(root, plan.eval_mode))
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.set_grad_enabled(plan.needs_graph))
         check_samples_are_independent(root)
-        options: dict[str, Any] = {"batch_dim": batch_dim, "copy_weights": False}
+        options: dict[str, Any] = {"batch_dim": plan.batch_dim, "copy_weights": False}
         mine = capture(model, plan.layers, outputs=plan.outputs, gradients=plan.needs_graph, **options)
         tape, other = stack.enter_context(mine), None
+        order = tape.order
+        if plan.layers is not None:
+            order = []
+            stack.enter_context(Observer(select_layers(root), partial(_note_order, tape, order)))
         if reference is not None:
             stack.enter_context(evaluating(unwrap(reference), plan.eval_mode))
             other = stack.enter_context(capture(reference, plan.layers, **options))
-        yield tape, other
+        yield tape, other, order
 
 
-@dataclass
-class _View:
-    """What is seen of the batches that one tape records."""
+def _note_order(tape: Tape, order: list[str], layer: Layer, x: Tensor, z: Tensor) -> None:
+    if tape.watching and layer.name not in order and tape.problem(layer, x, z, first=True) is None:
+        order.append(layer.name)
 
-    model: nn.Module
-    tape: Tape
-    plan: Plan
 
-    def __post_init__(self) -> None:
-        root, plan = unwrap(self.model), self.plan
+class _Run:
+    """Runs a model on batch after batch, and says what is seen of each.
+
+    Args:
+        model, loss: as in :func:`gramscope.collect`.
+        plan: what is wanted.
+        tape: the capture of the model.
+        order: the layers that ran in the batch, filled by the captures.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss | None, plan: Plan, tape: Tape, order: list[str]) -> None:
+        self.model, self.loss, self.plan, self.tape, self.order = model, loss, plan, tape, order
+        root = unwrap(model)
         modules = select_modules(root, plan.outputs) if plan.outputs else {}
         inferred = plan.channels == "auto"
         self._layouts = {n: layout(m, root) if inferred else plan.channels for n, m in modules.items()}
-        self._structure: Structure | None = None
+        self._own_criterion = loss is not None and is_torch_criterion(loss)
+        self._of_batch = loss is not None and takes_batch(loss)
+        self._regresses = isinstance(loss, REGRESSION) or loss in REGRESSION_FUNCTIONS
+        self._reader = LabelReader(model, plan.ignore_index, own_loss=loss is None or self._of_batch)
+        self._without_output = False
+        self._structure: Structure | None = None  # of batches with several samples
         self._current = Structure()
-        self._rows_wanted, self._own_gradients = plan.wants("rows"), plan.wants("parameter_gradient")
         self._generator = plan.generator or torch.Generator(device="cpu").manual_seed(0)
         self._weights: dict[str, Tensor] = {}
         self._tied: set[str] = set()
         self._without_sites: dict[str, str] = {}
-        self._sites_found = False
 
-    def find(self, result: BatchResult, random: Tensor) -> None:
-        """Find the structure of batches once, in the first batch of several samples."""
-        if self._structure is None:
-            plan = self.plan
-            with torch.set_grad_enabled(plan.needs_graph and plan.eval_mode):
-                found = find_structure(self.model, self.tape, result.inputs, result.output, plan.output, random)
-            self._structure = found if result.n > 1 else None
-            self._current = found
-            self._note_structure()
+    # --- forward and backward -----------------------------------------------------------------------------------------
 
-    def _note_structure(self) -> None:
-        found, plan = self._current, self.plan
+    def run_batch(self, inputs: Any, given: Any, index: int) -> BatchResult:
+        """Forward, backward where there is a loss, and the targets that features are compared with."""
+        plan, tape, target = self.plan, self.tape, given
+        if self._regresses and isinstance(target, Tensor) and not target.is_floating_point():
+            target = target.to(model_dtype(self.model))
+            if plan.targets is None:
+                plan.notes.remark("(targets)", REGRESSED_INTEGERS)
+        with tape.ignoring_calls():
+            read = self._reader.read(inputs, target)
+        for name, note in read.notes.items():
+            plan.notes.add(name, note)
+        if first_tensor(read.inputs) is None:
+            raise InputError(f"batch {index} holds no tensor to feed the model")
+        random = torch.get_rng_state()
+        returned = run_captured(self.model, tape, read.inputs)
+        call = tape.calls[-1]
+        n = call.samples
+        for name, problem in call.across_samples.items():
+            plan.notes.add(name, Note("unsupported", problem))
+        check_target(read.target, n, index, tape.batch_dim)
+        result = BatchResult(read.inputs, read.target, self._output(returned, n), n, read.positions)
+        if not torch.isfinite(result.output).all():
+            raise NumericalError(
+                f"the model's output is NaN or infinite in batch {index}; look at its inputs and weights"
+            )
+        self._find_structure(result, random, self.loss is not None or own_loss(returned) is not None)
+        trim_malloc()  # what the forward has freed
+        losses = self._losses(result, returned, inputs, given, index)
+        if losses is not None:
+            self._backward(result, losses, index)
+        labels = result.target
+        if plan.targets is not None:
+            result.target = plan.targets(inputs, given)
+        elif (
+            isinstance(labels, Tensor)
+            and labels.dim() == 2
+            and class_axis(result.output, labels, result.positions.lengths) == -1
+        ):
+            plan.notes.remark("(features)", PER_TOKEN)
+        return result
+
+    def _output(self, returned: Any, n: int) -> Tensor:
+        """The output tensor; where none can be told and the loss needs none, zeros that no column reads."""
+        plan = self.plan
+        try:
+            return select_output(returned, plan.output)
+        except InputError as problem:
+            loss_without = self._of_batch or (self.loss is None and own_loss(returned) is not None)
+            value = first_tensor(returned)
+            if plan.output is not None or not loss_without or value is None:
+                raise
+            plan.notes.left_out(OUTPUT, f"no Jacobians and no accuracy: {problem}")
+            for kind in plan.sums:
+                if "J" in kind.needs:
+                    plan.notes.leave_out(EVERY, kind)
+            self._without_output = True
+            return torch.zeros(n, dtype=torch.float32, device=value.device)
+
+    def _losses(self, result: BatchResult, returned: Any, inputs: Any, given: Any, index: int) -> Losses | None:
+        """The losses of the samples; with no loss given, the model's own where there is one.
+
+        torch's criteria get the targets of the outputs at the same positions, other functions the labels as they came.
+        """
+        loss, plan = self.loss, self.plan
+        if loss is None:
+            own = own_loss(returned)
+            if own is None:
+                return None
+            plan.notes.remark("(loss)", OWN_LOSS)
+            return own_losses(own, result.output, result.target, result.n, plan.ignore_index)
+        output: Any = result.output
+        if self._of_batch:
+            output, target = returned, inputs if label_key(inputs) is not None or given is None else (inputs, given)
+        elif result.target is None:
+            raise InputError(
+                f"batch {index} has no target for the loss; give (x, y) as a tuple, a loader of such pairs, or "
+                f"unpack=lambda batch: (inputs, target); {WHOLE_BATCH}"
+            )
+        else:
+            target = result.target if self._own_criterion else given
+
+        def evaluate(output: Any, target: Any, n: int) -> Losses:
+            positions = None if self._of_batch else result.positions
+            return losses_and_terms(loss, output, target, n, plan.reduction, plan.ignore_index, positions)
+
+        losses = evaluate(output, target, result.n)
+        asked = index == 0 and not self._own_criterion and not result.positions.masks
+        if asked and depends_on_batch(evaluate, losses.values, output, target, result.n):
+            plan.notes.remark("(loss)", COUPLED_LOSS)
+        return losses
+
+    def _backward(self, result: BatchResult, losses: Losses, index: int) -> None:
+        """Fill the tape's gradients from the summed per-sample losses."""
+        plan, tape, values = self.plan, self.tape, losses.values
+        total = values.float().sum() if values.dtype in (torch.bfloat16, torch.float16) else values.sum()
+        if not torch.isfinite(total):
+            raise NumericalError(f"the loss is {total.item()} in batch {index}")
+        result.loss, result.terms = float(total.detach()), losses.terms
+        several = isinstance(losses.terms, int) and losses.terms != result.n
+        if several or (result.output.dim() > 2 and reduction_of(self.loss) == "mean"):
+            plan.notes.remark("(positions)", PER_POSITION)
+        if not plan.needs_gradients:
+            return
+        if plan.residuals or "parameter_gradient" in plan.needs:
+            with tape.paused():
+                self._add_other_gradients(result, total)
+        tape.backward(total, retain_graph="J" in plan.needs)
+
+    def _add_other_gradients(self, result: BatchResult, total: Tensor) -> None:
+        """``E = −∂L/∂f`` and the parameters' own gradients, as far as they are wanted."""
+        if self.plan.residuals and total.requires_grad and result.output.requires_grad:
+            (gradient,) = torch.autograd.grad(total, result.output, retain_graph=True, allow_unused=True)
+            result.residual = None if gradient is None else -gradient
+        if "parameter_gradient" in self.plan.needs:
+            leaves = {record.name: record.layer.parameter for record in self.tape}
+            known = {name: p for name, p in leaves.items() if p is not None and p.requires_grad}
+            if known:
+                found = torch.autograd.grad(total, list(known.values()), retain_graph=True, allow_unused=True)
+                result.parameter_gradients = {n: g for n, g in zip(known, found, strict=True) if g is not None}
+
+    def run_reference(self, reference: nn.Module, result: BatchResult) -> Tensor:
+        """The output of the reference network, which must have the shape of the model's."""
+        value = select_output(call_model(reference, result.inputs), self.plan.output)
+        if value.shape != result.output.shape:
+            raise InputError(
+                f"the reference network's output has shape {tuple(value.shape)} and the model's "
+                f"{tuple(result.output.shape)}; give a network of the same architecture"
+            )
+        return value
+
+    # --- structure ----------------------------------------------------------------------------------------------------
+
+    def _find_structure(self, result: BatchResult, random: Tensor, has_loss: bool) -> None:
+        """Find the structure of batches once, in the first batch of several samples, and note what follows from it."""
+        if self._structure is not None:
+            return
+        plan = self.plan
+        with torch.set_grad_enabled(plan.needs_graph and plan.eval_mode):
+            found = find_structure(self.model, self.tape, result.inputs, result.output, plan.output, random)
+        self._structure = found if result.n > 1 else None
+        self._current = found
         single = [kind for kind in plan.sums if kind.of_single_samples]
         for name in found.serves_many:
             for kind in single:
                 plan.notes.leave_out(name, kind, SERVES_MANY)
         if found.coupled:
-            if plan.jacobians is True and plan.wants("J"):
+            if plan.jacobians is True and "J" in plan.needs:
                 raise LayerError(COUPLED)
-            if any("delta" in kind.needs for kind in single):
+            if has_loss and any("delta" in kind.needs for kind in single):
                 text = "samples influence each other: Σ has gradients of the loss of the whole batch, not of single samples"
                 plan.notes.remark("(samples)", text)
             for kind in single:
                 if "J" in kind.needs:
                     plan.notes.leave_out(EVERY, kind)
-                    plan.notes.left_out(output_of(), f"no Jacobians: {COUPLED}")
+                    plan.notes.left_out(OUTPUT, f"no Jacobians: {COUPLED}")
 
-    # --- layers -------------------------------------------------------------------------------------------------------
+    # --- what is seen -------------------------------------------------------------------------------------------------
 
     def layers(self, result: BatchResult) -> Iterator[Seen]:
         """Inputs, output gradients and feature rows of every layer, in order of execution."""
         for record in self.tape:
             name = record.layer.name
-            weight = self._weight(record)
-            seen = Seen(name, weight, result, result.positions, record, tied=name in self._tied)
+            if name not in self._weights:
+                self._see_weight(name, record)
+            seen = Seen(name, self._weights[name], result, result.positions, record, tied=name in self._tied)
             if name in result.parameter_gradients:
                 seen.parameter_gradient = record.layer.to_matrix(result.parameter_gradients[name])
-            if self._rows_wanted and self.plan.notes.has(name, Features):
+            if self._wants_rows(name):
                 with self._unpaired(name, name):
                     seen.rows, seen.target, seen.residual = layer_rows(record, result, self._current, self.plan)
-                    self._sites_found = True
             yield seen
             del seen
-        for record in self.tape:
-            record.forget_gradients()  # Jacobians take as much memory
+        self.tape.forget_gradients()  # Jacobians take as much memory
 
-    def _weight(self, record: LayerRecord) -> Tensor:
-        if record.layer.name not in self._weights:
-            weight = record.layer.weight()
-            self._weights[record.layer.name] = weight.clone() if self.plan.snapshot else weight
-            if self._own_gradients and shares_parameter(record.layer, self.tape.model):
-                self._tied.add(record.layer.name)
-        return self._weights[record.layer.name]
+    def _see_weight(self, name: str, record: LayerRecord) -> None:
+        weight = record.layer.weight()
+        self._weights[name] = weight.clone() if self.plan.snapshot else weight
+        if "parameter_gradient" in self.plan.needs and shares_parameter(record.layer, self.tape.model):
+            self._tied.add(name)
+
+    def _wants_rows(self, name: str) -> bool:
+        return "rows" in self.plan.needs and (name, "Features") not in self.plan.notes.without
 
     @contextmanager
     def _unpaired(self, name: str, key: str) -> Iterator[None]:
@@ -403,7 +409,8 @@ class _View:
         try:
             yield
         except LeftOut as reason:
-            self.plan.notes.leave_out(key, Features, f"no features: {reason}")
+            self.plan.notes.without.add((key, "Features"))
+            self.plan.notes.left_out(key, f"no features: {reason}")
             if isinstance(reason, NoSuchSites):
                 self._without_sites[name] = str(reason)
 
@@ -412,17 +419,15 @@ class _View:
         if self._without_sites and not set(self._weights) - set(self._without_sites):
             raise NoSuchSites(next(iter(self._without_sites.values())))
 
-    # --- outputs ------------------------------------------------------------------------------------------------------
-
     def outputs(self, result: BatchResult) -> Iterator[Seen]:
         """Feature rows of the outputs of modules that were asked for."""
         for name, value in self.tape.outputs.items():
-            if self.tape.output_counts[name] > 1:
-                count = self.tape.output_counts[name]
+            count, key = self.tape.output_counts[name], f"{name} {OUTPUT}".strip()
+            if count > 1:
                 text = f"it ran {count} times in a forward; its output is the one of the last time"
                 self.plan.notes.remark(name, text)
-            key, seen = output_of(name), self._empty(output_of(name), result)
-            if self._rows_wanted and self.plan.notes.has(key, Features):
+            if self._wants_rows(key):
+                seen = Seen(key, _no_weight(result), result)
                 with self._unpaired(name, key):
                     axis = self._current.axis(key, value, self.plan.batch_dim)
                     rows = output_rows(value, self._layouts[name], name, axis)
@@ -433,25 +438,19 @@ class _View:
 
     def network(self, result: BatchResult) -> Seen:
         """The network's own output, whose rows are samples, whatever the tokens."""
-        seen = self._empty(output_of(), result)
-        seen.whole_batch = True
-        wanted = self._rows_wanted and self.plan.notes.has(output_of(), Features)
-        if wanted and isinstance(result.target, Tensor) and result.output.dim() == 2:
-            with self._unpaired(output_of(), output_of()):
+        seen = Seen(OUTPUT, _no_weight(result), result, whole_batch=True)
+        result.order = list(self.order)
+        self.order.clear()
+        if isinstance(result.target, Tensor) and result.output.dim() == 2 and self._wants_rows(OUTPUT):
+            with self._unpaired(OUTPUT, OUTPUT):
                 h = result.output.detach().unsqueeze(1)
-                seen.rows, seen.target = paired_rows(output_of(), h, result, self.plan, "mean")
+                seen.rows, seen.target = paired_rows(OUTPUT, h, result, self.plan, "mean")
         return seen
-
-    def _empty(self, key: str, result: BatchResult) -> Seen:
-        """Something without a weight."""
-        return Seen(key, torch.empty(0, 0, dtype=torch.float64, device=result.output.device), result)
-
-    # --- Jacobians ----------------------------------------------------------------------------------------------------
 
     def jacobians(self, result: BatchResult, reference: tuple[Tape, Tensor] | None) -> Iterator[Seen]:
         """Jacobians of one block of outputs after the other, and those of a reference network."""
         plan = self.plan
-        if not plan.wants("J") or self._current.coupled:
+        if "J" not in plan.needs or self._current.coupled or self._without_output:
             return
         positions = result.positions
         output = positions.tokens_first(result.output)
@@ -461,7 +460,7 @@ class _View:
                 f"K is estimated from {sketch} random combinations of the {output[0].numel():,} outputs of a sample, with a "
                 f"fixed seed; sketch={4 * sketch} halves the error, jacobians=True takes every output"
             )
-            plan.notes.remark(output_of(), text)
+            plan.notes.remark(OUTPUT, text)
         memory = plan.budget.memory if reference is None else max(plan.budget.memory // 2, 1)  # J and J⁰
         copy = generator.clone_state()  # both networks must see the same random signs
         mine = jacobian_chunks(self.tape, output, sketch=sketch, memory=memory, generator=generator)
@@ -491,9 +490,6 @@ class _View:
             trim_malloc()
 
 
-def shares_parameter(layer: Layer, model: nn.Module) -> bool:
-    """Whether another module of the model uses the layer's weight too, so that its gradient is not the layer's own."""
-    parameter = layer.parameter
-    if parameter is None:
-        return False
-    return sum(any(p is parameter for p in module._parameters.values()) for module in model.modules()) > 1
+def _no_weight(result: BatchResult) -> Tensor:
+    """What stands for the weight of an output."""
+    return torch.empty(0, 0, dtype=torch.float64, device=result.output.device)

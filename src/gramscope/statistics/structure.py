@@ -21,11 +21,12 @@ from gramscope.layers.capture import capture
 from gramscope.layers.jacobians import layers_with_shared_rows
 from gramscope.layers.kinds import LinearLayer
 from gramscope.layers.labels import IGNORED
+from gramscope.layers.losses import Losses
 from gramscope.layers.model_call import OutputSelector, call_model, run_captured, select_output
 from gramscope.layers.positions import flattened
 from gramscope.layers.record import Application, LayerRecord
 from gramscope.layers.tape import Tape
-from gramscope.statistics.sums import LeftOut, Plan
+from gramscope.statistics.sums import OUTPUT, LeftOut, Plan
 
 if TYPE_CHECKING:
     from gramscope.statistics.run import BatchResult
@@ -165,6 +166,35 @@ def of_samples(value: Any, convert: Callable[[Tensor], Tensor], n: int, batch_di
     return convert(value) if fits else value
 
 
+@torch.no_grad()
+def depends_on_batch(
+    evaluate: Callable[[Any, Any, int], Losses], losses: Tensor, output: Any, target: Any, n: int
+) -> bool:
+    """Whether the losses of samples change where the other half of the batch is left out.
+
+    Args:
+        evaluate: the losses of an output, a target and a number of samples.
+        losses: those of the whole batch.
+        output, target: of the n samples.
+    """
+
+    def of_part(start: int, stop: int) -> Tensor:
+        part = (of_samples(value, lambda rows: rows[start:stop], n, 0) for value in (output, target))
+        return evaluate(*part, stop - start).values.reshape(-1)
+
+    try:
+        with torch.random.fork_rng(devices=[]):
+            again = evaluate(output, target, n).values
+            parts = torch.cat([of_part(0, n // 2), of_part(n // 2, n)])
+    except Exception:
+        return False  # it accepts whole batches only
+    if n < 2 or not torch.equal(again, losses):  # it draws random numbers
+        return False
+    if parts.shape != again.reshape(-1).shape:
+        parts, again = parts.sum(), again.sum()
+    return not torch.allclose(parts, again.reshape(parts.shape), rtol=1e-3, atol=1e-5 * float(again.abs().max()))
+
+
 def _changed(
     output: Tensor, other: Tensor, chosen: Sequence[int], n: int, batch_dim: int, places: Sequence[int] | None = None
 ) -> bool | None:
@@ -231,7 +261,7 @@ def _of_unclear_axis(tape: Tape, n: int) -> dict[str, Tensor]:
     dim = tape.batch_dim
     once = [record.applications[0] for record in tape if len(record.applications) == 1]
     values = {a.layer.name: a.x for a in once if isinstance(a.layer, LinearLayer) and a.x.dim() > 1}
-    values |= {output_of(name): value for name, value in tape.outputs.items() if value.dim() == 3}
+    values |= {f"{name} {OUTPUT}".strip(): value for name, value in tape.outputs.items() if value.dim() == 3}
 
     def is_unclear(x: Tensor) -> bool:
         return x.shape[dim if x.dim() > 2 else 0] != n or (x.dim() > 2 and x.shape[0] == x.shape[1])
@@ -244,17 +274,8 @@ def _axes(asked: dict[str, Tensor], alone: Tape | None, n: int, chosen: Sequence
     seen: dict[str, Tensor] = {}
     if alone is not None:
         seen = {record.layer.name: record.applications[0].x for record in alone}
-        seen |= {output_of(name): value for name, value in alone.outputs.items()}
+        seen |= {f"{name} {OUTPUT}".strip(): value for name, value in alone.outputs.items()}
     return {name: _axis(x, seen[name], n, chosen) if name in seen else None for name, x in asked.items()}
-
-
-def output_of(module: str = "") -> str:
-    """How the output of a module, or of the network, is named.
-
-    >>> output_of("block"), output_of()
-    ('block (output)', '(output)')
-    """
-    return f"{module} (output)".strip()
 
 
 def _axis(whole: Tensor, few: Tensor, n: int, chosen: Sequence[int]) -> int | None:

@@ -9,6 +9,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from gramscope.statistics.structure import Tokens
 
 
+#: the name of the network's own output; that of a module is called ``"<module> (output)"``
+OUTPUT = "(output)"
 #: outputs of a sample up to which jacobians="auto" takes all of them
 OUTPUT_LIMIT = 256
 #: random combinations of outputs that it takes above; each costs a backward pass
@@ -82,14 +85,6 @@ class Seen:
     rows: Tensor | None = None
     target: Tensor | None = None
     residual: Tensor | None = None
-
-    @property
-    def given(self) -> set[str]:
-        """What it holds, in the words of :attr:`Sum.needs`."""
-        held = {name for name in ("parameter_gradient", "J", "J_reference", "rows") if getattr(self, name) is not None}
-        if self.record is not None:
-            held |= {"h", "delta"} if any(a.dz is not None for a in self.record.applications) else {"h"}
-        return held | {"batch"} if self.whole_batch else held
 
     @property
     def h(self) -> Tensor:
@@ -199,7 +194,7 @@ class Notes:
 
     def left_out(self, name: str, reason: str) -> None:
         """Note that something is left out."""
-        self.add(name.removesuffix("(output)").strip() or name, Note("left out", reason))
+        self.add(name.removesuffix(OUTPUT).strip() or name, Note("left out", reason))
 
     def leave_out(self, name: str, kind: type[Sum], reason: str = "") -> None:
         """Leave a sum out for all data, with a note if there is a reason to tell."""
@@ -207,9 +202,9 @@ class Notes:
         if reason:
             self.left_out(name, reason)
 
-    def has(self, name: str, kind: type[Sum]) -> bool:
+    def has(self, name: str, kind: str) -> bool:
         """Whether a sum is not left out."""
-        return self.without.isdisjoint({(name, kind.__name__), (EVERY, kind.__name__)})
+        return (name, kind) not in self.without and (EVERY, kind) not in self.without
 
 
 @dataclass(frozen=True)
@@ -219,6 +214,7 @@ class Plan:
     Args:
         sums: the statistics to add up.
         at_inputs: which of them may be kept at the inputs of a layer that has fewer of these than outputs.
+        classes: whether the loss takes its targets for classes, so that real ones are centred as labels are.
         snapshot: copy weights and gradients, so that the model may change afterwards.
         estimates: keep products with random probes of matrices that do not fit the budget.
         notes: what was found on the way.
@@ -244,6 +240,7 @@ class Plan:
     eval_mode: bool = True
     dtype: torch.dtype = torch.float64
     at_inputs: frozenset[type[Sum]] = frozenset()
+    classes: bool = False
     snapshot: bool = True
     estimates: bool = False
     notes: Notes = field(default_factory=Notes)
@@ -260,19 +257,20 @@ class Plan:
             if not isinstance(getattr(self, name), bool) and getattr(self, name) != "auto":
                 raise InputError(f"{name}={getattr(self, name)!r}: give True, False or 'auto'")
 
-    def wants(self, *given: str) -> bool:
-        """Whether some sum reads one of these fields of what is seen."""
-        return any(not kind.needs.isdisjoint(given) for kind in self.sums)
+    @cached_property
+    def needs(self) -> frozenset[str]:
+        """What the sums read of :class:`Seen`."""
+        return frozenset().union(*(kind.needs for kind in self.sums))
 
-    @property
+    @cached_property
     def needs_gradients(self) -> bool:
         """Whether the loss must be differentiated."""
-        return self.wants("delta", "parameter_gradient") or self.residuals
+        return self.residuals or "delta" in self.needs or "parameter_gradient" in self.needs
 
-    @property
+    @cached_property
     def needs_graph(self) -> bool:
         """Whether anything must be differentiated."""
-        return self.needs_gradients or self.wants("J")
+        return self.needs_gradients or "J" in self.needs
 
     def sketch_of(self, output: Tensor) -> int | None:
         """How many random combinations of outputs to take, ``None`` for all outputs."""
@@ -296,7 +294,7 @@ class Plan:
             "tokens": "a function" if callable(self.tokens) else self.tokens,
             "sums": sorted(kind.__name__ for kind in self.sums),
             **{name: getattr(self, name) for name in names},
-            **({"jacobians": self.jacobians} if self.wants("J") else {}),
+            **({"jacobians": self.jacobians} if "J" in self.needs else {}),
             **({"at_inputs": sorted(kind.__name__ for kind in self.at_inputs)} if self.at_inputs else {}),
             **({"memory": self.budget.memory} if self.estimates else {}),
         }
