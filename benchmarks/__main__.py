@@ -8,6 +8,7 @@ import math
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ BENCHMARKS = {
 #: runs all of them
 ALL = "all"
 #: comparisons of results rather than speed
-COMPARISONS = {"optimizers": "FreeMuon against tuned SGD, AdamW and Muon: accuracy, spread over rates, seconds"}
+COMPARISONS = {"optimizers": "FreeMuon against methods without tuning and tuned ones: scores, sensitivity, seconds"}
 #: name → module of this folder, where they differ
 _MODULES = {"measure": "measure_speed", "vcl": "vcl_speed", "train": "train_speed"}
 
@@ -59,6 +60,9 @@ def main(arguments: list[str] | None = None) -> int:
             _optimizers(options)
         else:
             _speed(options)
+    except KeyboardInterrupt:
+        sys.stderr.write("benchmarks: stopped\n")
+        return 130
     except GramscopeError as error:
         sys.stderr.write(f"benchmarks: {error}\n")
         return 2 if isinstance(error, InputError) else 1
@@ -72,22 +76,31 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1 …")
     parser.add_argument("--seconds", type=float, help="time for each comparison")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    only = parser.add_argument_group("optimizers alone")
-    only.add_argument("--scale", choices=["quick", "full"], default="quick", help="quick: on shipped data")
+    only = parser.add_argument_group(
+        "optimizers alone",
+        "A comparison that was stopped goes on where it stopped when it is started again with the same --records.",
+    )
+    only.add_argument("--scale", choices=["quick", "full"], default="quick", help="full: nine tasks, needs --data-dir")
     only.add_argument("--data-dir", help="folder with MNIST and CIFAR-10")
     only.add_argument(
         "--task", action="append", help="NET:DATA, such as mlp:mnist, in place of the scale's; repeatable"
     )
+    only.add_argument("--method", action="append", help="beginning of a name, such as Muon; repeatable; all by default")
     only.add_argument("--steps", help="budgets, such as 10,100")
-    only.add_argument("--seeds", type=int, help="seeds of each run")
-    only.add_argument("--records", type=Path, help="JSON lines of all runs; those it holds are not run again")
-    only.add_argument("--picture", type=Path, help="draw accuracy against rate here")
+    only.add_argument("--seeds", type=int, default=3, help="runs of each method at each rate")
+    only.add_argument("--factors", action="store_true", help="also 0.1 to 10 times the step length of untuned methods")
+    only.add_argument(
+        "--records", type=Path, help="file of all runs, a JSON line each; those it holds are not run again"
+    )
+    only.add_argument("--print", action="store_true", help="run nothing: print the tables of the runs in --records")
+    only.add_argument("--picture", type=Path, help="draw scores over time here")
     return parser
 
 
 def _speed(options: argparse.Namespace) -> None:
     """Run one comparison of speed, or all."""
-    if any((options.data_dir, options.task, options.steps, options.seeds, options.records, options.picture)):
+    others = ["data_dir", "task", "method", "steps", "factors", "records", "print", "picture"]
+    if any(getattr(options, name) for name in others):
         raise InputError(f"{options.name} takes only --device, --seconds and --json; the others are for optimizers")
     try:
         device = str(torch.device(options.device))
@@ -108,36 +121,45 @@ def _speed(options: argparse.Namespace) -> None:
 
 
 def _optimizers(options: argparse.Namespace) -> None:
-    """Compare optimizers, print their scores and what rates do to them (as JSON one line for each method), and draw."""
-    from benchmarks.optimizer_output import draw, rate_table, score_table
-    from benchmarks.optimizers import compare_optimizers, lines
+    """Compare optimizers, print the tables (as JSON one line for each method), and draw."""
+    from benchmarks.optimizer_output import draw, report
+    from benchmarks.optimizer_peers import competitors
+    from benchmarks.optimizers import Records, compare_optimizers, lines
 
     tasks = [(net, data) for net, _, data in (text.partition(":") for text in options.task)] if options.task else None
     try:
         budgets = [int(part) for part in options.steps.split(",")] if options.steps else None
     except ValueError as error:
-        raise InputError(
-            f"steps = {options.steps!r}: give whole numbers separated by commas, such as 10,100"
-        ) from error
+        raise InputError(f"steps = {options.steps!r}: give whole numbers with commas, such as 10,100") from error
     if budgets is not None and min(budgets) < 1:
         raise InputError(f"steps = {options.steps!r}: a run needs at least one step")
-    trials = compare_optimizers(
-        options.scale,
-        data_dir=options.data_dir,
-        device=options.device,
-        tasks=tasks,
-        budgets=budgets,
-        seeds=options.seeds,
-        records=options.records,
-        tell=(lambda text: None) if options.json else print,
-    )
-    rows = lines(trials)
-    if options.json:
-        print(json.dumps([asdict(row) for row in rows], indent=1))
+    methods = [m for m in competitors() if options.method is None or m.name.startswith(tuple(options.method))]
+    if not methods:
+        raise InputError(f"method = {options.method}: there are {'; '.join(m.name for m in competitors())}")
+    records = Records(options.records)
+    if options.print:
+        trials = [t for t in records.trials.values() if tasks is None or (t.net, t.data) in tasks]
+        trials = [t for t in trials if budgets is None or t.steps in budgets]
     else:
-        print(f"{score_table(rows)}\n\nMedian over rates / spread (largest − least):\n\n{rate_table(rows)}")
+        trials = compare_optimizers(
+            options.scale,
+            data_dir=options.data_dir,
+            device=options.device,
+            tasks=tasks,
+            budgets=budgets,
+            seeds=options.seeds,
+            methods=methods,
+            factors=options.factors,
+            records=records,
+            tell=(lambda text: None) if options.json else partial(print, flush=True),
+        )
+    print(
+        json.dumps([asdict(row) for row in lines(trials, methods)], indent=1)
+        if options.json
+        else report(trials, methods)
+    )
     if options.picture is not None:
-        draw(trials, options.picture)
+        draw(trials, options.picture, methods)
 
 
 if __name__ == "__main__":

@@ -1,58 +1,145 @@
-"""The comparison of optimizers as two tables in Markdown, scores and what rates do to them, and as a picture."""
+"""The comparison of optimizers as tables in Markdown, and as a picture of scores over time."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from benchmarks.optimizer_peers import Competitor, competitors
-from benchmarks.optimizers import Line, Trial, validation_means
+from benchmarks.optimizer_peers import FACTORS, ITSELF, OURS, Competitor, competitors
+from benchmarks.optimizers import Line, Trial, common_rate, lines, validation_means
 from gramscope.errors import InputError
 
-#: method → its column in the table of rates, and its line in the picture
-_METHODS: dict[str, tuple[str, dict[str, Any]]] = {
-    "FreeMuon": ("FreeMuon", {"color": "tab:red", "linewidth": 2.4}),
-    "Muon": ("Muon", {"color": "tab:blue"}),
-    "Muon, decay 0.1": ("Muon, decay", {"color": "tab:cyan"}),
-    "AdamW": ("AdamW", {"color": "tab:green"}),
-    "SGD, momentum": ("SGD", {"color": "tab:orange"}),
-    "SOAP": ("SOAP", {"color": "tab:purple"}),
-}
+#: what counts as equal to the linear schedule: points, share of the loss, standard errors of the difference
+POINTS, SHARE, ERRORS = 0.3, 0.005, 2.0
+By = Mapping[str, Line]
 
 
-def score_table(lines: Iterable[Line]) -> str:
-    """Mean ± standard error of FreeMuon and of the best peer, with its rate; bold where it is at or above every peer."""
+def report(trials: Sequence[Trial], methods: Sequence[Competitor] | None = None) -> str:
+    """All tables, each under a sentence that says what it shows."""
+    methods = methods or competitors()
+    found = lines(trials, methods)
+    cells: dict[tuple[str, str, int], dict[str, Line]] = {}
+    for line in found:
+        cells.setdefault((line.net, line.data, line.steps), {})[line.method] = line
+    tuned = [m.name for m in methods if m.rates]
+    plain = [m.name for m in methods if not m.rates and m.name != ITSELF]
+    plain += [f"{m.name}, one rate" for m in methods if m.common_rate]
+    parts = [
+        _against_itself(cells.values()),
+        _beside(cells.values(), plain, "without tuning, or with one rate for all tasks"),
+    ]
+    parts += [
+        _beside(cells.values(), [OURS, *tuned], "with the rate that validation chose for the task and the budget")
+    ]
+    parts += [_edges(found), _sensitivity(trials, methods), _seconds(cells.values(), [*plain, *tuned])]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _against_itself(cells: Iterable[By]) -> str:
+    """FreeMuon, which does not know the end, beside its form with a linear schedule: paired differences over seeds."""
+    rows, reached = [], 0
+    for by in cells:
+        if OURS in by and ITSELF in by:
+            ours, theirs = by[OURS], by[ITSELF]
+            differences = [score - theirs.tests[seed] for seed, score in ours.tests.items() if seed in theirs.tests]
+            if not differences:
+                continue
+            mean = statistics.fmean(differences)
+            several = len(differences) > 1
+            error = statistics.stdev(differences) / math.sqrt(len(differences)) if several else math.nan
+            least = SHARE * abs(theirs.score) if theirs.score < 0 else POINTS
+            met = mean >= -max(least, ERRORS * error if several else 0.0)
+            reached += met
+            spread = f" ± {_number(ours, error)}" if several else ""
+            difference = f"{'+' if mean >= 0 else '−'}{_number(ours, mean)}{spread}"
+            rows.append((*_names(ours), _score(ours), _score(theirs), difference, "yes" if met else "**no**"))
+    if not rows:
+        return ""
+    head = ("net, data", "steps", "FreeMuon", "linear schedule", "difference (+ is better)", "as good")
+    text = (
+        f"FreeMuon beside its form with a linear schedule to the known end. As good in {reached} of {len(rows)} cells."
+    )
+    return f"{text}\n\n{_markdown(head, rows)}"
+
+
+def _beside(cells: Iterable[By], names: Sequence[str], text: str) -> str:
+    """Scores of FreeMuon and others, the best in bold."""
+    cells = [by for by in cells if sum(name in by for name in names) > 1]
+    names = [name for name in names if any(name in by for by in cells)]
+    rows, ahead, compared = [], 0, 0
+    for by in cells:
+        best = max((by[name] for name in names if name in by), key=lambda line: line.score)
+        if OURS in by:
+            compared += 1
+            ahead += by[OURS].score >= best.score
+        row = [_score(by[name]) + _rate(by[name]) if name in by else "" for name in names]
+        rows.append(
+            (
+                *_names(best),
+                *(f"**{s}**" if s and by[n].score == best.score else s for n, s in zip(names, row, strict=True)),
+            )
+        )
+    if not rows:
+        return ""
+    head = f"Methods {text}." + (f" FreeMuon is best in {ahead} of {compared} cells." if compared else "")
+    return f"{head}\n\n{_markdown(('net, data', 'steps', *names), rows)}"
+
+
+def _edges(found: Iterable[Line]) -> str:
+    rows = [
+        f"{line.method} on {line.net}, {line.data}, {line.steps:,} steps (rate {line.rate:g})"
+        for line in found
+        if line.at_edge
+    ]
+    return f"Warning: the best rate is the least or largest that was tried: {'; '.join(rows)}." if rows else ""
+
+
+def _sensitivity(trials: Sequence[Trial], methods: Sequence[Competitor]) -> str:
+    """Validation scores at multiples of the step length, and of the one rate for all tasks."""
     rows = []
-    for task, here in _by_task(lines):
-        ours = next((line for line in here if line.method == "FreeMuon"), None)
-        peers = [line for line in here if line.method != "FreeMuon"]
-        if ours is not None and peers:
-            best = max(peers, key=lambda line: line.score)
-            own = _score(ours)
-            peer = f"{_score(best)} ({_METHODS[best.method][0]}, rate {best.rate:g})"
-            rows.append((*task, f"**{own}**" if ours.score >= best.score else own, peer, str(ours.seeds)))
-    return _markdown(("net, data", "steps", "FreeMuon", "best peer", "seeds"), rows)
+    groups: dict[tuple[tuple[str, str, int], str], list[Trial]] = {}
+    for trial in trials:
+        groups.setdefault((trial.cell, trial.method), []).append(trial)
+    chosen = {}
+    for method in methods:
+        for (cell, name), own in groups.items():
+            if name != method.name or (method.rates and not method.common_rate):
+                continue
+            if (name, cell[2]) not in chosen:
+                chosen[name, cell[2]] = common_rate(trials, method, cell[2]) if method.rates else 1.0
+            means = validation_means(own)
+            near = [
+                next((s for r, s in means.items() if abs(r / (f * chosen[name, cell[2]]) - 1) < 0.15), None)
+                for f in FACTORS
+            ]
+            if sum(score is not None for score in near) > 2:
+                label = f"{name}, rate {chosen[name, cell[2]]:g}" if method.rates else name
+                rows.append((f"{cell[0]}, {cell[1]}", cell[2], label, [_value(s) for s in near]))
+    if not rows:
+        return ""
+    rows.sort(key=lambda row: row[:2])
+    table = _markdown(
+        ("net, data", "steps", "method", *(f"× {f:g}" for f in FACTORS)), [(a, f"{b:,}", c, *d) for a, b, c, d in rows]
+    )
+    return f"Validation scores at multiples of the step length or of the one rate for all tasks.\n\n{table}"
 
 
-def rate_table(lines: Iterable[Line]) -> str:
-    """Median over the rates of each method and, after a stroke, the spread."""
-    lines = list(lines)
-    methods = [name for name in _METHODS if any(line.method == name for line in lines)]
-    rows = []
-    for task, here in _by_task(lines):
-        known = (line for line in here if not math.isnan(line.spread))
-        by = {line.method: f"{_number(line, line.median)} / {_number(line, line.spread)}" for line in known}
-        rows.append((*task, *(by.get(name, "") for name in methods)))
-    return _markdown(("net, data", "steps", *(_METHODS[name][0] for name in methods)), rows)
+def _seconds(cells: Iterable[By], names: Sequence[str]) -> str:
+    """Milliseconds of a step, from the longest runs of each task."""
+    longest: dict[str, dict[str, float]] = {}
+    for by in cells:
+        for name in (name for name in names if name in by and ", one rate" not in name):
+            line = by[name]
+            longest.setdefault(_names(line)[0], {})[name] = 1e3 * line.seconds / line.steps
+    names = [name for name in names if any(name in own for own in longest.values())]
+    rows = [(task, *(f"{own[name]:.1f}" if name in own else "" for name in names)) for task, own in longest.items()]
+    return f"Milliseconds of a step.\n\n{_markdown(('net, data', *names), rows)}" if rows else ""
 
 
-def _by_task(lines: Iterable[Line]) -> list[tuple[tuple[str, str], list[Line]]]:
-    found: dict[tuple[str, str, int], list[Line]] = {}
-    for line in lines:
-        found.setdefault((line.net, line.data, line.steps), []).append(line)
-    return [((f"{net}, {data}", f"{steps:,}"), here) for (net, data, steps), here in found.items()]
+def _names(line: Line) -> tuple[str, str]:
+    return f"{line.net}, {line.data}", f"{line.steps:,}"
 
 
 def _score(line: Line) -> str:
@@ -60,57 +147,59 @@ def _score(line: Line) -> str:
     return found if math.isnan(line.error) else f"{found} ± {_number(line, line.error)}"
 
 
+def _rate(line: Line) -> str:
+    return "" if line.rate == 1 else f" ({line.rate:g})"
+
+
 def _number(line: Line, value: float) -> str:
     """Per cent with one digit, a loss per character with three, without the sign that lets more be better."""
-    return f"{abs(value):.3f}" if line.data == "text" else f"{value:.1f}"
+    return f"{abs(value):.3f}" if line.score < 0 else f"{abs(value):.1f}"
 
 
-def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _value(score: float | None) -> str:
+    if score is None:
+        return ""
+    return f"{-score:.3f}" if score < 0 else f"{score:.1f}"
+
+
+def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     ruled = (head, ["---"] * len(head), *rows)
     return "\n".join(f"| {' | '.join(row)} |" for row in ruled)
 
 
 def draw(trials: Sequence[Trial], path: Path, methods: Sequence[Competitor] | None = None) -> None:
-    """Draw validation scores, means over seeds, against the rate as a multiple of the middle of each method's grid.
+    """Draw for each task the test score over the seconds that training took, a line for each method.
 
     Args:
         trials: runs of :func:`~benchmarks.optimizers.compare_optimizers`.
         path: of the picture; its ending gives the format.
-        methods: whose grids give the middle.
+        methods: those to draw; all by default.
     """
     try:
         import matplotlib.pyplot as plt
     except ImportError as error:
         raise InputError("the picture needs matplotlib: pip install 'gramscope[lab]'") from error
-    middles = {m.name: sorted(m.rates)[len(m.rates) // 2] for m in methods or competitors(soap=True)}
-    tasks = list(dict.fromkeys((t.net, t.data) for t in trials))
-    budgets = sorted({t.steps for t in trials})
-    size = (2.4 * len(budgets) + 1, 2.0 * len(tasks) + 0.8)
-    figure, axes = plt.subplots(len(tasks), len(budgets), figsize=size, squeeze=False, sharex=True)
-    for row, task in zip(axes, tasks, strict=True):
-        for axis, steps in zip(row, budgets, strict=True):
-            here = [t for t in trials if (t.net, t.data) == task and t.steps == steps]
-            scores: list[float] = []
-            for name in (name for name in middles if any(t.method == name for t in trials)):
-                own = [t for t in here if t.method == name]
-                means = validation_means(own, {t.rate for t in own})
-                points = sorted((rate / middles[name], score) for rate, score in means.items())
-                if points:
-                    axis.plot(*zip(*points, strict=True), marker=".", label=name, **_METHODS.get(name, ("", {}))[1])
-                scores += means.values()
-            scores.sort()
-            if scores:  # a diverged run must not hide the others
-                low = scores[len(scores) // 4]
-                axis.set_ylim(low - 0.6 * (scores[-1] - low) - 1e-6, scores[-1] + 0.1 * (scores[-1] - low) + 1e-6)
-            axis.set_xscale("log")
-            axis.set_title(f"{task[0]}, {task[1]}, {steps:,} steps", fontsize=8)
-            axis.tick_params(labelsize=7)
-        row[0].set_ylabel("− loss" if task[1] == "text" else "accuracy, %", fontsize=8)
-    found = [axis.get_legend_handles_labels() for axis in axes.flat]
-    handles, labels = max(found, key=lambda pair: len(pair[1]))
-    figure.legend(handles, labels, ncols=len(labels), loc="lower center", fontsize=8, frameon=False)
-    label = "rate (FreeMuon: the length of all steps) over the middle of the grid"
-    figure.supxlabel(label, fontsize=8, y=0.3 / size[1])
-    figure.tight_layout(rect=(0, 0.5 / size[1], 1, 1))
+    found = lines(trials, methods)
+    tasks = list(dict.fromkeys((line.net, line.data) for line in found))
+    columns = min(3, len(tasks))
+    rows = -(-len(tasks) // columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(3.6 * columns, 2.8 * rows + 0.8), squeeze=False)
+    names = list(dict.fromkeys(line.method for line in found))
+    for axis, task in zip(axes.flat, tasks, strict=False):
+        for index, name in enumerate(names):
+            own = sorted((x for x in found if (x.net, x.data, x.method) == (*task, name)), key=lambda x: x.steps)
+            if own:
+                style = {"color": "black", "linewidth": 2.4} if name == OURS else {"color": f"C{index % 10}"}
+                axis.plot([x.seconds for x in own], [x.score for x in own], marker=".", label=name, **style)
+        axis.set_xscale("log")
+        axis.set_title(f"{task[0]}, {task[1]}", fontsize=8)
+        axis.tick_params(labelsize=7)
+    for axis in list(axes.flat)[len(tasks) :]:
+        axis.set_visible(False)
+    handles = {label: h for axis in axes.flat for h, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles, ncols=4, loc="lower center", fontsize=7, frameon=False)
+    figure.supylabel("accuracy or 100 R² (%), or minus the loss", fontsize=8)
+    figure.supxlabel("seconds of training", fontsize=8, y=0.11)
+    figure.tight_layout(rect=(0, 0.14, 1, 1))
     figure.savefig(path, dpi=110)
     plt.close(figure)

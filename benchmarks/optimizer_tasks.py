@@ -1,10 +1,11 @@
-"""What the optimizers are compared on: small nets of six kinds on shipped, downloaded and Python's own data."""
+"""What the optimizers are compared on: nine small nets on shipped, downloaded, generated and Python's own data."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +14,6 @@ from typing_extensions import override
 
 from benchmarks.training import Pair
 from gramscope.errors import InputError
-from gramscope_lab.data.named_sets import load
 from gramscope_lab.nets import build
 from gramscope_lab.nets.seeded_layers import conv, embedding, linear
 
@@ -23,6 +23,7 @@ NETS = {
     "deep mlp": ("mlp", {"hidden": (128, 128, 128), "activation": "gelu"}),
     "cnn": ("cnn", {"channels": (8, 16, 16)}),
     "resnet": ("resnet", {"widths": (8, 16), "norm": "batch"}),
+    "autoencoder": ("mlp", {"hidden": (128, 16, 128), "activation": "gelu"}),
 }
 #: pairs of net and data, by scale
 TASKS = {
@@ -32,13 +33,15 @@ TASKS = {
         ("deep mlp", "mnist"),
         ("cnn", "cifar10"),
         ("resnet", "digits"),
+        ("autoencoder", "mnist"),
+        ("deep mlp", "multi-index"),
         ("gpt", "text"),
-        ("mlp", "mnist"),
-        ("deep mlp", "digits"),
-        ("cnn", "mnist"),
+        ("gru", "text"),
         ("vit", "digits"),
     ),
 }
+#: the worst score that counts, by kind of target: one class of ten, a loss of 10 per character, a constant guess
+WORST = {"class": 10.0, "character": -10.0, "value": 0.0}
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class Task:
         build: makes the net with weights from a generator.
         train, validation, test: inputs and targets.
         batch: samples a step.
-        text: the score is the test loss per character; otherwise the accuracy in per cent.
+        target: the score is accuracy in per cent, minus the loss per character, or 100 R²: more is better.
     """
 
     net: str
@@ -60,74 +63,95 @@ class Task:
     validation: Pair
     test: Pair
     batch: int = 64
-    text: bool = False
+    target: Literal["class", "character", "value"] = "class"
 
     def loss(self, net: nn.Module, pair: Pair) -> Tensor:
-        """Mean cross-entropy of a batch, over characters too where the data are text."""
-        scores: Tensor = net(pair[0])
-        return F.cross_entropy(scores.flatten(0, -2), pair[1].flatten())
+        """Mean cross-entropy of a batch, over characters too where the data are text, or the mean squared error."""
+        outputs: Tensor = net(pair[0])
+        if self.target == "value":
+            return F.mse_loss(outputs, pair[1])
+        return F.cross_entropy(outputs.flatten(0, -2), pair[1].flatten())
 
     @torch.no_grad()
     def score(self, net: nn.Module, pair: Pair) -> float:
-        """Accuracy in per cent, or minus the loss per character: more is better. The net is left in training mode."""
+        """The score, at least that of a constant guess. The net is left in training mode."""
         net.eval()
         parts = list(zip(*(torch.split(part, 500) for part in pair), strict=True))
-        if self.text:
-            total = sum(float(self.loss(net, part)) * len(part[0]) for part in parts)
-            found = -total / len(pair[0])
-        else:
+        if self.target == "class":
             found = 100 * sum(int((net(x).argmax(1) == y).sum()) for x, y in parts) / len(pair[0])
+        else:
+            found = -sum(float(self.loss(net, part)) * len(part[0]) for part in parts) / len(pair[0])
+        if self.target == "value":
+            found = 100 * (1 + found / float(pair[1].var(correction=0)))
         net.train()
-        return found
+        return found if found >= WORST[self.target] else WORST[self.target]  # also where it is NaN
 
 
 def make_task(net: str, data: str, data_dir: str | None = None, device: str = "cpu") -> Task:
     """The task of a net on data.
 
     Args:
-        net: a key of :data:`NETS`, ``"vit"``, or ``"gpt"`` for text.
-        data: ``"text"``, or a data set of images by name. At most 10,000 images train, 2,000 validate and 2,000 test.
-            Images of 32 pixels are averaged over 2×2 pixels, and all are standardised by channel.
+        net: a key of :data:`NETS`, ``"vit"``, or for text ``"gpt"`` or ``"gru"``.
+        data: ``"text"``, ``"multi-index"``, or a data set of images by name. At most 10,000 images train, 2,000 validate and
+            2,000 test. Images of 32 pixels are averaged over 2×2 pixels, and all are standardised by channel.
         data_dir: folder with the official files.
         device: where the tensors are.
     """
-    if (net == "gpt") != (data == "text"):
-        raise InputError(f"net {net!r} on data {data!r}: the gpt is for text, and the other nets for images")
-    if net == "gpt":
-        return _text_task(device)
-    if net not in (*NETS, "vit"):
-        raise InputError(f"net {net!r} is not known; there are: {', '.join([*NETS, 'vit', 'gpt'])}")
+    if net not in (*NETS, "vit", "gpt", "gru"):
+        raise InputError(f"net {net!r} is not known; there are: {', '.join([*NETS, 'vit', 'gpt', 'gru'])}")
+    if (net in ("gpt", "gru")) != (data == "text"):
+        raise InputError(f"net {net!r} on data {data!r}: gpt and gru are for text, and the other nets for images")
+    if data == "multi-index" and "mlp" not in net:
+        raise InputError(f"net {net!r} on data {data!r}: choose mlp or deep mlp")
+    if data == "text":
+        return _text_task(net, device)
+    parts = _multi_index() if data == "multi-index" else _images(data, data_dir)
+    if net == "autoencoder":
+        parts = [(x, x.flatten(1)) for x, _ in parts]
+    train, validation, test = ((x.to(device), y.to(device)) for x, y in parts)
+    shape, values = tuple(train[0].shape[1:]), train[1].is_floating_point()
+    outputs = train[1].shape[1] if values else 10
+    make: Callable[..., nn.Module] = partial(VisionTransformer, shape, 10)
+    if net in NETS:
+        name, options = NETS[net]
+        make = partial(build, name, shape, outputs, **options)  # type: ignore[arg-type]
+    batch = 64 if values or "mlp" in net else 32
+    target: Literal["value", "class"] = "value" if values else "class"
+    return Task(net, data, lambda g: make(generator=g).to(device), train, validation, test, batch, target)
+
+
+def _images(data: str, data_dir: str | None) -> list[Pair]:
+    """Training, validation and test images; over the first the mean is 0 and the variance 1, channel by channel."""
+    from gramscope_lab.data.named_sets import load
+
     found = load(data, data_dir, download=False)
     order = torch.randperm(len(found.x_train), generator=torch.Generator().manual_seed(0))
     held_out = min(2_000, len(order) // 5)
     picks = order[held_out : held_out + 10_000], order[:held_out]
-    x, y = found.x_train, found.y_train
     tests = torch.arange(min(2_000, len(found.x_test)))
-    parts = [(x[picks[0]], y[picks[0]]), (x[picks[1]], y[picks[1]]), (found.x_test[tests], found.y_test[tests])]
-    if x.shape[-1] == 32:
-        parts = [(F.avg_pool2d(a, 2), b) for a, b in parts]
-    train, validation, test = _standardised(parts, device)
-    shape = tuple(train[0].shape[1:])
-    batch = 64 if "mlp" in net else 32
-    make: Callable[..., nn.Module] = partial(VisionTransformer, shape, 10)
-    if net in NETS:
-        name, options = NETS[net]
-        make = partial(build, name, shape, 10, **options)  # type: ignore[arg-type]
-    return Task(net, data, lambda generator: make(generator=generator).to(device), train, validation, test, batch)
-
-
-def _standardised(parts: Sequence[Pair], device: str) -> list[Pair]:
-    """Images with mean 0 and variance 1 over the first part, channel by channel."""
+    parts = [(found.x_train[pick], found.y_train[pick]) for pick in picks] + [
+        (found.x_test[tests], found.y_test[tests])
+    ]
+    if found.x_train.shape[-1] == 32:
+        parts = [(F.avg_pool2d(x, 2), y) for x, y in parts]
     variance, mean = torch.var_mean(parts[0][0], dim=(0, 2, 3), keepdim=True)
-    return [(((x - mean) / variance.sqrt()).to(device), y.to(device)) for x, y in parts]
+    return [((x - mean) / variance.sqrt(), y) for x, y in parts]
 
 
-# --- text ---------------------------------------------------------------------------------------------------------
+def _multi_index() -> list[Pair]:
+    """Values ``z₁z₂ + sin 2z₃`` of three of 32 normal inputs, rotated."""
+    generator = torch.Generator().manual_seed(0)
+    directions = torch.linalg.qr(torch.randn(32, 3, generator=generator)).Q
+    x = torch.randn(14_000, 32, generator=generator)
+    z = x @ directions
+    y = (z[:, 0] * z[:, 1] + torch.sin(2 * z[:, 2]))[:, None]
+    return [(x[cut], y[cut]) for cut in (slice(4_000, None), slice(2_000), slice(2_000, 4_000))]
+
 
 _CONTEXT = 32
 
 
-def _text_task(device: str) -> Task:
+def _text_task(net: str, device: str) -> Task:
     """Python's own help texts, character by character, in pieces of 32."""
     from pydoc_data.topics import topics
 
@@ -141,12 +165,25 @@ def _text_task(device: str) -> Task:
     x, y = x[order].to(device), y[order].to(device)
     cuts = (slice(600, None), slice(300), slice(300, 600))
     train, validation, test = ((x[cut], y[cut]) for cut in cuts)
-    width = len(alphabet)
-    make = lambda generator: CharacterGPT(width, _CONTEXT, generator).to(device)  # noqa: E731
-    return Task("gpt", "text", make, train, validation, test, batch=16, text=True)
+    make = partial(CharacterGPT, len(alphabet), _CONTEXT) if net == "gpt" else partial(CharacterGRU, len(alphabet))
+    return Task(net, "text", lambda g: make(generator=g).to(device), train, validation, test, 16, "character")
 
 
-# --- transformers ------------------------------------------------------------------------------------------------
+class CharacterGRU(nn.Module):
+    """A recurrent net of width 64 that predicts the next character, ``[n, t] → [n, t, characters]``."""
+
+    def __init__(self, characters: int, generator: torch.Generator, *, width: int = 64) -> None:
+        super().__init__()
+        self.embed = embedding(characters, width, generator)
+        self.recurrent = nn.GRU(width, width, batch_first=True)
+        with torch.no_grad():
+            for parameter in self.recurrent.parameters():
+                parameter.copy_((2 * torch.rand(parameter.shape, generator=generator) - 1) / width**0.5)
+        self.readout = linear(width, characters, generator)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return self.readout(self.recurrent(self.embed(x))[0])  # type: ignore[no-any-return]
 
 
 class CharacterGPT(nn.Module):

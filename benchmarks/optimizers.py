@@ -1,4 +1,4 @@
-"""FreeMuon against peers at the rate that a validation split chose, from a few steps to thousands."""
+"""FreeMuon against its peers, from a few steps to thousands; what chooses a rate is a validation split."""
 
 from __future__ import annotations
 
@@ -7,29 +7,30 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
 
-from benchmarks.optimizer_peers import Competitor, competitors
-from benchmarks.optimizer_tasks import TASKS, Task, make_task
+from benchmarks.optimizer_peers import FACTORS, Competitor, competitors
+from benchmarks.optimizer_tasks import TASKS, WORST, Task, make_task
 from benchmarks.timing import synchronize
 from benchmarks.training import train
 from gramscope.errors import InputError, NumericalError
 
-#: steps of a run and its seeds, by scale
-BUDGETS = {
-    "quick": {10: 2, 30: 2, 100: 2},
-    "full": {10: 12, 30: 12, 100: 3, 300: 3, 1_000: 3, 3_000: 3},
-}
+#: steps of a run, by scale
+BUDGETS = {"quick": (10, 30, 100), "full": (10, 30, 100, 300, 1_000, 3_000)}
 #: in runs of up to this many steps all seeds try all rates; in longer ones only the first seed does
 CHEAP = 300
+#: rates beyond a grid follow this series
+_SERIES = [float(f"{digit}e{power}") for power in range(-7, 3) for digit in (1, 3)]
+#: at most so many rates are added to a grid
+_ADDED = 4
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One training run: what ran, its scores (accuracy in per cent, or minus the loss per character) and its seconds."""
+    """One net after some steps: what trained it, its scores and the seconds that the steps took."""
 
     net: str
     data: str
@@ -41,17 +42,27 @@ class Trial:
     test: float
     seconds: float
 
+    @property
+    def cell(self) -> tuple[str, str, int]:
+        """Net, data and number of steps."""
+        return self.net, self.data, self.steps
+
+    @property
+    def key(self) -> tuple[str, str, int, str, float, int]:
+        """What no two trials share."""
+        return *self.cell, self.method, self.rate, self.seed
+
 
 @dataclass(frozen=True)
 class Line:
-    """One method on one task at one budget.
+    """One method on one task after some steps.
 
     Attributes:
-        rate: the default, or the one that validation chose.
+        rate: that validation chose, or 1 for methods without tuning.
+        at_edge: it is the smallest or largest that was tried.
         score, error: mean test score over seeds at that rate, and its standard error.
-        median, spread: of the validation scores over the grid of rates: median, largest minus least. The score at a rate is a
-            mean over the seeds that tried every rate. NaN where rates are missing.
-        milliseconds: of a step.
+        seconds: of the steps, a mean.
+        tests: seed → test score.
     """
 
     net: str
@@ -59,31 +70,71 @@ class Line:
     steps: int
     method: str
     rate: float
+    at_edge: bool
     seeds: int
     score: float
     error: float
-    median: float
-    spread: float
-    milliseconds: float
+    seconds: float
+    tests: dict[int, float] = field(repr=False)
 
 
-def run_trial(task: Task, method: Competitor, rate: float, steps: int, seed: int) -> Trial:
-    """Train a net for a number of steps while all rates fall linearly to 0. A run that fails scores as a constant guess."""
+def run_trial(task: Task, method: Competitor, rate: float, marks: Sequence[int], seed: int) -> list[Trial]:
+    """Train a net and score it after each of ``marks`` steps. A run that fails scores as a constant guess from there on.
+
+    Seconds are those of the processor where the net is on the CPU, so that other programs do not count.
+    """
+    device = task.train[0].device
+    clock = time.process_time if device.type == "cpu" else time.perf_counter
     generator = torch.Generator().manual_seed(seed)
     net = task.build(generator)
-    start = time.perf_counter()
-    failed = False
-    try:
-        for _ in train(net, method.make(net, rate), task.loss, task.train, task.batch, steps, generator, steps):
-            pass
-    except NumericalError:
-        failed = True
-    synchronize(task.train[0].device)
-    seconds = time.perf_counter() - start
-    scores = [task.score(net, pair) for pair in (task.validation, task.test)]
-    worst = -10.0 if task.text else 10.0  # a loss of 10 per character, or one class of ten
-    validation, test = (worst if failed or not math.isfinite(score) else max(score, worst) for score in scores)
-    return Trial(task.net, task.data, steps, method.name, rate, seed, validation, test, seconds)
+    optimizers = method.make(net, rate)
+    falling = max(marks) if method.knows_end else None
+    run = train(net, optimizers, task.loss, task.train, task.batch, max(marks), generator, falling)
+    found: list[Trial] = []
+    seconds, start, failed = 0.0, clock(), False
+    for step in range(1, max(marks) + 1):
+        try:
+            failed = failed or next(run) != step
+        except NumericalError:
+            failed = True
+        if step in marks:
+            synchronize(device)
+            seconds += clock() - start
+            scores = [WORST[task.target]] * 2
+            if not failed:
+                weights = method.averaged(net, optimizers, task.train) if method.averaged is not None else net
+                scores = [task.score(weights, pair) for pair in (task.validation, task.test)]
+            found.append(Trial(task.net, task.data, step, method.name, rate, seed, *scores, round(seconds, 4)))
+            start = clock()
+    return found
+
+
+class Records:
+    """The runs so far, and the file of JSON lines to which every new one is added at once."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self.trials: dict[tuple[str, str, int, str, float, int], Trial] = {}
+        if path is None or not path.exists():
+            return
+        whole = path.read_bytes().rpartition(b"\n")[
+            0
+        ]  # a run that was being written when the program ended is not whole
+        try:
+            trials = [Trial(**json.loads(line)) for line in whole.splitlines()]
+        except (ValueError, TypeError) as error:
+            raise InputError(f"{path} is not a file of optimizer runs: {error}") from error
+        with path.open("r+b") as file:
+            file.truncate(len(whole) + 1 if whole else 0)
+        self.trials = {trial.key: trial for trial in trials}
+
+    def add(self, trials: Iterable[Trial]) -> None:
+        """Keep new trials."""
+        new = {trial.key: trial for trial in trials if trial.key not in self.trials}
+        self.trials |= new
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write("".join(json.dumps(asdict(trial)) + "\n" for trial in new.values()))
 
 
 def compare_optimizers(
@@ -93,111 +144,168 @@ def compare_optimizers(
     device: str = "cpu",
     tasks: Sequence[tuple[str, str]] | None = None,
     budgets: Sequence[int] | None = None,
-    seeds: int | None = None,
+    seeds: int = 3,
     methods: Sequence[Competitor] | None = None,
-    records: Path | None = None,
+    factors: bool = False,
+    records: Records | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> list[Trial]:
-    """Train every net by every method at every budget.
+    """Train every net by every method, the smallest budgets first; what the records hold is not run again.
 
-    All rates of a method run with all seeds; in runs of more than 300 steps with the first one, and the rate that counts
-    (FreeMuon's default, or the best on validation) with the others too.
+    All rates of a method run with all seeds; in runs of more than 300 steps with the first one, and the rate that counts with
+    the others too. Methods that do not know the end run once, up to the largest budget.
 
     Args:
         scale: ``"quick"`` on shipped data, or ``"full"``, which reads MNIST and CIFAR-10 from ``data_dir``.
         data_dir: folder with the official files.
         device: where to train.
-        tasks, budgets, seeds, methods: in place of those of the scale.
-        records: a file of JSON lines; runs that it holds are not run again, and new ones are added.
+        tasks, budgets, methods: in place of those of the scale.
+        seeds: runs of each method.
+        factors: run methods without tuning at 0.1 to 10 times their step length too.
+        records: runs so far; new ones are added.
         tell: called with a line of text at the start and after each method.
     """
     if scale not in TASKS:
         raise InputError(f"scale={scale!r}: choose one of {', '.join(TASKS)}")
-    known = [] if records is None else read_trials(records)
-    done = {(t.net, t.data, t.steps, t.method, t.rate, t.seed): t for t in known}
-    found: list[Trial] = []
-    tell(f"comparing optimizers on {device} …")
-
-    def trial(task: Task, method: Competitor, rate: float, steps: int, seed: int) -> Trial:
-        key = (task.net, task.data, steps, method.name, rate, seed)
-        if key not in done:
-            done[key] = run_trial(task, method, rate, steps, seed)
-            if records is not None:
-                with records.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(asdict(done[key])) + "\n")
-        found.append(done[key])
-        return done[key]
-
-    for net, data in tasks or TASKS[scale]:
-        task = make_task(net, data, data_dir, device)
-        for steps in budgets or BUDGETS[scale]:
-            count = seeds or BUDGETS[scale].get(steps, 3)
-            trying = count if steps <= CHEAP else 1
-            for method in methods or competitors():
-                swept = [trial(task, method, rate, steps, seed) for rate in method.rates for seed in range(trying)]
-                rate = rate_that_counts(method, validation_means(swept, method.rates))
-                for seed in range(trying, count):
-                    trial(task, method, rate, steps, seed)
-                tell(f"{net} on {data}, {steps} steps: {method.name} done")
-    return found
+    records = records if records is not None else Records()
+    budgets = sorted(budgets or BUDGETS[scale])
+    tell(f"comparing optimizers on {device}, one thread …")
+    torch.set_num_threads(1)
+    ready = {pair: make_task(*pair, data_dir, device) for pair in dict.fromkeys(tasks or TASKS[scale])}
+    for steps in budgets:
+        marks = [budget for budget in budgets if budget >= steps]
+        for method in methods or competitors():
+            if method.missing:
+                tell(f"{method.name} is left out: pip install {method.missing}")
+                continue
+            runs = [
+                _Cell(task, method, steps, [steps] if method.knows_end else marks, seeds, records)
+                for task in ready.values()
+            ]
+            for run in runs:
+                run.all_rates(factors)
+                tell(f"{run.task.net} on {run.task.data}, {steps} steps: {method.name} done")
+            if method.common_rate:
+                rate = common_rate(records.trials.values(), method, steps)
+                for run in runs:
+                    run.all_seeds(rate)
+    wanted = {(task.net, task.data) for task in ready.values()}
+    return [t for t in records.trials.values() if (t.net, t.data) in wanted and t.steps in budgets]
 
 
-def read_trials(records: Path) -> list[Trial]:
-    """The runs in a file of JSON lines; none if there is no such file."""
-    if not records.exists():
-        return []
-    try:
-        return [Trial(**json.loads(line)) for line in records.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (ValueError, TypeError) as error:
-        raise InputError(f"{records} is not a file of optimizer runs: {error}") from error
+@dataclass
+class _Cell:
+    """The runs of one method on one task at one budget."""
+
+    task: Task
+    method: Competitor
+    steps: int
+    marks: Sequence[int]
+    seeds: int
+    records: Records
+
+    def all_rates(self, factors: bool) -> None:
+        """Run every rate, extend the grid while its edge is best, and run the best rate with all seeds."""
+        rates = list(self.method.rates) or [1.0, *(f for f in FACTORS if factors and f != 1)]
+        trying = self.seeds if self.steps <= CHEAP or not self.method.rates else 1
+        for rate in rates:
+            self._run(rate, trying)
+        for _ in range(_ADDED if self.method.rates else 0):
+            best = self._best()
+            beyond = _beyond(best, rates)
+            if beyond is None:
+                break
+            rates.append(beyond)
+            self._run(beyond, trying)
+        self.all_seeds(self._best() if self.method.rates else 1.0)
+
+    def all_seeds(self, rate: float) -> None:
+        """Run one rate with all seeds."""
+        self._run(rate, self.seeds)
+
+    def _run(self, rate: float, seeds: int) -> None:
+        names = self.task.net, self.task.data
+        for seed in range(seeds):
+            if (*names, self.steps, self.method.name, rate, seed) not in self.records.trials:
+                self.records.add(run_trial(self.task, self.method, rate, self.marks, seed))
+
+    def _best(self) -> float:
+        names = self.task.net, self.task.data, self.steps
+        means = validation_means(
+            t for t in self.records.trials.values() if (*t.cell, t.method) == (*names, self.method.name)
+        )
+        return max(means, key=lambda rate: means[rate])
 
 
-def lines(trials: Iterable[Trial], methods: Sequence[Competitor] | None = None) -> list[Line]:
-    """One line for each task, budget and method."""
-    by_name = {method.name: method for method in methods or competitors(soap=True)}
-    grouped: dict[tuple[str, str, int, str], list[Trial]] = {}
-    for trial in trials:
-        grouped.setdefault((trial.net, trial.data, trial.steps, trial.method), []).append(trial)
-    found = [_line(group, by_name[key[3]]) for key, group in grouped.items() if key[3] in by_name]
-    return [line for line in found if line is not None]
+def _beyond(best: float, rates: Iterable[float]) -> float | None:
+    """The rate that follows in the series where the best one is the least or largest of those tried."""
+    rates = sorted(rates)
+    if best not in _SERIES or best not in (rates[0], rates[-1]):
+        return None
+    index = _SERIES.index(best) + (1 if best == rates[-1] else -1)
+    return _SERIES[index] if 0 <= index < len(_SERIES) else None
 
 
-def validation_means(trials: Iterable[Trial], rates: Iterable[float]) -> dict[float, float]:
-    """The validation score at each rate that ran, a mean over the seeds that all of them have."""
+def validation_means(trials: Iterable[Trial]) -> dict[float, float]:
+    """The validation score at each rate, a mean over the seeds that all of them have."""
     found: dict[float, dict[int, float]] = {}
     for trial in trials:
-        if trial.rate in rates:
-            found.setdefault(trial.rate, {})[trial.seed] = trial.validation
+        found.setdefault(trial.rate, {})[trial.seed] = trial.validation
     shared = set.intersection(*map(set, found.values())) if found else set()
     return {rate: statistics.fmean(scores[seed] for seed in shared) for rate, scores in found.items() if shared}
 
 
-def rate_that_counts(method: Competitor, means: Mapping[float, float]) -> float:
-    """The method's default rate, or the one that is best on validation."""
-    return max(means, key=lambda rate: means[rate]) if method.default is None else method.default
+def common_rate(trials: Iterable[Trial], method: Competitor, steps: int) -> float:
+    """The one rate for all tasks: the least mean, over tasks, of the logarithm of the validation error."""
+    tasks: dict[tuple[str, str, int], list[Trial]] = {}
+    for trial in trials:
+        if (trial.method, trial.steps) == (method.name, steps):
+            tasks.setdefault(trial.cell, []).append(trial)
+    means = [validation_means(own) for own in tasks.values()]
+    shared = set.intersection(*map(set, means)) if means else set(method.rates)
+    return min(sorted(shared), key=lambda rate: sum(math.log(_error(scores[rate])) for scores in means))
 
 
-def _line(trials: Sequence[Trial], method: Competitor) -> Line | None:
-    """The line of one method; None where the rate that counts has not run yet."""
-    means = validation_means(trials, method.rates)
-    if not means:
+def _error(score: float) -> float:
+    """The loss, or what is missing to 100."""
+    return max(-score if score < 0 else 100 - score, 0.1)
+
+
+def lines(trials: Iterable[Trial], methods: Sequence[Competitor] | None = None) -> list[Line]:
+    """One line for each task, budget and method, and one more for methods with one rate for all tasks."""
+    methods = methods or competitors()
+    trials = list(trials)
+    common = {
+        (method.name, steps): common_rate(trials, method, steps)
+        for method in methods if method.common_rate for steps in {t.steps for t in trials if t.method == method.name}
+    }  # fmt: skip
+    cells: dict[tuple[str, str, int], dict[str, list[Trial]]] = {}
+    for trial in trials:
+        cells.setdefault(trial.cell, {}).setdefault(trial.method, []).append(trial)
+    found = []
+    for own in cells.values():
+        for method in (method for method in methods if method.name in own):
+            found.append(_line(own[method.name], method, None))
+            if method.common_rate:
+                found.append(_line(own[method.name], method, common[method.name, own[method.name][0].steps]))
+    return [line for line in found if line is not None]
+
+
+def _line(trials: Sequence[Trial], method: Competitor, rate: float | None) -> Line | None:
+    """The line of one method, at the rate that validation chooses unless one is given; None before that rate has run."""
+    means: Mapping[float, float] = validation_means(trials)
+    name, at_edge = method.name, False
+    if rate is not None:
+        name += ", one rate"
+    elif method.rates:
+        rate = max(means, key=lambda r: means[r])
+        at_edge = rate in (min(means), max(means))
+    else:
+        rate = 1.0
+    runs = [t for t in trials if t.rate == rate]
+    if not runs:
         return None
-    rate = rate_that_counts(method, means)
-    scores = [t.test for t in trials if t.rate == rate]
-    if not scores:
-        return None
-    first = trials[0]
-    whole = len(means) == len(method.rates)
-    return Line(
-        net=first.net,
-        data=first.data,
-        steps=first.steps,
-        method=method.name,
-        rate=rate,
-        seeds=len(scores),
-        score=statistics.fmean(scores),
-        error=statistics.stdev(scores) / math.sqrt(len(scores)) if len(scores) > 1 else math.nan,
-        median=statistics.median(means.values()) if whole else math.nan,
-        spread=max(means.values()) - min(means.values()) if whole else math.nan,
-        milliseconds=1e3 * statistics.median(t.seconds / t.steps for t in trials),
-    )
+    tests = {t.seed: t.test for t in runs}
+    error = statistics.stdev(tests.values()) / math.sqrt(len(tests)) if len(tests) > 1 else math.nan
+    seconds, score = statistics.fmean(t.seconds for t in runs), statistics.fmean(tests.values())
+    return Line(*runs[0].cell, name, rate, at_edge, len(tests), score, error, seconds, tests)

@@ -1,186 +1,153 @@
-"""The cost of a step of VCL and FreeMuon against SGD, AdamW and Muon, and the time VCL takes to SGD's best accuracy."""
+"""Steps of FreeMuon and VCL beside SGD, AdamW and Muon: time, memory, and on a GPU whether CUDA graphs take them.
+
+It needs torch and numpy alone.
+"""
 
 from __future__ import annotations
 
-import time
+import copy
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim import SGD, AdamW, Muon, Optimizer
+from torch.optim import SGD, AdamW, Optimizer
 
-from benchmarks.timing import Row, compare, ratio_row, synchronize
-from benchmarks.training import Pair, shuffled, train
-from gramscope.errors import InputError
+from benchmarks.optimizer_peers import muon
+from benchmarks.optimizer_tasks import CharacterGPT, VisionTransformer
+from benchmarks.timing import Row, compare, peak_extra_bytes, ratio_row
+from benchmarks.training import Pair, train
 from gramscope.optim.free_muon import FreeMuon
 from gramscope.optim.vcl import VCL
-from gramscope_lab.data.named_sets import load
+from gramscope.optim.whitening import GramWhitened
+from gramscope_lab.nets import build
 
-_BATCH = 64
-Make = Callable[[nn.Sequential], list[Optimizer]]
-
-
-def _linear(d: int, k: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(d, k, bias=False), nn.GELU(), nn.Linear(k, 10))
-
-
-def _conv() -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(64, 64, 3, padding=1, bias=False), nn.GELU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)
-    )
-
-
-#: name of a net with one hidden layer → the net, and the shape of its inputs
-SHAPES: dict[str, tuple[Callable[[], nn.Sequential], tuple[int, ...]]] = {
-    "784→256": (partial(_linear, 784, 256), (784,)),
-    "3072→256": (partial(_linear, 3072, 256), (3072,)),
-    "3072→1024": (partial(_linear, 3072, 1024), (3072,)),
-    "conv 3×3 64→64": (_conv, (64, 16, 16)),
-}
-#: what is timed; the exact solver apart, because it is slow
-FAST: dict[str, Make] = {
+Make = Callable[[nn.Module], Sequence[Optimizer]]
+#: what is timed on every net
+METHODS: dict[str, Make] = {
     "SGD": lambda net: [SGD(net.parameters(), lr=0.05)],
     "AdamW": lambda net: [AdamW(net.parameters(), lr=1e-3)],
+    "Muon": partial(muon, rate=0.005),
     "FreeMuon": lambda net: [FreeMuon(net)],
-    "VCL recursive": lambda net: [VCL(net, gamma=0.1, solver="recursive")],
-    "Muon": lambda net: [Muon(net[0].parameters(), lr=0.005), AdamW(net[2].parameters(), lr=1e-3)],
 }
+#: on 3072→256 alone; the exact solver apart, because it is slow
+RECURSIVE: dict[str, Make] = {"VCL recursive": lambda net: [VCL(net, gamma=0.1, solver="recursive")]}
 EXACT: dict[str, Make] = {"VCL exact": lambda net: [VCL(net, gamma=0.1, solver="exact")]}
-#: on a CPU or not: goals for 3072→256 as (method, baseline, at most so many times the baseline)
-_GOALS = {
-    True: (("VCL recursive", "Muon", 1.2), ("VCL recursive", "VCL exact", 1 / 80), ("FreeMuon", "Muon", 1.0)),
-    False: (("VCL recursive", "SGD", 6.0), ("VCL recursive", "VCL exact", 1 / 10), ("FreeMuon", "Muon", 1.3)),
+#: FreeMuon's step over Muon's, and its transient memory over that of the weights
+TIME_GOAL, MEMORY_GOAL = 1.15, 0.5
+_CHARACTERS = 94
+
+
+@dataclass(frozen=True)
+class Case:
+    """A net and the data it is trained on."""
+
+    build: Callable[[torch.Generator], nn.Module]
+    inputs: tuple[int, ...]
+    batch: int
+    text: bool = False
+
+
+def _hidden_layer(generator: torch.Generator, d: int = 3072, k: int = 256) -> nn.Module:
+    return build("mlp", (d,), 10, generator=generator, hidden=(k,), bias=(False, True))
+
+
+#: the nets of the comparison of optimizers, and one layer
+CASES = {
+    "3072→256": Case(_hidden_layer, (3072,), 64),
+    "GPT": Case(lambda g: CharacterGPT(_CHARACTERS, 32, g), (32,), 16, text=True),
+    "ViT": Case(lambda g: VisionTransformer((1, 8, 8), 10, g), (1, 8, 8), 32),
+    "ResNet": Case(lambda g: build("resnet", (1, 8, 8), 10, generator=g, widths=(8, 16), norm="batch"), (1, 8, 8), 32),
+}
+#: nets large enough to see memory
+LARGE = {
+    "3072→1024": Case(partial(_hidden_layer, k=1024), (3072,), 64),
+    "GPT, width 512": Case(lambda g: CharacterGPT(_CHARACTERS, 32, g, width=512, depth=4), (32,), 16, text=True),
 }
 
 
-def run(device: torch.device | str = "cpu", seconds: float = 20.0) -> Iterator[Row]:
-    """Time whole training steps (forward, backward, update) of every method on every shape, the methods in alternation.
+def run(device: torch.device | str = "cpu", seconds: float = 10.0) -> Iterator[Row]:
+    """Time whole training steps (forward, backward, update) of every method on every net, the methods in alternation.
 
     Args:
         device: where to run.
-        seconds: time for the fast methods of each shape; the exact solver gets as much again for three steps.
+        seconds: time for the methods on each net; the exact solver takes three steps more.
     """
-    for shape in SHAPES:
-        yield from _steps(shape, device, seconds)
-    yield from _time_to_accuracy(device)
+    for name, case in CASES.items():
+        yield from _times(name, case, device, seconds)
+    for name, case in LARGE.items():
+        yield from _memory(name, case, device)
+    if torch.device(device).type == "cuda":
+        yield from _graphs(device)
 
 
-def _steps(shape: str, device: torch.device | str, seconds: float) -> list[Row]:
-    case = f"step, {shape}, batch {_BATCH}"
-    matrices = len(SHAPES[shape][1]) == 1
-    fast = {
-        name: _stepper(shape, device, make)
-        for name, make in FAST.items()
-        if matrices or name != "Muon"  # torch's Muon takes matrices only
+def _times(name: str, case: Case, device: torch.device | str, seconds: float) -> Iterator[Row]:
+    vcl = name == "3072→256"
+    methods = METHODS | (RECURSIVE if vcl else {})
+    steps = {method: _stepper(case, make, device)[1] for method, make in methods.items()}
+    took = compare(steps, device=device, seconds=seconds, warm_up=2, least=2, calls=32)
+    if vcl:
+        slow = {method: _stepper(case, make, device)[1] for method, make in EXACT.items()}
+        took |= compare(slow, device=device, seconds=0.0, warm_up=1, least=3)
+    label = f"step, {name}, batch {case.batch}"
+    yield from (ratio_row(label, method, took, "Muon") for method in took if method != "FreeMuon")
+    yield ratio_row(label, "FreeMuon", took, "Muon", at_most=TIME_GOAL)
+
+
+def _memory(name: str, case: Case, device: torch.device | str) -> Iterator[Row]:
+    """The peak of memory in a step above what was in use before, over the memory of the weights."""
+    for method in ("Muon", "FreeMuon"):
+        net, step = _stepper(case, METHODS[method], device, keep_gradients=True)
+        for _ in range(3):
+            step()
+        optimizers = step.optimizers
+        sizes = [p.numel() * p.element_size() for p in net.parameters()]
+        extra = peak_extra_bytes(lambda own=optimizers: [o.step() for o in own], device)  # type: ignore[misc]
+        goal = max(MEMORY_GOAL, max(sizes) / sum(sizes))
+        share = extra / sum(sizes)
+        met = {"goal": f"≤ {goal:.2f}", "met": share <= goal} if method == "FreeMuon" else {}
+        note = f"weights {sum(sizes) / 1e6:.1f} MB, the largest {max(sizes) / 1e6:.1f} MB"
+        yield Row(f"memory of an update, {name}", method, extra / 1e6, "weights", share, note=note, unit="MB", **met)  # type: ignore[arg-type]
+
+
+def _graphs(device: torch.device | str) -> Iterator[Row]:
+    """Whether an update can be captured in a CUDA graph, and whether its replay does what the update itself does."""
+    ways: dict[str, Make] = {
+        "FreeMuon": METHODS["FreeMuon"],
+        "VCL recursive": RECURSIVE["VCL recursive"],
+        "GramWhitened(SGD)": lambda net: [GramWhitened(SGD(net.parameters(), lr=0.05), net)],
     }
-    exact = {name: _stepper(shape, device, make) for name, make in EXACT.items()}
-    took = compare(fast, device=device, seconds=seconds, warm_up=2, least=2, calls=32)
-    took |= compare(exact, device=device, seconds=0.0, warm_up=1, least=3)
-    rows = [ratio_row(case, name, took, "SGD") for name in took]
-    if shape == "3072→256":
-        goals = _GOALS[torch.device(device).type == "cpu"]
-        rows += [ratio_row(case, name, took, baseline, at_most=limit) for name, baseline, limit in goals]
-    return rows
+    for method, make in ways.items():
+        net, step = _stepper(CASES["3072→256"], make, device)
+        for _ in range(3):
+            step()
+        try:
+            off, note = _replayed(net, step), ""
+        except Exception as error:  # whatever forbids the capture is the result
+            off, note = float("inf"), str(error).splitlines()[0]
+        note = note or f"replayed and usual steps differ by {off:.0e} of the step"
+        yield Row("CUDA graph of an update, 3072→256", method, 0.0, "", 0.0, "captured", off < 1e-3, note)
 
 
-def _stepper(shape: str, device: torch.device | str, make: Make) -> Callable[[], object]:
-    """A function that trains one step on a new batch each time; the inputs have few directions, as natural images do."""
-    build, inputs = SHAPES[shape]
-    generator = torch.Generator().manual_seed(0)
-    net = _initialised(build(), generator).to(device)
-    pair = _samples(24 * _BATCH, inputs, generator, device)
-    return train(net, make(net), _loss, pair, _BATCH, 10**9, generator).__next__
-
-
-def _loss(net: nn.Module, pair: Pair) -> Tensor:
-    return F.cross_entropy(net(pair[0]), pair[1])
-
-
-@torch.no_grad()
-def _initialised(net: nn.Sequential, generator: torch.Generator) -> nn.Sequential:
-    """Weights uniform within ±1/√inputs, as in ``nn.Linear``, from a given generator."""
-    for module in net:
-        for parameter in module.parameters(recurse=False):
-            bound = module.weight[0].numel() ** -0.5  # type: ignore[index]
-            parameter.copy_((2 * torch.rand(parameter.shape, generator=generator) - 1) * bound)
-    return net
-
-
-def _samples(n: int, inputs: tuple[int, ...], generator: torch.Generator, device: torch.device | str) -> Pair:
-    """Inputs in [0, 1] whose variances fall like those of images, and labels that depend on them."""
-    size = int(torch.tensor(inputs).prod())
-    waves = torch.arange(1, size + 1).reciprocal().sqrt()
-    x = torch.fft.irfft(torch.fft.rfft(torch.randn(n, size, generator=generator)) * waves[: size // 2 + 1], n=size)
-    x = (0.5 + 2 * x).clamp(0, 1).reshape(n, *inputs)
-    return x.to(device), (x.flatten(1)[:, :5] > 0.5).long().sum(1).to(device)
-
-
-# --- time to SGD's best ------------------------------------------------------------------------------------------
-
-_EPOCHS = 20
-#: epochs over which VCL's rates fall linearly to 0
-_FALLING = (1, 2)
-
-
-def _time_to_accuracy(device: torch.device | str) -> Iterator[Row]:
-    """Seconds of training, tests not counted, until the test accuracy first reaches SGD's best of 20 epochs.
-
-    There are no rows where CIFAR-10 is not found (``GRAMSCOPE_DATA``).
-    """
-    images = _cifar10(device)
-    if images is None:
-        return
-    trace = _trace(*images, lambda net: SGD(net.parameters(), lr=0.05), _EPOCHS)
-    best = max(accuracy for _, accuracy in trace)
-    sgd_time = next(seconds for seconds, accuracy in trace if accuracy == best)
-    case = f"time to {100 * best:.1f} % on CIFAR-10, 3072→256"
-    yield Row(case, "SGD", 1e3 * sgd_time, "SGD", 1.0, note=f"best of {_EPOCHS} epochs")
-    for falling in (None, *_FALLING):
-        name = "VCL recursive" if falling is None else f"VCL recursive, γ falling over {falling} epochs"
-        seconds, accuracy = _trace(*images, lambda net: VCL(net, gamma=1.0, solver="recursive"), falling, best)[-1]
-        met = accuracy >= best and seconds <= 0.4 * sgd_time
-        note = f"{100 * accuracy:.1f} % with one warm-up epoch counted"
-        yield Row(case, name, 1e3 * seconds, "SGD", seconds / sgd_time, goal="≤ 0.4", met=met, note=note)
-
-
-def _trace(
-    pair: Pair, test: Pair, make: Callable[[nn.Sequential], Optimizer], epochs: int | None, target: float | None = None
-) -> Sequence[tuple[float, float]]:
-    """``(seconds so far, test accuracy)`` about four times an epoch, until the target is reached.
-
-    VCL starts with a warm-up epoch, and with ``epochs`` its rates fall to 0 over so many.
-    """
-    x, y = pair
-    generator = torch.Generator().manual_seed(0)
-    net = _initialised(_linear(3072, 256), generator).to(x.device)
-    optimizer = make(net)
-    length = len(x) // _BATCH
-    total = (epochs or _EPOCHS) * length
-    spent, trace = 0.0, []
-    start = time.perf_counter()
-    if isinstance(optimizer, VCL):
-        optimizer.warm_up(((x[i], y[i]) for i in shuffled(x, _BATCH, generator)), F.cross_entropy)
-    falling = total if isinstance(optimizer, VCL) and epochs else None
-    for step in train(net, [optimizer], _loss, pair, _BATCH, total, generator, falling):
-        if step % (length // 4) == 0 or step == total:
-            synchronize(x.device)
-            spent += time.perf_counter() - start
-            with torch.no_grad():
-                accuracy = float((net(test[0]).argmax(1) == test[1]).float().mean())
-            trace.append((spent, accuracy))
-            if target is not None and accuracy >= target:
-                break
-            start = time.perf_counter()
-    return trace
-
-
-def _cifar10(device: torch.device | str) -> tuple[Pair, Pair] | None:
-    """Training and test images as vectors in [0, 1], if the files are there; nothing is downloaded."""
-    try:
-        data = load("cifar10", download=False)
-    except InputError:
-        return None
-    train = data.x_train.flatten(1).to(device), data.y_train.to(device)
-    return train, (data.x_test.flatten(1).to(device), data.y_test.to(device))
+def _replayed(net: nn.Module, step: Step) -> float:
+    """Distance of a replayed update from the usual one, over the length of the usual one."""
+    weights = [p.detach().clone() for p in net.parameters()]
+    states = [copy.deepcopy(o.state_dict()) for o in step.optimizers]
+    for optimizer in step.optimizers:
+        optimizer.step()
+    usual = torch.cat([(p - w).flatten() for p, w in zip(net.parameters(), weights, strict=True)]).detach()
+    with torch.no_grad():
+        for p, w in zip(net.parameters(), weights, strict=True):
+            p.copy_(w)
+    for optimizer, state in zip(step.optimizers, states, strict=True):
+        optimizer.load_state_dict(state)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for optimizer in step.optimizers:
+            optimizer.step()
+    graph.replay()
+    torch.cuda.synchronize()
+    replayed = torch.cat([(p - w).flatten() for p, w in zip(net.parameters(), weights, strict=True)]).detach()
+    return float((replayed - usual).norm() / usual.norm())
