@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Muon, NAdam, Optimizer
+from torch.optim.swa_utils import update_bn
 from typing_extensions import override
 
 from benchmarks.training import Pair
@@ -63,7 +64,7 @@ def competitors() -> list[Competitor]:
     small, large = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2), (0.003, 0.01, 0.03, 0.1, 0.3)
     library = ("pytorch_optimizer", "pytorch_optimizer")
     return [
-        Competitor(OURS, _free_muon, knows_end=False),
+        Competitor(OURS, _free_muon, knows_end=False, averaged=_free_average),
         Competitor(ITSELF, lambda net, factor: [LinearFreeMuon(net, factor)]),
         Competitor("Prodigy", partial(_bare, "prodigyopt", "Prodigy"), package=("prodigyopt", "prodigyopt")),
         Competitor("DAdaptAdam", partial(_bare, "dadaptation", "DAdaptAdam"), package=("dadaptation", "dadaptation")),
@@ -73,8 +74,8 @@ def competitors() -> list[Competitor]:
         Competitor("NorMuon", partial(_muon_of, "NorMuon"), package=library),
         Competitor("AdaMuon", partial(_muon_of, "AdaMuon"), package=library),
         Competitor("NadamW", _nadamw, small, common_rate=True),
-        Competitor("Muon", _muon, large, common_rate=True),
-        Competitor("Muon, decay 0.1", partial(_muon, decay=0.1), large),  # torch's default
+        Competitor("Muon", muon, large, common_rate=True),
+        Competitor("Muon, decay 0.1", partial(muon, decay=0.1), large),  # torch's default
         Competitor("AdamW", lambda net, rate: [AdamW(net.parameters(), lr=rate)], small),
         Competitor("SGD, momentum", lambda net, rate: [SGD(net.parameters(), lr=rate, momentum=0.9)], large),
         Competitor("SOAP", _soap, small, package=library),
@@ -90,6 +91,18 @@ def _free_muon(net: nn.Module, factor: float) -> list[Optimizer]:
     for group in optimizer.param_groups:
         group["lr"] *= factor
     return [optimizer]
+
+
+def _free_average(net: nn.Module, optimizers: Sequence[Any], pair: Pair) -> nn.Module:
+    with optimizers[0].averaged():
+        return _own_statistics(net, pair)
+
+
+def _own_statistics(net: nn.Module, pair: Pair) -> nn.Module:
+    """A copy of a net, whose batch normalisation has the statistics of fifty batches at the present weights."""
+    average = copy.deepcopy(net)
+    update_bn(torch.split(pair[0], 64)[:50], average)
+    return average
 
 
 class LinearFreeMuon(Optimizer):
@@ -150,15 +163,10 @@ def _schedule_free(net: nn.Module, factor: float) -> list[Optimizer]:
     return [optimizer]
 
 
-@torch.no_grad()
 def _schedule_free_average(net: nn.Module, optimizers: Sequence[Any], pair: Pair) -> nn.Module:
-    """The averaged weights; statistics of batch normalisation from fifty batches at these weights, as its authors advise."""
     optimizers[0].eval()
-    average = copy.deepcopy(net)
+    average = _own_statistics(net, pair)  # as its authors advise
     optimizers[0].train()
-    if any(isinstance(m, nn.BatchNorm2d) for m in net.modules()):
-        for part in torch.split(pair[0], 64)[:50]:
-            average(part)
     return average
 
 
@@ -182,7 +190,7 @@ def _soap(net: nn.Module, rate: float) -> list[Optimizer]:
     return [kind(net.parameters(), lr=rate)]
 
 
-def _muon(net: nn.Module, rate: float, decay: float = 0.0) -> list[Optimizer]:
+def muon(net: nn.Module, rate: float, decay: float = 0.0) -> list[Optimizer]:
     """Muon on all weights of linear layers, convolutions and embeddings but the last layer's, AdamW on the rest."""
     matrices, rest = _muons_share(net)
     return [KernelMuon(matrices, rate, decay), AdamW(rest, lr=BESIDE_MUON * rate)]

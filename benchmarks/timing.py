@@ -18,21 +18,24 @@ from gramscope.errors import InputError
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a benchmark table: what ran, how long it took, and its ratio to the baseline of the same case."""
+    """One line of a benchmark table: what ran, its time or memory, and the ratio to the baseline of the same case."""
 
     case: str
     method: str
-    milliseconds: float
+    value: float
     baseline: str
     ratio: float
     goal: str = ""
     met: bool | None = None
     note: str = ""
+    unit: str = "ms"
 
     def line(self) -> str:
         """The row as one line of text."""
         goal = f"  goal {self.goal}: {'met' if self.met else 'not met'}" if self.met is not None else ""
-        text = f"{self.case:40} {self.method:28} {self.milliseconds:10.3f} ms  {self.ratio:7.3f}× {self.baseline}{goal}"
+        text = (
+            f"{self.case:40} {self.method:28} {self.value:10.3f} {self.unit}  {self.ratio:7.3f}× {self.baseline}{goal}"
+        )
         return text + (f"  ({self.note})" if self.note else "")
 
 

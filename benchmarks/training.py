@@ -1,4 +1,4 @@
-"""Training a net by one or several optimizers: the loop of the comparison of optimizers and of the time to an accuracy."""
+"""Training a net by one or several optimizers: the loop of the comparisons of optimizers."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ def train(
 
     With ``falling`` all rates fall linearly to 0 over this many steps.
     """
-    rates = (lambda step: 1.0) if falling is None else (lambda step: max(0.0, 1 - step / falling))
-    schedules = [LambdaLR(optimizer, rates) for optimizer in optimizers]
+    schedules = [LambdaLR(o, lambda step: max(0.0, 1 - step / falling)) for o in optimizers if falling is not None]
     order: list[Tensor] = []
     for step in range(steps):
         order = order or shuffled(pair[0], batch, generator)
