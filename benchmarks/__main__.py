@@ -20,11 +20,11 @@ from gramscope.errors import GramscopeError, InputError
 #: name → what it compares
 BENCHMARKS = {
     "measure": "measuring every layer against plain forward and backward passes",
-    "vcl": "VCL's solvers and FreeMuon against SGD, AdamW and Muon",
+    "vcl": "steps of FreeMuon and VCL beside SGD, AdamW and Muon: time, memory, CUDA graphs",
     "whiten": "Gram-whitened steps against the optimizers they wrap",
-    "peers": "gramscope against scikit-learn, curvlinops, xrfm and plain programs: time and memory",
-    "train": "training epochs against pure arithmetic and a DataLoader; many runs at once",
-    "scale": "how time grows in samples, widths, layers and processes, and flops beside the matmul peak",
+    "peers": "gramscope against scikit-learn, curvlinops and xrfm: time and memory",
+    "train": "training epochs against pure arithmetic; many runs at once",
+    "scale": "how time grows where samples, widths or layers double",
 }
 #: runs all of them
 ALL = "all"
@@ -133,6 +133,10 @@ def _optimizers(options: argparse.Namespace) -> None:
         raise InputError(f"steps = {options.steps!r}: give whole numbers with commas, such as 10,100") from error
     if budgets is not None and min(budgets) < 1:
         raise InputError(f"steps = {options.steps!r}: a run needs at least one step")
+    if options.seeds < 1:
+        raise InputError(f"seeds = {options.seeds}: at least one is needed")
+    if options.print and options.records is None:
+        raise InputError("--print shows the runs in --records: name that file")
     methods = [m for m in competitors() if options.method is None or m.name.startswith(tuple(options.method))]
     if not methods:
         raise InputError(f"method = {options.method}: there are {'; '.join(m.name for m in competitors())}")

@@ -1,63 +1,61 @@
-"""gramscope beside other programs that compute the same: time and memory of the peer over ours, in one process and thread."""
+"""gramscope beside other programs that compute the same: time and memory of theirs over ours, in one process and thread.
+
+The shapes are those of small published experiments.
+"""
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from benchmarks.peer_cases import CASES, SINGLE, PeerCase
-from benchmarks.timing import compare, peak_extra_bytes
+from benchmarks.timing import Row, compare, peak_extra_bytes, ratio_row
 from gramscope.errors import InputError, ResultWarning
+from gramscope.instruments.egop import egop
+from gramscope.measures.linearity import target_linearity
+from gramscope.statistics.collect import collect
+from gramscope.statistics.result import Statistics
+from gramscope_lab.nets import build
 
-MEGABYTE = 1e6
+#: largest difference that float32 arithmetic explains
+SINGLE = 1e-3
 
 
 @dataclass(frozen=True)
-class PeerRow:
-    """One comparison; ratios are the peer's over ours, so that above 1 gramscope is ahead.
+class PeerCase:
+    """One computation, done twice.
 
     Args:
         case: what is computed.
         peer: who else computes it.
-        time: seconds of the peer over ours.
-        memory: peak of additional memory of the peer over ours.
-        met: whether both are at least 1; None for a peer that is not installed.
-        ours_ms, peer_ms: milliseconds, medians.
-        ours_mb, peer_mb: megabytes at the peak, beyond what was in use before.
-        note: how far the results agree, or what to install.
+        ours: with gramscope.
+        theirs: with the peer.
+        difference: relative difference of the two results.
     """
 
     case: str
     peer: str
-    time: float | None = None
-    memory: float | None = None
-    met: bool | None = None
-    ours_ms: float | None = None
-    peer_ms: float | None = None
-    ours_mb: float | None = None
-    peer_mb: float | None = None
-    note: str = ""
-
-    def line(self) -> str:
-        """The row as one line of text."""
-        if self.time is None or self.memory is None:
-            return f"{self.case:40} {self.peer:28} {self.note}"
-        verdict = "met" if self.met else "not met"
-        return (
-            f"{self.case:40} {self.peer:28} time {self.time:6.2f} ({self.peer_ms:.4g} ms / {self.ours_ms:.4g} ms)"
-            f"  memory {self.memory:6.2f} ({self.peer_mb:.4g} MB / {self.ours_mb:.4g} MB)  ≥ 1: {verdict}  ({self.note})"
-        )
+    ours: Callable[[], Any]
+    theirs: Callable[[], Any]
+    difference: Callable[[Any, Any], float]
 
 
-def run(device: str = "cpu", seconds: float = 2.0, scale: float = 1.0) -> Iterator[PeerRow]:
+#: makes the cases of one peer
+CaseMaker = Callable[[torch.Generator, float], Iterator[PeerCase]]
+
+
+def run(device: str = "cpu", seconds: float = 2.0, scale: float = 1.0) -> Iterator[Row]:
     """All comparisons; peers that are not installed are named with what to install.
 
     Args:
@@ -71,57 +69,130 @@ def run(device: str = "cpu", seconds: float = 2.0, scale: float = 1.0) -> Iterat
     with one_thread(), warnings.catch_warnings():
         warnings.simplefilter("ignore", ResultWarning)  # n < d explains any target, also in the peers
         for package, maker in CASES:
-            missing = _missing(package)
-            if missing:
-                yield PeerRow(str(maker.__doc__).split(",")[0].rstrip("."), package, note=missing)
+            try:
+                installed = f"{package} {version(package)}, "
+            except PackageNotFoundError:
+                missing = f"not installed: pip install {package}, or pip install 'gramscope[peers]' for all peers"
+                yield Row(maker.__name__.replace("_", " "), package, math.nan, "gramscope", math.nan, note=missing)
                 continue
             for case in maker(generator, scale):
-                yield measure(case, seconds)
+                yield from measure(case, seconds, installed)
 
 
-def measure(case: PeerCase, seconds: float) -> PeerRow:
-    """Time and memory of both ways, in alternation."""
+def measure(case: PeerCase, seconds: float, installed: str = "") -> Iterator[Row]:
+    """Time and memory of the peer over ours, the two in alternation: above 1 gramscope is ahead."""
     off = case.difference(case.ours(), case.theirs())
     if not off <= SINGLE:
         raise InputError(f"{case.case}: gramscope and {case.peer} differ by {off:.1e} of the result")
-    ways = {"ours": case.ours, "theirs": case.theirs}
+    ways = {"gramscope": case.ours, case.peer: case.theirs}
     times = compare(ways, seconds=seconds, warm_up=1, clock=time.process_time)
-    ours, theirs = (_megabytes(way) for way in (case.ours, case.theirs))
-    faster, smaller = times["theirs"] / times["ours"], theirs / ours
-    installed = f"{case.package} {version(case.package)}, " if case.package else ""
+    # the smallest peak of three runs: what the C library keeps between allocations varies by megabytes
+    memory = {name: max(min(peak_extra_bytes(way) for _ in range(3)), 4096) for name, way in ways.items()}
     note = f"{installed}results agree to {off:.0e}"
-    met = faster >= 1 <= smaller
-    milliseconds = 1e3 * times["ours"], 1e3 * times["theirs"]
-    return PeerRow(case.case, case.peer, faster, smaller, met, *milliseconds, ours, theirs, note)
+    yield ratio_row(case.case, case.peer, times, "gramscope", at_least=1, note=note)
+    yield ratio_row(f"memory of {case.case}", case.peer, memory, "gramscope", at_least=1, per_unit=1e-6, unit="MB")
 
 
-def _megabytes(way: Callable[[], Any]) -> float:
-    """The smallest peak of three runs: what the C library keeps between allocations varies by megabytes."""
-    return max(min(peak_extra_bytes(way) for _ in range(3)), 4096) / MEGABYTE
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Let torch, and NumPy where threadpoolctl is installed (it comes with scikit-learn), use one thread."""
-    before = torch.get_num_threads()
-    limits: Any = None
-    with suppress(ImportError):
-        limits = import_module("threadpoolctl").threadpool_limits(1)
+def one_thread() -> AbstractContextManager[object]:
+    """NumPy uses one thread within it, where threadpoolctl is installed (it comes with scikit-learn); torch from now on."""
     torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-        if limits is not None:
-            limits.restore_original_limits()
+    with suppress(ImportError):
+        return import_module("threadpoolctl").threadpool_limits(1)  # type: ignore[no-any-return]
+    return nullcontext()
 
 
-def _missing(package: str) -> str:
-    """What to install, or nothing."""
-    if not package:
-        return ""
-    try:
-        version(package)
-    except PackageNotFoundError:
-        return f"not installed: pip install {package}, or pip install 'gramscope[peers]' for all peers"
-    return ""
+def linearity_sklearn(generator: torch.Generator, scale: float) -> Iterator[PeerCase]:
+    """Target linearity against scikit-learn's Ridge, both of float64 features."""
+    Ridge = import_module("sklearn.linear_model").Ridge
+
+    def ridge(H: Tensor, Y: Tensor) -> float:
+        x, y = H.numpy(), Y.numpy()
+        residual = y - Ridge(alpha=1.0, fit_intercept=False).fit(x, y).predict(x)
+        return float(1 - (residual**2).sum() / (y**2).sum())
+
+    for single, labels in _features(generator, scale, (20_000, 256), (2_000, 3_072)):
+        H, Y = single.double(), _centred(labels)
+        ours, theirs = partial(target_linearity, H, Y, ridge=1.0), partial(ridge, H, Y)
+        yield PeerCase(f"target linearity {_size(H)}", "Ridge, float64", ours, theirs, _difference)
+
+
+def factors_curvlinops(generator: torch.Generator, scale: float) -> Iterator[PeerCase]:
+    """``gs.collect`` of D, Σ, HᵀH and HᵀY against the Kronecker factors HᵀH and Σ of curvlinops."""
+    curvlinops, loss = import_module("curvlinops"), nn.CrossEntropyLoss(reduction="sum")
+
+    def factors(model: nn.Module, batches: list[Any], n: int) -> Tensor:
+        kfac = curvlinops.KFACLinearOperator(
+            model,
+            loss,
+            [p for p in model.parameters() if p.requires_grad],
+            batches,
+            fisher_type="empirical",
+            check_deterministic=False,
+            num_data=n,
+            num_per_example_loss_terms=1,
+        )
+        kfac.compute_kronecker_factors()
+        found: Tensor = kfac._input_covariances["hidden1"]
+        return found
+
+    def difference(found: Statistics, factor: Tensor) -> float:
+        m = found["hidden1"].features
+        return math.nan if m is None else _difference(m.joint.HtH / m.n, factor)
+
+    for inputs, hidden in ((784, (512, 512)), (3_072, (256,))):
+        d, n = int(inputs * scale), int(4_096 * scale)
+        model = build("mlp", (d,), 10, generator=generator, hidden=hidden, bias=False).eval()
+        x, y = torch.randn(n, d, generator=generator), torch.randint(10, (n,), generator=generator)
+        batches = list(zip(torch.split(x, 128), torch.split(y, 128), strict=True))
+        case = f"collect(gram=True), MLP {'→'.join(map(str, (d, *hidden, 10)))}"
+        ours = partial(collect, model, batches, loss, gram=True, progress=False)
+        theirs = partial(factors, model, batches, n)
+        yield PeerCase(case, "KFAC factors", ours, theirs, difference)
+
+
+def egop_xrfm(generator: torch.Generator, scale: float) -> Iterator[PeerCase]:
+    """``gs.egop`` of a Laplace kernel machine against xrfm's formula for its gradient, both in float64."""
+    kernel = import_module("xrfm.rfm_src.kernels").LaplaceKernel(bandwidth=10.0, exponent=1.0)
+
+    def agop(centres: Tensor, points: Tensor, alpha: Tensor) -> Tensor:
+        found: Tensor = kernel.get_agop(centres, points, alpha.mT) / points.shape[0]
+        return found
+
+    def of_machine(centres: Tensor, points: Tensor, alpha: Tensor) -> Tensor:
+        return egop(lambda z: torch.exp(torch.cdist(z, centres) / -10.0) @ alpha, points)
+
+    for n, d, c in ((2_000, 64, 1), (2_000, 64, 4)):
+        shapes = (int(n * scale), d), (int(n * scale), d), (int(n * scale), c)
+        given = [torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in shapes]
+        case = f"EGOP of a kernel machine, {c} outputs"
+        yield PeerCase(case, "xrfm, float64", partial(of_machine, *given), partial(agop, *given), _difference)
+
+
+#: peer's package and its cases
+CASES: list[tuple[str, CaseMaker]] = [
+    ("scikit-learn", linearity_sklearn),
+    ("curvlinops-for-pytorch", factors_curvlinops),
+    ("xrfm", egop_xrfm),
+]
+
+
+def _features(generator: torch.Generator, scale: float, *sizes: tuple[int, int]) -> Iterator[tuple[Tensor, Tensor]]:
+    """For every size features ``[n, d]`` of a layer of ReLUs, and labels of ten classes that depend on them."""
+    for n, d in ((int(n * scale), int(d * scale)) for n, d in sizes):
+        x, W = torch.randn(n, 32, generator=generator), torch.randn(32, d, generator=generator) / 32**0.5
+        H = torch.relu(x @ W + 0.5 * torch.randn(n, d, generator=generator))
+        yield H, (x[:, :10] + torch.randn(n, 10, generator=generator)).argmax(1)
+
+
+def _centred(labels: Tensor) -> Tensor:
+    Y = F.one_hot(labels).double()
+    return Y - Y.mean(0)
+
+
+def _size(H: Tensor) -> str:
+    return f"{H.shape[0]:,}×{H.shape[1]:,}"
+
+
+def _difference(ours: Any, theirs: Any) -> float:
+    a, b = (torch.as_tensor(x, dtype=torch.float64) for x in (ours, theirs))
+    return float((a - b).norm() / b.norm())

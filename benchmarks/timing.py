@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -32,6 +33,8 @@ class Row:
 
     def line(self) -> str:
         """The row as one line of text."""
+        if math.isnan(self.value):
+            return f"{self.case:40} {self.method:28} {self.note}"
         goal = f"  goal {self.goal}: {'met' if self.met else 'not met'}" if self.met is not None else ""
         text = (
             f"{self.case:40} {self.method:28} {self.value:10.3f} {self.unit}  {self.ratio:7.3f}× {self.baseline}{goal}"
@@ -47,15 +50,16 @@ def ratio_row(
     *,
     at_most: float | None = None,
     at_least: float | None = None,
+    per_unit: float = 1e3,
     **facts: Any,
 ) -> Row:
-    """The row of ``times[method] / times[baseline]`` (seconds), with its goal and whether it is met."""
+    """The row of ``times[method] / times[baseline]`` (seconds, or bytes with another ``per_unit``), with its goal."""
     ratio = times[method] / times[baseline]
     if at_most is not None:
         facts |= {"goal": f"≤ {at_most:g}", "met": ratio <= at_most}
     if at_least is not None:
         facts |= {"goal": f"≥ {at_least:g}", "met": ratio >= at_least}
-    return Row(case, method, 1e3 * times[method], baseline, ratio, **facts)
+    return Row(case, method, per_unit * times[method], baseline, ratio, **facts)
 
 
 def synchronize(device: torch.device | str) -> None:

@@ -1,4 +1,4 @@
-"""Training speed: an epoch against its pure arithmetic and against a DataLoader, and many runs against one by one.
+"""Training speed: an epoch against its pure arithmetic, and many runs against one by one.
 
 The data have the shapes of CIFAR-10 and random content; speed does not depend on it.
 """
@@ -6,16 +6,13 @@ The data have the shapes of CIFAR-10 and random content; speed does not depend o
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector
-from torch.utils.data import DataLoader, Dataset
-from typing_extensions import override
 
 from benchmarks.timing import Row, compare, ratio_row
 from gramscope_lab.data.dataset import DataSet
@@ -27,7 +24,6 @@ from gramscope_lab.training.trainer import SingleEngine, Trainer
 
 BATCH = 64
 RUNS = 25
-LOADER = "DataLoader with transforms"
 
 
 def run(device: str = "cpu", seconds: float = 10.0) -> Iterator[Row]:
@@ -41,66 +37,29 @@ def run(device: str = "cpu", seconds: float = 10.0) -> Iterator[Row]:
 
 # -- one run ------------------------------------------------------------------------------------------------------
 def _epoch(data: DataSet, device: str, seconds: float) -> list[Row]:
-    """An epoch of the loop, evaluation included, against the same steps on one batch that is ready, and a loader."""
-    ours, pure, loaded = _job("sgd", data, device), _job("sgd", data, device), _job("sgd", data, device)
+    """An epoch of the loop, evaluation included, against the same steps on one batch that is ready."""
+    ours, pure = _job("sgd", data, device), _job("sgd", data, device)
     ready = data.x_train[:BATCH].clone(), data.y_train[:BATCH].clone()
-    loader = DataLoader(_Images(data), BATCH, shuffle=True, generator=torch.Generator().manual_seed(0))
-    times = compare(
-        {
-            "gramscope": lambda: Trainer(SingleEngine(ours)).run(),
-            "arithmetic": _plain(pure, lambda: [ready] * pure.plan.steps),
-            LOADER: _plain(loaded, lambda: loader),
-        },
-        device=device,
-        seconds=seconds,
-        warm_up=1,
-    )
+    ways = {"gramscope": lambda: Trainer(SingleEngine(ours)).run(), "arithmetic": _plain(pure, ready)}
+    times = compare(ways, device=device, seconds=seconds, warm_up=1)
     note = f"CIFAR-10 MLP 3072-256-10, batch {BATCH}, {len(data.x_train):,} samples"
-    bound = f"{note}; {times[LOADER] / times['arithmetic']:.1f} would be no overhead at all"
     return [
         ratio_row("epoch", "gramscope", times, "arithmetic", at_most=1.3, note=note),
         ratio_row("epoch", "arithmetic", times, "arithmetic", note=note),
-        ratio_row("epoch", LOADER, times, "gramscope", at_least=4, note=bound),
     ]
 
 
-def _plain(job: Job, batches: Callable[[], Iterable[tuple[Tensor, Tensor]]]) -> Callable[[], None]:
-    """Forward, backward and optimizer step on each batch, nothing else."""
+def _plain(job: Job, batch: tuple[Tensor, Tensor]) -> Callable[[], None]:
+    """Forward, backward and optimizer step on a batch, as often as an epoch has steps, and nothing else."""
     (optimizer,) = build_method(job.config.method, job.model).optimizers
 
     def epoch() -> None:
-        for x, y in batches():
+        for _ in range(job.plan.steps):
             optimizer.zero_grad()
-            F.cross_entropy(job.model(x.to(job.device)), y.to(job.device)).backward()  # type: ignore[no-untyped-call]
+            F.cross_entropy(job.model(batch[0]), batch[1]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
 
     return epoch
-
-
-class _Images(Dataset[tuple[Tensor, int]]):
-    """Images as bytes, made tensors one by one: the operations of torchvision's CIFAR10, ToTensor and Normalize."""
-
-    MEAN, STD = (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)
-
-    def __init__(self, data: DataSet) -> None:
-        pixels = (data.x_train.cpu().clamp(0, 1) * 255).to(torch.uint8)
-        self._images = pixels.permute(0, 2, 3, 1).contiguous().numpy()
-        self._labels = data.y_train.tolist()
-        try:
-            from PIL.Image import fromarray
-        except ImportError:
-            fromarray = np.asarray  # type: ignore[assignment]
-        self._open: Callable[[Any], Any] = fromarray
-
-    def __len__(self) -> int:
-        return len(self._labels)
-
-    @override
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        array = np.array(self._open(self._images[index]), np.uint8, copy=True)
-        image = torch.from_numpy(array).permute((2, 0, 1)).contiguous().to(torch.float32).div(255).clone()
-        mean, std = torch.as_tensor(self.MEAN), torch.as_tensor(self.STD)
-        return image.sub_(mean.view(-1, 1, 1)).div_(std.view(-1, 1, 1)), self._labels[index]
 
 
 # -- many runs ----------------------------------------------------------------------------------------------------

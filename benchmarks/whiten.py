@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.optim import SGD, Muon, Optimizer
-from typing_extensions import override
 
 from benchmarks.timing import Row, compare
 from gramscope.optim.orthogonalise import has_bfloat16
@@ -34,29 +33,6 @@ STEPS = (5e-4, 2e-2)
 _EMULATED = 256
 #: larger matrices are not decomposed to find the least distance
 _DECOMPOSED = 1024
-
-
-@dataclass(frozen=True)
-class WhitenRow(Row):
-    """A row of whitened steps.
-
-    Attributes:
-        gram_error: ``‖XᵀX − G‖ / ‖G‖`` of the last step, where G is the Gram that the step must have.
-        excess: by how much the step is longer than the shortest one with that Gram, relative to the shortest.
-        excess_estimate: what the optimizer estimated for the same; the only figure for matrices too large to decompose.
-    """
-
-    gram_error: float = 0.0
-    excess: float | None = None
-    excess_estimate: float = 0.0
-
-    @override
-    def line(self) -> str:
-        measured = "" if self.excess is None else f" {100 * self.excess:.2f} % measured,"
-        return (
-            f"{super().line()}  excess distance{measured} {100 * self.excess_estimate:.2f} % estimated;"
-            f" Gram off by {self.gram_error:.0e}"
-        )
 
 
 def run(device: torch.device | str = "cpu", seconds: float = 10.0) -> Iterator[Row]:
@@ -88,11 +64,10 @@ def _compared(case: Case, step: float, device: torch.device | str, seconds: floa
     took = compare(ways, device=device, seconds=seconds, warm_up=calls, least=1, calls=calls)
     for name, time in took.items():
         ratio, label = time / took["Muon"], f"{case.k}×{case.d}, step {step:g} ‖W‖"
+        row = Row(label, name, 1e3 * time, "Muon", ratio)
         if ways[name] is whitened:
-            accuracy = _accuracy(whitened)
-            yield WhitenRow(label, name, 1e3 * time, "Muon", ratio, f"≤ {goal:.1f}", ratio <= goal, "", *accuracy)
-        else:
-            yield Row(label, name, 1e3 * time, "Muon", ratio)
+            row = replace(row, goal=f"≤ {goal:.1f}", met=ratio <= goal, note=_accuracy(whitened))
+        yield row
 
 
 class _Stepper:
@@ -108,20 +83,21 @@ class _Stepper:
         self.optimizer.step()
 
 
-def _accuracy(whitened: _Stepper) -> tuple[float, float | None, float]:
-    """The last three columns of :class:`WhitenRow`, from one step more."""
+def _accuracy(whitened: _Stepper) -> str:
+    """By how much one more step is longer than the shortest with its Gram, measured and estimated, and the Gram's error."""
     before = whitened.W.detach().clone()
     whitened()
     assert whitened.W.grad is not None
     assert isinstance(whitened.optimizer, GramWhitened)
     proposed, after = before - whitened.W.grad, whitened.W.detach().double()
     wanted = proposed.double().mT @ proposed.double()
-    gram_error = float((after.mT @ after - wanted).norm() / wanted.norm())
+    error = float((after.mT @ after - wanted).norm() / wanted.norm())
     (estimate,) = whitened.optimizer.excess.values()
-    if len(before) > _DECOMPOSED:
-        return gram_error, None, estimate
-    least = (nearest_with_gram(before.double(), proposed.double(), "svd") - before).norm()
-    return gram_error, float((after - before).norm() / least - 1), estimate
+    measured = ""
+    if len(before) <= _DECOMPOSED:
+        least = (nearest_with_gram(before.double(), proposed.double(), "svd") - before).norm()
+        measured = f" {100 * float((after - before).norm() / least - 1):.2f} % measured,"
+    return f"excess distance{measured} {100 * estimate:.2f} % estimated; Gram off by {error:.0e}"
 
 
 def _problem(case: Case, step: float, device: torch.device | str) -> tuple[Tensor, list[Tensor]]:

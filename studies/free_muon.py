@@ -3,17 +3,18 @@
     python studies/free_muon.py --data-dir DIR --steps 3000 --decay 0 0.1 0.2 0.3
     python studies/free_muon.py --data-dir DIR --steps 10 30 --first-step 0.12 0.15 0.18 0.25 --seeds 3
 
-Nets and data are those of ``python -m benchmarks optimizers --scale full``; rates fall linearly to 0. Test data are not read.
+Nets and data are those of ``python -m benchmarks optimizers --scale full``. Test scores are not used.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 
 import torch
 
-from benchmarks.optimizer_peers import Competitor
+from benchmarks.optimizer_peers import OURS, competitors
 from benchmarks.optimizer_tasks import TASKS, make_task
 from benchmarks.optimizers import run_trial
 from gramscope.optim import free_muon
@@ -31,18 +32,18 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    free = Competitor("FreeMuon", (1.0,), lambda net, _: [free_muon.FreeMuon(net)], 1.0)
-    print(f"{'net':9} {'data':8} {'steps':>5} {'ρ':>5} {'λ':>5} {'validation':>10}   deviation")
-    for net, data in TASKS["full"][:5]:
+    free = next(method for method in competitors() if method.name == OURS)
+    print(f"{'net':11} {'data':11} {'ρ':>5} {'λ':>5} {'steps':>5} {'validation':>10}   deviation")
+    for net, data in TASKS["full"]:
         task = make_task(net, data, given.data_dir)
-        for steps in given.steps:
-            for first in given.first_step:
-                for decay in given.decay:
-                    free_muon.STEP, free_muon.DECAY = first, decay
-                    scores = [run_trial(task, free, 1.0, steps, seed).validation for seed in range(given.seeds)]
-                    deviation = f"{statistics.stdev(scores):.3f}" if len(scores) > 1 else "–"
-                    mean = statistics.fmean(scores)
-                    print(f"{net:9} {data:8} {steps:5} {first:5} {decay:5} {mean:10.3f}   {deviation}", flush=True)
+        for first, decay in itertools.product(given.first_step, given.decay):
+            free_muon.STEP, free_muon.DECAY = first, decay
+            runs = [run_trial(task, free, 1.0, given.steps, seed) for seed in range(given.seeds)]
+            for trials in zip(*runs, strict=True):
+                scores = [trial.validation for trial in trials]
+                deviation = f"{statistics.stdev(scores):.3f}" if len(scores) > 1 else "–"
+                mean = f"{statistics.fmean(scores):10.3f}"
+                print(f"{net:11} {data:11} {first:5} {decay:5} {trials[0].steps:5} {mean}   {deviation}", flush=True)
 
 
 if __name__ == "__main__":

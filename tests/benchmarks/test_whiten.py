@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import pytest
 import torch
 
 from benchmarks import whiten
-from benchmarks.whiten import Case, WhitenRow
+from benchmarks.whiten import Case
 
 
 @pytest.fixture(autouse=True)
@@ -21,14 +22,13 @@ def test_every_case_is_compared_with_muon_and_its_accuracy_measured() -> None:
     rows = list(whiten.run(seconds=0.0))
     assert [row.method for row in rows] == 2 * ["Muon", "GramWhitened(SGD)", "SGD"]
     assert [row.ratio for row in rows if row.method == "Muon"] == [1.0, 1.0]
-    first, second = (row for row in rows if isinstance(row, WhitenRow))
+    first, second = (row for row in rows if row.note)
     assert (first.met, second.met) == (True, False)
     for row in (first, second):
-        assert row.excess is not None
-        assert -1e-6 < row.excess < 0.022
-        assert 0 <= row.excess_estimate < 0.02
-        assert row.gram_error < 5e-7
-        assert f"excess distance {100 * row.excess:.2f} % measured" in row.line()
+        excess, estimate, gram = (float(x) for x in re.findall(r"(-?[\d.]+) %|off by (.*)", row.note) for x in x if x)
+        assert -1e-4 < excess < 2.2
+        assert 0 <= estimate < 2
+        assert gram < 5e-7
 
 
 def test_rows_come_one_case_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,10 +47,9 @@ def test_rows_come_one_case_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_large_matrices_are_not_decomposed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(whiten, "_DECOMPOSED", 20)
-    first, second = (row for row in whiten.run(seconds=0.0) if isinstance(row, WhitenRow))
-    assert first.excess is not None
-    assert second.excess is None
-    assert "measured" not in second.line()
+    first, second = (row for row in whiten.run(seconds=0.0) if row.note)
+    assert "measured" in first.note
+    assert "measured" not in second.note
 
 
 def test_the_time_is_that_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
