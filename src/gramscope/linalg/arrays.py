@@ -336,12 +336,12 @@ def row_norm(A: Tensor, B: Tensor | None = None) -> Tensor:
     >>> row_norm(torch.tensor([[3.0], [4.0]])).item()
     5.0
     """
-    one, other = (None if X is None else X.reshape(-1, X.shape[-1]) for X in (A, B))
-    assert one is not None
-    norms = [to_double(A).new_zeros(())] if not A.numel() else []
-    for i, j in spans(*one.shape, entries=2**16):
-        norms.append((to_double(one[i:j]) - (0.0 if other is None else to_double(other[i:j]))).norm())
-    return torch.stack(norms).norm()
+    rows, others = A.reshape(-1, A.shape[-1]), None if B is None else B.reshape(-1, A.shape[-1])
+    total = to_double(A[..., :0]).sum()
+    for i, j in spans(len(rows), rows.shape[1], entries=2**16):
+        block = to_double(rows[i:j])
+        total += (block if others is None else block - to_double(others[i:j])).square().sum()
+    return total.sqrt()
 
 
 def row_product(A: Tensor, B: Tensor) -> Tensor:

@@ -227,7 +227,8 @@ def surrogate(H: Array, Y: Array, W: Array | None = None, normalized: bool = Fal
         features, weight = MappedRows(features, weight), None
     gram = _small_gram(features, allow_dual=weight is None)
     gram = gram if weight is None else weight @ gram @ weight.mT
-    return cross.square().sum() / (gram.norm() * _small_gram(targets).norm())
+    cosine: Tensor = cross.square().sum() / (gram.norm() * _small_gram(targets).norm())
+    return cosine
 
 
 def surrogate_from_moments(m: Moments, normalized: bool = False, center: bool = False) -> Tensor:
@@ -243,7 +244,8 @@ def surrogate_from_moments(m: Moments, normalized: bool = False, center: bool = 
     gram = m.require_gram() if center else m.HtH
     if center and is_constant(m.n, m.mean_h, gram.trace()):
         return gram.new_full((), float("nan"))  # only rounding varies
-    return (cross / gram.norm()) * (cross / m.YtY.norm())
+    cosine: Tensor = (cross / gram.norm()) * (cross / m.YtY.norm())
+    return cosine
 
 
 def gram_induced_error(H: Array, Y: Array, ridge: float, W: Array | None = None) -> Tensor:

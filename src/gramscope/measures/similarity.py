@@ -16,9 +16,12 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError
-from gramscope.linalg.arrays import Array, Rows, check_pair, spans, to_double
-from gramscope.linalg.moments import Moments, is_constant, moments
-from gramscope.measures.linearity import fit_linear, probe_accuracy
+from gramscope.linalg.arrays import Array, MappedRows, Rows, check_pair, to_double
+from gramscope.linalg.moments import Moments, is_constant
+from gramscope.measures.linearity import cross_product, fit_linear, probe_accuracy
+
+#: samples that the unbiased estimate needs
+FEWEST = 4
 
 
 def linear_cka(X: Array, Y: Array, debiased: bool = False) -> Tensor:
@@ -33,9 +36,9 @@ def linear_cka(X: Array, Y: Array, debiased: bool = False) -> Tensor:
             (:mod:`gramscope.measures.similarity`); :func:`gramscope.cka` does so for all layers of a model.
 
     Returns:
-        A float64 number between 0 and 1 (debiased it may be a little below 0); NaN if one of them is constant.
+        A float64 number between 0 and 1; NaN if one of them is constant. Debiased it is 0 on average for independent features
+        (it may be negative), and NaN also where features are too noisy for their own HSIC to be positive.
 
-    >>> import torch
     >>> X = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
     >>> round(linear_cka(X, 2 * X).item(), 12)
     1.0
@@ -43,22 +46,29 @@ def linear_cka(X: Array, Y: Array, debiased: bool = False) -> Tensor:
     first, second = Rows(X, "X"), Rows(Y, "Y")
     check_pair(first, second)
     n = first.n
-    if debiased:
-        return debiased_cka(first, second)
-    if n >= max(first.width, second.width):
-        return linear_cka_from_moments(moments(first, second))
-    mean_a, mean_b = first.mean(), second.mean()
-    a, b = first.block(0, n) - mean_a, second.block(0, n) - mean_b
-    Ka, Kb = a @ a.mT, b @ b.mT
-    if is_constant(n, mean_a, Ka.trace()) or is_constant(n, mean_b, Kb.trace()):
-        return Ka.new_full((), float("nan"))
-    return (Ka * Kb).sum() / (Ka.norm() * Kb.norm())
+    if debiased and n < FEWEST:
+        raise InputError(f"debiased CKA needs at least {FEWEST} samples, got {n}")
+    sides = []
+    for rows in (first, second):
+        mean = rows.mean()
+        centred = MappedRows(rows, shift=mean)
+        sizes = torch.cat([block.square().sum(1) for block in centred.blocks()])
+        if is_constant(n, mean, sizes.sum()):
+            return sizes.new_full((), float("nan"))
+        sides.append((centred, sizes))
+
+    def hsic(i: int, j: int) -> Tensor:
+        (x, a), (y, b) = sides[i], sides[j]
+        inner = _square_inner(x, y)
+        return unbiased_hsic(inner, a.sum(), b.sum(), a @ b, n) if debiased else inner
+
+    return hsic(0, 1) / (hsic(0, 0).sqrt() * hsic(1, 1).sqrt())  # debiased, the root of a negative number is NaN
 
 
 def linear_cka_from_moments(m: Moments) -> Tensor:
     """:func:`linear_cka` between h and y from merged moments, the same for any split into batches.
 
-    >>> import torch
+    >>> from gramscope.linalg.moments import moments
     >>> m = moments(torch.tensor([[1.0], [2.0]]), torch.tensor([[0.0], [5.0]]))
     >>> linear_cka_from_moments(m).item()
     1.0
@@ -66,8 +76,8 @@ def linear_cka_from_moments(m: Moments) -> Tensor:
     C_hh = m.require_gram()
     if is_constant(m.n, m.mean_h, C_hh.trace()) or is_constant(m.n, m.mean_y, m.C_yy.trace()):
         return C_hh.new_full((), float("nan"))
-    cross = m.C_hy.norm()
-    return (cross / C_hh.norm()) * (cross / m.C_yy.norm())
+    cka: Tensor = (m.C_hy.norm() / C_hh.norm()) * (m.C_hy.norm() / m.C_yy.norm())
+    return cka
 
 
 def linear_probe_accuracy(
@@ -80,7 +90,6 @@ def linear_probe_accuracy(
 ) -> Tensor:
     """Accuracy of a linear (ridge) classifier on the features: on test data where given, else on its training data.
 
-    >>> import torch
     >>> H = torch.tensor([[0.0], [1.0], [4.0], [5.0]])
     >>> linear_probe_accuracy(H, torch.tensor([0, 0, 1, 1])).item()
     1.0
@@ -91,34 +100,6 @@ def linear_probe_accuracy(
     if H_test is None or labels_test is None:
         return probe_accuracy(fit, H, labels)
     return probe_accuracy(fit, H_test, labels_test)
-
-
-#: samples that the unbiased estimate needs
-FEWEST = 4
-
-
-def debiased_cka(first: Rows, second: Rows) -> Tensor:
-    """Debiased linear CKA of features of the same n samples, through d×e or, for n < d, n×n matrices.
-
-    Args:
-        first: ``[n, d]``.
-        second: ``[n, e]``.
-
-    Returns:
-        A float64 number up to about 1, 0 on average for independent features (it may be negative); NaN where one of them
-        is constant or too noisy for its own HSIC to be positive.
-
-    >>> generator = torch.Generator().manual_seed(0)
-    >>> X = Rows(torch.randn(20, 50, generator=generator), "X")
-    >>> round(debiased_cka(X, X).item(), 12)
-    1.0
-    """
-    n = first.n
-    if n < FEWEST:
-        raise InputError(f"debiased CKA needs at least {FEWEST} samples, got {n}")
-    a, b = _square_norms(first), _square_norms(second)
-    pairs = ((first, second, a, b), (first, first, a, a), (second, second, b, b))
-    return _ratio(*(unbiased_hsic(_square_inner(x, y), s.sum(), t.sum(), s @ t, n) for x, y, s, t in pairs))
 
 
 def batch_hsic(left: Tensor, right: Tensor) -> Tensor:
@@ -149,24 +130,12 @@ def unbiased_hsic(inner: Tensor, sum_a: Tensor, sum_b: Tensor, sum_ab: Tensor, n
     return (inner - n / (n - 2) * sum_ab + sum_a * sum_b / ((n - 1) * (n - 2))) / (n * (n - 3))
 
 
-def _ratio(cross: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    return cross / (first.sqrt() * second.sqrt())  # the root of a negative number is NaN
-
-
-def _square_norms(rows: Rows) -> Tensor:
-    mean = rows.mean()
-    return torch.cat([(rows.block(i, j) - mean).square().sum(1) for i, j in spans(rows.n, rows.width)])
-
-
 def _square_inner(first: Rows, second: Rows) -> Tensor:
-    """``‖XᵀY‖_F²`` of centred rows."""
-    n, mean_a, mean_b = first.n, first.mean(), second.mean()
+    """``‖XᵀY‖_F²``, through d×e or, for n < d, n×n matrices."""
+    n = first.n
     if n >= max(first.width, second.width):
-        blocks = spans(n, first.width + second.width)
-        total = sum((first.block(i, j) - mean_a).mT @ (second.block(i, j) - mean_b) for i, j in blocks)
-        assert isinstance(total, Tensor)
-        return total.square().sum()
-    x, y = first.block(0, n) - mean_a, second.block(0, n) - mean_b
+        return cross_product(first, second).square().sum()
+    x, y = first.block(0, n), second.block(0, n)
     return ((x @ x.mT) * (y @ y.mT)).sum()
 
 
@@ -184,7 +153,6 @@ def kernel_target_alignment(m: Moments, labels: bool) -> Tensor:
     Returns:
         A float64 number from 0 to 1, 1 where the kernel is the ideal one; NaN where a side is zero.
 
-    >>> import torch
     >>> from gramscope.linalg.moments import moments
     >>> y = torch.tensor([[1.0], [-1.0], [-1.0]])
     >>> round(kernel_target_alignment(moments(3 * y, y), labels=False).item(), 12)
@@ -192,4 +160,5 @@ def kernel_target_alignment(m: Moments, labels: bool) -> Tensor:
     """
     if labels:
         m = replace(m, mean_y=m.mean_y - 1 / m.mean_y.numel())
-    return m.HtY.square().sum() / (m.HtH.norm() * m.YtY.norm())
+    alignment: Tensor = m.HtY.square().sum() / (m.HtH.norm() * m.YtY.norm())
+    return alignment
