@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import gramscope as gs
 import reference
 from gramscope.errors import InputError, NumericalError, ResultWarning
-from gramscope.layers.linear_layer import Layer
+from gramscope.layers.kinds import Layer
 from gramscope.layers.select import select_layers
 
 

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from gramscope.errors import InputError, checks_names, load_extra
 from gramscope.layers.batches import Unpack, batches, to_device
-from gramscope.layers.hooks import Observer, in_backward
+from gramscope.layers.kinds import Layer
 from gramscope.layers.labels import LabelReader
-from gramscope.layers.linear_layer import Layer
 from gramscope.layers.losses import Loss
 from gramscope.layers.model_call import OutputSelector, call_model, model_device, model_dtype, own_loss, select_output
 from gramscope.layers.select import LayerSelector, select_layers
+from gramscope.layers.tape import Observer, in_backward
 from gramscope.measures.table import format_value
 from gramscope.text_table import text_table
 

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gramscope.errors import InputError, LayerError, no_such
-from gramscope.layers.batches import Unpack, batches, to_device
-from gramscope.layers.hooks import first_tensor
+from gramscope.layers.batches import Unpack, batches, first_tensor, to_device
 from gramscope.layers.model_call import call_model, evaluating, model_device, model_dtype
 from gramscope.layers.modules import unwrap
 from gramscope.linalg.moments import Moments, block_moments, merge

@@ -13,10 +13,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from gramscope.instruments.agop import tangent_kernel
-from gramscope.layers.batches import Unpack, batches, to_device
-from gramscope.layers.hooks import first_tensor
-from gramscope.layers.kinds import LinearLayer
-from gramscope.layers.linear_layer import Layer
+from gramscope.layers.batches import Unpack, batches, first_tensor, to_device
+from gramscope.layers.kinds import Layer, LinearLayer
 from gramscope.layers.model_call import OutputSelector, model_device
 from gramscope.layers.select import LayerSelector, select_layers
 from gramscope.linalg.arrays import to_double

@@ -11,13 +11,12 @@ from torch import Tensor, nn
 
 from gramscope.distributed.exchange import Exchange, Group, find_exchange
 from gramscope.errors import InputError
-from gramscope.layers.batches import NoBatchError, Unpack, batches, is_array, to_device
+from gramscope.layers.batches import NoBatchError, Unpack, batches, flattened, is_array, to_device
 from gramscope.layers.capture import capture
+from gramscope.layers.kinds import effective_weight
 from gramscope.layers.labels import IGNORED, LabelReader
-from gramscope.layers.linear_layer import effective_weight
 from gramscope.layers.model_call import call_model, evaluating, model_device, model_dtype
 from gramscope.layers.modules import unwrap
-from gramscope.layers.positions import flattened
 from gramscope.linalg.arrays import Array, as_tensor, to_double
 from gramscope.linalg.moments import ClassMoments
 from gramscope.measures.collapse import NeuralCollapse, nearest_class, neural_collapse_from_rows

@@ -22,7 +22,7 @@ from gramscope.instruments.checkpoints import (
 )
 from gramscope.instruments.estimate import estimate
 from gramscope.instruments.measure import measure
-from gramscope.layers.hooks import tensors_in
+from gramscope.layers.batches import tensors_in
 from gramscope.layers.losses import Loss
 from gramscope.measures.series import Series, SeriesStore, ordered
 from gramscope.measures.table import Table

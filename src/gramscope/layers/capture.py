@@ -6,16 +6,14 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
 
 from gramscope.errors import LayerError, ResultWarning, checks_names
-from gramscope.layers.hooks import Observer, first_tensor, in_backward
 from gramscope.layers.modules import ModuleHook, is_compiled, unwrap
 from gramscope.layers.select import LayerSelector, select_layers, select_modules
-from gramscope.layers.tape import Reduction, Tape
+from gramscope.layers.tape import Observer, Reduction, Tape
 from gramscope.notes import Note
 
 
@@ -81,33 +79,13 @@ def capture(
         torch.backends.mha.set_fastpath_enabled(False)
         if is_compiled(model):
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-        called, returned = ModuleHook(partial(_called, tape)), ModuleHook(partial(_returned, tape))
-        stack.callback(root.register_forward_pre_hook(called, with_kwargs=True).remove)
-        stack.callback(root.register_forward_hook(returned).remove)
+        stack.callback(root.register_forward_pre_hook(ModuleHook(tape.called), with_kwargs=True).remove)
+        stack.callback(root.register_forward_hook(ModuleHook(tape.returned)).remove)
         for name, module in wanted.items():
-            stack.callback(module.register_forward_hook(ModuleHook(partial(_keep_output, tape, name))).remove)
+            stack.callback(module.register_forward_hook(ModuleHook(partial(tape.keep_output, name))).remove)
         stack.enter_context(Observer(selection, tape.applied))
         yield tape
     check_seen(tape)
-
-
-def _called(tape: Tape, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if tape.watching and not in_backward():
-        tape.called(args, kwargs)
-
-
-def _returned(tape: Tape, module: nn.Module, args: object, output: object) -> None:
-    if tape.watching and tape.calls and not in_backward():
-        tape.calls[-1].returned(output)
-
-
-def _keep_output(tape: Tape, name: str, module: nn.Module, args: object, output: object) -> None:
-    value = first_tensor(output)
-    if value is None:
-        raise LayerError(f"module {name!r} returned no tensor but {type(output).__name__}")
-    if tape.watching and not in_backward():
-        tape.outputs[name] = value.detach().clone()  # what follows may overwrite it
-        tape.output_counts[name] = tape.output_counts.get(name, 0) + 1
 
 
 def check_seen(tape: Tape) -> None:

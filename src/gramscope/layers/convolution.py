@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
-from gramscope.layers.linear_layer import Layer
+from gramscope.layers.kinds import Layer
 
 
 class SpatialLayer(Layer):

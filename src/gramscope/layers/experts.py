@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from gramscope.layers.kinds import NamedWeightLayer
-from gramscope.layers.linear_layer import sum_outer
+from gramscope.layers.kinds import NamedWeightLayer, sum_outer
 
 #: ``(name of the weight, where rows go, x [rows, d], z [rows, k]) -> z``, the output to continue with
 Report: TypeAlias = Callable[[str, "Routing", Tensor, Tensor], Tensor]

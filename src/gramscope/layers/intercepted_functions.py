@@ -23,8 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gramscope.layers.convolution import ConvLayer
 from gramscope.layers.experts import ExpertsLayer, Routing, watched
-from gramscope.layers.kinds import AttentionProjection, EmbeddingLayer, LinearLayer, TransposedLinearLayer
-from gramscope.layers.linear_layer import Layer
+from gramscope.layers.kinds import AttentionProjection, EmbeddingLayer, Layer, LinearLayer, TransposedLinearLayer
 from gramscope.layers.modules import ModuleHook
 from gramscope.layers.recurrent import SEQUENCES, STEPS, run_sequence, run_step
 

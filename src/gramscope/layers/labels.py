@@ -15,9 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gramscope.layers.batches import LABEL_KEYS, head, label_key
+from gramscope.layers.batches import LABEL_KEYS, Positions, head, label_key, positions_in
 from gramscope.layers.model_call import call_model, forward_arguments, own_loss, unused_inputs
-from gramscope.layers.positions import Positions, positions_in
 from gramscope.notes import Note
 
 #: the label that models of transformers leave out of their own loss

@@ -36,7 +36,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gramscope.errors import GramscopeError, InputError
-from gramscope.layers.positions import Positions
+from gramscope.layers.batches import Positions
 
 #: ``(output, target) -> loss``, or ``(returned, batch) -> loss`` where the second argument is called ``batch``
 Loss: TypeAlias = Callable[[Any, Any], Tensor]

@@ -11,12 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from gramscope.errors import InputError, LayerError
-from gramscope.layers.batches import LABEL_KEYS
-from gramscope.layers.hooks import first_tensor, tensors_in
+from gramscope.layers.batches import LABEL_KEYS, first_tensor, tensors_in
 from gramscope.layers.modules import in_eval_mode, unwrap
 from gramscope.layers.select import all_layers
-from gramscope.layers.tape import Tape
-from gramscope.layers.watchers import unseen
+from gramscope.layers.tape import Tape, unseen
 
 #: where the output tensor is: a key, an index, or a function of what the model returns
 OutputSelector: TypeAlias = str | int | Callable[[Any], Tensor] | None

@@ -15,13 +15,13 @@ from gramscope.layers.experts import ExpertsLayer
 from gramscope.layers.kinds import (
     AttentionProjection,
     EmbeddingLayer,
+    Layer,
     LinearLayer,
     LoraLayer,
     NamedWeightLayer,
     OwnLinearLayer,
     TransposedLinearLayer,
 )
-from gramscope.layers.linear_layer import Layer
 from gramscope.layers.modules import names_in_code, public_name, unwrap
 from gramscope.layers.recurrent import RecurrentLayer
 
@@ -82,7 +82,7 @@ def _reason(module: nn.Module) -> str | None:
             return reason
     return (
         f"{type(module).__name__} holds {', '.join(shapes)} itself; no layer applies them, so they are not measured "
-        "(gramscope.layers.linear_layer.Layer teaches new kinds)"
+        "(gramscope.layers.kinds.Layer teaches new kinds)"
     )
 
 

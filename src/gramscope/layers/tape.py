@@ -1,123 +1,164 @@
-"""The records of a capture: every call of the model, and inputs and pre-activation gradients of every layer application."""
+"""Watching a model: one callback per application of a layer, and the records of a capture.
+
+An :class:`Observer` calls ``sink(layer, x, z)`` right after each application of a chosen layer, with the module's
+native input and output still attached to the autograd graph; what the sink returns (if not ``None``) replaces the
+output. Applications that no module hook sees are found by :mod:`gramscope.layers.intercepted_functions`.
+"""
 
 from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeAlias
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from gramscope.errors import LayerError, ResultWarning
-from gramscope.layers.hooks import in_backward, own_node, tensors_in
-from gramscope.layers.kinds import AttentionProjection, EmbeddingLayer
-from gramscope.layers.linear_layer import Layer
+from gramscope.layers.batches import first_tensor
+from gramscope.layers.intercepted_functions import Sink, Tap, taps_of
+from gramscope.layers.kinds import EmbeddingLayer, Layer, NamedWeightLayer
 from gramscope.layers.losses import check_reduction
-from gramscope.layers.record import Application, LayerRecord
+from gramscope.layers.modules import ModuleHook
+from gramscope.layers.record import Application, Call, LayerRecord
 from gramscope.layers.select import Selection
-from gramscope.layers.watchers import Watcher
 from gramscope.notes import Kind, Note
+
+_WATCHERS: WeakSet[Watcher] = WeakSet()
+#: the model whose measurement is under way here
+_MEASURED: ContextVar[nn.Module | None] = ContextVar("measured", default=None)
+
+
+class Watcher:
+    """Something with hooks on ``model``, which must do nothing while :attr:`watching` is false."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self._away = 0
+        self._measured = _MEASURED.get()
+        _WATCHERS.add(self)
+
+    @property
+    def watching(self) -> bool:
+        """Whether to notice passes of the model."""
+        return self._away == 0
+
+    @contextmanager
+    def ignoring_calls(self) -> Iterator[None]:
+        """Ignore passes of the model inside this block."""
+        self._away += 1
+        try:
+            yield
+        finally:
+            self._away -= 1
+
+    def is_foreign(self, model: nn.Module, modules: set[nn.Module]) -> bool:
+        """Whether this watches one of ``modules`` for the user or for another measurement of ``model``.
+
+        A measurement of two networks that share modules has a watcher for each, and leaves both alone.
+        """
+        return self._measured in (None, model) and not modules.isdisjoint(self.model.modules())
+
+
+@contextmanager
+def unseen(model: nn.Module, by_all_but: Watcher | None = None) -> Iterator[None]:
+    """Hide passes of ``model`` inside this block from the watchers that exist already, except ``by_all_but``."""
+    modules = set(model.modules())
+    with ExitStack() as stack:
+        for watcher in list(_WATCHERS):
+            if watcher is not by_all_but and watcher.is_foreign(model, modules):
+                stack.enter_context(watcher.ignoring_calls())
+        stack.callback(_MEASURED.reset, _MEASURED.set(model))
+        yield
+
+
+class Observer:
+    """Calls ``sink`` at every application of ``layers`` between :meth:`attach` and :meth:`detach`."""
+
+    def __init__(self, layers: Iterable[Layer], sink: Sink) -> None:
+        self._layers = tuple(layers)
+        self._sink = sink
+        self._hooks: ExitStack | None = None
+
+    def attach(self) -> None:
+        """Register the hooks. Ours run before the user's, so that ``z`` is the layer's own output."""
+        if self._hooks is not None:
+            raise LayerError("this observer is attached already")
+        self._hooks = ExitStack()
+        taps: dict[nn.Module, Tap] = {}
+        for layer in self._layers:
+            if isinstance(layer, NamedWeightLayer):
+                taps.setdefault(layer.module, Tap(self._sink)).named[layer.weight_name] = layer
+                continue
+            tap = None
+            if layer.scope is not None:
+                tap = taps.setdefault(layer.scope, Tap(self._sink))
+                tap.used.append(layer)
+            hook = ModuleHook(_reporter(layer, self._sink, tap))
+            self._hooks.callback(layer.module.register_forward_hook(hook, prepend=True, with_kwargs=True).remove)
+        for module, tap in taps.items():
+            shared = taps_of(module)
+            shared.append(tap)
+            self._hooks.callback(shared.remove, tap)
+
+    def detach(self) -> None:
+        """Remove every hook of this observer; harmless when there is none."""
+        if self._hooks is not None:
+            self._hooks.close()
+        self._hooks = None
+
+    def __enter__(self) -> Observer:
+        try:
+            self.attach()
+        except BaseException:
+            self.detach()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.detach()
+
+
+def own_node(z: Tensor) -> Tensor | None:
+    """A replacement of ``z`` whose gradient can be watched; ``None`` if ``z`` itself can be.
+
+    After frozen layers only, ``z`` has no gradient; and an in-place operation on a view (``Linear`` on sequences returns
+    one) rewrites the view's history, so that its gradient no longer passes through this node.
+    """
+    if not z.requires_grad:
+        return z + torch.zeros((), dtype=z.dtype, device=z.device, requires_grad=True)
+    return z.clone() if z._is_view() else None
+
+
+def in_backward() -> bool:
+    """Whether this runs inside a backward pass, where activation checkpoints repeat their forward."""
+    return int(torch._C._current_graph_task_id()) != -1
+
+
+def _reporter(layer: Layer, sink: Sink, tap: Tap | None) -> Callable[..., Tensor | None]:
+    """A forward hook that reports to ``sink`` what no function inside the module has reported."""
+
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Tensor | None:
+        if tap is not None and layer.name in tap.seen:
+            tap.seen.discard(layer.name)
+            return None
+        x = first_tensor((args, kwargs))
+        if x is not None and isinstance(output, Tensor):
+            return sink(layer, x, output)
+        if layer.scope is module:
+            return None
+        raise LayerError(f"layer {layer.name!r} was called without a tensor or did not return one")
+
+    return hook
+
 
 #: how the loss was reduced over the batch: ``"sum"``, ``"none"`` (already per sample), ``"mean"``, or the factor itself
 Reduction: TypeAlias = str | float
-
-
-class Call:
-    """One call of a model and its number of samples.
-
-    Candidates are the sizes of the arguments along ``batch_dim``, in the order of the arguments, and the lengths of lists
-    (of images, say). A size of one comes last, since it may be broadcast. The candidate that occurs as the number of rows
-    of a layer's input and of the output is taken.
-    """
-
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], batch_dim: int = 0) -> None:
-        self._batch_dim = batch_dim
-        lengths = [len(value) for value in (*args, *kwargs.values()) if isinstance(value, list)]
-        self._arguments = sorted(self._sizes((args, kwargs)) + lengths, key=lambda size: size == 1)
-        self._outputs: set[int] = set()
-        self._rows: set[int] = set()
-        self._ranked: set[bool] = set()  # whether layers that know the rank of their inputs saw a batch axis
-        self._vectors: set[bool] = set()  # whether the others saw single vectors
-        self._attention: dict[str, tuple[int, int, bool]] = {}
-        self._over = False
-
-    def applied(self, layer: Layer, x: Tensor) -> None:
-        """A layer was applied to the native input ``x``."""
-        if self._over:
-            return
-        unbatched = layer.is_unbatched(x)
-        (self._ranked if layer.fixed_rank else self._vectors).add(unbatched)
-        self._rows.add(layer.samples(x, self._batch_dim))
-        if isinstance(layer, AttentionProjection) and not unbatched:
-            self._attention[layer.name] = (x.shape[0], x.shape[1], bool(getattr(layer.module, "batch_first", False)))
-
-    def returned(self, output: object) -> None:
-        """The model returned ``output``."""
-        self._outputs = set(self._sizes(output))
-        self._over = True
-
-    @property
-    def arguments(self) -> bool:
-        """Whether there was a tensor, or a list, that may hold samples."""
-        return bool(self._arguments) or self._unbatched
-
-    @property
-    def samples(self) -> int:
-        """The most likely number of samples; 0 if there was no tensor."""
-        if self._unbatched:
-            return 1
-        return max(self._arguments, key=self._known, default=0)
-
-    @property
-    def doubt(self) -> str | None:
-        """Why the number of samples is uncertain; ``None`` if it is not."""
-        n = self.samples
-        if self._unbatched:
-            return None
-        if not self.arguments:
-            return "the model was called with no tensor that has a batch axis"
-        if n == 0:
-            return None  # an empty batch
-        across = self.across_samples
-        if across:
-            return next(iter(across.values()))
-        if self._known(n) or not any(rows % n for rows in self._rows):  # tokens as rows
-            return None
-        inputs, rows = (", ".join(map(str, sorted(sizes))) for sizes in (set(self._arguments), self._rows))
-        return f"the model's inputs have {inputs} rows and its layers saw {rows}"
-
-    @property
-    def across_samples(self) -> dict[str, str]:
-        """Attention layers whose sequences run along the axis taken for the batch, each with an explanation.
-
-        Attention in windows (``samples × windows`` sequences) does not count, unless the module has the batch second.
-        """
-        n = self.samples
-        return {
-            name: f"attention layer {name!r} saw {batch} sequences of {length} positions where the batch has {n} samples: "
-            "a sequence-first model needs batch_dim=1; where samples attend to each other none has gradients of its own"
-            for name, (batch, length, batch_first) in self._attention.items()
-            if length == n != batch and (not batch_first or batch % n)
-        }
-
-    @property
-    def _unbatched(self) -> bool:
-        """Whether this was one sample without a batch axis.
-
-        Convolutions and attention show it by the rank of their inputs; a model of linear layers by inputs that are vectors.
-        """
-        seen = self._ranked or self._vectors
-        return bool(seen) and all(seen)
-
-    def _known(self, size: int) -> int:
-        return (size in self._rows) + (size in self._outputs)
-
-    def _sizes(self, values: object) -> list[int]:
-        return [t.shape[self._batch_dim] for t in tensors_in(values) if t.dim() > self._batch_dim]
 
 
 class Tape(Watcher):
@@ -262,8 +303,10 @@ class Tape(Watcher):
         """Whether a gradient has come back to forward number ``call``."""
         return any(a.dz is not None for a in self.applications() if a.call == call)
 
-    def called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The model is called: a new batch begins."""
+        if not self.watching or in_backward():
+            return
         if not self.ran and self._gradients and torch.is_grad_enabled():
             problem = batch_dependence(self.model)
             if problem is not None:
@@ -274,6 +317,20 @@ class Tape(Watcher):
                 )
         self.ran = True
         self.calls.append(Call(args, kwargs, self.batch_dim))
+
+    def returned(self, module: nn.Module, args: object, output: object) -> None:
+        """The model returned ``output``."""
+        if self.watching and self.calls and not in_backward():
+            self.calls[-1].returned(output)
+
+    def keep_output(self, name: str, module: nn.Module, args: object, output: object) -> None:
+        """A module whose output is asked for returned it."""
+        value = first_tensor(output)
+        if value is None:
+            raise LayerError(f"module {name!r} returned no tensor but {type(output).__name__}")
+        if self.watching and not in_backward():
+            self.outputs[name] = value.detach().clone()  # what follows may overwrite it
+            self.output_counts[name] = self.output_counts.get(name, 0) + 1
 
     def applied(self, layer: Layer, x: Tensor, z: Tensor) -> Tensor | None:
         """A layer is applied; returns what the forward goes on with in place of ``z``, if not ``z`` itself."""

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from gramscope.distributed.gathered import check_not_flattened, is_sharded
 from gramscope.errors import InputError, LayerError, ResultWarning
-from gramscope.layers.kinds import AttentionProjection, EmbeddingLayer
-from gramscope.layers.linear_layer import Layer
+from gramscope.layers.kinds import AttentionProjection, EmbeddingLayer, Layer
 from gramscope.layers.modules import public_name, unwrap
 from gramscope.layers.select import LayerSelector, select_layers
 from gramscope.optim.weight_matrix import WeightMatrix

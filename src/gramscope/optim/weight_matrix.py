@@ -8,8 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from gramscope.layers.kinds import AttentionProjection
-from gramscope.layers.linear_layer import Layer
+from gramscope.layers.kinds import AttentionProjection, Layer
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,12 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gramscope.errors import InputError, LayerError, NumericalError
-from gramscope.layers.batches import batches, check_target, label_key
+from gramscope.layers.batches import Positions, batches, check_target, first_tensor, flattened, label_key
 from gramscope.layers.capture import capture
-from gramscope.layers.hooks import Observer, first_tensor
 from gramscope.layers.jacobians import check_samples_are_independent, jacobian_chunks
+from gramscope.layers.kinds import Layer, shares_parameter
 from gramscope.layers.labels import LabelReader
-from gramscope.layers.linear_layer import Layer, shares_parameter
 from gramscope.layers.losses import (
     WHOLE_BATCH,
     Loss,
@@ -40,10 +39,9 @@ from gramscope.layers.model_call import (
     select_output,
 )
 from gramscope.layers.modules import unwrap
-from gramscope.layers.positions import Positions, flattened
 from gramscope.layers.record import LayerRecord
 from gramscope.layers.select import select_layers, select_modules
-from gramscope.layers.tape import Tape
+from gramscope.layers.tape import Observer, Tape
 from gramscope.linalg.budget import trim_malloc
 from gramscope.notes import Note
 from gramscope.statistics.structure import (

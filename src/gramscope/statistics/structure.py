@@ -16,14 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from gramscope.errors import InputError
-from gramscope.layers.batches import nested
+from gramscope.layers.batches import flattened, nested
 from gramscope.layers.capture import capture
 from gramscope.layers.jacobians import layers_with_shared_rows
 from gramscope.layers.kinds import LinearLayer
 from gramscope.layers.labels import IGNORED
 from gramscope.layers.losses import Losses
 from gramscope.layers.model_call import OutputSelector, call_model, run_captured, select_output
-from gramscope.layers.positions import flattened
 from gramscope.layers.record import Application, LayerRecord
 from gramscope.layers.tape import Tape
 from gramscope.statistics.sums import OUTPUT, LeftOut, Plan

@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError, NumericalError
-from gramscope.layers.batches import Unpack
+from gramscope.layers.batches import Positions, Unpack
 from gramscope.layers.labels import IGNORED
 from gramscope.layers.model_call import OutputSelector
-from gramscope.layers.positions import Positions
 from gramscope.layers.record import LayerRecord
 from gramscope.layers.select import LayerSelector
 from gramscope.linalg.budget import Budget

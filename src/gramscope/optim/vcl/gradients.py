@@ -19,12 +19,10 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from gramscope.errors import InputError, LayerError
-from gramscope.layers.hooks import Observer, in_backward
-from gramscope.layers.linear_layer import Layer
+from gramscope.layers.kinds import Layer
 from gramscope.layers.modules import ModuleHook, unwrap
 from gramscope.layers.select import select_layers
-from gramscope.layers.tape import Call
-from gramscope.layers.watchers import Watcher
+from gramscope.layers.tape import Call, Observer, Watcher, in_backward
 from gramscope.optim.weight_matrix import WeightMatrix
 
 #: how the loss is reduced over the batch: ``"mean"``, ``"sum"``, the factor that makes gradients sums over samples, or a

@@ -19,7 +19,7 @@ from gramscope.distributed.exchange import Group, find_exchange
 from gramscope.errors import InputError, LayerError, NumericalError, RescueWarning, ResultWarning
 from gramscope.layers.modules import outside_graphs, unwrap
 from gramscope.layers.select import LayerSelector
-from gramscope.layers.watchers import unseen
+from gramscope.layers.tape import unseen
 from gramscope.linalg.arrays import without_autocast
 from gramscope.optim.checks import check_gradients, keep_dtypes, refuse_arguments
 from gramscope.optim.choose_matrices import choose_trained
