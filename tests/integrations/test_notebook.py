@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 import gramscope as gs
+from gramscope.errors import Note
 from gramscope.integrations.loggers import LivePlot
 from gramscope.measures.table import Table
-from gramscope.notes import Note
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "monitor_in_a_notebook.ipynb"
 

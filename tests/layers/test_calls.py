@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 import gramscope as gs
 from cases import Around, close_to_autograd, normal, refused
-from gramscope.errors import LayerError
-from gramscope.notes import joined
+from gramscope.errors import LayerError, joined
 
 
 def masked(m: Any, mask: Tensor, x: Tensor) -> Tensor:

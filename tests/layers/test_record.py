@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 import gramscope as gs
 from cases import Around, normal
-from gramscope.errors import LayerError, ResultWarning
+from gramscope.errors import LayerError, ResultWarning, joined
 from gramscope.instruments.agop import dual_tangent_kernel
-from gramscope.notes import joined
 
 CE = nn.CrossEntropyLoss()
 Y = torch.arange(6) % 3

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gramscope as gs
-from gramscope.notes import joined
+from gramscope.errors import joined
 
 transformers = pytest.importorskip("transformers")
 SIZES = {"vocab_size": 30, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}

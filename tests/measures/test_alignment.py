@@ -19,7 +19,7 @@ from gramscope.errors import NumericalError, ResultWarning
 from gramscope.linalg.gram import Factor
 from gramscope.linalg.psd import random_orthogonal
 from gramscope.measures.alignment import agop_spectrum, corrupted, double_centered_ratio
-from gramscope.measures.layer_grams import exact_ansatz
+from gramscope.measures.column import exact_ansatz
 
 
 def kernel(k: int, seed: int) -> Tensor:

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 import gramscope as gs
-from gramscope.errors import InputError
+from gramscope.errors import InputError, Note
 from gramscope.linalg.measured import Measured
 from gramscope.measures.columns import COLUMNS, DEFAULT, columns_of
 from gramscope.measures.table import Table
-from gramscope.notes import Note
 
 
 def test_every_value_has_its_place() -> None:

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 import gramscope as gs
 from cases import BY_NAME, CASES, Around, Case, captured, normal, refused, sample_losses, split, twin_of
 from comparing import assert_same
-from gramscope.errors import InputError, LayerError, NumericalError
-from gramscope.notes import joined
+from gramscope.errors import InputError, LayerError, NumericalError, joined
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)

@@ -13,9 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import gramscope as gs
 from cases import BY_NAME, Around, normal, pooled, refused
 from comparing import assert_same
-from gramscope.errors import InputError, NumericalError
+from gramscope.errors import InputError, NumericalError, joined
 from gramscope.linalg.moments import ClassMoments, Moments
-from gramscope.notes import joined
 
 
 @pytest.mark.parametrize(

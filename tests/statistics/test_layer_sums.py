@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import gramscope as gs
 from benchmarks.timing import peak_extra_bytes
 from cases import BY_NAME, normal
+from gramscope.errors import joined
 from gramscope.instruments.agop import dual_tangent_kernel
-from gramscope.notes import joined
 
 MEBIBYTE = 2**20
 

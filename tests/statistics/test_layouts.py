@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 import gramscope as gs
 from cases import Around, normal, refused, split
-from gramscope.errors import InputError
-from gramscope.notes import joined
+from gramscope.errors import InputError, joined
 from gramscope.statistics.structure import layout
 
 

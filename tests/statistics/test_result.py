@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import gramscope as gs
 from cases import BY_NAME, normal, pooled, refused, split
 from comparing import assert_same, collected
-from gramscope.notes import joined
+from gramscope.errors import joined
 from gramscope.statistics.matrix_sums import Kernel
 from gramscope.statistics.result import Statistics
 from gramscope.statistics.sums import Plan

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gramscope.distributed.exchange import Group
-from gramscope.errors import InputError, ResultWarning, checks_names
+from gramscope.errors import InputError, Note, ResultWarning, checks_names, joined
 from gramscope.layers.batches import Unpack, is_array, split_batch
 from gramscope.layers.model_call import (
     OutputSelector,
@@ -28,7 +28,6 @@ from gramscope.layers.modules import unwrap
 from gramscope.layers.select import LayerSelector
 from gramscope.linalg.budget import MEMORY, Budget
 from gramscope.linalg.psd import psd_power
-from gramscope.notes import Note, joined
 from gramscope.statistics.collect import collect
 from gramscope.statistics.matrix_sums import Kernel
 from gramscope.statistics.result import LayerStatistics

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gramscope.errors import InputError, LayerError
+from gramscope.errors import InputError, LayerError, Note
 from gramscope.instruments.cka import cka
 from gramscope.instruments.measure import measure
 from gramscope.layers.losses import Loss
@@ -23,7 +23,6 @@ from gramscope.linalg.measured import Measured
 from gramscope.measures.spectrum import summarise
 from gramscope.measures.table import Table
 from gramscope.names import match_names
-from gramscope.notes import Note
 from gramscope.statistics.collect import collect
 
 #: leading singular directions whose subspaces are compared

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from gramscope.distributed.exchange import Exchange, Group, find_exchange
 from gramscope.distributed.gathered import gathered
-from gramscope.errors import GramscopeWarning, InputError, NumericalError, checks_names
+from gramscope.errors import GramscopeWarning, InputError, Note, NumericalError, checks_names, joined
 from gramscope.instruments.readout import nearest_mean_agreement
 from gramscope.layers.batches import Unpack
 from gramscope.layers.losses import Loss, ignored_label
@@ -27,7 +27,6 @@ from gramscope.linalg.measured import Measured
 from gramscope.measures.column import Column, Context, LayerView, Missing
 from gramscope.measures.columns import columns_of
 from gramscope.measures.table import Table
-from gramscope.notes import Note, joined
 from gramscope.statistics.collect import check_reference, collect_planned, progress_bar
 from gramscope.statistics.features import Features
 from gramscope.statistics.matrix_sums import CenteredKernel, Covariance, Gradient, Kernel, ParameterGradient

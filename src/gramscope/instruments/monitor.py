@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from gramscope.distributed.exchange import Group, find_exchange
 from gramscope.distributed.gathered import is_sharded
-from gramscope.errors import InputError, NumericalError, checks_names
+from gramscope.errors import InputError, Note, NumericalError, checks_names
 from gramscope.instruments.log import Log, PictureWriter, check_log, write_pictures, write_record
 from gramscope.instruments.measure import given_by, measure, needs_of
 from gramscope.instruments.pictures import input_diagonals, layer_spectra
@@ -34,7 +34,6 @@ from gramscope.measures.column import Column
 from gramscope.measures.columns import columns_of
 from gramscope.measures.series import Series
 from gramscope.measures.table import Table
-from gramscope.notes import Note
 from gramscope.statistics.structure import Tokens
 
 if TYPE_CHECKING:

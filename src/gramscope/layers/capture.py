@@ -10,11 +10,10 @@ from functools import partial
 import torch
 from torch import nn
 
-from gramscope.errors import LayerError, ResultWarning, checks_names
+from gramscope.errors import LayerError, Note, ResultWarning, checks_names
 from gramscope.layers.modules import ModuleHook, is_compiled, unwrap
 from gramscope.layers.select import LayerSelector, select_layers, select_modules
 from gramscope.layers.tape import Observer, Reduction, Tape
-from gramscope.notes import Note
 
 
 @checks_names

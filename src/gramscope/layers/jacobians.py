@@ -14,11 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
-from gramscope.errors import InputError, LayerError
+from gramscope.errors import InputError, LayerError, Note
 from gramscope.layers.record import Application
 from gramscope.layers.tape import Tape, batch_dependence
 from gramscope.linalg.budget import MEMORY, Budget
-from gramscope.notes import Note
 
 
 def jacobian_chunks(

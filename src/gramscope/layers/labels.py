@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gramscope.errors import Note
 from gramscope.layers.batches import LABEL_KEYS, Positions, head, label_key, positions_in
 from gramscope.layers.model_call import call_model, forward_arguments, own_loss, unused_inputs
-from gramscope.notes import Note
 
 #: the label that models of transformers leave out of their own loss
 IGNORED = -100

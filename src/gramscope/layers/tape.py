@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from gramscope.errors import LayerError, ResultWarning
+from gramscope.errors import Kind, LayerError, Note, ResultWarning
 from gramscope.layers.batches import first_tensor
 from gramscope.layers.intercepted_functions import Sink, Tap, taps_of
 from gramscope.layers.kinds import EmbeddingLayer, Layer, NamedWeightLayer
@@ -27,7 +27,6 @@ from gramscope.layers.losses import check_reduction
 from gramscope.layers.modules import ModuleHook
 from gramscope.layers.record import Application, Call, LayerRecord
 from gramscope.layers.select import Selection
-from gramscope.notes import Kind, Note
 
 _WATCHERS: WeakSet[Watcher] = WeakSet()
 #: the model whose measurement is under way here

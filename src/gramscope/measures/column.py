@@ -1,4 +1,7 @@
-"""What a column of a table is, and what its function may read."""
+"""What a column of a table is, and what its function may read: statistics, spectra, and the matrices of a layer.
+
+Each matrix comes in the representation that its size and its statistics allow (:mod:`gramscope.linalg.gram`).
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,22 @@ from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
+import torch
 from torch import Tensor
 
-from gramscope.linalg.budget import Budget
-from gramscope.linalg.measured import Measured
+from gramscope.linalg.arrays import row_norm, to_double
+from gramscope.linalg.budget import FEWEST, Budget
+from gramscope.linalg.gram import Dense, Estimated, Factor, Factored, Gram, correlation, cosine
+from gramscope.linalg.measured import Measured, combine
+from gramscope.linalg.psd import inverse_root
+from gramscope.linalg.stochastic import onto_columns, probes
 from gramscope.measures.spectrum import Spectrum, large_weight_spectrum, weight_spectrum
-from gramscope.statistics.matrix_sums import Kernel
+from gramscope.statistics.features import FeatureStatistics
+from gramscope.statistics.matrix_sums import CenteredKernel, Covariance, Kernel, SquareSum
 from gramscope.statistics.result import LayerStatistics, Statistics
-from gramscope.statistics.sums import Sum
+from gramscope.statistics.sums import NotCollected, Sum
 
 T = TypeVar("T")
 OneSum = TypeVar("OneSum", bound=Sum)
@@ -29,6 +38,13 @@ NO_KERNEL = (
 
 class Missing(Exception):
     """The column has no answer for this layer; the message says why."""
+
+
+def features_of(layer: LayerStatistics) -> FeatureStatistics:
+    """A layer's sums of features."""
+    if layer.features is None:
+        raise NotCollected("no feature rows could be paired with targets here")
+    return layer.features
 
 
 @dataclass(frozen=True)
@@ -164,3 +180,234 @@ GROUPS = {
     "spectra": "How many directions weights, features and gradients use",
     "later": "Hypotheses and ratios of later papers",
 }
+
+Side = Literal["inputs", "outputs"]
+
+
+class LayerGrams:
+    """Weight Gram, gradients, features and tangent kernel of a layer as :class:`~gramscope.linalg.gram.Gram`.
+
+    Args:
+        layer: its statistics.
+        budget: what may be formed; larger layers are estimated from random probes.
+    """
+
+    def __init__(self, layer: LayerStatistics, budget: Budget) -> None:
+        self.layer = layer
+        self.budget = budget
+        probed = any(isinstance(total, SquareSum) and total.estimated for total in layer.sums.values())
+        self.large = probed or budget.is_large(layer.weight.shape)
+
+    @cached_property
+    def factor(self) -> Factor:
+        """W."""
+        return Factor(self.layer.weight if self.large else to_double(self.layer.weight))
+
+    def of(self, left: Factor, right: Factor | None = None, core: Tensor | None = None) -> Gram:
+        """``AᵀKB`` as the layer's size allows."""
+        return self._fit(Factored.of(left, right, core))
+
+    @cached_property
+    def weight(self) -> Gram:
+        """``WᵀW``."""
+        return self.of(self.factor)
+
+    # --- a gradient step ----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def gradient(self) -> Factor:
+        """D."""
+        return Factor(self.layer.gradient)
+
+    @cached_property
+    def mixed(self) -> Gram:
+        """``WᵀD + DᵀW``."""
+        half = Factored.of(self.factor, self.gradient)
+        return self._fit(half + half.mT)
+
+    @cached_property
+    def gradient_gram(self) -> Gram:
+        """``DᵀD``."""
+        return self.of(self.gradient)
+
+    @cached_property
+    def covariance(self) -> Gram:
+        """``WᵀΣW``."""
+        gram = self.layer[Covariance].gram(self.factor)
+        return self._fit(gram) if isinstance(gram, Factored) else gram
+
+    def step(self, gamma: float) -> tuple[Gram, Gram]:
+        """The virtual covariance shift ``v`` and the change of ``WᵀW`` in a step of rate γ."""
+        first = self.mixed * -gamma
+        return first + self.covariance * gamma**2, first + self.gradient_gram * gamma**2
+
+    # --- both ends of the layer ---------------------------------------------------------------------------------------
+
+    def weights(self, side: Side) -> Gram:
+        """``WᵀW``, or at the outputs ``WWᵀ``."""
+        return self.weight if side == "inputs" else self._fit(Factored.of(Factor(self.layer.weight.mT)), side)
+
+    def gradients(self, side: Side) -> Gram:
+        """``WᵀΣW``, or at the outputs Σ."""
+        if side == "inputs":
+            return self.covariance
+        if self.layer[Covariance].estimated:
+            raise Missing("Σ does not fit memory=; of it only ΣWΩ is kept, which tells of the layer's inputs")
+        return self._fit(Dense(self.layer.covariance[None]), side)
+
+    def features(self, side: Side) -> Gram:
+        """``HᵀH``, or of the outputs ``W HᵀH Wᵀ``."""
+        rows, inner = self._features()
+        if rows is None:
+            return self._fit(
+                Dense(inner) if side == "inputs" else Factored.of(Factor(self.layer.weight.mT), K=inner), side
+            )
+        return self._fit(Factored.of(rows if side == "inputs" else Factor(rows.times(self.layer.weight.mT))), side)
+
+    def exact_features(self) -> Gram:
+        """``HᵀH``, never estimated."""
+        rows, inner = self._features()
+        return Dense(inner) if rows is None else Factored.of(rows)
+
+    def _features(self) -> tuple[Factor | None, Tensor]:
+        """H where its rows are kept, else ``HᵀH``, of grouped layers by group."""
+        part, weight = features_of(self.layer), self.layer.weight
+        if part.of_outputs:
+            raise Missing("its inputs are one-hot vectors, whose HᵀH is not collected")
+        groups, d = weight.shape[:-2].numel(), weight.shape[-1]
+        if part.rows is not None:
+            rows = part.rows.reshape(len(part.rows), groups, d).movedim(1, 0)
+            return Factor(rows if weight.dim() > 2 else rows[0]), weight
+        if part.joint.C_hh is None:
+            raise Missing(f"HᵀH was not collected: d = {groups * d} is large; ask with gram=True")
+        blocks = part.joint.HtH.reshape(groups, d, groups, d).diagonal(dim1=0, dim2=2).movedim(-1, 0)
+        return None, blocks[None] if weight.dim() > 2 else blocks
+
+    # --- the tangent kernel -------------------------------------------------------------------------------------------
+
+    @cached_property
+    def ansatz(self) -> Ansatz:
+        """``WᵀW`` and ``WᵀKW``."""
+        layer = self.layer
+        K = layer[Kernel]
+        if K.estimated:
+            return estimated_ansatz(layer.weight, self._probed(K, 0))
+        return exact_ansatz(self.factor, K.parts / layer.n, K.at_inputs)
+
+    def moved_ansatz(self, W0: Tensor, kind: Literal["centered", "double", "ptk"]) -> Ansatz:
+        """The same of ``W − W₀`` and K, of ``W − W₀`` and K̄, or of ``W₀`` and K̄."""
+        layer = self.layer
+        side = W0 if kind == "ptk" else layer.weight - W0
+        K = layer[Kernel if kind == "centered" else CenteredKernel]
+        if K.estimated:
+            return estimated_ansatz(side, self._probed(K, 0 if kind == "double" else 1))
+        return exact_ansatz(Factor(to_double(side)), K.parts / layer.n)
+
+    def _probed(self, K: Kernel, place: int) -> Tensor:
+        """Of a kernel's products with the thin matrices of two weights, side by side, those of one."""
+        sides = 2 if CenteredKernel in self.layer.sums else 1
+        return K.numbers.chunk(sides, -1)[place] / self.layer.n
+
+    def _fit(self, gram: Dense | Factored, side: Side = "inputs") -> Gram:
+        if not self.large:
+            return gram.small() if isinstance(gram, Factored) else gram
+        return Estimated.from_gram(gram, self._omega(side))
+
+    def _omega(self, side: Side = "inputs") -> Tensor:
+        """Random signs at one end of the layer; at its inputs those that the statistics were collected with."""
+        length = self.layer.weight.shape[-1 if side == "inputs" else -2]
+        return probes(length, self.budget.probes(length), self.layer.weight)
+
+
+def grams_of(view: LayerView) -> LayerGrams:
+    """The matrices of a layer, formed once for all its columns."""
+    return view.once("grams", lambda: LayerGrams(view.layer, view.context.budget))
+
+
+@dataclass(frozen=True)
+class Ansatz:
+    """What the ansatz ``WᵀW ∝ WᵀKW`` and its null need.
+
+    Args:
+        weight: ``WᵀW``.
+        agop: ``WᵀKW``.
+        kernel: K on the column space of W.
+        trace_square: ``(tr WᵀW)²``, summed over groups.
+        rows: of K on the column space: ``min(k, d)`` in each group.
+    """
+
+    weight: Gram
+    agop: Gram
+    kernel: Gram
+    trace_square: float
+    rows: int
+
+    def value(self, center: bool = False) -> Measured:
+        """``ρ(WᵀW, WᵀKW)``."""
+        return cosine(self.weight, self.agop, center)
+
+    def null(self, center: bool = False) -> Measured:
+        """The same when K keeps its eigenvalues and its eigenvectors are uniformly random ([NFA] Figure 1, corrupted).
+
+        The expectations of both sides are exact: for a random symmetric Q of m×m with those eigenvalues,
+        ``E[Q_ij Q_pq] = a δ_ij δ_pq + b (δ_ip δ_jq + δ_iq δ_jp)``.
+        """
+        m, groups, entries, weight = self.rows, self.weight.shape[:-2].numel(), self.weight.entries, self.weight
+
+        def formula(size: Tensor, trace: Tensor, square: Tensor, total: Tensor) -> Tensor:
+            t1, t2 = trace / groups, square / groups
+            b = (t2 - t1.square() / m).clamp(min=0.0) / max((m - 1) * (m + 2), 1)
+            a = t1.square() / m**2 - 2 * b / m
+            expected = (a + b) * size + b * self.trace_square - 2 * b * (1 - 1 / m) * total.square() / entries
+            return correlation(entries, t1 / m * size, size, expected, total, t1 / m * total)
+
+        kernel, total = self.kernel, weight.total() if center else 0.0
+        return combine(formula, weight.inner(weight), kernel.trace(), kernel.inner(kernel), total)
+
+
+def exact_ansatz(W: Factor, parts: Tensor, at_inputs: bool = False) -> Ansatz:
+    """The ansatz of a weight ``[..., k, d]``.
+
+    Args:
+        W: the weight.
+        parts: ``[parts, ..., k, k]`` that add up to K, or ``[parts, ..., d, d]`` that add up to ``WᵀKW``.
+        at_inputs: which of the two.
+
+    >>> W = torch.tensor([[1.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
+    >>> ansatz = exact_ansatz(Factor(W), torch.eye(2, dtype=torch.float64)[None])
+    >>> float(ansatz.value()), float(ansatz.null())   # K is a multiple of the identity
+    (1.0, 1.0)
+    """
+    k, d = W.rows.shape[-2:]
+    weight, parts = Factored.of(W).small(), to_double(parts)
+    agop = Dense(parts) if at_inputs else Factored.of(W, W, parts).small()
+    if isinstance(weight, Dense) and isinstance(agop, Dense) and k > d:
+        half = inverse_root(weight.dense())
+        kernel = Dense(half @ agop.parts @ half)
+    else:
+        kernel = Dense(parts)
+    return Ansatz(weight, agop, kernel, _trace_square(W.rows), min(k, d))
+
+
+def estimated_ansatz(W: Tensor, products: Tensor) -> Ansatz:
+    """The ansatz of a large weight ``[..., k, d]``, from K times the thin matrices of :func:`thin_of_kernel`.
+
+    Args:
+        W: in any floating dtype.
+        products: ``[parts, ..., k, r + 1 + 64]`` that add up to ``K [WΩ, W1, Ψ]``.
+    """
+    W = W.to(torch.promote_types(W.dtype, torch.float32))
+    k, d = W.shape[-2:]
+    r = products.shape[-1] - 1 - FEWEST
+    factor, omega, psi = Factor(W), probes(d, r, W), probes(k, FEWEST, W)
+    outer = factor.transposed_times(to_double(products[..., : r + 1]))
+    of_outputs = products[..., r + 1 :]
+    if k > d:
+        of_outputs = onto_columns(W, of_outputs.to(W.dtype))
+    weight = Estimated.from_gram(Factored.of(factor), omega)
+    agop = Estimated(outer[..., :r], omega, outer[..., r:])
+    return Ansatz(weight, agop, Estimated(of_outputs, psi), _trace_square(W), min(k, d))
+
+
+def _trace_square(W: Tensor) -> float:
+    return float(torch.stack([row_norm(block) for block in W.reshape(-1, *W.shape[-2:])]).pow(4).sum())

@@ -18,10 +18,9 @@ from gramscope.linalg.arrays import row_norm, to_double
 from gramscope.linalg.gram import Dense, Factor, Gram, cosine
 from gramscope.linalg.measured import Measured
 from gramscope.measures.alignment import corrupted, nfa
-from gramscope.measures.column import GROUPS, NO_KERNEL, Column, LayerView, Missing, Value, sketched
+from gramscope.measures.column import GROUPS, NO_KERNEL, Ansatz, Column, LayerView, Missing, Value, grams_of, sketched
 from gramscope.measures.feature_columns import FEATURE_COLUMNS
 from gramscope.measures.later_columns import LATER_COLUMNS
-from gramscope.measures.layer_grams import Ansatz, grams_of
 from gramscope.measures.spectrum import Spectrum
 from gramscope.statistics.matrix_sums import CenteredKernel, Kernel
 

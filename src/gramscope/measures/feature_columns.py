@@ -20,19 +20,11 @@ from gramscope.measures.collapse import (
     neural_collapse_from_moments,
     neural_collapse_from_rows,
 )
-from gramscope.measures.column import Column, LayerView, Missing, Value
+from gramscope.measures.column import Column, LayerView, Missing, Value, features_of
 from gramscope.measures.linearity import checked, fit_features, held_out_from_moments, surrogate, surrogate_from_moments
 from gramscope.measures.spectrum import feature_spectrum_from_moments, spectrum_of_few_rows
 from gramscope.statistics.features import PROJECTION, FeatureStatistics, projected
 from gramscope.statistics.result import LayerStatistics
-from gramscope.statistics.sums import NotCollected
-
-
-def features_of(layer: LayerStatistics) -> FeatureStatistics:
-    """A layer's sums of features."""
-    if layer.features is None:
-        raise NotCollected("no feature rows could be paired with targets here")
-    return layer.features
 
 
 def _joint(layer: LayerStatistics, gram: bool) -> Moments:

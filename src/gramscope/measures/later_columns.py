@@ -21,9 +21,7 @@ from gramscope.linalg.moments import Moments
 from gramscope.linalg.psd import eigvalsh
 from gramscope.measures.alignment import AgopSpectrum, agop_spectrum
 from gramscope.measures.collapse import nrc1, nrc2, nrc3
-from gramscope.measures.column import NO_KERNEL, Column, LayerView, Missing, Value
-from gramscope.measures.feature_columns import features_of
-from gramscope.measures.layer_grams import Side, grams_of
+from gramscope.measures.column import NO_KERNEL, Column, LayerView, Missing, Side, Value, features_of, grams_of
 from gramscope.measures.similarity import kernel_target_alignment
 from gramscope.measures.spectrum import alpha_req, rankme, weight_exponent
 from gramscope.statistics.matrix_sums import Kernel

@@ -12,10 +12,9 @@ from html import escape
 from pathlib import Path
 from typing import Any, Literal
 
-from gramscope.errors import InputError, MissingExtraError, no_such
+from gramscope.errors import InputError, MissingExtraError, Note, no_such
 from gramscope.linalg.measured import Measured
 from gramscope.names import split_name
-from gramscope.notes import Note
 from gramscope.text_table import text_table
 
 #: columns of a page, and of a terminal that does not tell

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gramscope.errors import InputError, MissingExtraError
+from gramscope.errors import InputError, MissingExtraError, Note
 from gramscope.measures.table import Table, with_errors
-from gramscope.notes import Note
 
 #: the entry of a Parquet file's metadata that holds what is not in its rows
 _KEY = b"gramscope"

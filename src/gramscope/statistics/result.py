@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from gramscope.distributed.exchange import Exchange, Group, find_exchange
-from gramscope.errors import InputError, LayerError, no_such
+from gramscope.errors import InputError, LayerError, Note, no_such
 from gramscope.layers.losses import class_axis
 from gramscope.linalg.arrays import row_norm
-from gramscope.notes import Note
 from gramscope.statistics.features import Features, FeatureStatistics
 from gramscope.statistics.matrix_sums import CenteredKernel, Covariance, Gradient, Kernel, ParameterGradient, SquareSum
 from gramscope.statistics.sums import EVERY, OUTPUT, NotCollected, Sum

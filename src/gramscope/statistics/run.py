@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gramscope.errors import InputError, LayerError, NumericalError
+from gramscope.errors import InputError, LayerError, Note, NumericalError
 from gramscope.layers.batches import Positions, batches, check_target, first_tensor, flattened, label_key
 from gramscope.layers.capture import capture
 from gramscope.layers.jacobians import check_samples_are_independent, jacobian_chunks
@@ -43,7 +43,6 @@ from gramscope.layers.record import LayerRecord
 from gramscope.layers.select import select_layers, select_modules
 from gramscope.layers.tape import Observer, Tape
 from gramscope.linalg.budget import trim_malloc
-from gramscope.notes import Note
 from gramscope.statistics.structure import (
     COUPLED,
     NoSuchSites,

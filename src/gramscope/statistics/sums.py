@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from gramscope.errors import InputError, NumericalError
+from gramscope.errors import InputError, Note, NumericalError
 from gramscope.layers.batches import Positions, Unpack
 from gramscope.layers.labels import IGNORED
 from gramscope.layers.model_call import OutputSelector
 from gramscope.layers.record import LayerRecord
 from gramscope.layers.select import LayerSelector
 from gramscope.linalg.budget import Budget
-from gramscope.notes import Note
 
 if TYPE_CHECKING:
     from gramscope.statistics.run import BatchResult
