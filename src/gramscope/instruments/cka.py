@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from gramscope.distributed.exchange import Exchange, Group, find_exchange
-from gramscope.distributed.gathered import gathered
+from gramscope.distributed.exchange import Exchange, Group, find_exchange, gathered
 from gramscope.errors import InputError, checks_names, load_extra
 from gramscope.layers.batches import NoBatchError, Unpack, batches, to_device
 from gramscope.layers.capture import capture

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from gramscope.distributed.exchange import Exchange, Group, find_exchange
-from gramscope.distributed.gathered import gathered
+from gramscope.distributed.exchange import Exchange, Group, find_exchange, gathered
 from gramscope.errors import GramscopeWarning, InputError, Note, NumericalError, checks_names, joined
 from gramscope.instruments.readout import nearest_mean_agreement
 from gramscope.layers.batches import Unpack

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from gramscope.distributed.exchange import Group, find_exchange
-from gramscope.distributed.gathered import is_sharded
+from gramscope.distributed.exchange import Group, find_exchange, is_sharded
 from gramscope.errors import InputError, Note, NumericalError, checks_names
 from gramscope.instruments.log import Log, PictureWriter, check_log, write_pictures, write_record
 from gramscope.instruments.measure import given_by, measure, needs_of

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from gramscope.distributed.gathered import check_not_flattened, is_sharded
+from gramscope.distributed.exchange import check_not_flattened, is_sharded
 from gramscope.errors import InputError, LayerError, ResultWarning
 from gramscope.layers.kinds import AttentionProjection, EmbeddingLayer, Layer
 from gramscope.layers.modules import public_name, unwrap

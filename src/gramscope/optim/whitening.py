@@ -14,8 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from gramscope.distributed.exchange import Group, find_exchange
-from gramscope.distributed.gathered import is_sharded
+from gramscope.distributed.exchange import Group, find_exchange, is_sharded
 from gramscope.errors import InputError, NumericalError
 from gramscope.layers.modules import outside_graphs
 from gramscope.linalg.arrays import without_autocast

@@ -20,8 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gramscope.distributed.exchange import Exchange, balanced
-from gramscope.distributed.gathered import is_sharded
+from gramscope.distributed.exchange import Exchange, balanced, is_sharded
 from gramscope.errors import NumericalError
 from gramscope.layers.kinds import TransposedLinearLayer
 from gramscope.optim.polar import PolarMethod, polar

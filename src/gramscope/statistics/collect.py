@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from gramscope.distributed.exchange import Exchange, Group, find_exchange
-from gramscope.distributed.gathered import check_not_flattened, gathered
+from gramscope.distributed.exchange import Exchange, Group, check_not_flattened, find_exchange, gathered
 from gramscope.errors import InputError, checks_names
 from gramscope.layers.batches import NoBatchError, Unpack
 from gramscope.layers.losses import Loss, classifies, ignored_label
