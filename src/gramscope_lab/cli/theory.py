@@ -8,24 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gramscope.errors import InputError
-from gramscope_lab.cli.console import print_json, print_table, show
+from gramscope_lab.cli.console import show
 from gramscope_lab.cli.flags import numbers
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-app = typer.Typer(
-    name="theory",
-    help="Predict how feature learning starts, and compare with sampled nets.",
-    no_args_is_help=True,
-)
 
-Seed = Annotated[int, typer.Option(help="Seed of data and nets.", min=0)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the records as JSON.")]
-
-
-@app.command()
-def cnfa(
+def command(
     data: Annotated[
         str,
         typer.Option(
@@ -43,16 +33,16 @@ def cnfa(
     n: Annotated[int, typer.Option(help="Samples.", min=1)] = 128,
     d: Annotated[int, typer.Option(help="Input dimension.", min=1)] = 128,
     nets: Annotated[int, typer.Option(help="Sampled nets per width.", min=1)] = 20,
-    seed: Seed = 0,
-    as_json: AsJson = False,
+    seed: Annotated[int, typer.Option(help="Seed of data and nets.", min=0)] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the records as JSON.")] = False,
 ) -> None:
-    """Where the centred NFA of the first layer starts: prediction, observation and error side by side.
+    """Predict where the centred NFA of the first layer starts, and compare with sampled nets.
 
     [bold]Examples[/bold]
 
-      gramscope theory cnfa --data decay --alpha 0.5 --widths 128,1024
+      gramscope theory --data decay --alpha 0.5 --widths 128,1024
 
-      gramscope theory cnfa --data mine.npz --activation relu --depth 2 --json
+      gramscope theory --data mine.npz --activation relu --depth 2 --json
     """
     import torch
 
@@ -73,54 +63,6 @@ def cnfa(
     )
     title = f"ρ(ẆᵀẆ, ẆᵀKẆ), {data}, {activation}, {depth} hidden, n={x.shape[0]}, d={x.shape[1]}"
     show(title, records, as_json)
-
-
-@app.command()
-def formulas(
-    size: Annotated[int, typer.Option(help="n = k = d.", min=1)] = 512,
-    nets: Annotated[int, typer.Option(help="Nets per data set.", min=1)] = 24,
-    alpha: Annotated[float, typer.Option(help="Decay of the correlated data's spectrum 1/(1+k^alpha).")] = 0.5,
-    seed: Seed = 0,
-    as_json: AsJson = False,
-) -> None:
-    """The printed free-probability formulas against the general rule and against Monte Carlo, net by net."""
-    from gramscope_lab.experiments.theory_sweeps import check_formulas
-
-    records = check_formulas(size, nets, seed, alpha)
-    if as_json:
-        print_json(records)
-        return
-    columns = ["data", "equation", "agrees_with_rule", "observed_ratio", "error", "z"]
-    print_table(f"trace of a net / formula, n=k=d={size}, {nets} nets", records, columns)
-    for equation, note in dict.fromkeys((record["equation"], record["note"]) for record in records if record["note"]):
-        typer.echo(f"{equation}: {note}")
-
-
-@app.command(name="widths")
-def widths_command(
-    activations: Annotated[str, typer.Option(help="Activations, comma separated.")] = "relu,erf,quadratic,linear",
-    depths: Annotated[str, typer.Option(help="Hidden layers, comma separated.")] = "1,2,3",
-    widths: Annotated[str, typer.Option(help="Hidden widths, comma separated.")] = "64,128,256,512",
-    nets: Annotated[int, typer.Option(help="Nets per point.", min=1)] = 200,
-    seed: Seed = 0,
-    as_json: AsJson = False,
-) -> None:
-    """Distance of sampled tangent kernels from the infinite-width recursion, and a fit of depth^p / width^q."""
-    from gramscope_lab.experiments.theory_sweeps import check_widths, fit_powers
-
-    distances = check_widths(
-        activations.split(","),
-        depths=numbers("--depths", depths, int, 1),
-        widths=numbers("--widths", widths, int, 1),
-        nets=nets,
-        seed=seed,
-    )
-    fits = fit_powers(distances)
-    if as_json:
-        print_json({"distances": distances, "fits": fits})
-        return
-    print_table("E‖𝒦 − 𝒦∞‖² / ‖𝒦∞‖²", distances)
-    print_table("distance ≈ e^constant · depth^depth_power / width^width_power", fits)
 
 
 def _load(path: Path) -> tuple[Tensor, Tensor]:

@@ -6,15 +6,13 @@ import pytest
 import torch
 
 from gramscope_lab.experiments.theory_sweeps import (
-    check_formulas,
-    check_widths,
     compare_cnfa,
     decay_sweep,
-    fit_powers,
     polynomial_task,
     reversal_sweep,
 )
 from refusals import assert_refused
+from studies.theory import check_formulas, check_widths, fit_powers
 
 
 def test_predictions_of_a_wide_net_come_true() -> None:
