@@ -16,7 +16,7 @@ from typing import Any
 from PIL import Image
 
 from gramscope_lab.experiments.catalogue import find
-from gramscope_lab.experiments.running import settings_table
+from gramscope_lab.experiments.experiment import settings_table
 from gramscope_lab.runs.directory import RunDirectory
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -14,7 +14,7 @@ from gramscope_lab.cli.console import TerminalReporter, messages, print_json, pr
 from gramscope_lab.cli.flags import Gpus, ParallelOption, parse_assignments, parse_seeds
 
 if TYPE_CHECKING:
-    from gramscope_lab.experiments.running import Reproduction
+    from gramscope_lab.experiments.experiment import Reproduction
 
 _HOLDS = {True: "yes", False: "no", None: "open"}
 
@@ -68,8 +68,7 @@ def command(
     if scale not in ("quick", "paper"):
         raise InputError(f"--scale {scale}: use quick or paper")
     from gramscope_lab.experiments.catalogue import catalogue, find
-    from gramscope_lab.experiments.experiment import Options
-    from gramscope_lab.experiments.running import default_directory, reproduce
+    from gramscope_lab.experiments.experiment import Options, default_directory, reproduce
     from gramscope_lab.training.train import Parallel
 
     chosen = [entry.name for entry in catalogue()] if names == ["all"] else [find(name).name for name in names]

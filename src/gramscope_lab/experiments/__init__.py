@@ -16,5 +16,5 @@ members is a group itself) and one, ``claims``, for the claims. Claims and figur
 draws and judges a complete directory again without training.
 
 Hyper-parameters are chosen on a held-out part of the training set, never on the test set. ``classes=True`` makes
-:func:`~gramscope_lab.experiments.running.reproduce` refuse data sets without classes before anything runs.
+:func:`~gramscope_lab.experiments.experiment.reproduce` refuse data sets without classes before anything runs.
 """

@@ -2,10 +2,8 @@
 
 ====================  ===============================================================================================
 ``read``              run directories -> :class:`~gramscope_lab.report.read.Runs`: settings, each with its seeds
-``figures``           what a panel is, and a panel as one figure of plotly's
-``layer_figures``     the measures of layers: over training, by block, over depth
-``blocks``            layers arranged by kind and block
-``training_figures``  accuracy and loss over training, and their last values
+``figures``           what a panel is, a panel as one figure of plotly's, accuracy and loss over training
+``layer_figures``     layers by kind and block; their measures over training, by block, over depth
 ``snapshot_figures``  spectra and diagonals with a slider over training
 ``summary``           the outcome in words, claims, what was run, and tables
 ``page``              the HTML page; :func:`~gramscope_lab.report.page.write_report`, the whole way

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
 from gramscope_lab.palette import colour, dash, faint, marker
+from gramscope_lab.report.read import PARTS, Runs, Setting, evaluated_parts, spread_sentence
 from gramscope_lab.spread import Spread
 
 T = TypeVar("T")
@@ -288,3 +289,39 @@ def thin(items: Sequence[T], limit: int) -> list[T]:
 def rounded(values: Iterable[float | None]) -> list[float | None]:
     """Values with five significant digits, more than a screen shows, to keep the page small."""
     return [None if value is None else float(f"{value:.5g}") for value in values]
+
+
+# -- accuracy and loss over training --------------------------------------------------------------------------------
+_TERMS = {
+    "accuracy": ("share of samples (or labelled tokens) classified correctly", "(1/n) Σ_i [argmax f(x_i) = y_i]"),
+    "loss": ("mean loss of a sample (or labelled token)", "(1/n) Σ_i L_i"),
+}
+
+
+def training_panels(runs: Runs) -> list[Panel]:
+    """Accuracy and loss, where they were recorded."""
+    return [panel for what in _TERMS if (panel := _over_training(runs, what)) is not None]
+
+
+def _over_training(runs: Runs, what: str) -> Panel | None:
+    parts = evaluated_parts(runs.all, what)
+    curves = [s.curve(f"{part}_{what}", None, runs.clock) for s in runs.settings for part in parts]
+    positive = all(value.mean > 1e-300 for curve in curves for value in curve.values)
+    scales = ("linear", "log") if what == "loss" and positive else ("linear",)
+    views = []
+    for clock, scale in [*((runs.clock, scale) for scale in scales), ("seconds", "linear")]:
+        facets = [[t for s in runs.settings for t in _lines(s, f"{part}_{what}", clock, scale)] for part in parts]
+        label = f"over {clock}, logarithmic" if scale == "log" else f"over {clock}"
+        titles = [PARTS.get(part, part) for part in parts]
+        if any(facets):
+            views.append(View(label, facets, titles, {"title.text": clock}, {"matches": True, "type": scale}))
+    if not views:
+        return None
+    sentence = f"For each setting; lines are means over seeds. {spread_sentence(runs)}"
+    return Panel(what, "Training", what.capitalize(), sentence, views, terms=[(what, *_TERMS[what])])
+
+
+def _lines(setting: Setting, key: str, clock: str, scale: str) -> list[Trace]:
+    curve = setting.curve(key, None, clock)
+    at = f"{clock} %{{x:.4~g}}"
+    return line(setting.name, setting.index, curve.times, curve.values, at, scale == "log") if curve else []

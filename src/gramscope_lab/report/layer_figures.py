@@ -5,6 +5,7 @@ A few layers are lines over training, many layers a map, and nets of blocks (tra
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,9 +13,9 @@ from typing import TypeAlias
 
 from gramscope.measures.column import GROUPS
 from gramscope.measures.columns import COLUMNS
-from gramscope_lab.report.blocks import BlockLayout, block_layout, layer_label
+from gramscope.names import split_name
 from gramscope_lab.report.figures import Grid, Panel, Trace, View, colour_scale, heat_map, line, null_line, thin
-from gramscope_lab.report.read import Runs, Setting, distinct, spread_sentence
+from gramscope_lab.report.read import Runs, Setting, distinct, shorten, spread_sentence
 
 #: rows of cells of a map, each a layer and a step
 Cells: TypeAlias = Sequence[Sequence[tuple[str | None, int]]]
@@ -23,6 +24,8 @@ Cells: TypeAlias = Sequence[Sequence[tuple[str | None, int]]]
 LINES, SETTINGS, COLUMNS_SHOWN, ROWS, MOMENTS = 6, 12, 60, 240, 12
 #: most cells of a panel's maps, so that a page stays below 8 MB
 CELLS = 40_000
+#: fewer blocks than this are shown as single layers
+LEAST_BLOCKS = 3
 #: measures that range over orders of magnitude
 LOGARITHMIC = frozenset(
     {"surrogate", "surrogate_linearized", "gradient_norm", "agop_trace", "vcs_residual", "fle_residual", "nc1"}
@@ -32,6 +35,78 @@ _FIRST = ("linearity", "alignment", "spectra", "collapse", "virtual", "gradient"
 _SECTION = "Layers"
 
 
+# -- layers by kind and block ---------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class BlockLayout:
+    """``inside[i][j]`` is the layer of kind ``kinds[i]`` in block ``blocks[j]``, or ``None``.
+
+    Layers outside all blocks come ``before`` or ``after`` them.
+    """
+
+    kinds: tuple[str, ...]
+    blocks: tuple[str, ...]
+    inside: tuple[tuple[str | None, ...], ...]
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+
+    @property
+    def columns(self) -> list[str]:
+        """Labels of the columns of a map: layers before, blocks, layers after."""
+        return distinct([*("in" for _ in self.before), *self.blocks, *("out" for _ in self.after)])
+
+    @property
+    def rows(self) -> list[list[str | None]]:
+        """The layer of each cell of a map; a layer outside the blocks fills its column."""
+        return [[*self.before, *row, *self.after] for row in self.inside]
+
+
+def block_layout(layers: Sequence[str]) -> BlockLayout | None:
+    """Arrange layers, given from input to output; ``None`` if fewer than three blocks share a kind."""
+    names = {layer: split_name(layer) for layer in layers}
+    inside = [layer for layer in layers if names[layer].block is not None]
+    repeated = Counter((names[layer].stack, names[layer].kind) for layer in inside)
+    if not repeated or max(repeated.values()) < LEAST_BLOCKS:
+        return None
+    stacks = _short_stacks(sorted({names[layer].stack for layer in inside}))
+    cells: dict[str, dict[int, str]] = {}
+    for layer in inside:
+        block, kind, stack = names[layer]
+        row = shorten(f"{stacks[stack]} {kind}".strip(), 32)
+        while block in cells.get(row, {}):  # two names that shorten to one
+            row += "′"
+        cells.setdefault(row, {})[block or 0] = layer
+    numbers = sorted({number for row in cells.values() for number in row})
+    outside = [layer for layer in layers if names[layer].block is None]
+    first = layers.index(inside[0])
+    return BlockLayout(
+        tuple(cells),
+        tuple(map(str, numbers)),
+        tuple(tuple(row.get(number) for number in numbers) for row in cells.values()),
+        tuple(layer for layer in outside if layers.index(layer) < first),
+        tuple(layer for layer in outside if layers.index(layer) > first),
+    )
+
+
+def layer_label(layer: str) -> str:
+    """A short label that keeps the number of the block.
+
+    >>> layer_label("model.layers.11.self_attn.k_proj"), layer_label("lm_head")
+    ('11 self_attn.k_proj', 'lm_head')
+    """
+    block, kind, stack = split_name(layer)
+    if block is None:
+        return shorten(layer, 28)
+    part = next((part for part in ("encoder", "decoder") if part in stack.split(".")), "")
+    return f"{part} {block} {shorten(kind, 24)}".strip()
+
+
+def _short_stacks(stacks: Sequence[str]) -> dict[str, str]:
+    """For each list of blocks the parts of its name that the others lack; empty if there is only one list."""
+    shared = set.intersection(*(set(stack.split(".")) for stack in stacks))
+    return {stack: ".".join(part for part in stack.split(".") if part not in shared) for stack in stacks}
+
+
+# -- panels ---------------------------------------------------------------------------------------------------------
 def layer_panels(runs: Runs) -> list[Panel]:
     """The layers compared at the end, one panel for each group of measures, and every layer of a deep net over training."""
     found = Measured(runs)

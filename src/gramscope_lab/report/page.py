@@ -16,11 +16,10 @@ from pathlib import Path
 import gramscope
 from gramscope.errors import InputError, load_extra
 from gramscope_lab.report import summary
-from gramscope_lab.report.figures import Panel, figure
+from gramscope_lab.report.figures import Panel, figure, training_panels
 from gramscope_lab.report.layer_figures import layer_panels
 from gramscope_lab.report.read import Runs, read_runs
 from gramscope_lab.report.snapshot_figures import snapshot_panels
-from gramscope_lab.report.training_figures import training_panels
 from gramscope_lab.runs.files import to_json, write_file
 
 PAGE = "report.html"

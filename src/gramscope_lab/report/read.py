@@ -23,6 +23,14 @@ from gramscope_lab.spread import FEW, Spread, spread
 if TYPE_CHECKING:
     pass
 
+#: parts of the data on which a net is evaluated
+PARTS = {
+    "test": "Test",
+    "validation": "Validation",
+    "train": "Training",
+    "batch": "Training batches",
+    "monitored": "Monitored sample",
+}
 #: larger numbers are left out: their squares would overflow
 LARGEST = 1e150
 #: configuration keys that say how a run was executed, not what was run
@@ -322,6 +330,29 @@ def _scalars(record: Mapping[str, Any], left_out: Counter[str]) -> Record:
             found[key] = None
             left_out[f"numbers beyond {LARGEST:g}"] += isinstance(value, int) or math.isfinite(value)
     return found
+
+
+# -- what was evaluated --------------------------------------------------------------------------------------------
+def evaluated_keys(runs: Runs) -> list[str]:
+    """Everything that was evaluated, accuracies first: ``test_accuracy``, ``test_loss`` …"""
+    return [f"{part}_{what}" for what in ("accuracy", "loss") for part in evaluated_parts(runs.all, what)]
+
+
+def key_text(key: str) -> str:
+    """An evaluated key as people say it.
+
+    >>> key_text("test_accuracy")
+    'test accuracy'
+    """
+    part, _, what = key.rpartition("_")
+    return f"{PARTS.get(part, part).lower()} {what}"
+
+
+def evaluated_parts(runs: Sequence[Run], what: str) -> list[str]:
+    """Parts of the data for which ``accuracy`` or ``loss`` was recorded, test first."""
+    numbers = {key for run in runs for record in run.evaluations for key, value in record.items() if is_number(value)}
+    found = {key.removesuffix(f"_{what}") for key in numbers if key.endswith(f"_{what}")}
+    return [part for part in PARTS if part in found] + sorted(found - set(PARTS))
 
 
 # -- names of settings ----------------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from gramscope.errors import GramscopeError
 from gramscope.names import printable
 from gramscope_lab.palette import TWO_SIDED, colour, dash
-from gramscope_lab.report.blocks import block_layout, layer_label
 from gramscope_lab.report.figures import Panel, Trace, View, label, rounded, thin
+from gramscope_lab.report.layer_figures import block_layout, layer_label
 from gramscope_lab.report.read import Run, Runs, Setting, distinct
 from gramscope_lab.runs.layer_snapshots import DIAGONALS, SPECTRA, load_diagonals, load_spectra, snapshot_steps
 

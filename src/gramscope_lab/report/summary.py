@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gramscope_lab.report.read import Curve, Runs, decisive, readable, value_text
-from gramscope_lab.report.training_figures import evaluated_keys, key_text
+from gramscope_lab.report.read import Curve, Runs, decisive, evaluated_keys, key_text, readable, value_text
 from gramscope_lab.runs.directory import RunDirectory
 from gramscope_lab.runs.files import read_file
 from gramscope_lab.runs.layout import CONFIG, ENVIRONMENT

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from gramscope_lab.experiments.experiment import Options, Results
-from gramscope_lab.experiments.running import Reproduction, reproduce, with_values
+from gramscope_lab.experiments.experiment import Options, Reproduction, Results, reproduce, with_values
 from gramscope_lab.runs.directory import RunDirectory
 from small_experiments import SMALL
 

@@ -17,9 +17,8 @@ import gramscope as gs
 from gramscope_lab.data.dataset import IGNORED
 from gramscope_lab.experiments import bert, gram_bert
 from gramscope_lab.experiments.bert import Examples, encode, generated, generated_tokenizer, published
-from gramscope_lab.experiments.experiment import Options
+from gramscope_lab.experiments.experiment import Options, reproduce
 from gramscope_lab.experiments.generated_language import ENTITIES, POS, Language
-from gramscope_lab.experiments.running import reproduce
 from gramscope_lab.runs.directory import RunDirectory
 from gramscope_lab.training.reporter import Interrupted, Reporter
 from lab.training.helpers import StopAfter

@@ -8,8 +8,7 @@ import pytest
 import tomli_w
 
 from gramscope_lab.experiments.catalogue import PAPERS, Entry, catalogue, find
-from gramscope_lab.experiments.experiment import Options
-from gramscope_lab.experiments.running import settings_table, with_values
+from gramscope_lab.experiments.experiment import Options, settings_table, with_values
 from refusals import assert_refused
 
 

@@ -16,9 +16,8 @@ import gramscope as gs
 from gramscope.errors import InputError
 from gramscope_lab.data import load
 from gramscope_lab.experiments import gram_grokking, gram_linearity
-from gramscope_lab.experiments.experiment import Options, Results
+from gramscope_lab.experiments.experiment import Options, Reproduction, Results, reproduce
 from gramscope_lab.experiments.nfa_matrices import FIG9
-from gramscope_lab.experiments.running import Reproduction, reproduce
 from gramscope_lab.experiments.vcl_diagonals import _diagonals, _pearson
 from gramscope_lab.runs.directory import RunDirectory
 from gramscope_lab.training.job import arrange

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from gramscope_lab.experiments import running
+from gramscope_lab.experiments import experiment as running
 from gramscope_lab.experiments.catalogue import Entry
 from gramscope_lab.experiments.experiment import (
     Claim,
@@ -22,11 +22,12 @@ from gramscope_lab.experiments.experiment import (
     Options,
     Part,
     Recorder,
+    Reproduction,
     Results,
     Training,
+    reproduce,
 )
 from gramscope_lab.experiments.plots import band, panels
-from gramscope_lab.experiments.running import Reproduction, reproduce
 from gramscope_lab.runs.directory import RunDirectory
 from gramscope_lab.training.config import TrainConfig
 from gramscope_lab.training.reporter import Interrupted, Reporter

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gramscope_lab.experiments.running import settings_table, with_values
+from gramscope_lab.experiments.experiment import settings_table, with_values
 from refusals import assert_refused
 from small_experiments import MadeUpSettings as Settings
 

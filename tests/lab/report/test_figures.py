@@ -13,9 +13,8 @@ import pytest
 import torch
 
 from gramscope_lab.report import snapshot_figures
-from gramscope_lab.report.blocks import block_layout, layer_label
 from gramscope_lab.report.figures import Panel, View, figure, log_ticks
-from gramscope_lab.report.layer_figures import COLUMNS_SHOWN, layer_panels
+from gramscope_lab.report.layer_figures import COLUMNS_SHOWN, block_layout, layer_label, layer_panels
 from gramscope_lab.report.read import read_runs
 from gramscope_lab.report.snapshot_figures import snapshot_panels
 from gramscope_lab.runs.directory import RunDirectory
