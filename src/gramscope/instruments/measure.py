@@ -284,7 +284,8 @@ def evaluate(column: Column, view: LayerView, notes: dict[str, Note], doubtful: 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", GramscopeWarning)
         try:
-            found = column(view)
+            value = column.compute(view)
+            found = value if isinstance(value, Measured) else Measured(float(value))
         except (Missing, InputError, NumericalError) as reason:
             why = view.context.statistics.notes.get(view.layer.name) if isinstance(reason, NotCollected) else None
             notes[key] = joined(why) if why else Note("undefined", str(reason).removeprefix(prefix))

@@ -12,7 +12,7 @@ from torch import nn
 
 from gramscope.errors import LayerError, Note, ResultWarning, checks_names
 from gramscope.layers.modules import ModuleHook, is_compiled, unwrap
-from gramscope.layers.select import LayerSelector, select_layers, select_modules
+from gramscope.layers.select import LayerSelector, Selection, select_layers, select_modules
 from gramscope.layers.tape import Observer, Reduction, Tape
 
 
@@ -20,7 +20,7 @@ from gramscope.layers.tape import Observer, Reduction, Tape
 @contextmanager
 def capture(
     model: nn.Module,
-    layers: LayerSelector = None,
+    layers: LayerSelector | Selection = None,
     *,
     outputs: str | Sequence[str] = (),
     reduction: Reduction = "sum",

@@ -69,11 +69,13 @@ class LabelReader:
 
     def read(self, inputs: Any, target: Any) -> ReadBatch:
         """The batch with its labels as targets of the outputs at the same position."""
+        if not isinstance(inputs, Mapping):
+            return ReadBatch(inputs, target, Positions(), {})
         read = self._read(inputs, target)
         key = label_key(read.inputs)
         if key is not None and not self._needed:
             read = read._replace(inputs=_without(read.inputs, key))
-        unused = unused_inputs(self._model, inputs) - set(LABEL_KEYS) if isinstance(inputs, Mapping) else set()
+        unused = unused_inputs(self._model, inputs) - set(LABEL_KEYS)
         if unused:
             text = f"the model's forward has no argument for {', '.join(sorted(unused))}: not passed to it"
             read.notes["(batch)"] = Note("remark", text)

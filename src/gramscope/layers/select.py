@@ -102,7 +102,8 @@ def all_layers(model: nn.Module) -> Selection:
     modules = dict(model.named_modules())
     for raw_name, module in modules.items():
         name = public_name(raw_name) or "(model)"
-        if id(module) in hidden or "parametrizations" in raw_name.split("."):
+        weightless = not module._parameters and not module._modules
+        if weightless or id(module) in hidden or "parametrizations" in raw_name.split("."):
             continue
         if isinstance(module, nn.MultiheadAttention):
             hidden.add(id(module.out_proj))
@@ -122,10 +123,6 @@ def all_layers(model: nn.Module) -> Selection:
 
 def _layers_of(name: str, module: nn.Module, parent: nn.Module | None) -> list[Layer]:
     """The layers of a module itself: one for each of its weights, or the one layer that it is."""
-    for several in SEVERAL:
-        if several.matches(module):
-            weights = several.weights(module)
-            return [several(f"{name}.{weight}" if name else weight, module, weight) for weight in weights]
     for kind in KINDS:
         if kind.matches(module):
             layer = kind(name or "(model)", module)
@@ -133,22 +130,28 @@ def _layers_of(name: str, module: nn.Module, parent: nn.Module | None) -> list[L
                 return [replace(layer, scope=module)]
             used = parent is not None and layer.weight_name in names_in_code(type(parent))
             return [replace(layer, scope=parent) if used else layer]
+    for several in SEVERAL:
+        if several.matches(module):
+            weights = several.weights(module)
+            return [several(f"{name}.{weight}" if name else weight, module, weight) for weight in weights]
     return []
 
 
-def select_layers(model: nn.Module, layers: LayerSelector = None, factors: bool = False) -> Selection:
+def select_layers(model: nn.Module, layers: LayerSelector | Selection = None, factors: bool = False) -> Selection:
     """Resolve ``layers`` against the model.
 
     Args:
         model: any module; compiled and DDP wrappers are looked through.
         layers: ``None`` for every linear-like layer, or names, globs and module types. The name of a module that holds
             layers (a block, an attention module) stands for all layers inside it; that of a LoRA layer for W + BA, whose
-            factors must be named themselves (``"*.lora_A.*"``).
+            factors must be named themselves (``"*.lora_A.*"``). A selection is returned as it is.
         factors: take the factors of LoRA layers in place of W + BA, as optimizers do.
 
     Raises:
         LayerError: nothing to measure, or a selector that matches no layer.
     """
+    if isinstance(layers, Selection):
+        return layers
     available = all_layers(model)
     others = "; ".join(f"{name} ({reason})" for name, reason in available.unsupported.items())
     others = f"; not supported: {others}" if others else ""

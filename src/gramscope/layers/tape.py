@@ -146,7 +146,7 @@ def _reporter(layer: Layer, sink: Sink, tap: Tap | None) -> Callable[..., Tensor
         if tap is not None and layer.name in tap.seen:
             tap.seen.discard(layer.name)
             return None
-        x = first_tensor((args, kwargs))
+        x = args[0] if args and isinstance(args[0], Tensor) else first_tensor((args, kwargs))
         if x is not None and isinstance(output, Tensor):
             return sink(layer, x, output)
         if layer.scope is module:

@@ -77,12 +77,12 @@ class Budget:
         """Whether ``HᵀH [d, d]`` is kept unless asked for."""
         return d <= GRAM_SIDE or self.decomposes(d)
 
-    def keeps_rows(self, n: int, d: int) -> bool:
-        """Whether n feature rows are kept as they are: fewer than d, or too many features for ``HᵀH``."""
-        if d <= ROWS_SIDE or (n >= d and self.keeps_gram(d)):
-            return False
-        entries = self.memory // 16 if d > GRAM_SIDE else MEMORY // 16
-        return (n < d or d > GRAM_SIDE) and n * d <= entries
+    def most_rows(self, d: int) -> int:
+        """How many feature rows are kept as they are: fewer than d, or what fits where ``HᵀH`` does not."""
+        if d <= ROWS_SIDE:
+            return 0
+        fit = (self.memory if d > GRAM_SIDE else MEMORY) // (16 * d)
+        return min(fit, d - 1) if self.keeps_gram(d) else fit
 
     def outputs_at_once(self, each: int, on_cpu: bool) -> int:
         """How many outputs a chunk of Jacobians takes, of ``each`` bytes; at least one."""

@@ -156,11 +156,6 @@ class Column:
     at_inputs: bool = False
     sums: tuple[type[Sum], ...] = ()
 
-    def __call__(self, view: LayerView) -> Measured:
-        """The column's value at a layer."""
-        value = self.compute(view)
-        return value if isinstance(value, Measured) else Measured(float(value))
-
 
 def sketched(layer: LayerStatistics) -> str:
     """A remark on functions of all eigenvalues of K, where K is a sketch."""

@@ -130,9 +130,8 @@ class FeatureStatistics:
         return part.with_gram(centred.mT @ centred) if gram else part
 
 
-def statistics_of(name: str, rows: Tensor, target: Tensor, gram: bool) -> FeatureStatistics:
-    """Statistics of rows ``[m, d]`` with labels ``[m]`` or real targets ``[m, c]``."""
-    double = to_double(rows)
+def statistics_of(name: str, double: Tensor, target: Tensor, gram: bool) -> FeatureStatistics:
+    """Statistics of float64 rows ``[m, d]`` with labels ``[m]`` or real targets ``[m, c]``."""
     target = target.to(double.device)
     if target.is_floating_point():
         return FeatureStatistics(name, block_moments(double, to_double(target), gram))
@@ -192,7 +191,7 @@ def _rows_alike(a: FeatureStatistics, b: FeatureStatistics) -> tuple[FeatureStat
     if not kept:
         return a, b
     d, budget = kept[0].shape[1], Budget(max(Budget().memory, *(16 * rows.numel() for rows in kept)))
-    if len(kept) == 2 and budget.keeps_rows(a.n + b.n, d):
+    if len(kept) == 2 and a.n + b.n <= budget.most_rows(d):
         return a, b
     gram = all(part.rows is not None or part.moments.C_hh is not None for part in (a, b)) and budget.keeps_gram(d)
     return a.without_rows(gram), b.without_rows(gram)
@@ -221,6 +220,7 @@ class Features(Sum):
         self._part: FeatureStatistics | None = None  # without what waits and, with a total, without C_hh
         self._total: SymmetricSum | None = None  # C_hh, which grows in place
         self._waiting: list[tuple[Tensor, Tensor]] = []
+        self._count, self._most = 0, 0  # rows that wait, and how many may be kept as they are
         self._residuals: Tensor | None = None
         self._no_residuals = False  # True once a batch had none
         self._eps, self._of_outputs, self._classes = 0.0, False, plan.classes
@@ -249,8 +249,12 @@ class Features(Sum):
         self._add_residual(rows, residual)
         if self._waiting and self._waiting[0][0].shape[1] != rows.shape[1]:
             self._flush()
+        if not self._waiting:
+            keeps = self._part is None and self._gram == "auto"
+            self._most = self._budget.most_rows(rows.shape[1]) if keeps else 0
         self._waiting.append((rows, target))
-        if not self._keeps_rows() and sum(len(part) for part, _ in self._waiting) >= WAITING:
+        self._count += rows.shape[0]
+        if self._count > self._most and self._count >= WAITING:
             self._flush()
         else:
             self._waiting[-1] = (rows.clone(), target)
@@ -264,24 +268,20 @@ class Features(Sum):
         product = to_double(rows).mT @ to_double(residual)
         self._residuals = product if self._residuals is None else self._residuals + product
 
-    def _keeps_rows(self) -> bool:
-        """Whether the rows that wait are all there are and may be kept as they are."""
-        n, d = sum(len(part) for part, _ in self._waiting), self._waiting[0][0].shape[1]
-        return self._part is None and self._gram == "auto" and self._budget.keeps_rows(n, d)
-
     def _flush(self) -> None:
         """Add what waits to the moments and to ``C_hh``."""
         if not self._waiting:
             return
         d = self._waiting[0][0].shape[1]
         if self._part is None and (self._budget.keeps_gram(d) if self._gram == "auto" else self._gram):
-            self._total = SymmetricSum(d, device=to_double(self._waiting[0][0][:0]).device)
+            device = self._waiting[0][0].device
+            self._total = SymmetricSum(d, device="cpu" if device.type == "mps" else device)
         self._add_blocks(*self._taken())
 
     def _taken(self) -> tuple[Tensor, Tensor]:
         """What waited, which waits no more."""
         rows, target = zip(*self._waiting, strict=True)
-        self._waiting = []
+        self._waiting, self._count = [], 0
         return (rows[0], target[0]) if len(rows) == 1 else (torch.cat(rows), torch.cat(target))
 
     def _add_blocks(self, rows: Tensor, target: Tensor) -> None:
@@ -298,7 +298,7 @@ class Features(Sum):
     @override
     def finish(self) -> None:
         rows = target = None
-        if self._waiting and self._keeps_rows():
+        if self._waiting and self._count <= self._most:
             rows, target = self._taken()
             self._add_blocks(rows, target)
         self._flush()

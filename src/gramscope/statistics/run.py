@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -221,7 +221,7 @@ class _Run:
             target = target.to(model_dtype(self.model))
             if plan.targets is None:
                 plan.notes.remark("(targets)", REGRESSED_INTEGERS)
-        with tape.ignoring_calls():
+        with tape.ignoring_calls() if isinstance(inputs, Mapping) else nullcontext():
             read = self._reader.read(inputs, target)
         for name, note in read.notes.items():
             plan.notes.add(name, note)
@@ -450,7 +450,7 @@ class _Run:
         if "J" not in plan.needs or self._current.coupled or self._without_output:
             return
         positions = result.positions
-        output = positions.tokens_first(result.output)
+        output = positions.tokens_first(result.output) if positions.masks else result.output
         sketch, generator = plan.sketch_of(output), self._generator
         if sketch is not None and plan.sketch is None:
             text = (
@@ -479,7 +479,7 @@ class _Run:
                     seen.J_reference = positions.without_padding(J0)
                     seen.reference_weight = reference[0][name].layer.weight()
                     del J0
-                seen.J = positions.without_padding(J)
+                seen.J = positions.without_padding(J) if positions.masks else J
                 del J
                 yield seen
                 del seen

@@ -24,6 +24,7 @@ from gramscope.layers.labels import IGNORED
 from gramscope.layers.losses import Losses
 from gramscope.layers.model_call import OutputSelector, call_model, run_captured, select_output
 from gramscope.layers.record import Application, LayerRecord
+from gramscope.layers.select import Selection
 from gramscope.layers.tape import Tape
 from gramscope.statistics.sums import OUTPUT, LeftOut, Plan
 
@@ -232,7 +233,7 @@ def _run_alone(
     model: nn.Module, tape: Tape, inputs: Any, n: int, chosen: Sequence[int], random: Tensor | None
 ) -> Iterator[tuple[Tape | None, Any]]:
     """A capture of the chosen samples alone, and what the model returned; None where it does not accept them."""
-    names = [record.name for record in tape]
+    seen = Selection(tuple(record.layer for record in tape), {})
     dim = tape.batch_dim
 
     def select(value: Tensor) -> Tensor:
@@ -243,7 +244,7 @@ def _run_alone(
             few = of_samples(inputs, select, n, dim)
             gradients = torch.is_grad_enabled()
             options: dict[str, Any] = {"gradients": gradients, "copy_weights": False, "batch_dim": dim}
-            with capture(model, names, outputs=list(tape.outputs), **options) as alone:
+            with capture(model, seen, outputs=list(tape.outputs), **options) as alone:
                 returned = run_captured(model, alone, few)
         except Exception:
             yield None, None
@@ -358,7 +359,7 @@ def inputs_of(
     for a in record.applications:
         a.check_unchanged()
         h = a.layer.features(a.x, axis, single)
-        h = flattened(h, n, lengths)
+        h = flattened(h, n, lengths) if lengths else h
         if grouped and single and h.shape[-3] != n:
             h = h.reshape(*h.shape[:-3], n, -1, h.shape[-1]).mean(-2, keepdim=True)
         if h.shape[-3] != n:
@@ -470,7 +471,7 @@ def layer_rows(
     single = batch.residual is not None and batch.residual.dim() == 2 and len(record.applications) == 1
     residual = batch.residual if single and _sites(record.applications[0], axis) == 1 else None
     h = _cut_sites(record.layer.module, inputs_of(record, axis, batch.n, averaged, lengths, known), lengths)
-    valid = batch.positions.of(h.shape[-2], len(record.applications))
+    valid = batch.positions.of(h.shape[-2], len(record.applications)) if batch.positions.masks else None
     rows, target = paired_rows(name, h, batch, plan, plan.tokens, valid)
     return rows, target, None if residual is None else residual.to(rows.device)
 
