@@ -24,6 +24,11 @@ from gramscope.errors import InputError, ResultWarning
 from gramscope_lab.runs import files
 from gramscope_lab.runs.layout import LOCK, LOCKED
 
+try:
+    import fcntl
+except ImportError:
+    fcntl = None  # type: ignore[assignment]
+
 #: what the system answers where a file system has no locks
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 #: seconds after which the lock of another host whose run has not changed is not believed
@@ -56,27 +61,24 @@ class Lock:
         return self
 
     def _taken(self, force: bool) -> BaseFileLock:
-        path = str(files.inside(self.folder, LOCKED))
+        path = files.inside(self.folder, LOCKED)
         if not self.folder.is_dir():  # filelock would make it
             raise InputError(f"cannot write to {self.folder}: there is no such folder; use another directory")
         try:
-            lock: BaseFileLock = FileLock(path, thread_local=False)
-            try:
-                lock.acquire(timeout=0)
-            except OSError as error:
-                if error.errno not in _NO_LOCKS:
-                    raise
+            if _has_locks(self.folder):
+                lock: BaseFileLock = FileLock(path, thread_local=False)
+            else:
                 warnings.warn(
-                    f"the file system of {self.folder} has no locks: the file {path} stands for one; remove it if a "
-                    "writer on another host has died",
+                    f"the file system of {self.folder} has no locks: the file {path} stands for one; where a writer on "
+                    "another host has died, use --force",
                     ResultWarning,
                     stacklevel=4,
                 )
                 holder = self.holder()
-                if holder and (force if holder["host"] != platform.node() else not _lives(holder)):
-                    Path(path).unlink(missing_ok=True)
+                if force if holder.get("host") != platform.node() else not _lives(holder):
+                    path.unlink(missing_ok=True)
                 lock = SoftFileLock(path, thread_local=False)
-                lock.acquire(timeout=0)
+            lock.acquire(timeout=0)
         except Timeout:
             raise InputError(
                 f"{self.folder} is in use by {self.described()}; wait for it or use another directory"
@@ -132,6 +134,23 @@ class Lock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+
+def _has_locks(folder: Path) -> bool:
+    """Whether the system locks files in a folder, tried with one of our own."""
+    if fcntl is None:  # Windows, whose file systems all do
+        return True
+    path = folder / f"{files.TEMPORARY}{os.getpid()}-lock"
+    with files.opened(path, os.O_RDWR | os.O_CREAT) as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            return False
+        finally:
+            files.system.unlink(path)
+    return True
 
 
 def _started(pid: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -190,6 +191,11 @@ def load_weights(model: nn.Module, path: Path) -> None:
 
 
 def _read_torch_file(path: Path) -> Any:
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            packed = [entry.filename for entry in archive.infolist() if entry.compress_type != zipfile.ZIP_STORED]
+        if packed:  # a small file could fill the memory
+            raise InputError(f"{path} has compressed entries ({packed[0]}), which torch.save never writes; save it again")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # of a damaged file torch raises almost anything

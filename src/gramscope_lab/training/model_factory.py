@@ -47,21 +47,17 @@ def load_state(model: nn.Module, state: Mapping[str, Any], where: Path) -> None:
 
 
 def load_factory(path: str) -> Callable[..., Any]:
-    """The function named ``package.module:function``; modules in the working directory are found too."""
+    """The function named ``package.module:function``; modules in the working directory are found too, also by what it imports later."""
     module_name, _, attribute = path.partition(":")
     if not attribute or not all(part.isidentifier() for part in module_name.split(".")):
         raise InputError(f"{path!r}: give package.module:function, such as mynet:build for build() in mynet.py")
     here = str(Path.cwd())
-    added = here not in sys.path
-    if added:
-        sys.path.insert(0, here)
+    if here not in sys.path:
+        sys.path.append(here)
     try:
         found = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise InputError(f"{path!r}: {error}; give package.module:function, importable from here") from error
-    finally:
-        if added:
-            sys.path.remove(here)
     function = getattr(found, attribute, None)
     if not callable(function):
         raise InputError(f"{path!r}: module {module_name} has no function {attribute!r}")
