@@ -8,9 +8,11 @@ from typing import Annotated
 import typer
 
 from gramscope_lab.cli.console import messages
+from gramscope_lab.cli.flags import refuse_unused
 
 
 def command(
+    context: typer.Context,
     base: Annotated[Path, typer.Argument(help="Folder of a model of transformers.")],
     tuned: Annotated[Path, typer.Argument(help="Folder of the other one, or of a LoRA adapter.")],
     text: Annotated[Path | None, typer.Option(help="Text, cut into sequences by the base's own tokenizer.")] = None,
@@ -33,6 +35,8 @@ def command(
     from gramscope.instruments.compare import compare
     from gramscope_lab.data.sequences import read_sequences
 
+    if text is None:
+        refuse_unused(context, ["length"] if data else ["length", "samples", "batch"], "without --text")
     one, other = open_model(base), open_model(tuned, base)
     batches = None
     if text is not None or data is not None:

@@ -108,6 +108,15 @@ def takes_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def refuse_unused(context: typer.Context, names: Iterable[str], form: str) -> None:
+    """Raise where an option was given that this form of a command does not use."""
+    options = {parameter.name: parameter.opts[0] for parameter in context.command.params}
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise InputError(f"{options[name]} is not used {form}; leave it out")
+
+
 # -- to a configuration -------------------------------------------------------------------------------------------
 def read_config(
     path: Path | None,

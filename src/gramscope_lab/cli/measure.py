@@ -11,7 +11,7 @@ import typer
 
 from gramscope.errors import InputError
 from gramscope_lab.cli.console import print_json, results
-from gramscope_lab.cli.flags import parse_assignments
+from gramscope_lab.cli.flags import parse_assignments, refuse_unused
 from gramscope_lab.spread import spread
 from gramscope_lab.training.config import DataTable, MeasureTable, ModelTable
 
@@ -22,9 +22,14 @@ if TYPE_CHECKING:
 
 _OWN = "Your own net"
 _FOLDER = "A model of transformers"
+#: options of the three forms alone
+_OF_OWN = {"model", "weights", "data", "data_dir", "loss", "set_"}
+_OF_FOLDERS = {"text", "length", "out"}
+_OF_RUNS = {"every", "part", "device", "per_seed", "trust", "json"}
 
 
 def command(
+    context: typer.Context,
     run: Annotated[
         Path | None,
         typer.Argument(help="A run, a group of runs, a checkpoint, or the folder of a model of transformers."),
@@ -87,22 +92,19 @@ def command(
     names = tuple(name.strip() for name in measures.split(",")) if measures else ()
     table = MeasureTable(samples=samples, layers=layers, names=names)
     if run is not None and (run / "config.json").is_file():
+        refuse_unused(context, _OF_RUNS | _OF_OWN - {"data"}, f"with the model of transformers in {run}")
         columns = list(names) or None
         measure_folder(run, text, None if data is None else Path(data), samples, length, layers or None, columns, out)
         return
     if run is not None:
-        if model or weights or data:
-            raise InputError("measure either a run directory, or your own net with --model and --data, not both")
-        own = {"--data-dir": data_dir, "--loss": loss, "--set": set_}
-        given = [flag for flag, value in own.items() if value]
-        if given:
-            raise InputError(f"{run} is measured as its own configuration says: leave out {', '.join(given)}")
+        refuse_unused(
+            context, _OF_OWN | _OF_FOLDERS, f"with the run {run}, which is measured as its configuration says"
+        )
         from gramscope_lab.training.layer_measures import measure_runs
 
         found = list(measure_runs(run, table, part=part, every=every, device=device, trust=trust))
     elif model is not None and data is not None:
-        if every:
-            raise InputError("--all chooses checkpoints of a run; your own net has the weights of --weights")
+        refuse_unused(context, (_OF_RUNS | _OF_FOLDERS) - {"part", "device", "json"}, "with a net of your own")
         from gramscope_lab.training.layer_measures import measure_own
 
         net, source = _own_tables(model, data, data_dir, set_)

@@ -11,7 +11,7 @@ import typer
 
 from gramscope.errors import GramscopeError, InputError
 from gramscope_lab.cli.console import TerminalReporter, messages, print_json, print_table, results, without_empty
-from gramscope_lab.cli.flags import Gpus, ParallelOption, parse_assignments, parse_seeds
+from gramscope_lab.cli.flags import Gpus, ParallelOption, parse_assignments, parse_seeds, refuse_unused
 
 if TYPE_CHECKING:
     from gramscope_lab.experiments.experiment import Reproduction
@@ -20,6 +20,7 @@ _HOLDS = {True: "yes", False: "no", None: "open"}
 
 
 def command(
+    context: typer.Context,
     names: Annotated[list[str], typer.Argument(metavar="NAME…", help="Experiments, or all.", show_default=False)] = [],  # noqa: B006 - typer copies it
     scale: Annotated[
         str, typer.Option(help="quick (two minutes at most) or paper (the published settings).")
@@ -61,8 +62,12 @@ def command(
       gramscope reproduce all --scale quick --out runs/quick
     """
     if list_:
+        used = ("context", "list_", "json")
+        refuse_unused(context, [name for name in context.params if name not in used], "with --list")
         _list(json)
         return
+    if plot_only:
+        refuse_unused(context, ["parallel", "gpus"], "with --plot-only, which runs nothing")
     if not names:
         raise InputError("name an experiment, or all; gramscope reproduce --list shows them")
     if scale not in ("quick", "paper"):

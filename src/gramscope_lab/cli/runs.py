@@ -10,7 +10,8 @@ import typer
 from gramscope.errors import GramscopeError, InputError
 from gramscope_lab.cli.console import print_json, print_table, results, without_empty
 from gramscope_lab.runs.directory import RunDirectory
-from gramscope_lab.runs.layout import CONFIG, natural
+from gramscope_lab.runs.layout import CONFIG, RECORDS, natural
+from gramscope_lab.runs.records import last_record
 
 app = typer.Typer(no_args_is_help=True, help="List runs, show their results and export their records.")
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -95,10 +96,8 @@ def export(
 
 def summary(run: RunDirectory) -> dict[str, Any]:
     """One line about a run or group."""
-    finals: dict[str, dict[str, Any]] = {}
-    for record in run.iter_records("evaluation"):  # only the last of each run is kept
-        finals[str(record.get("run"))] = record
-    scores, epochs = ([r[key] for r in finals.values() if _is_number(r.get(key))] for key in ("test_accuracy", "epoch"))
+    finals = [last_record(one.at(RECORDS), "evaluation") or {} for one in run.runs()]
+    scores, epochs = ([r[key] for r in finals if _is_number(r.get(key))] for key in ("test_accuracy", "epoch"))
     return {
         **_identity(run, run.status()),
         "epoch": min(epochs, default=None),

@@ -10,9 +10,11 @@ from typing import Annotated
 import typer
 
 from gramscope_lab.cli.console import messages
+from gramscope_lab.cli.flags import refuse_unused
 
 
 def command(
+    context: typer.Context,
     folder: Annotated[Path, typer.Argument(help="Folder of checkpoints of transformers: step1000/, checkpoint-500/ …")],
     text: Annotated[Path | None, typer.Option(help="Text, cut into sequences by the model's own tokenizer.")] = None,
     data: Annotated[Path | None, typer.Option(help=".npz file with input_ids (labels: the next tokens).")] = None,
@@ -43,6 +45,8 @@ def command(
     from gramscope.measures.plots import write_report
     from gramscope_lab.data.sequences import read_sequences
 
+    if text is None:
+        refuse_unused(context, ["length"], "without --text")
     found = find_checkpoints(folder)
     batches = read_sequences(text, data, found[0].path, samples=samples, length=length, batch=batch)
     store = folder / "series" if out is None else out

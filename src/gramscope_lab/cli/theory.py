@@ -9,13 +9,14 @@ import typer
 
 from gramscope.errors import InputError
 from gramscope_lab.cli.console import show
-from gramscope_lab.cli.flags import numbers
+from gramscope_lab.cli.flags import numbers, refuse_unused
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 def command(
+    context: typer.Context,
     data: Annotated[
         str,
         typer.Option(
@@ -50,7 +51,11 @@ def command(
     from gramscope_lab.experiments.theory_sweeps import compare_cnfa, polynomial_task
 
     generator = torch.Generator().manual_seed(seed)
-    if Path(data).suffix in (".npz", ".safetensors"):
+    from_file = Path(data).suffix in (".npz", ".safetensors")
+    reversing = [] if data == "alignment-reversing" else ["balance", "inverse", "scale"]
+    polynomial = [] if data == "decay" else ["alpha"] if data == "isotropic" else ["alpha", "target"]
+    refuse_unused(context, [*reversing, *polynomial, *(["n", "d"] if from_file else [])], f"with --data {data}")
+    if from_file:
         x, y = _load(Path(data))
     elif data == "alignment-reversing":
         x, y = alignment_reversing(n, d, balance, generator, inverse=inverse, scale=scale)  # type: ignore[arg-type]

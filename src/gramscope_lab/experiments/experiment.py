@@ -150,11 +150,13 @@ Part: TypeAlias = Computation | Training
 def training_config(settings: Any, options: Options, *, data: dict[str, Any], **tables: Any) -> TrainConfig:
     """A training with the seeds, epochs and batch size of the settings, on the device of the options.
 
-    ``data`` and ``tables`` are the other entries of the configuration (``model``, ``method``, …), and replace those.
+    ``data`` and ``tables`` are the other entries of the configuration (``model``, ``method``, …), and replace those. Layers
+    are measured only where a table ``measure`` says so.
     """
     usual = {key: getattr(settings, key) for key in ("seeds", "epochs", "batch_size") if key not in tables}
     table = {"dir": options.data_dir, **data}
-    return TrainConfig.from_dict({**usual, "device": options.device, "data": table, **tables})
+    unmeasured = {"device": options.device, "measure": {"samples": 0}}
+    return TrainConfig.from_dict({**usual, **unmeasured, "data": table, **tables})
 
 
 def part_name(method: str, data: str) -> str:

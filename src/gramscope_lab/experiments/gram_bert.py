@@ -105,7 +105,7 @@ def _config(settings: Settings, options: Options, seed: int, task: str, epochs: 
         clip=settings.clip,
         checkpoint_every=1,
         keep=1,
-        measure={"every": int(task in TASKS)},
+        measure={"every": 1} if task in TASKS else {"samples": 0},
     )
 
 

@@ -75,7 +75,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     content[at : at + len(_ZEROS)] = hashlib.sha256(content).hexdigest().encode()
     files.make_folder(folder)
     path = checkpoint_path(folder, checkpoint.step)
-    files.write_file(path, bytes(content))
+    files.write_file(path, bytes(content), files.RESUME)
     return path
 
 

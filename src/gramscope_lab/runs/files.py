@@ -18,6 +18,8 @@ from gramscope.errors import InputError, StorageError
 
 #: what changes the disk
 system = os
+#: what to do when a run could not write its records or checkpoints
+RESUME = "continue with --resume"
 #: names that start with this are unfinished; a later writer removes them
 TEMPORARY = ".partial-"
 #: most bytes of a text that is read at once
@@ -85,7 +87,7 @@ def parse(path: Path, content: bytes, parser: Callable[[bytes], Any]) -> Any:
 
 # -- writing ------------------------------------------------------------------------------------------------------
 @contextmanager
-def as_storage_errors(what: str) -> Iterator[None]:
+def as_storage_errors(what: str, then: str = "run the command again") -> Iterator[None]:
     """Turn an error of the system into one that says what could not be written and what to do."""
     try:
         yield
@@ -94,7 +96,7 @@ def as_storage_errors(what: str) -> Iterator[None]:
     except OSError as error:
         raise StorageError(
             f"cannot write {what}: {error.strerror or error}; what was written before is intact: "
-            "make room or mend the disk, then continue with --resume"
+            f"make room or mend the disk, then {then}"
         ) from error
 
 
@@ -116,10 +118,10 @@ def write_all(handle: int, content: bytes) -> None:
     system.fsync(handle)
 
 
-def write_file(path: Path, content: bytes) -> None:
+def write_file(path: Path, content: bytes, then: str = "run the command again") -> None:
     """Write a file atomically: a temporary neighbour, flushed to disk, then renamed over ``path``."""
     temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
-    with as_storage_errors(str(path)):
+    with as_storage_errors(str(path), then):
         try:
             with opened(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as handle:
                 write_all(handle, content)

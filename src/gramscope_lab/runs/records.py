@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -24,7 +25,7 @@ MOST_LINE, TAIL = 1 << 24, 1 << 16
 def append_records(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     """Add records to a file. When this returns they are on the disk; when it fails, none of them is in the file."""
     content = b"".join(files.to_json(dict(record)).encode() + b"\n" for record in records)
-    with files.as_storage_errors(str(path)):
+    with files.as_storage_errors(str(path), files.RESUME):
         _end_last_line(path)
         with files.opened(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) as handle:
             end = files.system.fstat(handle).st_size
@@ -86,8 +87,8 @@ def _parsed(path: Path, line: bytes, number: int, *, last: bool) -> Record | Non
     return record
 
 
-def last_record(path: Path) -> Record | None:
-    """The last record of a file, found from its end."""
+def last_record(path: Path, kind: str | None = None) -> Record | None:
+    """The last record of a file, or the last one of a kind; the end of a long file is looked at first."""
     if not path.is_file():
         return None
     with path.open("rb") as file:
@@ -97,9 +98,12 @@ def last_record(path: Path) -> Record | None:
     for line in reversed(lines[size > TAIL :]):
         with suppress(ValueError, RecursionError):
             record = json.loads(line)
-            if isinstance(record, dict):
+            if isinstance(record, dict) and kind in (None, record.get("kind")):
                 return record
-    return None
+    if size <= TAIL:
+        return None
+    records = (record for record, _ in iter_records(path, damaged=[]) if kind in (None, record.get("kind")))
+    return next(iter(deque(records, maxlen=1)), None)
 
 
 def records_end(path: Path) -> int:

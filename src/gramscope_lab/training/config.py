@@ -82,6 +82,14 @@ class Section(BaseModel):
             return f"{key} = {_shown(found['input'])}: {no_such('key', key, [cls.where + name for name in cls.model_fields])}"
         return f"{key} = {_shown(found['input'])}: {found['msg'].replace('Input should', 'must')}"
 
+    def refuse_unused(self, keys: Collection[str], chosen: str) -> None:
+        """Raise where one of ``keys``, which what is chosen does not use, has another value than its default."""
+        for key in keys:
+            if getattr(self, key) != type(self).model_fields[key].get_default(call_default_factory=True):
+                raise InputError(
+                    f"{self.where}{key} = {_shown(getattr(self, key))}: {chosen} does not use it; leave it out"
+                )
+
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> Self:
         """Read one table of a TOML file."""
@@ -171,16 +179,22 @@ class ScheduleTable(Section):
     every: float = Field(default=10.0, gt=0, description="epochs between the drops of step")
     factor: float = Field(default=0.1, ge=0, description="factor of each drop of step")
 
+    @model_validator(mode="after")
+    def _used(self) -> Self:
+        used = {"linear": ("final",), "cosine": ("final",), "step": ("every", "factor")}.get(self.name, ())
+        self.refuse_unused({"final", "every", "factor"} - set(used), f"the schedule {self.name!r}")
+        return self
+
 
 class MeasureTable(Section):
-    """Measuring every layer while training."""
+    """Measuring every layer while training: at the start, at the end, and as often as asked in between."""
 
     where: ClassVar[str] = "measure."
 
     every: float = Field(
-        default=0.0, ge=0, description="epochs between measurements (0: none; the start and the end are included)"
+        default=0.0, ge=0, description="epochs between measurements (0: only the start and the end)"
     )
-    samples: int = Field(default=1000, ge=1, description="training samples measured on")
+    samples: int = Field(default=1000, ge=0, description="training samples measured on (0: no measurements)")
     batch_size: int = Field(default=500, ge=1, description="samples a batch while measuring")
     layers: str = Field(default="", description="glob of the layers; empty for all")
     matrices: bool = Field(default=False, description="keep spectra and diagonals of every layer too, for the report")

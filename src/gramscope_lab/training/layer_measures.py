@@ -195,7 +195,9 @@ def _read_torch_file(path: Path) -> Any:
         with zipfile.ZipFile(path) as archive:
             packed = [entry.filename for entry in archive.infolist() if entry.compress_type != zipfile.ZIP_STORED]
         if packed:  # a small file could fill the memory
-            raise InputError(f"{path} has compressed entries ({packed[0]}), which torch.save never writes; save it again")
+            raise InputError(
+                f"{path} has compressed entries ({packed[0]}), which torch.save never writes; save it again"
+            )
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # of a damaged file torch raises almost anything

@@ -9,9 +9,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, create_model
+from pydantic import Field, create_model, model_validator
 
 from gramscope_lab.training.config import Section
 
@@ -91,6 +91,14 @@ class Vcl(Options):
     readout_momentum: float = _number(0.0, "momentum of that optimizer (sgd)")
     readout_weight_decay: float = _number(0.0, "weight decay of that optimizer")
     layers: str = Field(default="", description="glob of the layers concerned; empty for all")
+
+    @model_validator(mode="after")
+    def _used(self) -> Self:
+        if self.solver == "exact":
+            self.refuse_unused(["rank"], "the exact solver")
+        if self.readout != "sgd":
+            self.refuse_unused(["readout_momentum"], f"the readout's {self.readout}")
+        return self
 
 
 class FreeMuon(Options):

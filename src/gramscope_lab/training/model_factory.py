@@ -47,7 +47,7 @@ def load_state(model: nn.Module, state: Mapping[str, Any], where: Path) -> None:
 
 
 def load_factory(path: str) -> Callable[..., Any]:
-    """The function named ``package.module:function``; modules in the working directory are found too, also by what it imports later."""
+    """The function named ``package.module:function``; modules in the working directory are found, also later."""
     module_name, _, attribute = path.partition(":")
     if not attribute or not all(part.isidentifier() for part in module_name.split(".")):
         raise InputError(f"{path!r}: give package.module:function, such as mynet:build for build() in mynet.py")

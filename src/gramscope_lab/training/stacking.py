@@ -325,7 +325,7 @@ def member_obstacle(job: Job) -> str:
     config = job.config
     if split_wrapper(config.method.name)[1] not in (*_BY_NUMBER, "muon"):
         return f"{config.method.name} has no vectorised form"
-    if config.measure.every and config.measure.matrices:
+    if config.measure.samples and config.measure.matrices:
         return "measure.matrices follows the gradients of every step"
     if config.patience:
         return "each run may stop early on its own"

@@ -120,7 +120,7 @@ class SingleEngine(Engine):
             config.method, job.model, reduction=config.reduction, steps_per_epoch=self.plan.steps_per_epoch
         )
         self.notes = self.method.notes
-        self._watcher = ShiftWatcher(job.model, config) if config.measure.every and config.measure.matrices else None
+        self._watcher = ShiftWatcher(job.model, config) if config.measure.samples and config.measure.matrices else None
         self._random = PrivateRandomState(config.seed, "training", job.device)
         job.model.train()
 
@@ -305,7 +305,7 @@ class Trainer:
             with self._clock.paused():
                 self._progress.seconds = self._clock.seconds
                 self._evaluate(step)
-        if self._measure is not None and plan.measure_every and plan.due(plan.measure_every, step):
+        if self._measure is not None and (step == 0 or plan.due(plan.measure_every, step)):
             with self._clock.paused():
                 for index, job in enumerate(self.engine.jobs):
                     if not self._diverged[index]:

@@ -36,7 +36,7 @@ def test_cnfa_reads_files_and_writes_json(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ("--n 8 --d 6 --data nowhere", "isotropic"),
-        ("--n 8 --d 6 --data missing.npz", "no such file"),
+        ("--data missing.npz", "no such file"),
         ("--n 8 --d 6 --widths a", "whole numbers"),
         ("--n 8 --d 6 --data alignment-reversing --balance 2", "balance=2"),
         ("--n 8 --d 6 --activation gelu", "gelu"),

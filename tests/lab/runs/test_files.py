@@ -33,7 +33,7 @@ def test_write_file_replaces_or_leaves_the_old_content(tmp_path: Path, monkeypat
         raise OSError(errno.ENOSPC, "disk full")
 
     monkeypatch.setattr(files.system, "replace", fails)
-    with pytest.raises(StorageError, match="cannot write .*a.txt: disk full"):
+    with pytest.raises(StorageError, match="cannot write .*a.txt: disk full; .* run the command again"):
         write_file(path, b"newer")
     assert path.read_bytes() == b"new"
     assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]

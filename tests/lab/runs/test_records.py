@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gramscope.errors import InputError
+from gramscope_lab.runs import records
 from gramscope_lab.runs.directory import RunDirectory
 from gramscope_lab.runs.records import append_records, iter_records, last_record, records_end, truncate_records
 from refusals import assert_refused
@@ -47,6 +48,18 @@ def test_any_cut_loses_at_most_the_last_line(tmp_path_factory: pytest.TempPathFa
     assert last_record(path) == (found[-1] if found else None)
     append_records(path, [{"step": "new"}])  # starts on a line of its own
     assert read(path) == [*found, {"step": "new"}]
+
+
+def test_the_last_record_of_a_kind_is_found_wherever_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    append_records(path, [{"kind": "evaluation", "step": step} for step in range(3)])
+    append_records(path, [{"kind": "end", "text": "x" * 40} for _ in range(records.TAIL // 60 + 9)])
+    assert records_end(path) > records.TAIL
+    assert last_record(path, "evaluation") == {"kind": "evaluation", "step": 2}
+    assert last_record(path, "measurement") is None
+    append_records(path, [{"kind": "evaluation", "step": 7}, {"kind": "end"}])
+    assert last_record(path, "evaluation") == {"kind": "evaluation", "step": 7}
+    assert last_record(path) == {"kind": "end"}
 
 
 def test_damage_elsewhere_is_an_error(tmp_path: Path) -> None:

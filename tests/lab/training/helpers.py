@@ -34,10 +34,10 @@ def configs(draw: st.DrawFn) -> TrainConfig:
         "data": {**data, "validation": draw(st.floats(0, 0.9))},
         "model": {"name": "mlp", "hidden": hidden, "bias": draw(st.booleans()), "activation": activation},
         "method": {"name": method, **{key: draw(st.floats(0, 10)) for key in floats}},
-        "schedule": {
-            "name": draw(st.sampled_from(["constant", "linear", "cosine", "step"])),
-            "final": draw(st.floats(0, 1)),
-        },
+        "schedule": draw(
+            st.sampled_from([{}, {"name": "step", "every": 2.0}])
+            | st.builds(dict, name=st.sampled_from(["linear", "cosine"]), final=st.floats(0, 1))
+        ),
         "measure": {"every": draw(st.floats(0, 3)), "names": names},
         "sweep": draw(st.sampled_from([{}, sweep, {"model.hidden": [[3], [4, 5]]}])),
         "seeds": draw(st.lists(st.integers(0, 99), min_size=1, max_size=3, unique=True)),
