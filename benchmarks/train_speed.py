@@ -114,6 +114,11 @@ def _images(n: int, device: str) -> DataSet:
 
 
 def _job(method: str, data: DataSet, device: str, seed: int = 0) -> Job:
-    tables = {"data": {"name": "cifar10"}, "model": {"name": "mlp", "hidden": [256]}, "method": {"name": method}}
+    tables: dict[str, Any] = {
+        "data": {"name": "cifar10"},
+        "model": {"name": "mlp", "hidden": [256]},
+        "method": {"name": method},
+    }
+    tables |= {"measure": {"samples": 0}}
     config = TrainConfig.from_dict({**tables, "seeds": [seed], "batch_size": BATCH, "device": device})
     return prepare(config, f"seed-{seed}", data=data)

@@ -40,7 +40,7 @@ def configuration(seeds: list[int]) -> TrainConfig:
     return TrainConfig.from_dict(
         {
             "seeds": seeds, "epochs": 2, "batch_size": 8, "device": "cpu", "checkpoint_every": 1,
-            "keep": 1, "data": {"name": "given"}, "model": {"name": "mlp", "hidden": [2]},
+            "keep": 1, "measure": {"samples": 0}, "data": {"name": "given"}, "model": {"name": "mlp", "hidden": [2]},
             "method": {"name": "adamw", "lr": 0.1},
         }
     )  # fmt: skip

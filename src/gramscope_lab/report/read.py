@@ -313,9 +313,16 @@ def _sorted_records(
                     if isinstance(row, dict):
                         by_layer.setdefault(name, []).append(_scalars(row, left_out) | {"step": int(step)})
     problems += [f"{RECORDS}: {count} {reason}." for reason, count in left_out.items() if count]
-    for rows in (evaluations, *by_layer.values()):
-        rows.sort(key=lambda record: record["step"])
-    return evaluations, by_layer, claims, monitored
+    evaluations.sort(key=lambda record: record["step"])
+    return evaluations, {layer: _by_step(rows) for layer, rows in by_layer.items()}, claims, monitored
+
+
+def _by_step(rows: Iterable[Record]) -> list[Record]:
+    """One record a step, of what was measured while training and afterwards."""
+    found: dict[int, Record] = {}
+    for row in rows:
+        found.setdefault(row["step"], {}).update(row)
+    return [found[step] for step in sorted(found)]
 
 
 def _scalars(record: Mapping[str, Any], left_out: Counter[str]) -> Record:

@@ -3,6 +3,7 @@
     config.toml       what to run; its first line marks a directory of gramscope
     environment.json  versions, machine, device, git state
     records.jsonl     evaluations and measurements, one JSON object a line: appended and flushed to disk
+    measured.jsonl    measurements of checkpoints made after training, in the same form
     checkpoints/      step-000000123.safetensors: model, training state and a digest of both in one file
     artefacts/        matrices for the report (spectra, diagonals), one safetensors file each
     figures/          PNG, PDF, HTML

@@ -29,6 +29,7 @@ from gramscope_lab.runs.layout import (
     LOCK,
     LOCKED,
     MARK,
+    MEASURED,
     RECORDS,
     STOP,
     file_name,
@@ -122,7 +123,7 @@ class RunDirectory:
             if not names_in(member.path):
                 member.path.rmdir()
         self.remove_stale()
-        for name in (*_FOLDERS, RECORDS, ENVIRONMENT, STOP, CONFIG):
+        for name in (*_FOLDERS, RECORDS, MEASURED, ENVIRONMENT, STOP, CONFIG):
             files.remove(self.path / name)
 
     def remove_stale(self) -> None:
@@ -206,9 +207,10 @@ class RunDirectory:
         """
         for run in self.runs():
             named = {} if run.path == self.path else {"run": run.path.relative_to(self.path).as_posix()}
-            for record, _ in iter_records(run.at(RECORDS), damaged=damaged):
-                if kind is None or record.get("kind") == kind:
-                    yield {**named, **record}
+            for name in (RECORDS, MEASURED):
+                for record, _ in iter_records(run.at(name), damaged=damaged):
+                    if kind is None or record.get("kind") == kind:
+                        yield {**named, **record}
 
     def records(self, kind: str | None = None) -> list[Record]:
         """What :meth:`iter_records` gives, as a list."""
@@ -217,6 +219,10 @@ class RunDirectory:
     def append(self, *records: Mapping[str, Any]) -> None:
         """Add records; they are on the disk when this returns."""
         append_records(self.at(RECORDS), records)
+
+    def save_measured(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Store what was measured after training, in place of what was stored before; :meth:`iter_records` gives it too."""
+        write_file(self.at(MEASURED), "".join(to_json(dict(record)) + "\n" for record in records).encode())
 
     # -- checkpoints ----------------------------------------------------------------------------------------------
     def checkpoint_steps(self) -> list[int]:
@@ -252,7 +258,8 @@ class RunDirectory:
             files.remove(self.checkpoint_path(step))
 
     def rewind(self, checkpoint: Checkpoint | None) -> None:
-        """Go back to a checkpoint, or to the start: forget the records and the checkpoints after it."""
+        """Go back to a checkpoint, or to the start: forget the records and the checkpoints after it, and later measurements."""
+        files.remove(self.path / MEASURED)
         truncate_records(self.at(RECORDS), 0 if checkpoint is None else checkpoint.records_end)
         last = -1 if checkpoint is None else checkpoint.step
         self._remove_checkpoints(step for step in self.checkpoint_steps() if step > last)

@@ -10,6 +10,8 @@ from gramscope.errors import InputError
 CONFIG = "config.toml"
 ENVIRONMENT = "environment.json"
 RECORDS = "records.jsonl"
+#: measurements of checkpoints, made after training
+MEASURED = "measured.jsonl"
 CHECKPOINTS = "checkpoints"
 ARTEFACTS = "artefacts"
 FIGURES = "figures"

@@ -191,9 +191,7 @@ class MeasureTable(Section):
 
     where: ClassVar[str] = "measure."
 
-    every: float = Field(
-        default=0.0, ge=0, description="epochs between measurements (0: only the start and the end)"
-    )
+    every: float = Field(default=0.0, ge=0, description="epochs between measurements (0: only the start and the end)")
     samples: int = Field(default=1000, ge=0, description="training samples measured on (0: no measurements)")
     batch_size: int = Field(default=500, ge=1, description="samples a batch while measuring")
     layers: str = Field(default="", description="glob of the layers; empty for all")

@@ -128,6 +128,12 @@ class Job:
         """Steps and cadences."""
         return Plan.of(self.config, len(self.data.x_train))
 
+    def head(self, kind: str, step: int) -> dict[str, Any]:
+        """What every record of this member begins with."""
+        epoch, method = round(step / self.plan.steps_per_epoch, 6), self.config.method
+        head = {"kind": kind, "step": step, "epoch": epoch, "method": method.name, "seed": self.config.seed}
+        return {**head, **{key: method.options[key] for key in ("lr", "gamma") if key in method.options}, **self.labels}
+
     def splits(self) -> dict[str, tuple[Tensor, Tensor]]:
         """The sets to evaluate on."""
         data = self.data

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gramscope.errors import InputError
+from gramscope.errors import InputError, LayerError, ResultWarning
 from gramscope.instruments.measure import given_by, measure
 from gramscope.instruments.monitor import DEFAULT as MONITORED
 from gramscope.instruments.monitor import Monitor
@@ -54,6 +55,11 @@ def _chosen(table: MeasureTable) -> tuple[str, ...] | str | None:
     return "all" if table.names == ("all",) else table.names or None
 
 
+def asked_for(table: MeasureTable) -> bool:
+    """Whether a configuration says more about measuring than the defaults do."""
+    return table != MeasureTable()
+
+
 class LayerMeasures:
     """Measures every layer of the members of a run while they train: one :class:`~gramscope.Monitor` a member."""
 
@@ -65,22 +71,32 @@ class LayerMeasures:
         """One record a layer."""
         monitor = self._monitors.get(job.name)
         if monitor is None:  # its creation makes the first record
-            table = job.config.measure
-            monitor = self._monitors[job.name] = Monitor(
-                model,
-                probe(job.data.x_train, job.data.y_train, table.samples, table.batch_size),
-                joined_loss(model, job.loss),
-                measures=_chosen(table) or WHILE_TRAINING,
-                layers=table.layers or None,
-                samples=table.samples,
-                reference=self._initial[job.name],
-                output=measured_output(model),
-            )
+            try:
+                monitor = self._monitors[job.name] = self._monitor(model, job)
+            except LayerError as error:
+                if asked_for(job.config.measure):
+                    raise
+                if step == 0:
+                    warnings.warn(f"layers are not measured: {error}", ResultWarning, stacklevel=2)
+                return
         else:
             monitor.step_count = step
             monitor.record()
         for layer, row in monitor.records[-1]["layers"].items():
             yield {"layer": layer, **row}
+
+    def _monitor(self, model: nn.Module, job: Job) -> Monitor:
+        table = job.config.measure
+        return Monitor(
+            model,
+            probe(job.data.x_train, job.data.y_train, table.samples, table.batch_size),
+            joined_loss(model, job.loss),
+            measures=_chosen(table) or WHILE_TRAINING,
+            layers=table.layers or None,
+            samples=table.samples,
+            reference=self._initial[job.name],
+            output=measured_output(model),
+        )
 
 
 # -- nets on disk -------------------------------------------------------------------------------------------------
@@ -109,6 +125,8 @@ def measure_runs(
 ) -> Iterator[Measured]:
     """Measure what is in a run directory: each member's newest checkpoint, or with ``every`` all of them in order.
 
+    The report shows what was measured on training samples.
+
     Args:
         path: a run, a group of runs, or one checkpoint folder.
         table: how to measure.
@@ -133,12 +151,20 @@ def measure_runs(
         job = prepare(config)
         initial = copy.deepcopy(job.model)
         batches = probe(*choose_part(job.data, part), table.samples, table.batch_size)
+        records: list[dict[str, Any]] = []
         for step in steps:
             checkpoint = run.load_checkpoint(step)  # without a step the newest
             load_state(job.model, checkpoint.model, run.path)
             found = measure_net(job.model, batches, job.loss, table, initial)
             name = run.path.relative_to(root.path).as_posix() if run.path != root.path else run.name
+            head = job.head("measurement", checkpoint.step)
+            records += [{**head, "layer": layer, **row} for layer, row in found.to_dict()["layers"].items()]
             yield Measured(name, checkpoint.step, checkpoint.step / job.plan.steps_per_epoch, found)
+        if part == "train":  # as while training: the report shows both
+            try:
+                run.save_measured(records)
+            except OSError as error:
+                warnings.warn(f"the report will not show this: {error}", ResultWarning, stacklevel=2)
 
 
 def measure_own(

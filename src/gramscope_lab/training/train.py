@@ -269,7 +269,7 @@ def train_jobs(
             load_state(job.model, run.load_checkpoint().model, run.path)
         return {job.name: Member(job.config, job=job, run=run) for job, run in zip(jobs, runs, strict=True)}
     config = jobs[0].config
-    measure = (overrides and overrides.measure or LayerMeasures(jobs)) if config.measure.samples else None
+    measure = ((overrides and overrides.measure) or LayerMeasures(jobs)) if config.measure.samples else None
     reporter = reporter or Reporter()
     with ExitStack() as stack:
         for run in runs or []:

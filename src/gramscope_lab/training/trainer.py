@@ -305,7 +305,7 @@ class Trainer:
             with self._clock.paused():
                 self._progress.seconds = self._clock.seconds
                 self._evaluate(step)
-        if self._measure is not None and (step == 0 or plan.due(plan.measure_every, step)):
+        if self._measure is not None and (step == 0 or plan.due(plan.measure_every, step) or self._early_end()):
             with self._clock.paused():
                 for index, job in enumerate(self.engine.jobs):
                     if not self._diverged[index]:
@@ -341,17 +341,8 @@ class Trainer:
             self._progress.waited += 1
 
     def _append(self, index: int, kind: str, step: int, records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        job = self.engine.jobs[index]
-        head = {
-            "kind": kind,
-            "step": step,
-            "epoch": round(step / self.engine.plan.steps_per_epoch, 6),
-            "method": job.config.method.name,
-            "seed": job.config.seed,
-        }
-        options = job.config.method.options
-        head |= {key: options[key] for key in ("lr", "gamma") if key in options}
-        full = [{**head, **job.labels, **record} for record in records]
+        head = self.engine.jobs[index].head(kind, step)
+        full = [{**head, **record} for record in records]
         self.records[index] += full
         if self.runs is not None:
             self.runs[index].append(*full)

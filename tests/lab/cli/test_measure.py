@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import gramscope as gs
 from gramscope_lab.cli.app import app
+from gramscope_lab.report.read import read_runs
 
 
 class Tokens(nn.Module):
@@ -55,3 +56,23 @@ def test_a_reason_is_told_once(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["measure", *own, "--measures", "all"])
     shown = " ".join(result.stdout.split())
     assert shown.count("the columns nc1 to nc4 are for labels") == 1
+
+
+def test_the_report_shows_what_was_measured_while_training_and_afterwards(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    commands = [
+        ["train", "--hidden", "4", "--epochs", "1", "--seeds", "2", "--out", str(run)],
+        ["measure", str(run), "--measures", "nc3,nfa", "--samples", "200"],
+        ["measure", str(run), "--measures", "nc2_equinorm", "--part", "test"],
+        ["report", str(run)],
+    ]
+    for command in commands:
+        result = CliRunner().invoke(app, command)
+        assert result.exit_code == 0, result.output
+    (setting,) = read_runs([run]).settings
+    assert len(setting.curve("target_linearity", "hidden1", "epoch").times) == 2
+    assert setting.curve("nc3", "readout", "epoch").times == [1.0]
+    assert len(setting.curve("nfa", "hidden1", "epoch").times) == 2
+    assert not setting.curve(
+        "nc2_equinorm", "readout", "epoch"
+    )  # of test samples, which are not compared with the others

@@ -34,6 +34,7 @@ def config() -> Config:
             "batch_size": 16,
             "epochs": 3,
             "device": "cpu",
+            "measure": {"samples": 0},
         }
         return TrainConfig.from_dict(tree | changes)
 

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import gramscope as gs
-from gramscope.errors import GramscopeError, ResultWarning
+from gramscope.errors import GramscopeError, LayerError, ResultWarning
 from gramscope_lab.data import DataSet
 from gramscope_lab.data.seeds import generator
 from gramscope_lab.nets import build
@@ -25,7 +25,7 @@ from gramscope_lab.runs.layer_snapshots import load_diagonals, load_spectra, sna
 from gramscope_lab.training import trainer
 from gramscope_lab.training.config import MeasureTable, TrainConfig
 from gramscope_lab.training.job import prepare
-from gramscope_lab.training.layer_measures import measure_runs
+from gramscope_lab.training.layer_measures import WHILE_TRAINING, measure_runs
 from gramscope_lab.training.random_state import epoch_order
 from gramscope_lab.training.train import resume_run, train
 from gramscope_lab.training.trainer import Trainer
@@ -236,6 +236,36 @@ def test_measurements_are_recorded_at_their_cadence(tmp_path: Path, config: Conf
     assert [r["step"] for r in records if r["layer"] == "readout.weight"] == [0, 8, 15]
     final = trained.members["seed-0"].model.get_parameter("readout.weight")
     assert records[-1]["norm"] == pytest.approx(float(final.detach().norm()))
+
+
+def test_layers_are_measured_at_the_start_and_the_end_by_default(
+    tmp_path: Path, config: Config, blobs: DataSet
+) -> None:
+    settings = config(measure={}, data={"name": "given", "validation": 0.3}, patience=1, epochs=50)
+    trained = train(settings, tmp_path / "run", data=blobs)  # it stops early
+    records = RunDirectory.open(tmp_path / "run").records("measurement")
+    assert [record["step"] for record in records if record["layer"] == "readout"] == [0, trained.records[-1]["step"]]
+    assert 0 < records[-1]["step"] < 50 * 4
+    assert set(WHILE_TRAINING) <= set(records[-1])
+    assert train(config(measure={"samples": 0}), data=blobs).records[-1]["kind"] == "end"
+
+
+class Unmeasurable(nn.Module):
+    """A net without a layer that can be measured."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, :3] * self.scale
+
+
+def test_nets_without_layers_train_unless_a_measurement_is_asked_for(config: Config, blobs: DataSet) -> None:
+    with pytest.warns(ResultWarning, match="layers are not measured: "):
+        train(config(measure={}), data=blobs, model=lambda config, data: Unmeasurable())
+    with pytest.raises(LayerError):
+        train(config(measure={"every": 1}), data=blobs, model=lambda config, data: Unmeasurable())
 
 
 def test_full_batch_and_regression(config: Config) -> None:
