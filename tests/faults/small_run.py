@@ -11,8 +11,7 @@ from gramscope_lab.data import DataSet, from_tensors
 from gramscope_lab.runs import files
 from gramscope_lab.runs.checkpoints import read_checkpoint
 from gramscope_lab.runs.directory import RunDirectory
-from gramscope_lab.runs.files import plain
-from gramscope_lab.runs.layout import LOCK
+from gramscope_lab.runs.files import LOCK, plain
 from gramscope_lab.runs.records import iter_records
 from gramscope_lab.training.config import TrainConfig
 from gramscope_lab.training.reporter import Reporter

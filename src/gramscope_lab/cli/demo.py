@@ -12,7 +12,7 @@ import typer
 
 from gramscope.errors import InputError
 from gramscope_lab.cli.console import TerminalReporter, messages, print_json, print_table, results
-from gramscope_lab.runs.layout import free_path
+from gramscope_lab.runs.files import free_path
 
 if TYPE_CHECKING:
     from gramscope_lab.report.read import Runs

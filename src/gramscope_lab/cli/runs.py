@@ -10,7 +10,7 @@ import typer
 from gramscope.errors import GramscopeError, InputError
 from gramscope_lab.cli.console import print_json, print_table, results, without_empty
 from gramscope_lab.runs.directory import RunDirectory
-from gramscope_lab.runs.layout import CONFIG, RECORDS, natural
+from gramscope_lab.runs.files import CONFIG, RECORDS, natural
 from gramscope_lab.runs.records import last_record
 
 app = typer.Typer(no_args_is_help=True, help="List runs, show their results and export their records.")

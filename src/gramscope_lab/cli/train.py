@@ -10,7 +10,7 @@ import typer
 from gramscope.errors import InputError
 from gramscope_lab.cli.console import TerminalReporter, messages, print_json, print_table, without_empty
 from gramscope_lab.cli.flags import Gpus, ParallelOption, read_config, takes_flags
-from gramscope_lab.runs.layout import free_path
+from gramscope_lab.runs.files import free_path
 
 
 @takes_flags

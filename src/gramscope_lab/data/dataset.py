@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,13 +12,23 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError, ResultWarning
-from gramscope_lab.data.seeds import generator
 from gramscope_lab.data.synthetic import randomise_labels
 
 #: label of tokens that have none
 IGNORED = -100
 
 Task: TypeAlias = Literal["classification", "regression"]
+
+
+def derive_seed(seed: int, *purpose: str | int) -> int:
+    """A 63-bit seed for one purpose: ``derive_seed(0, "order", 7)``."""
+    text = "\0".join(map(str, ("gramscope", seed, *purpose)))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
+
+
+def generator(seed: int, *purpose: str | int, device: torch.device | str = "cpu") -> torch.Generator:
+    """A fresh generator for one purpose: draws for different purposes are independent, also with the same seed and size."""
+    return torch.Generator(device).manual_seed(derive_seed(seed, *purpose))
 
 
 def _unchanged(tensor: Tensor) -> Tensor:

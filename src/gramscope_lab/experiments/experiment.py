@@ -19,8 +19,7 @@ from gramscope.errors import InputError
 from gramscope_lab.data.dataset import DataSet
 from gramscope_lab.experiments.catalogue import Entry, find
 from gramscope_lab.experiments.plots import Figure, figure_style, require_matplotlib, save_figure
-from gramscope_lab.runs.directory import RunDirectory
-from gramscope_lab.runs.environment import describe_environment
+from gramscope_lab.runs.directory import RunDirectory, describe_environment
 from gramscope_lab.runs.records import Record
 from gramscope_lab.training.config import TrainConfig
 from gramscope_lab.training.job import resolve_device

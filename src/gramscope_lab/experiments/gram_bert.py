@@ -17,9 +17,8 @@ import torch
 from torch import nn
 
 from gramscope.errors import InputError
-from gramscope_lab.data.dataset import DataSet
+from gramscope_lab.data.dataset import DataSet, derive_seed
 from gramscope_lab.data.downloads import data_root
-from gramscope_lab.data.seeds import derive_seed
 from gramscope_lab.experiments import bert
 from gramscope_lab.experiments.bert import TASKS, TOKEN_TASKS
 from gramscope_lab.experiments.experiment import Claim, Experiment, Options, Results, Training, training_config

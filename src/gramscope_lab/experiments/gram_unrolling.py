@@ -14,7 +14,7 @@ from gramscope.measures.alignment import cosine
 from gramscope.measures.linearity import target_linearity
 from gramscope.measures.virtual import virtual_trajectory
 from gramscope_lab.data import load
-from gramscope_lab.data.seeds import generator
+from gramscope_lab.data.dataset import generator
 from gramscope_lab.experiments.experiment import Claim, Computation, Experiment, Options, Recorder, Results
 from gramscope_lab.experiments.plots import PALETTE, Figure, mean, panels
 from gramscope_lab.nets import build

@@ -21,8 +21,7 @@ from gramscope.errors import InputError
 from gramscope.instruments.interpolation import interpolation_error
 from gramscope.layers.model_call import evaluating
 from gramscope.measures.linearity import target_linearity
-from gramscope_lab.data.dataset import DataSet
-from gramscope_lab.data.seeds import generator
+from gramscope_lab.data.dataset import DataSet, generator
 from gramscope_lab.experiments.experiment import (
     Claim,
     Experiment,

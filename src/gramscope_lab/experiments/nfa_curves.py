@@ -21,8 +21,7 @@ from gramscope_lab.experiments.experiment import Claim, Experiment, Options, Res
 from gramscope_lab.experiments.plots import Figure, band, curve, legend_below, listed, mean, panels
 from gramscope_lab.runs.records import Record
 from gramscope_lab.training.config import TrainConfig
-from gramscope_lab.training.job import Job
-from gramscope_lab.training.model_factory import build_model
+from gramscope_lab.training.job import Job, build_model
 
 #: name of a spectrum of the inputs -> α in λ_k = 1/(1+k^α), and how it is written
 SPECTRA: dict[str, tuple[float | None, str]] = {

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gramscope.instruments.agop import tangent_kernel
 from gramscope.instruments.egop import egop
 from gramscope.measures.alignment import corrupted, cosine, nfa
-from gramscope_lab.data.seeds import generator
+from gramscope_lab.data.dataset import generator
 from gramscope_lab.data.synthetic import chain_monomial
 from gramscope_lab.experiments.experiment import (
     Claim,

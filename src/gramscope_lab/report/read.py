@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from gramscope.errors import GramscopeError, InputError
 from gramscope.names import printable
 from gramscope_lab.runs.directory import RunDirectory
-from gramscope_lab.runs.layout import CONFIG, ENVIRONMENT, RECORDS
+from gramscope_lab.runs.files import CONFIG, ENVIRONMENT, RECORDS
 from gramscope_lab.runs.records import Record
 from gramscope_lab.spread import FEW, Spread, spread
 

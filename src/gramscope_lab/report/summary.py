@@ -10,8 +10,7 @@ from typing import Any
 
 from gramscope_lab.report.read import Curve, Runs, decisive, evaluated_keys, key_text, readable, value_text
 from gramscope_lab.runs.directory import RunDirectory
-from gramscope_lab.runs.files import read_file
-from gramscope_lab.runs.layout import CONFIG, ENVIRONMENT
+from gramscope_lab.runs.files import CONFIG, ENVIRONMENT, read_file
 from gramscope_lab.spread import FEW, Spread
 
 #: most settings whose values are all named, most rows of a table, and most bytes of pictures in a page

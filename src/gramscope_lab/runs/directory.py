@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import os
+import platform
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import gramscope
 from gramscope.errors import DamagedCheckpointError, InputError, ResultWarning
 from gramscope_lab.runs import files
 from gramscope_lab.runs.checkpoints import (
@@ -19,8 +26,7 @@ from gramscope_lab.runs.checkpoints import (
     step_of,
     write_checkpoint,
 )
-from gramscope_lab.runs.files import from_json, from_toml, inside, names_in, to_json, write_file
-from gramscope_lab.runs.layout import (
+from gramscope_lab.runs.files import (
     ARTEFACTS,
     CHECKPOINTS,
     CONFIG,
@@ -33,7 +39,13 @@ from gramscope_lab.runs.layout import (
     RECORDS,
     STOP,
     file_name,
+    from_json,
+    from_toml,
+    inside,
+    names_in,
     natural,
+    to_json,
+    write_file,
 )
 from gramscope_lab.runs.lock import Lock
 from gramscope_lab.runs.records import Record, append_records, iter_records, last_record, records_end, truncate_records
@@ -334,3 +346,57 @@ def newest_intact(runs: Sequence[RunDirectory], steps: Iterable[int]) -> list[Ch
             warnings.warn(f"{error}; the checkpoint before it is used", ResultWarning, stacklevel=3)
             damage = error
     raise InputError(f"no checkpoint of {runs[0].path} is intact; restore one, or start again with --force") from damage
+
+
+# -- what a run was made with ------------------------------------------------------------------------------------------
+PACKAGES = ("torch", "numpy", "safetensors")
+
+#: facts that decide whether the same configuration gives the same bits
+DECISIVE = ("torch", "device", "machine", "threads")
+
+
+def describe_environment(device: str = "cpu") -> dict[str, Any]:
+    """Facts about this process and ``device``, as plain values for JSON."""
+    import torch
+
+    kind = torch.device(device).type
+    versions = {name: _version(name) for name in PACKAGES}
+    return {
+        "started": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "gramscope": gramscope.__version__,
+        **versions,
+        "cuda": torch.version.cuda,
+        "device": torch.cuda.get_device_name(device) if kind == "cuda" else kind,
+        "machine": f"{platform.system()} {platform.machine()} {platform.processor()}".strip(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "git": git_state(),
+        "command": sys.argv,
+    }
+
+
+def differences(before: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Decisive facts that changed: with any, a resumed run need not have the bits of an undisturbed one."""
+    return {key: (before.get(key), now.get(key)) for key in DECISIVE if before.get(key) != now.get(key)}
+
+
+def git_state() -> dict[str, Any] | None:
+    """Commit of the working directory and whether it has changes; ``None`` outside a repository or without git."""
+    try:
+        commit = _git("rev-parse", "HEAD")
+        return {"commit": commit, "changed": bool(_git("status", "--porcelain", "--untracked-files=no"))}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=True, timeout=5)
+    return done.stdout.strip()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

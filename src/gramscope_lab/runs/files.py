@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import tomllib
 from collections.abc import Callable, Iterator
@@ -15,6 +16,21 @@ from pathlib import Path
 from typing import Any
 
 from gramscope.errors import InputError, StorageError
+
+CONFIG = "config.toml"
+ENVIRONMENT = "environment.json"
+RECORDS = "records.jsonl"
+#: measurements of checkpoints, made after training
+MEASURED = "measured.jsonl"
+CHECKPOINTS = "checkpoints"
+ARTEFACTS = "artefacts"
+FIGURES = "figures"
+#: who writes here, and the file that the system locks
+LOCK, LOCKED = "lock.json", ".lock"
+#: a file that asks the processes that train members of a group to save and stop
+STOP = ".stop"
+#: first line of a configuration that gramscope stored
+MARK = b"# a run of gramscope\n"
 
 #: what changes the disk
 system = os
@@ -83,6 +99,28 @@ def parse(path: Path, content: bytes, parser: Callable[[bytes], Any]) -> Any:
         raise InputError(f"cannot read {path}: its values are nested too deeply") from error
     except ValueError as error:  # not UTF-8, not JSON or TOML, a number of too many digits
         raise InputError(f"cannot read {path}: {error}") from error
+
+
+def file_name(name: str) -> str:
+    """``name`` itself, or an error where it cannot name a file in artefacts/ or figures/."""
+    if not name or name.startswith(".") or not all(letter.isalnum() or letter in "-_.," for letter in name):
+        raise InputError(f"{name!r} cannot name a file here; use letters, digits, '-', '_', '.' and ','")
+    return name
+
+
+def natural(name: str) -> list[tuple[int, float, str]]:
+    """Sort key that puts seed-2 before seed-10."""
+    return [(0, float(part), "") if part.isdecimal() else (1, 0.0, part) for part in re.split(r"(\d+)", name)]
+
+
+def free_path(path: Path | str) -> Path:
+    """``path`` itself, or with the first number that makes it new: x, x-2, x-3 …"""
+    path = free = Path(path)
+    number = 1
+    while free.exists():
+        number += 1
+        free = path.with_name(f"{path.name}-{number}")
+    return free
 
 
 # -- writing ------------------------------------------------------------------------------------------------------

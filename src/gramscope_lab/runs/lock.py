@@ -22,7 +22,7 @@ from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from gramscope.errors import InputError, ResultWarning
 from gramscope_lab.runs import files
-from gramscope_lab.runs.layout import LOCK, LOCKED
+from gramscope_lab.runs.files import LOCK, LOCKED
 
 try:
     import fcntl

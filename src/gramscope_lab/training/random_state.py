@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from gramscope_lab.data.seeds import derive_seed, generator
+from gramscope_lab.data.dataset import derive_seed, generator
 
 if TYPE_CHECKING:
     from gramscope_lab.training.job import Job

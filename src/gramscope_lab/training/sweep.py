@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from gramscope.errors import GramscopeError, InputError, MissingExtraError
 from gramscope_lab.runs.directory import RunDirectory
-from gramscope_lab.runs.layout import RECORDS, STOP
+from gramscope_lab.runs.files import RECORDS, STOP
 from gramscope_lab.runs.records import iter_records, records_end
 from gramscope_lab.training.config import TrainConfig
 from gramscope_lab.training.reporter import Interrupted, Reporter, children_ignore_interrupts, stop_on_signal

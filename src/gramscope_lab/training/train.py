@@ -17,16 +17,14 @@ from torch import nn
 
 from gramscope.errors import InputError, ResultWarning
 from gramscope_lab.data.dataset import DataSet
-from gramscope_lab.runs.directory import RunDirectory
-from gramscope_lab.runs.environment import describe_environment, differences
-from gramscope_lab.runs.layout import RECORDS
+from gramscope_lab.runs.directory import RunDirectory, describe_environment, differences
+from gramscope_lab.runs.files import RECORDS
 from gramscope_lab.runs.records import last_record
 from gramscope_lab.training import sweep
 from gramscope_lab.training.config import TrainConfig
-from gramscope_lab.training.job import Job, ModelFactory, Overrides, Preparer, prepare, resolve_device
+from gramscope_lab.training.job import Job, ModelFactory, Overrides, Preparer, load_state, prepare, resolve_device
 from gramscope_lab.training.layer_measures import LayerMeasures
 from gramscope_lab.training.methods import build_method
-from gramscope_lab.training.model_factory import load_state
 from gramscope_lab.training.random_state import SMALL_STEP, operations_per_step
 from gramscope_lab.training.reporter import Interrupted, Reporter
 from gramscope_lab.training.sample_losses import SampleLoss

@@ -19,9 +19,9 @@ from gramscope.errors import GramscopeError, InputError, NumericalError
 from gramscope_lab.runs.directory import RunDirectory, newest_intact
 from gramscope_lab.runs.layer_snapshots import save_diagonals, save_spectra
 from gramscope_lab.training.job import Job, probe
+from gramscope_lab.training.layer_measures import ShiftWatcher, layer_matrices
 from gramscope_lab.training.methods import build_method
 from gramscope_lab.training.random_state import PrivateRandomState, epoch_order, torch_settings
-from gramscope_lab.training.report_matrices import ShiftWatcher, layer_matrices
 from gramscope_lab.training.reporter import Reporter, StopRequest, stop_on_signal
 from gramscope_lab.training.sample_losses import evaluate
 

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import torch
 
-from gramscope_lab.runs.directory import RunDirectory
-from gramscope_lab.runs.environment import describe_environment, differences
+from gramscope_lab.runs.directory import RunDirectory, describe_environment, differences
 
 
 def test_environment_says_what_matters(tmp_path: Path) -> None:

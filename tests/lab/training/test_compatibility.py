@@ -16,9 +16,8 @@ from gramscope_lab.data import DataSet
 from gramscope_lab.nets import VAE
 from gramscope_lab.nets.vae import vae_loss
 from gramscope_lab.training.config import DataTable, MeasureTable, ModelTable, TrainConfig
-from gramscope_lab.training.job import arrange, load_data, prepare, resolve_device
+from gramscope_lab.training.job import arrange, load_data, load_factory, prepare, resolve_device
 from gramscope_lab.training.layer_measures import measure_own, measure_runs
-from gramscope_lab.training.model_factory import load_factory
 from gramscope_lab.training.sample_losses import joined, joined_loss
 from gramscope_lab.training.train import train
 from lab.training.helpers import Config

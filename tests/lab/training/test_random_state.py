@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gramscope_lab.data.seeds import derive_seed, generator
+from gramscope_lab.data.dataset import derive_seed, generator
 from gramscope_lab.training.random_state import PrivateRandomState, epoch_order
 
 

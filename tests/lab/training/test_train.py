@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import gramscope as gs
 from gramscope.errors import GramscopeError, LayerError, ResultWarning
 from gramscope_lab.data import DataSet
-from gramscope_lab.data.seeds import generator
+from gramscope_lab.data.dataset import generator
 from gramscope_lab.nets import build
 from gramscope_lab.runs.directory import RunDirectory
 from gramscope_lab.runs.layer_snapshots import load_diagonals, load_spectra, snapshot_steps
