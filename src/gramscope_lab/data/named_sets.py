@@ -148,11 +148,6 @@ def find_entry(name: str) -> Entry:
     return entry
 
 
-def is_generated(name: str) -> bool:
-    """Whether a name stands for data that are drawn from a seed, not read from files."""
-    return any(entry.kind == "generated" and _plain(entry.name) == _plain(name) for entry in _ENTRIES)
-
-
 def load(
     name: str, data_dir: str | Path | None = None, *, seed: int = 0, download: bool = True, **options: Any
 ) -> DataSet:

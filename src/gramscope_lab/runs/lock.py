@@ -24,11 +24,6 @@ from gramscope.errors import InputError, ResultWarning
 from gramscope_lab.runs import files
 from gramscope_lab.runs.files import LOCK, LOCKED
 
-try:
-    import fcntl
-except ImportError:
-    fcntl = None  # type: ignore[assignment]
-
 #: what the system answers where a file system has no locks
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 #: seconds after which the lock of another host whose run has not changed is not believed
@@ -138,8 +133,10 @@ class Lock:
 
 def _has_locks(folder: Path) -> bool:
     """Whether the system locks files in a folder, tried with one of our own."""
-    if fcntl is None:  # Windows, whose file systems all do
+    if sys.platform == "win32":
         return True
+    import fcntl
+
     path = folder / f"{files.TEMPORARY}{os.getpid()}-lock"
     with files.opened(path, os.O_RDWR | os.O_CREAT) as handle:
         try:

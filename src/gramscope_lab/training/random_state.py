@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 #: floating-point operations a step below which one thread is fastest, and one stacked step beats separate ones on a CPU
 SMALL_STEP = 5e7
+#: the same for one stacked step on a GPU, of nets that are all held there
+SMALL_STEP_ON_GPU = 1e9
 
 
 def epoch_order(seed: int, epoch: int, n: int) -> Tensor:

@@ -182,7 +182,7 @@ class _Recorded:
 
     def _record(self, given: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor, Stack]:
         before = self._total.clone()
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(3):

@@ -25,7 +25,7 @@ from gramscope_lab.training.config import TrainConfig
 from gramscope_lab.training.job import Job, ModelFactory, Overrides, Preparer, load_state, prepare, resolve_device
 from gramscope_lab.training.layer_measures import LayerMeasures
 from gramscope_lab.training.methods import build_method
-from gramscope_lab.training.random_state import SMALL_STEP, operations_per_step
+from gramscope_lab.training.random_state import SMALL_STEP, SMALL_STEP_ON_GPU, operations_per_step
 from gramscope_lab.training.reporter import Interrupted, Reporter
 from gramscope_lab.training.sample_losses import SampleLoss
 from gramscope_lab.training.stacking import StackedEngine, member_obstacle, stack_obstacle
@@ -111,8 +111,12 @@ class Parallel:
         return partial(sweep.local_executor, min(self.processes or cores, members), device)
 
 
-def _choose(parallel: Parallel, config: TrainConfig, preparer: Preparer, unsendable: str) -> tuple[str, str]:
-    """How to run the members (``one-by-one``, ``processes``, ``ray`` or ``stack``), and why.
+def _choose(
+    parallel: Parallel, config: TrainConfig, preparer: Preparer, unsendable: str
+) -> tuple[str, str, Engine | None]:
+    """How to run the members (``one-by-one``, ``processes``, ``ray`` or ``stack``), why, and what runs here first.
+
+    The first member is built in any case, so that what does not fit raises before anything is written.
 
     Args:
         parallel: what was asked for.
@@ -120,31 +124,32 @@ def _choose(parallel: Parallel, config: TrainConfig, preparer: Preparer, unsenda
         preparer: makes a member ready.
         unsendable: why members cannot train in other processes; empty if they can.
     """
-    members = config.members()
-    count = len(members)
-    if count == 1 or parallel.way == "1":
-        return "one-by-one", ""
-    if parallel.way not in ("auto", "stack"):
-        if unsendable:
-            raise InputError(f"--parallel {parallel.way}: {unsendable}; use --parallel 1 or stack")
-        if parallel.processes:
-            return "processes", f"{count} runs in processes, as asked"
-        return "ray", f"{count} runs on the Ray cluster, as asked"
-    first = Preparer(preparer.overrides, "cpu")(next(iter(members.values())))
-    small = resolve_device(config.device).type == "cuda" or operations_per_step(first) <= SMALL_STEP
+    members, way = config.members(), parallel.way
+    count, (name, member) = len(members), next(iter(members.items()))
+    if way not in ("auto", "stack", "1") and unsendable and count > 1:
+        raise InputError(f"--parallel {way}: {unsendable}; use --parallel 1 or stack")
+    if count == 1 or way == "1":
+        return "one-by-one", "", SingleEngine(preparer(member, name, config.swept(member)))
+    first = Preparer(preparer.overrides, "cpu")(member)
+    build_method(member.method, first.model, reduction=member.reduction)
+    if way not in ("auto", "stack"):
+        chosen, where = ("processes", "in processes") if parallel.processes else ("ray", "on the Ray cluster")
+        return chosen, f"{count} runs {where}, as asked", None
+    operations, on_cpu = operations_per_step(first), resolve_device(config.device).type == "cpu"
     obstacle = member_obstacle(first)
-    if not obstacle and (parallel.way == "stack" or small):
-        obstacle = stack_obstacle([preparer(member) for member in members.values()])
+    if not obstacle and (way == "stack" or operations <= (SMALL_STEP if on_cpu else SMALL_STEP_ON_GPU)):
+        jobs = [preparer(member, name, config.swept(member)) for name, member in members.items()]
+        obstacle = stack_obstacle(jobs)
         if not obstacle:
-            return "stack", f"{count} runs in one vectorised step"
-    if parallel.way == "stack":
+            return "stack", f"{count} runs in one vectorised step", StackedEngine(jobs)
+    if way == "stack":
         raise InputError(f"--parallel stack: {obstacle}; use auto, or a number of processes")
     # of large nets a stacked step is mostly memory traffic, which a stack makes no smaller
-    obstacle = obstacle or f"a stacked step of nets this large is slower ({operations_per_step(first) / 1e6:.0f} Mflop)"
-    seconds = count * first.plan.steps * (5e-4 + operations_per_step(first) / 1e10)
-    if not unsendable and (resolve_device(config.device).type != "cpu" or seconds > 20.0):  # shorter than starting them
-        return "processes", f"{count} runs in processes, because {obstacle}"
-    return "one-by-one", f"{count} runs one after another, because {obstacle}"
+    obstacle = obstacle or f"a stacked step of nets this large is slower ({operations / 1e6:.0f} Mflop)"
+    seconds = count * first.plan.steps * (5e-4 + operations / 1e10)
+    if not unsendable and (not on_cpu or seconds > 20.0):  # shorter than starting them
+        return "processes", f"{count} runs in processes, because {obstacle}", None
+    return "one-by-one", f"{count} runs one after another, because {obstacle}", None
 
 
 # -- training -----------------------------------------------------------------------------------------------------
@@ -180,32 +185,17 @@ def train(
     overrides = Overrides(data, model, loss, measure)
     parallel = Parallel(parallel) if isinstance(parallel, str) else parallel
     members = config.members()
+    root = None if out is None else RunDirectory(out)
     with ExitStack() as stack:
-        root = None if out is None else RunDirectory(out)
         if root is not None and resume:
-            _check_stored(root, config)
-            root.lock.acquire(force=force)
+            parallel = _take_up(root, config, parallel, force=force)
             stack.callback(root.lock.release)
-            root.remove_stale()
-            if root.environment.get("execution") == "stack":  # other ways give other last bits
-                parallel = Parallel("stack")
-            elif parallel.way in ("auto", "stack"):
-                parallel = replace(parallel, way="auto")
         elif root is not None:
             root.check_free(force=force, members=list(members))
         preparer = Preparer(overrides)
         unsendable = "a run directory is needed" if root is None else ""
         unsendable = "objects given in Python cannot be sent to other processes" if overrides.given() else unsendable
-        execution, reason = _choose(parallel, config, preparer, unsendable)
-        # built before anything is written, because what does not fit raises here
-        engine: Engine | None = None
-        if execution == "stack":
-            engine = StackedEngine([preparer(member, name, config.swept(member)) for name, member in members.items()])
-        elif execution == "one-by-one":
-            name, member = next(iter(members.items()))
-            engine = SingleEngine(preparer(member, name, config.swept(member)))
-        if engine is None or (execution == "one-by-one" and config.sweep and not overrides.given()):
-            _check_members(config, members)
+        execution, reason, engine = _choose(parallel, config, preparer, unsendable)
         if reason:
             reporter.note(reason)
         if root is not None:
@@ -215,6 +205,7 @@ def train(
                 _check_stored(root, config)  # raises if another process has replaced the run meanwhile
             _record_start(root, str(resolve_device(config.device)), execution, resume)
         runs = {} if root is None else _member_directories(root, members)
+        trained: dict[str, Member] = {}
         if execution in ("processes", "ray"):
             tasks = [
                 sweep.MemberTask(name, member, runs[name].path.absolute(), config.swept(member))
@@ -227,12 +218,21 @@ def train(
         elif execution == "stack" and engine is not None:
             trained = train_jobs(engine, list(runs.values()) or None, overrides, reporter, root)
         else:
-            trained = {}
             for name, member in members.items():
                 engine = engine or SingleEngine(preparer(member, name, config.swept(member)))
                 trained |= train_jobs(engine, [runs[name]] if runs else None, overrides, reporter, root)
                 engine = None
     return Trained(trained, execution, None if out is None else Path(out))
+
+
+def _take_up(root: RunDirectory, config: TrainConfig, parallel: Parallel, *, force: bool) -> Parallel:
+    """Lock a run that is to go on; how its members ran before, where other ways give other last bits."""
+    _check_stored(root, config)
+    root.lock.acquire(force=force)
+    root.remove_stale()
+    if root.environment.get("execution") == "stack":
+        return Parallel("stack")
+    return replace(parallel, way="auto") if parallel.way == "stack" else parallel
 
 
 def resume_run(
@@ -296,14 +296,6 @@ def _how_to_resume(
 def _check_stored(root: RunDirectory, config: TrainConfig) -> None:
     if TrainConfig.from_dict(RunDirectory.open(root.path).config).with_absolute_paths() != config:
         raise InputError(f"{root.path} holds a run of another configuration; resume it with its own")
-
-
-def _check_members(config: TrainConfig, members: dict[str, TrainConfig]) -> None:
-    """Build net and optimizers of every sweep value once on the CPU, one after the other: what does not fit raises here."""
-    preparer = Preparer(device="cpu")
-    for member in members.values():
-        if member.seed == config.seeds[0]:
-            build_method(member.method, preparer(member).model, reduction=member.reduction)
 
 
 def _member_directories(root: RunDirectory, members: dict[str, TrainConfig]) -> dict[str, RunDirectory]:

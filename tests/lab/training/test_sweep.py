@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,8 @@ import torch
 from gramscope.errors import GramscopeError
 from gramscope_lab.data import DataSet
 from gramscope_lab.runs.directory import RunDirectory
-from gramscope_lab.training import sweep
+from gramscope_lab.training import job, sweep
+from gramscope_lab.training.job import build_model, load_data
 from gramscope_lab.training.reporter import Interrupted
 from gramscope_lab.training.train import Parallel, resume_run, train
 from lab.training.helpers import Config, Notes, weights, without_time
@@ -98,6 +101,39 @@ def test_it_is_given_up_without_new_checkpoints(tmp_path: Path, config: Config) 
     with pytest.raises(GramscopeError, match="a: its process died 4 times without a new checkpoint"):
         sweep.run_members(tasks, Dying, notes)
     assert len(notes.notes) == 3
+
+
+def test_a_sweep_needs_one_net_in_the_parent_and_loads_data_once_a_worker(
+    tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = config("vcl", sweep={"method.gamma": [0.1 * i for i in range(1, 201)]}, epochs=1)
+    nets: list[weakref.ref[torch.nn.Module]] = []
+    loaded: list[str] = []
+
+    def counted(*arguments: Any) -> torch.nn.Module:
+        net = build_model(*arguments)
+        nets.append(weakref.ref(net))
+        return net
+
+    def noted(table: Any, dtype: torch.dtype | None = None) -> DataSet:
+        loaded.append(table.name)
+        return load_data(table, dtype)
+
+    monkeypatch.setattr(job, "build_model", counted)
+    monkeypatch.setattr(job, "load_data", noted)
+    tasks: list[sweep.MemberTask] = []
+    monkeypatch.setattr(sweep, "run_members", lambda found, executor, reporter: tasks.extend(found))
+    train(settings, tmp_path / "run", parallel="2")
+    assert (len(tasks), len(nets), loaded) == (200, 1, ["digits"])
+    gc.collect()
+    assert nets[0]() is None
+    sweep._preparer.cache_clear()
+    threads = torch.get_num_threads()
+    try:  # what a worker does, here
+        assert [sweep.train_member(task) for task in tasks[:3]] == ["finished"] * 3
+    finally:
+        torch.set_num_threads(threads)
+    assert (len(nets), loaded) == (4, ["digits"] * 2)
 
 
 # -- Ray ----------------------------------------------------------------------------------------------------------
