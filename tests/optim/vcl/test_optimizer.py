@@ -63,12 +63,8 @@ def test_both_solvers_match_the_reference_in_patch_space(kind: str):
     assert all(torch.tensor(m).min() > 1e-4 for m in moved)
 
 
-@pytest.mark.parametrize(
-    ("d", "k", "gamma", "steps", "light"), [(400, 10, 1e-3, 40, False), (400, 130, 1e-3, 44, True)]
-)
-def test_truncation_and_light_steps_stay_close_to_the_exact_solver(
-    d: int, k: int, gamma: float, steps: int, light: bool
-):
+@pytest.mark.parametrize(("d", "k", "gamma", "steps"), [(400, 10, 1e-3, 40), (400, 130, 1e-3, 44)])
+def test_truncation_stays_close_to_the_exact_solver(d: int, k: int, gamma: float, steps: int):
     mixing = torch.randn(12, d, generator=torch.Generator().manual_seed(5)) / 20
     models = [mlp(d, k, 3, dtype=torch.float32) for _ in range(2)]
     optimizers = [gs.VCL(models[0], gamma), gs.VCL(models[1], gamma, solver="exact")]
@@ -78,17 +74,8 @@ def test_truncation_and_light_steps_stay_close_to_the_exact_solver(
         train_both(models, optimizers, [(x @ mixing, y)])
     state = optimizers[0].state[models[0][0].weight]
     assert state["basis"].shape == (k + 16, d)
-    assert (state["since"] > 0) == light
     W, expected = (model[0].weight.detach() for model in models)
     assert (W - expected).norm() < 0.01 * (expected - start).norm()
-
-
-def test_asked_for_all_directions_every_step_is_full():
-    model = mlp(140, 8, 3)
-    optimizer = gs.VCL(model, gamma=0.01, rank=140)
-    for seed in range(40):
-        train(model, optimizer, *data(140, 30, seed=seed))
-    assert optimizer.state[model[0].weight]["since"] == 0
 
 
 @pytest.mark.parametrize(("d", "rank"), [(60, None), (600, None), (600, 600)])

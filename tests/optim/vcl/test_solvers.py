@@ -7,9 +7,7 @@ import torch
 from torch import Tensor
 
 import reference
-from gramscope.optim.vcl import recursion
 from gramscope.optim.vcl.exact import cutoff, exact_step, singular_values
-from gramscope.optim.vcl.light_step import positive_slope, response, turned_frame
 from gramscope.optim.vcl.recursion import Recursion, factors, rebased, recursive_step, start
 
 SHAPES = [(5, 12), (12, 5), (7, 7), (1, 6), (6, 1), (3, 40)]
@@ -167,91 +165,3 @@ def test_small_steps_into_new_directions_are_preconditioned_gradient_steps():
         after = exact(None, W, h, delta, 1e-6, alpha)[1]
         expected = -P @ torch.diag(s ** (2 * alpha - 1)) @ P.mT @ (delta.mT @ h) @ new
         torch.testing.assert_close((after - before) @ new / 1e-6, expected, atol=1e-4, rtol=1e-4)
-
-
-# --- light steps -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("k", "d", "rank", "gamma"), [(8, 60, 16, 0.02), (12, 5, 5, 1e-3), (7, 7, 7, 1e-3), (5, 12, 12, 1e-3)]
-)
-def test_light_steps_follow_full_ones(k: int, d: int, rank: int, gamma: float, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(recursion, "_SMALL", 0)
-    W0, generator = layer(k, d)
-    state = start(W0)
-    for _ in range(32):
-        state, W, _ = recursive(state, *batch_of(state.matrix, generator), gamma, 0.2, rank)
-    full = light = state
-    for number in range(1, 5):
-        h, delta = batch_of(full.matrix, generator)
-        before = full.matrix
-        monkeypatch.setattr(recursion, "_FULL", 10**6)
-        full, W, expected = recursive(full, h, delta, gamma, 0.2, rank)
-        monkeypatch.setattr(recursion, "_FULL", 32)
-        light, found, numbers = recursive(light, h, delta, gamma, 0.2, rank)
-        assert (full.since, light.since) == (0, number)
-        assert (found - W).norm() < 0.1 * (W - before).norm()
-        assert float(numbers["moved"]) == pytest.approx(float(expected["moved"]), rel=0.1)
-        assert float(numbers["largest"]) == pytest.approx(float(expected["largest"]), rel=1e-2)
-    basis = light.basis
-    torch.testing.assert_close(basis @ basis.mT, torch.eye(rank, dtype=torch.float64), atol=1e-8, rtol=0)
-    torch.testing.assert_close(light.shift, light.shift.mT)
-
-
-def test_large_changes_are_left_to_full_steps(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(recursion, "_SMALL", 0)
-    W0, generator = layer(4, 12)
-    state = start(W0)
-    for _ in range(33):
-        state, _, _ = recursive(state, *batch_of(state.matrix, generator), 1e-3, 0.2, 12)
-    assert state.since == 1
-    h, delta = batch_of(state.matrix, generator)
-    after, W, _ = recursive(state, h, delta, 20.0, 0.2, 12)
-    assert after.since == 0
-    V = state.basis.mT @ state.shift @ state.basis
-    torch.testing.assert_close(W, exact(V, state.matrix, h, delta, 20.0, 0.2)[1], atol=1e-6, rtol=0)
-
-
-def test_response_is_the_derivative(generator: torch.Generator):
-    """Of the nearest matrix with the Gram of the moved G."""
-    values = torch.tensor([4.0, 2.0, 2.0, 0.3], dtype=torch.float64)
-    E = torch.randn(4, 4, generator=generator, dtype=torch.float64)
-    E = E + E.mT
-    s = singular_values(values, 0.2, 4)
-
-    def moved(t: float) -> Tensor:
-        lam, Q = torch.linalg.eigh(torch.diag(values) + t * E)
-        root = Q * singular_values(lam.flip(0), 0.2, 4).flip(0) @ Q.mT
-        return reference.polar_factor(torch.diag(s) @ root) @ root
-
-    step = 1e-5
-    expected = (moved(step) - moved(-step)) / (2 * step)
-    torch.testing.assert_close(expected, response(values, s, 0.2) * E, atol=1e-7, rtol=1e-6)
-
-
-@pytest.mark.parametrize("coupling", [0.01, 0.1, 0.3])
-def test_frames_are_orthonormal_and_turn_towards_the_positive_eigenspace(generator: torch.Generator, coupling: float):
-    p, q = 6, 4
-    own, rest = 1 + 3 * torch.rand(p, generator=generator), -torch.rand(q, generator=generator)
-    gram = torch.diag(torch.cat([own, rest])).double()
-    B = coupling * torch.randn(p, q, generator=generator, dtype=torch.float64)
-    gram[:p, p:], gram[p:, :p] = B, B.mT
-    frame, _, unsettled = turned_frame(gram, p, p + q)
-    assert unsettled < 0.05
-    eye = torch.eye(p + q, dtype=torch.float64)
-    torch.testing.assert_close(frame @ frame.mT, eye)
-    space = torch.linalg.eigh(gram)[1][:, q:]
-    error, before = ((x - x @ space @ space.mT).norm() for x in (frame[:p], eye[:p]))
-    assert error < 0.06 * before
-    kept = turned_frame(gram, p, p + 2)[0]
-    inner = (frame @ gram @ frame.mT)[p:, p:]
-    assert kept.shape == (p + 2, p + q)
-    largest = torch.linalg.eigvalsh(inner).abs().sort().values[2:]
-    found = (kept @ gram @ kept.mT)[p:, p:].diagonal().abs().sort().values
-    torch.testing.assert_close(found, largest)
-
-
-def test_unsettled_slopes_say_so(generator: torch.Generator):
-    gram = torch.randn(8, 8, generator=generator, dtype=torch.float64)
-    gram = gram + gram.mT - 3 * torch.eye(8, dtype=torch.float64)
-    assert positive_slope(gram, 4)[1] > 0.2

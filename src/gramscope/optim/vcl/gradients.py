@@ -41,24 +41,21 @@ class Batch:
         sigma: ``Σ δδᵀ``, ``[…, k, k]``.
         count: over how many rows D is a sum.
         tolerance: the part of D that its rounding explains.
-        columns: an orthonormal basis of the δ ``[…, k, count]``, which spans D's columns; None where it is not known.
     """
 
     D: Tensor
     sigma: Tensor
     count: int
     tolerance: float
-    columns: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class _Part:
-    """One application of a layer: autograd's number of the backward pass, the reduction's factor, the δ while few, Σ."""
+    """One application of a layer: autograd's number of the backward pass, the reduction's factor, Σ."""
 
     task: int
     factor: float
     count: int
-    delta: Tensor | None
     sigma: Tensor
     rough: bool
 
@@ -97,8 +94,7 @@ class GradientCollector:
         delta = layer.outputs(dz).flatten(-3, -2).to(self.dtype)
         rough = dz.dtype in (torch.bfloat16, torch.float16) or torch.is_autocast_enabled(dz.device.type)
         task, count = int(torch._C._current_graph_task_id()), delta.shape[-2]
-        kept = delta if count < delta.shape[-1] else None
-        self._pending.append(_Part(task, factor, count, kept, factor**2 * (delta.mT @ delta), rough))
+        self._pending.append(_Part(task, factor, count, factor**2 * (delta.mT @ delta), rough))
 
     @torch.no_grad()
     def accumulated(self) -> None:
@@ -176,15 +172,7 @@ class GradientCollector:
         assert grad is not None
         then, now = responses
         scale = (now * then).sum() / then.square().sum().clamp_min(torch.finfo(then.dtype).tiny)
-        return Batch(factor * grad.to(self.dtype), sigma * scale**2, count, self.tolerance, self._columns())
-
-    def _columns(self) -> Tensor | None:
-        """An orthonormal basis of the δ, where this process has seen all of them and they are fewer than outputs."""
-        deltas = [part.delta for part in self._parts if part.delta is not None]
-        if self._averaged or len(deltas) < len(self._parts) or not 0 < self.count < self.matrix.shape[-2]:
-            return None
-        Q: Tensor = torch.linalg.qr(torch.cat(deltas, -2).mT)[0]
-        return Q
+        return Batch(factor * grad.to(self.dtype), sigma * scale**2, count, self.tolerance)
 
     def _probed(self, grad: Tensor) -> Tensor:
         """``gradient @ probe``, ``[…, k]``."""

@@ -73,8 +73,7 @@ class VCL(Optimizer):
         solver: ``"recursive"`` works in a small moving basis; ``"exact"`` is Algorithm 1 to the letter on d×d matrices in
             float64.
         rank: directions that the recursive solver keeps in a layer of k outputs and d inputs: by default all for d up to 256
-            or 2k, else k + max(16, k/16). A rank of d or more also makes every step a full one; otherwise, in layers of more
-            than 128 directions, most steps after the 32nd follow the last decomposition to a few per cent of a step.
+            or 2k, else k + max(16, k/16).
         process_group: the processes that average their gradients: by default those of a ``DistributedDataParallel`` model,
             else the default group of ``torch.distributed``; ``False`` where every process trains a model of its own. The steps
             are those of one process on the batches of all.
@@ -126,7 +125,6 @@ class VCL(Optimizer):
             matrix: GradientCollector(matrix, _precision(matrix.parameter, solver), self._exchange is not None)
             for matrix in self.matrices
         }
-        self._exact = rank is not None and all(rank >= matrix.shape[-1] for matrix in self.matrices)
         self._diagnostics: dict[str, dict[str, Tensor]] = {}
         self._warned: set[str] = set()
         facts = {"layers": [matrix.name for matrix in self.matrices], "alpha": alpha}
@@ -236,10 +234,8 @@ class VCL(Optimizer):
             state = Recursion(**{name: old[name] for name in Recursion.__dataclass_fields__})
             if not torch.equal(old["written"], W):  # changed from outside
                 state = rebased(state, W.to(batch.D.dtype))
-        factored = factors(batch.D, batch.count, batch.tolerance, batch.columns)
-        state, new, found = recursive_step(
-            state, factored, batch.sigma, gamma, self.alpha, self._ranks[matrix], self._exact
-        )
+        factored = factors(batch.D, batch.count, batch.tolerance)
+        state, new, found = recursive_step(state, factored, batch.sigma, gamma, self.alpha, self._ranks[matrix])
         return {name: getattr(state, name) for name in Recursion.__dataclass_fields__}, new, found
 
     def _check_head(self) -> None:

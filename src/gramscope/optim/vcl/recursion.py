@@ -6,15 +6,13 @@ by induction G stays negative semidefinite on the complement and never has more 
 loses nothing.
 
 The state is an orthonormal basis U ``[m, d]`` whose first p = min(k, d) rows span W's rows, with ``W = T U[:p]`` and
-``V = Uᵀ C U``. A *full* step adds the directions of the batch to the basis, takes one (m + b)-dimensional eigendecomposition
-and a polar factor, and truncates back to m directions. Between full steps of large layers there are *light* steps
-(:mod:`gramscope.optim.vcl.light_step`), which cost half as much and are accurate to a few per cent of a step.
+``V = Uᵀ C U``. A step adds the directions of the batch to the basis, takes one (m + b)-dimensional eigendecomposition and a
+polar factor, and truncates back to m directions.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -25,38 +23,26 @@ from gramscope.linalg.psd import eigh
 from gramscope.optim.polar import polar
 from gramscope.optim.vcl.basis import Extension, add_product, column_space, extend_basis, reorthonormalised
 from gramscope.optim.vcl.exact import diagnostics, singular_values
-from gramscope.optim.vcl.light_step import SETTLED, followed, response, turned_frame
 
 #: the basis is orthonormalised again after this many steps
 _REORTHONORMALISE = 16
-#: the first steps are full, and later at least one in this many
-_FULL = 32
-#: up to this many directions all steps are full, as they cost little more than light ones
-_SMALL = 128
 
 
 @dataclass(frozen=True)
 class Recursion:
-    """``W = weights @ basis[:p]`` and ``V = basisᵀ @ shift @ basis``, and the last full step, which light steps follow.
+    """``W = weights @ basis[:p]`` and ``V = basisᵀ @ shift @ basis``.
 
     Attributes:
         basis: U ``[…, m, d]``, orthonormal rows, those of W's row space first.
         shift: C ``[…, m, m]``.
         weights: T ``[…, k, p]``.
-        rotation, singular: P and s of ``T = P diag(s)`` at the last full step, ``[…, k, p]`` and ``[…, p]``.
-        eigenvalues: the leading p of G there.
         steps: steps taken.
-        since: light steps since the last full one; −1 where a full one must come next.
     """
 
     basis: Tensor
     shift: Tensor
     weights: Tensor
-    rotation: Tensor
-    singular: Tensor
-    eigenvalues: Tensor
     steps: int = 0
-    since: int = -1
 
     @property
     def matrix(self) -> Tensor:
@@ -67,8 +53,7 @@ class Recursion:
 def start(W: Tensor) -> Recursion:
     """The state before the first step for weights ``[…, k, d]``."""
     basis, T = _row_space(W)
-    nothing = torch.zeros_like(T[..., 0, :])
-    return Recursion(basis, torch.zeros_like(T.mT @ T), T, T, nothing, nothing)
+    return Recursion(basis, torch.zeros_like(T.mT @ T), T)
 
 
 def rebased(state: Recursion, W: Tensor) -> Recursion:
@@ -78,23 +63,23 @@ def rebased(state: Recursion, W: Tensor) -> Recursion:
     """
     k, d = W.shape[-2:]
     if k >= d:
-        return replace(state, weights=W @ state.basis.mT, since=-1)
+        return replace(state, weights=W @ state.basis.mT)
     basis, T = _row_space(W)
     parts = extend_basis(basis, state.basis)
     old = torch.cat([parts.coordinates, parts.factor], -1).to(state.shift.dtype)
     joined = torch.cat([basis, parts.directions], -2)
-    return replace(state, basis=joined, shift=old.mT @ state.shift @ old, weights=T, since=-1)
+    return replace(state, basis=joined, shift=old.mT @ state.shift @ old, weights=T)
 
 
-def factors(D: Tensor, count: int, tolerance: float, columns: Tensor | None = None) -> tuple[Tensor | None, Tensor]:
+def factors(D: Tensor, count: int, tolerance: float) -> tuple[Tensor | None, Tensor]:
     """``left [..., b, k]`` and ``rows [..., b, d]`` with ``D = leftᵀ rows``, for a gradient summed over ``count`` rows.
 
     ``left`` is None and ``rows`` is D where that is not fewer than k, or where D is no such sum any more, because it was
-    clipped element by element or a penalty was added. ``columns`` is an orthonormal basis of D's columns where it is known.
+    clipped element by element or a penalty was added.
     """
     if not 0 < count < D.shape[-2]:
         return None, D
-    Q = column_space(D, count) if columns is None else columns
+    Q = column_space(D, count)
     rows = Q.mT @ D
     apart, size = torch.stack([torch.linalg.vector_norm(x) for x in (add_product(D, Q, rows, -1), D)]).tolist()
     return (Q.mT, rows) if apart <= tolerance * size else (None, D)
@@ -107,7 +92,6 @@ def recursive_step(
     gamma: float,
     alpha: float,
     rank: int,
-    exact: bool = False,
 ) -> tuple[Recursion, Tensor, dict[str, Tensor]]:
     """One step.
 
@@ -117,7 +101,6 @@ def recursive_step(
         sigma: ``Σ_i δ_i δ_iᵀ``, ``[…, k, k]``.
         gamma, alpha: step of the virtual update, and power of the eigenvalues.
         rank: m, directions to keep, at least min(k, d).
-        exact: take a full step.
 
     Returns:
         The next state, the new weights ``[…, k, d]``, and diagnostics.
@@ -131,24 +114,6 @@ def recursive_step(
     else:
         coordinates = rows @ state.basis.mT
     D = coordinates if left is None else left.mT @ coordinates
-    light = not exact and m == rank > _SMALL and state.steps >= _FULL and 0 <= state.since < _FULL - 1
-    found = _light(state, D, sigma, gamma, alpha, rank) if light else None
-    frame, inner, weights, numbers, last = found or _full(state, D, sigma, gamma, alpha, rank)
-    basis = _rotated(frame.to(state.basis.dtype), state.basis, new)
-    if (state.steps + 1) % _REORTHONORMALISE == 0:
-        basis = reorthonormalised(basis)
-    before = state.weights.to(frame.dtype) @ frame[..., : weights.shape[-1]].mT  # W in the new basis
-    result = Recursion(basis, inner - before.mT @ before, weights, **last, steps=state.steps + 1)
-    numbers["moved"] = _moved(state.weights, before[..., : weights.shape[-1]], weights)
-    return result, result.matrix, numbers
-
-
-#: new basis vectors in the extended basis, G in the new basis, T, diagnostics, and what light steps follow
-_Found: TypeAlias = tuple[Tensor, Tensor, Tensor, dict[str, Tensor], dict[str, Any]]
-
-
-def _full(state: Recursion, D: Tensor, sigma: Tensor, gamma: float, alpha: float, rank: int) -> _Found:
-    """A step by an eigendecomposition and a polar factor."""
     # every step decomposes V and puts it together again; in float32 the rounding of many steps would add up
     small = D.dtype if D.device.type == "mps" else torch.float64
     T = state.weights.to(small)
@@ -165,27 +130,15 @@ def _full(state: Recursion, D: Tensor, sigma: Tensor, gamma: float, alpha: float
         kept = torch.cat([own, order[..., : rank - p]], -1)
         values = values.gather(-1, kept)
         vectors = vectors.gather(-1, kept.unsqueeze(-2).expand(*vectors.shape[:-1], -1))
-    P = _polar(T @ vectors[..., :p, :p], s)
-    last = {"rotation": P, "singular": s, "eigenvalues": values[..., :p].contiguous(), "since": 0}
+    weights = _polar(T @ vectors[..., :p, :p], s) * s.unsqueeze(-2)
     numbers = diagnostics(every, s, discarded)
-    return vectors.mT, torch.diag_embed(values), P * s.unsqueeze(-2), numbers, last
-
-
-def _light(state: Recursion, D: Tensor, sigma: Tensor, gamma: float, alpha: float, rank: int) -> _Found | None:
-    """A step to first order around the last full one; None where its error estimate is large."""
-    T, C, P, s, eigenvalues = (
-        x.to(D.dtype) for x in (state.weights, state.shift, state.rotation, state.singular, state.eigenvalues)
-    )
-    p = T.shape[-1]
-    G = _moved_gram(T, C, D, sigma, gamma)
-    frame, values, unsettled = turned_frame(G, p, rank)
-    inner = frame @ G @ frame.mT
-    own, far = followed(inner[..., :p, :p], eigenvalues, s, response(eigenvalues, s, alpha))
-    if not float(unsettled.maximum(far).amax()) <= SETTLED:
-        return None
-    numbers = diagnostics(torch.cat([inner[..., :p, :p].diagonal(dim1=-2, dim2=-1), values], -1), s)
-    last = {"rotation": P, "singular": s, "eigenvalues": eigenvalues, "since": state.since + 1}
-    return frame, inner, P @ own, numbers, last
+    basis = _rotated(vectors.mT.to(state.basis.dtype), state.basis, new)
+    if (state.steps + 1) % _REORTHONORMALISE == 0:
+        basis = reorthonormalised(basis)
+    before = T @ vectors[..., :p, :]  # W in the new basis
+    numbers["moved"] = _moved(T, before[..., :p], weights)
+    result = Recursion(basis, torch.diag_embed(values) - before.mT @ before, weights, state.steps + 1)
+    return result, result.matrix, numbers
 
 
 def _moved(T: Tensor, before: Tensor, after: Tensor) -> Tensor:
