@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -17,11 +17,11 @@ from gramscope.distributed.exchange import Exchange, Group, find_exchange, gathe
 from gramscope.errors import GramscopeWarning, InputError, Note, NumericalError, checks_names, joined
 from gramscope.instruments.readout import nearest_mean_agreement
 from gramscope.layers.batches import Unpack
-from gramscope.layers.losses import Loss, ignored_label
+from gramscope.layers.losses import Loss
 from gramscope.layers.model_call import OutputSelector, may_compute_loss
 from gramscope.layers.modules import unwrap
 from gramscope.layers.select import LayerSelector, select_layers
-from gramscope.linalg.budget import MEMORY, Budget, trim_malloc
+from gramscope.linalg.budget import MEMORY, trim_malloc
 from gramscope.linalg.measured import Measured
 from gramscope.measures.column import Column, Context, LayerView, Missing
 from gramscope.measures.columns import columns_of
@@ -125,35 +125,15 @@ def measure(
     >>> list(table), table.columns
     (['0', '2'], ['nfa', 'target_linearity'])
     """
+    arguments = locals()
     if jacobians is False:
         raise InputError("jacobians=False: give True or 'auto'; measures that need no Jacobians take none")
     given = given_by(model, loss) | OF_LOSS  # a model may return a loss whatever the names of its inputs
-    given |= {"reference"} if reference is not None else set()
-    given |= {"held_out"} if held_out is not None else set()
+    given |= {name for name in ("reference", "held_out") if arguments[name] is not None}
     columns = columns_of(measures, given)
     if measures is not None:
         check_used(columns, reference=reference, held_out=held_out, weight_decay=weight_decay, sketch=sketch)
-    plan = replace(
-        plan_of(columns),
-        layers=layers,
-        outputs=outputs,
-        channels=channels,
-        reduction=reduction,
-        output=output,
-        unpack=unpack,
-        targets=targets,
-        tokens=tokens,
-        ignore_index=ignored_label(loss) if ignore_index is None else ignore_index,
-        jacobians=jacobians,
-        sketch=sketch,
-        generator=generator,
-        budget=Budget(memory),
-        batch_dim=batch_dim,
-        eval_mode=eval_mode,
-        dtype=dtype,
-    )
-    if gram != "auto":
-        plan = replace(plan, gram=gram)
+    plan = plan_of(columns).with_arguments(arguments, loss)
     other = reference if CenteredKernel in plan.sums else None
     exchange = find_exchange(process_group, mesh, model)
     with ExitStack() as whole:
@@ -163,26 +143,37 @@ def measure(
         trim_malloc()  # activations and gradients, before evaluation takes its own
         if loss is None and not statistics.network.has_loss:  # the model returned none
             columns = columns_of(measures, given - OF_LOSS)
-        of_features = replace(plan, sums=(Features,), residuals=False, notes=Notes())
-        others = (
-            None if held_out is None else collect_planned(model, held_out, loss, of_features, None, exchange, progress)
-        )
-        weights = {}
-        if reference is not None:
-            check_reference(model, reference)
-            weights = {layer.name: layer.weight() for layer in select_layers(reference, layers)}
-        together = exchange if statistics.processes > 1 else None
-        if together is not None:
-            _check_alike(together, [column.name for column in columns], ridge, intercept)
-        nearest_mean = partial(
-            nearest_mean_agreement, model=model, loader=loader, unpack=unpack, eval_mode=eval_mode, batch_dim=batch_dim,
-            targets=targets, ignore_index=plan.ignore_index, exchange=together,
-        )  # fmt: skip
-        context = Context(
-            statistics, gamma, ridge, intercept, center, weights, others, nearest_mean=nearest_mean,
-            weight_decay=weight_decay, budget=plan.budget,
-        )  # fmt: skip
+        context = _context(arguments, plan, statistics, columns, exchange)
         return table_of(statistics, columns, context, progress)
+
+
+def _context(
+    arguments: Mapping[str, Any], plan: Plan, statistics: Statistics, columns: list[Column], exchange: Exchange | None
+) -> Context:
+    """What the columns share, from the arguments of :func:`measure`: held-out statistics and initial weights too."""
+    model, loss, reference, held_out = (arguments[name] for name in ("model", "loss", "reference", "held_out"))
+    others, weights = None, {}
+    if held_out is not None:
+        of_features = replace(plan, sums=(Features,), residuals=False, notes=Notes())
+        others = collect_planned(model, held_out, loss, of_features, None, exchange, arguments["progress"])
+    if reference is not None:
+        check_reference(model, reference)
+        weights = {layer.name: layer.weight() for layer in select_layers(reference, plan.layers)}
+    together = exchange if statistics.processes > 1 else None
+    settings = {name: arguments[name] for name in ("ridge", "intercept")}
+    if together is not None:
+        _check_alike(together, [column.name for column in columns], *settings.values())
+    return Context(
+        statistics,
+        reference_weights=weights,
+        held_out=others,
+        nearest_mean=partial(
+            nearest_mean_agreement, model=model, loader=arguments["loader"], plan=plan, exchange=together
+        ),
+        budget=plan.budget,
+        **settings,
+        **{name: arguments[name] for name in ("gamma", "center", "weight_decay")},
+    )
 
 
 def _check_alike(exchange: Exchange, *settings: Any) -> None:

@@ -9,6 +9,7 @@ for batch in loader:
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from numbers import Integral
@@ -40,6 +41,11 @@ if TYPE_CHECKING:
 
 #: what is recorded unless measures are named: nothing that needs a backward pass, so that a record is cheap
 DEFAULT = ("weight_norm", "effective_rank", "target_linearity", "surrogate", "surrogate_linearized", "nc1")
+
+#: arguments that the monitor hands on to every measurement; its batches are unpacked already
+OPTIONS = tuple(
+    name for name in inspect.signature(measure).parameters if name not in ("model", "loader", "loss", "unpack")
+)
 
 
 def geometric(step: int, ratio: float = 1.35) -> bool:
@@ -133,6 +139,7 @@ class Monitor:
         process_group: Group = None,
         mesh: DeviceMesh | None = None,
     ) -> None:
+        arguments = locals()
         if isinstance(samples, bool) or not isinstance(samples, int) or samples < 2:
             raise InputError(f"samples={samples!r}: give the number of samples to hold, at least 2")
         self.model = model
@@ -141,24 +148,16 @@ class Monitor:
         self._loss = loss
         self._due = cadence(every)
         self._log = check_log(log)
-        if measures is None:
-            measures = DEFAULT
+        measures = DEFAULT if measures is None else measures
         needs = needs_of(columns_of(measures, given_by(model, loss) | {"reference", "held_out"}))
-        needs_reference = "reference" in needs
-        self._jacobians = "jacobians" in needs
+        needs_reference, self._jacobians = "reference" in needs, "jacobians" in needs
         self._initial = None  # our own copy of the initial network
         if reference == "initial":
             reference = self._initial = copy.deepcopy(unwrap(model)) if needs_reference else None
         elif isinstance(reference, str):
             raise InputError(f"reference={reference!r}: give 'initial', a network or None")
-        self._options: dict[str, Any] = {
-            "measures": measures, "layers": layers, "reference": reference if needs_reference else None, "outputs": outputs,
-            "held_out": held_out, "gamma": gamma, "ridge": ridge, "intercept": intercept, "center": center,
-            "weight_decay": weight_decay, "reduction": reduction, "output": output, "targets": targets, "tokens": tokens,
-            "ignore_index": ignore_index, "channels": channels, "batch_dim": batch_dim, "eval_mode": eval_mode, "gram": gram,
-            "jacobians": jacobians, "sketch": sketch, "generator": generator, "memory": memory, "dtype": dtype,
-            "progress": progress, "process_group": process_group, "mesh": mesh,
-        }  # fmt: skip
+        self._options = {name: arguments[name] for name in OPTIONS}
+        self._options |= {"measures": measures, "reference": reference if needs_reference else None}
         self._samples, self._unpack = samples, unpack
         self.hold(data)
         self.record()

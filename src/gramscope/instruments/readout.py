@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -11,16 +10,17 @@ from torch import Tensor, nn
 
 from gramscope.distributed.exchange import Exchange, Group, find_exchange
 from gramscope.errors import InputError
-from gramscope.layers.batches import NoBatchError, Unpack, batches, flattened, is_array, to_device
+from gramscope.layers.batches import NoBatchError, batches, flattened, is_array
 from gramscope.layers.capture import capture
 from gramscope.layers.kinds import effective_weight
-from gramscope.layers.labels import IGNORED, LabelReader
+from gramscope.layers.labels import LabelReader
 from gramscope.layers.model_call import call_model, evaluating, model_device, model_dtype
 from gramscope.layers.modules import unwrap
 from gramscope.linalg.arrays import Array, as_tensor, to_double
 from gramscope.linalg.moments import ClassMoments
 from gramscope.measures.collapse import NeuralCollapse, nearest_class, neural_collapse_from_rows
 from gramscope.statistics.result import LayerStatistics
+from gramscope.statistics.sums import Plan
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -90,33 +90,24 @@ def _weight_and_bias(readout: Any) -> tuple[Any, Any]:
 
 @torch.no_grad()
 def nearest_mean_agreement(
-    layer: LayerStatistics,
-    model: nn.Module,
-    loader: Any,
-    unpack: Unpack | None = None,
-    eval_mode: bool = True,
-    batch_dim: int = 0,
-    targets: Callable[[Any, Any], Tensor] | None = None,
-    ignore_index: int = IGNORED,
-    exchange: Exchange | None = None,
+    layer: LayerStatistics, model: nn.Module, loader: Any, plan: Plan, exchange: Exchange | None = None
 ) -> float:
     """Share of samples, or labelled tokens, whose nearest class mean is the class with the largest score.
 
     Args:
         layer: statistics of the readout, with the class means of its inputs.
-        model, loader, unpack, eval_mode, batch_dim, targets, ignore_index: what the statistics were collected with.
+        model, loader, plan: what the statistics were collected with.
         exchange: the processes whose data they are of.
     """
     classes = None if layer.features is None else layer.features.classes
     if classes is None:
         raise InputError("NC4 needs class labels")
-    read = partial(_agreement, layer, classes, model, loader, unpack, eval_mode, batch_dim, targets, ignore_index)
     if exchange is None:
-        agree, count = read()
+        agree, count = _agreement(layer.name, classes, model, loader, plan)
         return agree / count
     agree, count, error = 0, 0, None
     try:
-        agree, count = read()
+        agree, count = _agreement(layer.name, classes, model, loader, plan)
     except NoBatchError:
         pass
     except Exception as raised:
@@ -128,41 +119,27 @@ def nearest_mean_agreement(
     return int(numbers[0]) / int(numbers[1])
 
 
-def _agreement(
-    layer: LayerStatistics,
-    classes: ClassMoments,
-    model: nn.Module,
-    loader: Any,
-    unpack: Unpack | None,
-    eval_mode: bool,
-    batch_dim: int,
-    targets: Callable[[Any, Any], Tensor] | None,
-    ignore_index: int,
-) -> tuple[int, int]:
+def _agreement(name: str, classes: ClassMoments, model: nn.Module, loader: Any, plan: Plan) -> tuple[int, int]:
     """How many rows agree, and how many there are."""
     if isinstance(loader, Iterator):
         raise InputError(
             "NC4 reads the data twice, and this loader can be read once; give a DataLoader or a list of batches"
         )
     agree = count = 0
-    device, root = model_device(model), unwrap(model)
-    with (
-        evaluating(root, eval_mode),
-        capture(model, [layer.name], outputs=[layer.name], gradients=False, batch_dim=batch_dim) as tape,
-    ):
-        reader = LabelReader(model, ignore_index, own_loss=False)
-        for batch in batches(loader, unpack, model_dtype(root)):
-            inputs, given = to_device(batch, device)
+    root, options = unwrap(model), {"gradients": False, "batch_dim": plan.batch_dim}
+    with evaluating(root, plan.eval_mode), capture(model, [name], outputs=[name], **options) as tape:
+        reader = LabelReader(model, plan.ignore_index, own_loss=False)
+        for inputs, given in batches(loader, plan.unpack, model_dtype(root), model_device(model)):
             with tape.ignoring_calls():
-                inputs, target, positions, _ = reader.read(inputs, given)
-            call_model(model, inputs)
-            target = target if targets is None else targets(inputs, given)
-            h = flattened(tape[layer.name].h, len(target), positions.lengths)
+                read = reader.read(inputs, given)
+            call_model(model, read.inputs)
+            target = read.target if plan.targets is None else plan.targets(read.inputs, given)
+            h = flattened(tape[name].h, len(target), read.positions.lengths)
             if h.dim() != 3 or target.numel() != h.shape[0] * h.shape[1]:
-                raise InputError(f"NC4 needs one label per row; layer {layer.name!r} has {h.shape[-2]} sites")
-            kept = target.flatten() != ignore_index
+                raise InputError(f"NC4 needs one label per row; layer {name!r} has {h.shape[-2]} sites")
+            kept = target.flatten() != plan.ignore_index
             nearest = nearest_class(to_double(h.flatten(0, 1)[kept]), classes)
-            scores = tape.outputs[layer.name].reshape(kept.shape[0], -1)[kept]
+            scores = tape.outputs[name].reshape(kept.shape[0], -1)[kept]
             agree += int((nearest == scores.argmax(1).to(nearest.device)).sum())
             count += nearest.shape[0]
             tape.clear()

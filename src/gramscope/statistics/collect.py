@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from gramscope.distributed.exchange import Exchange, Group, check_not_flattened, find_exchange, gathered
 from gramscope.errors import InputError, checks_names
 from gramscope.layers.batches import NoBatchError, Unpack
-from gramscope.layers.losses import Loss, classifies, ignored_label
+from gramscope.layers.losses import Loss, classifies
 from gramscope.layers.model_call import OutputSelector, model_device
 from gramscope.layers.modules import unwrap
 from gramscope.layers.select import LayerSelector
-from gramscope.linalg.budget import MEMORY, Budget
+from gramscope.linalg.budget import MEMORY
 from gramscope.statistics.features import Features
 from gramscope.statistics.matrix_sums import CenteredKernel, Covariance, Gradient, Kernel, ParameterGradient
 from gramscope.statistics.result import (
@@ -135,14 +135,10 @@ def collect(
     >>> stats.n, stats["0"].D.shape, stats["2"].features.joint.C_hh.shape
     (10, torch.Size([4, 3]), torch.Size([4, 4]))
     """
-    for name, value in (
-        ("features", features),
-        ("gradients", gradients),
-        ("covariance", covariance),
-        ("autograd", autograd),
-    ):
-        if not isinstance(value, bool):
-            raise InputError(f"{name}={value!r}: give True or False")
+    arguments = locals()
+    for name in ("features", "gradients", "covariance", "autograd"):
+        if not isinstance(arguments[name], bool):
+            raise InputError(f"{name}={arguments[name]!r}: give True or False")
     wanted: dict[type[Sum], bool] = {
         Gradient: gradients,
         Covariance: gradients and covariance,
@@ -151,27 +147,9 @@ def collect(
         CenteredKernel: reference is not None,
         Features: features,
     }
-    plan = Plan(
-        sums=(*(kind for kind, is_wanted in wanted.items() if is_wanted), *sums),
-        layers=layers,
-        outputs=outputs,
-        channels=channels,
-        reduction=reduction,
-        output=output,
-        unpack=unpack,
-        targets=targets,
-        tokens=tokens,
-        ignore_index=ignored_label(loss) if ignore_index is None else ignore_index,
-        gram=gram,
-        residuals=residuals,
-        jacobians=True if reference is not None else jacobians,
-        sketch=sketch,
-        generator=generator,
-        budget=Budget(memory),
-        batch_dim=batch_dim,
-        eval_mode=eval_mode,
-        dtype=dtype,
-    )
+    plan = Plan((*(kind for kind, is_wanted in wanted.items() if is_wanted), *sums)).with_arguments(arguments, loss)
+    if reference is not None:
+        plan = replace(plan, jacobians=True)
     return collect_planned(model, loader, loss, plan, reference, find_exchange(process_group, mesh, model), progress)
 
 

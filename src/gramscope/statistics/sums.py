@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -18,6 +18,7 @@ from torch import Tensor
 from gramscope.errors import InputError, Note, NumericalError
 from gramscope.layers.batches import Positions, Unpack
 from gramscope.layers.labels import IGNORED
+from gramscope.layers.losses import ignored_label
 from gramscope.layers.model_call import OutputSelector
 from gramscope.layers.record import LayerRecord
 from gramscope.layers.select import LayerSelector
@@ -254,6 +255,15 @@ class Plan:
         for name in ("gram", "jacobians"):
             if not isinstance(getattr(self, name), bool) and getattr(self, name) != "auto":
                 raise InputError(f"{name}={getattr(self, name)!r}: give True, False or 'auto'")
+
+    def with_arguments(self, arguments: Mapping[str, Any], loss: Any) -> Plan:
+        """The plan with the arguments of :func:`gramscope.collect` or ``gs.measure`` that it has fields for."""
+        given = {f.name: arguments[f.name] for f in fields(self) if f.name in arguments and f.name != "sums"}
+        if given["ignore_index"] is None:
+            given["ignore_index"] = ignored_label(loss)
+        if given["gram"] == "auto":
+            del given["gram"]
+        return replace(self, budget=Budget(arguments["memory"]), **given)
 
     @cached_property
     def needs(self) -> frozenset[str]:
