@@ -77,10 +77,11 @@ def test_one_epoch_of_sgd_is_what_it_should_be(config: Config, blobs: DataSet, s
     torch.testing.assert_close(weights(trained), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_free_muon_is_that_of_the_library(config: Config, blobs: DataSet) -> None:
-    trained = train(config("free-muon", epochs=1), data=blobs)
+@pytest.mark.parametrize(("method", "make"), [("free-muon", gs.FreeMuon), ("vcl", gs.VCL)])
+def test_our_optimizers_are_those_of_the_library(config: Config, blobs: DataSet, method: str, make: Any) -> None:
+    trained = train(config(method, epochs=1), data=blobs)
     model = build("mlp", (8,), 3, generator=generator(0, "weights"), hidden=(6, 5))
-    optimizer = gs.FreeMuon(model)
+    optimizer = make(model)
     for part in epoch_order(0, 0, 70).split(16):
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(blobs.x_train[part]), blobs.y_train[part]).backward()
