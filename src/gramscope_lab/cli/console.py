@@ -107,7 +107,6 @@ class TerminalReporter(Reporter):
         self._console = messages()
         self._progress: Progress | None = None
         self._task: Any = None
-        self._members: dict[str, Any] = {}
         self._told = 0.0
 
     @override
@@ -147,26 +146,12 @@ class TerminalReporter(Reporter):
         shown = {key: [r[key] for r in records if r.get(key) is not None] for key in keys}
         text = ", ".join(f"{key.replace('_', ' ')} {statistics.fmean(v):.4g}" for key, v in shown.items() if v)
         if self._progress is not None:
-            self._progress.update(self._members.get(label, self._task), news=text)
+            self._progress.update(self._task, news=f"{label} {text}".strip())
         else:
             self._console.print(f"{label or self._label}: epoch {records[0]['epoch']:g}, {text}")
 
     @override
-    def member(self, name: str, done: float, total: float) -> None:
-        if self._progress is None:
-            return
-        if name not in self._members:
-            self._members[name] = self._progress.add_task(f"  {name}", total=total, unit="epoch", news="")
-        self._progress.update(self._members[name], completed=done)
-
-    @override
-    def member_ended(self, name: str) -> None:
-        if self._progress is not None and name in self._members:
-            self._progress.remove_task(self._members.pop(name))
-
-    @override
     def finish(self) -> None:
-        self._members.clear()
         if self._progress is not None:
             self._progress.stop()
             self._progress = None

@@ -160,10 +160,6 @@ class DataSet:
         """Every input as one vector: ``[n, d]``."""
         return self._map(x=lambda x: x.flatten(1))
 
-    def as_numbers(self) -> DataSet:
-        """Inputs of whole numbers as floats, for nets that do not take tokens."""
-        return self._map(x=lambda x: x if x.is_floating_point() else x.to(torch.get_default_dtype()))
-
     def subset(self, n: int, seed: int = 0, *, test: int | None = None) -> DataSet:
         """``n`` training samples (and ``test`` test samples), drawn without replacement, in random order."""
         x_train, y_train = _draw(self, "training", self.x_train, self.y_train, n, seed)

@@ -6,7 +6,6 @@ import importlib
 import inspect
 import math
 import sys
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from gramscope.errors import GramscopeError, InputError, ResultWarning
+from gramscope.errors import GramscopeError, InputError
 from gramscope.layers.model_call import evaluating
 from gramscope_lab.data.dataset import DataSet, generator
 from gramscope_lab.nets.vae import VAE
@@ -191,7 +190,6 @@ class Preparer:
         self.overrides = overrides or Overrides()
         self._device = device
         self._loaded: list[tuple[DataTable, DataSet]] = []
-        self._fitted: list[tuple[DataSet, DataSet]] = []
 
     def __call__(self, config: TrainConfig, name: str = "", labels: Mapping[str, Any] | None = None) -> Job:
         """One member, on its device or the one given to this object."""
@@ -206,15 +204,11 @@ class Preparer:
             model = build_model(config.model, config.seed, raw.input_shape, raw.outputs)
         model = model.to(device=device, dtype=dtype)
         loss = given.loss
+        data = raw
         with PrivateRandomState(config.seed, "trial", device).active():
-            data = fit_inputs(model, raw, config.data)
             if loss is None:
-                loss, data = loss_and_data(config.loss, model, data)
+                loss, data = loss_and_data(config.loss, model, raw)
             check_fit(model, data, loss, configured=given.loss is None)
-        if data is not raw:  # members whose nets take the same form share it
-            same = (found for before, found in self._fitted if before is raw and _same_form(found, data))
-            data = next(same, data)
-            self._fitted.append((raw, data))
         return Job(name, config, data, model, loss, labels or {})
 
     def device(self, config: TrainConfig) -> torch.device:
@@ -229,11 +223,6 @@ class Preparer:
         data = load_data(config.data, dtype) if given is None else arrange(given, config.data)
         self._loaded.append((config.data, data.to(device, dtype)))
         return self._loaded[-1][1]
-
-
-def _same_form(one: DataSet, other: DataSet) -> bool:
-    """Whether a data set prepared for two nets has the same form for both."""
-    return one.x_train.dtype == other.x_train.dtype and one.classes == other.classes
 
 
 def prepare(config: TrainConfig, name: str = "", *, labels: Mapping[str, Any] | None = None, **given: Any) -> Job:
@@ -336,29 +325,6 @@ def loss_and_data(name: str, model: nn.Module, data: DataSet) -> tuple[SampleLos
     )
 
 
-def fit_inputs(model: nn.Module, data: DataSet, table: DataTable) -> DataSet:
-    """The data, with whole numbers made floats if the net takes only floats."""
-    if data.x_train.is_floating_point() or _accepts(model, data):
-        return data
-    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
-    numbers = data.as_numbers().to(dtype=dtype)
-    if not _accepts(model, numbers):
-        return data  # check_fit then names the reason
-    net = type(model).__name__
-    if table.options.get("encoding") == "tokens":
-        raise InputError(
-            f"data.encoding = 'tokens': the net {net} takes numbers, not tokens; use data.encoding = 'one_hot', or a net "
-            "with an embedding, such as model.name = 'transformer' with model.vocabulary"
-        )
-    warnings.warn(
-        f"{data.name}: inputs are whole numbers and the net {net} takes none, so they are used as real numbers as they "
-        "are; scale them, or use a net with an embedding, if they are not features",
-        ResultWarning,
-        stacklevel=3,
-    )
-    return numbers
-
-
 def check_fit(model: nn.Module, data: DataSet, loss: SampleLoss, *, configured: bool) -> None:
     """Raise an error that says what does not fit: inputs and net, or outputs and loss.
 
@@ -369,13 +335,15 @@ def check_fit(model: nn.Module, data: DataSet, loss: SampleLoss, *, configured: 
     net = type(model).__name__
     x, y = _samples(data)
     try:
-        output = _output(model, x)
+        with torch.no_grad(), evaluating(model):
+            output = model(x)
     except GramscopeError:
         raise
     except Exception as error:
         shape = ", ".join(map(str, ("n", *data.input_shape)))
         raise InputError(
             f"the net {net} fails on the inputs of {data.name}, {_type(x)} [{shape}]: {_first_line(error)}"
+            + ("" if x.is_floating_point() else "; whole numbers are tokens, so store features as floats")
         ) from error
     if configured and loss is not reconstruction:
         _check_output(net, output, y, data)
@@ -409,20 +377,6 @@ def _samples(data: DataSet) -> tuple[Tensor, Tensor]:
     largest = int(data.x_train.flatten(1).amax(1).argmax()) if not data.x_train.is_floating_point() else -1
     chosen = torch.tensor([0, largest % len(data.x_train)], device=data.x_train.device)
     return data.x_train[chosen], data.y_train[chosen]
-
-
-@torch.no_grad()
-def _output(model: nn.Module, x: Tensor) -> Any:
-    with evaluating(model):
-        return model(x)
-
-
-def _accepts(model: nn.Module, data: DataSet) -> bool:
-    try:
-        _output(model, _samples(data)[0])
-    except Exception:
-        return False
-    return True
 
 
 def _described(value: Any) -> str:

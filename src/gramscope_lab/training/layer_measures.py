@@ -33,7 +33,6 @@ from gramscope_lab.training.job import (
     Job,
     build_model,
     check_fit,
-    fit_inputs,
     load_data,
     load_state,
     loss_and_data,
@@ -199,7 +198,6 @@ def measure_own(
     if weights is not None:
         load_weights(net, weights)
     net.to(place)
-    loaded = fit_inputs(net, loaded, data)
     chosen: SampleLoss
     if loaded.labels_tokens:
         if loss not in ("auto", "cross-entropy"):

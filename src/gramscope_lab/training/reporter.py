@@ -27,12 +27,6 @@ class Reporter:
     def records(self, records: Sequence[dict[str, Any]], label: str = "") -> None:
         """New evaluation records, one a member; ``label`` names them where they are not of the work begun last."""
 
-    def member(self, name: str, done: float, total: float) -> None:
-        """A member that trains elsewhere has done ``done`` of its ``total`` epochs."""
-
-    def member_ended(self, name: str) -> None:
-        """A member that trained elsewhere has ended."""
-
     def finish(self) -> None:
         """The work begun last is over."""
 

@@ -257,7 +257,6 @@ class _Progress:
                 for record, end in iter_records(path, start):
                     start = end
                     if record.get("kind") == "evaluation":
-                        self._reporter.member(name, record["epoch"], task.config.epochs)
                         self._reporter.records([record], name)
             self._ends[name] = start
 
@@ -265,5 +264,4 @@ class _Progress:
         """One more is done."""
         self._tasks.pop(task.name, None)
         self._done += 1
-        self._reporter.member_ended(task.name)
         self._reporter.advance(self._done)

@@ -26,15 +26,15 @@ def test_json_keeps_what_it_escapes(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out) == {"name": HOSTILE}
 
 
-def test_members_have_lines_of_their_own_on_a_terminal(
+def test_a_bar_shows_what_was_evaluated_last(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     reporter = TerminalReporter()
     reporter.start("2 runs", 2, "run")
-    reporter.member("seed-1", 0.5, 2.0)
     reporter.records([{"epoch": 0.5, "test_accuracy": 0.25}], "seed-1")
-    reporter.member_ended("seed-1")
     reporter.advance(2)
     reporter.finish()
-    assert "2/2" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "2/2" in shown
+    assert "seed-1 test accuracy 0.25" in shown
