@@ -30,7 +30,6 @@ from gramscope_lab.report.page import render
 from gramscope_lab.report.read import read_runs
 from gramscope_lab.runs.checkpoints import read_tensors
 from gramscope_lab.runs.directory import RunDirectory
-from gramscope_lab.runs.export import write_records
 from gramscope_lab.runs.records import truncate_records
 from gramscope_lab.training.config import TrainConfig
 from gramscope_lab.training.layer_measures import load_weights
@@ -240,9 +239,7 @@ def run_readers(run: RunDirectory) -> list[Callable[[], object]]:
         lambda: run.config, lambda: run.environment, run.records, run.status, run.artefacts, run.figures,
         lambda: run.load_artefact("spectra-000000001"), run.load_checkpoint, lambda: read_tensors(run.path / CHECKPOINT),
         lambda: TrainConfig.from_dict(run.config), run.lock.described, run.lock.held_by_other, cut,
-        lambda: summary(run), lambda: write_records(run.records(), run.path / "rows.csv", "csv"),
-        lambda: write_records(run.records(), run.path / "rows.jsonl", "jsonl"),
-        lambda: write_records(run.records(), run.path / "rows.parquet", "parquet"),
+        lambda: summary(run),
     ]  # fmt: skip
 
 

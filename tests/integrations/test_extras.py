@@ -22,7 +22,6 @@ from gramscope.errors import MissingExtraError
         ("wandb", "wandb", "gramscope.integrations.loggers:WandbLog()"),
         ("mlflow", "mlflow", "gramscope.integrations.loggers:MlflowLog()"),
         ("IPython.display", "notebook", "gramscope.integrations.loggers:LivePlot()"),
-        ("pyarrow", "parquet", "gramscope_lab.runs.export:to_arrow([])"),
     ],
 )
 def test_every_integration_names_its_extra(module: str, extra: str, use: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""``gramscope runs``: list runs, show their results and export their records."""
+"""``gramscope runs``: list runs and show their results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gramscope_lab.runs.directory import RunDirectory
 from gramscope_lab.runs.files import CONFIG, RECORDS, natural
 from gramscope_lab.runs.records import last_record
 
-app = typer.Typer(no_args_is_help=True, help="List runs, show their results and export their records.")
+app = typer.Typer(no_args_is_help=True, help="List runs and show their results.")
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -64,34 +64,6 @@ def show(
         print_table(
             "Evaluations" if len(last) == 1 else "Last evaluations", rows, [k for k in rows[0] if k not in hidden]
         )
-
-
-@app.command()
-def export(
-    run: Annotated[Path, typer.Argument(help="A run directory, or a group of runs.")],
-    form: Annotated[str, typer.Option("--format", help="parquet, csv or jsonl.")] = "parquet",
-    out: Annotated[Path | None, typer.Option(help="File to write (default: NAME.FORMAT in this folder).")] = None,
-    kind: Annotated[str, typer.Option(help="Only records of this kind: evaluation, measurement …")] = "",
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
-) -> None:
-    """Write the records of a run to one file: a row for each evaluation and for each measured layer.
-
-    Example: gramscope runs export runs/x --format csv --kind evaluation
-    """
-    from gramscope_lab.runs.export import FORMATS, write_records
-
-    if form not in FORMATS:
-        raise InputError(f"--format {form!r} is not known; there are: {', '.join(FORMATS)}")
-    directory = RunDirectory.open(run)
-    records = directory.records(kind or None)
-    if not records:
-        known = sorted({str(record.get("kind")) for record in directory.records()})
-        raise InputError(f"{run} has no records{f' of kind {kind!r}; there are: ' + ', '.join(known) if kind else ''}")
-    path = out if out is not None else Path(f"{directory.name}.{form}")
-    if path.exists() and not force:
-        raise InputError(f"{path} exists; choose another file with --out or replace it with --force")
-    write_records(records, path, form)
-    results().print(f"{len(records)} records: {path}")
 
 
 def summary(run: RunDirectory) -> dict[str, Any]:

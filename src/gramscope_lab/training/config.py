@@ -31,8 +31,6 @@ from gramscope_lab.runs.files import MOST_TEXT, parse_toml
 
 #: runs of one configuration
 MOST_MEMBERS = 10_000
-#: words for signs, used in names of members where they would be equal without them
-_SIGNS = {"+": "_plus_", "*": "_times_", "/": "_over_", "^": "_to_", "%": "_mod_", "<": "_below_", ">": "_above_"}
 
 
 def as_tuple(value: Any) -> Any:
@@ -370,28 +368,19 @@ def short_key(key: str) -> str:
 
 
 def value_labels(values: Collection[Any]) -> list[str]:
-    """A name for each of different values, safe in file names and as short as tells them apart.
+    """A name for each of different values, safe in file names; numbered where they would be equal.
 
     >>> value_labels([0.1, 0.01]), value_labels(["x+y", "x*y"])
-    (['0.1', '0.01'], ['x_plus_y', 'x_times_y'])
+    (['0.1', '0.01'], ['x_y-1', 'x_y-2'])
     """
-    for exact in (False, True):
-        labels = [_label(value, exact) for value in values]
-        if len(set(labels)) == len(labels):
-            return labels
+    labels = []
+    for value in values:
+        text = "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        text = f"{value:g}" if isinstance(value, float) else Path(text).name if text.endswith(".npz") else text
+        labels.append("".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in text))
+    if len(set(labels)) == len(labels):
+        return labels
     return [f"{label}-{number}" for number, label in enumerate(labels, start=1)]
-
-
-def _label(value: Any, exact: bool) -> str:
-    if isinstance(value, tuple):
-        text = "x".join(map(repr if exact else str, value))
-    elif isinstance(value, str) and value.endswith(".npz"):
-        text = value if exact else Path(value).name
-    elif exact:
-        text = "".join(_SIGNS.get(letter, letter) for letter in str(value))
-    else:
-        text = f"{value:g}" if isinstance(value, float) else str(value)
-    return "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in text)
 
 
 def _sweep_values(key: str, value: Any) -> tuple[Any, ...]:

@@ -97,12 +97,12 @@ def test_members_are_every_combination() -> None:
 @pytest.mark.parametrize(
     ("key", "values", "names"),
     [
-        ("data.operation", ["x+y", "x*y", "x/y"], ["x_plus_y", "x_times_y", "x_over_y"]),
-        ("lr", [0.12345678, 0.12345679], ["0.12345678", "0.12345679"]),
+        ("data.operation", ["x+y", "x*y", "x/y"], ["x_y-1", "x_y-2", "x_y-3"]),
+        ("lr", [0.12345678, 0.12345679], ["0.123457-1", "0.123457-2"]),
         ("lr", [0.5, 1], ["0.5", "1"]),
         ("model.activation", ["a b", "a,b"], ["a_b-1", "a_b-2"]),
         ("data.name", ["one/a.npz", "two/b.npz"], ["a.npz", "b.npz"]),
-        ("data.name", ["one/a.npz", "two/a.npz"], ["one_a.npz", "two_a.npz"]),
+        ("data.name", ["one/a.npz", "two/a.npz"], ["a.npz-1", "a.npz-2"]),
     ],
 )
 def test_every_value_has_a_member_with_a_name_of_its_own(key: str, values: list[Any], names: list[str]) -> None:
