@@ -142,7 +142,7 @@ def _optimizers(options: argparse.Namespace) -> None:
         raise InputError(f"method = {options.method}: there are {'; '.join(m.name for m in competitors())}")
     records = Records(options.records)
     if options.print:
-        trials = [t for t in records.trials.values() if tasks is None or (t.net, t.data) in tasks]
+        trials = [t for t in records.trials() if tasks is None or (t.net, t.data) in tasks]
         trials = [t for t in trials if budgets is None or t.steps in budgets]
     else:
         trials = compare_optimizers(

@@ -112,11 +112,12 @@ class LinearFreeMuon(Optimizer):
         matrices = [matrix.parameter for matrix in choose_trained(net, None, embeddings=True).matrices]
         rest = [p for p in net.parameters() if all(p is not matrix for matrix in matrices)]
         self._tables = {m.weight for m in net.modules() if isinstance(m, nn.Embedding)}
-        super().__init__([{"params": matrices}, {"params": rest}], {"lr": factor})
+        groups: list[dict[str, Any]] = [{"params": matrices}, {"params": rest}]
+        super().__init__(groups, {"lr": factor})
 
     @override
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         matrices, rest = self.param_groups
         for p in matrices["params"]:
             state, gradient = self.state[p], p.grad.T if p in self._tables else p.grad.flatten(1)

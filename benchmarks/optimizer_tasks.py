@@ -65,6 +65,11 @@ class Task:
     batch: int = 64
     target: Literal["class", "character", "value"] = "class"
 
+    @property
+    def names(self) -> tuple[str, str]:
+        """Net and data."""
+        return self.net, self.data
+
     def loss(self, net: nn.Module, pair: Pair) -> Tensor:
         """Mean cross-entropy of a batch, over characters too where the data are text, or the mean squared error."""
         outputs: Tensor = net(pair[0])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -46,11 +48,6 @@ class Trial:
     def cell(self) -> tuple[str, str, int]:
         """Net, data and number of steps."""
         return self.net, self.data, self.steps
-
-    @property
-    def key(self) -> tuple[str, str, int, str, float, int]:
-        """What no two trials share."""
-        return *self.cell, self.method, self.rate, self.seed
 
 
 @dataclass(frozen=True)
@@ -100,11 +97,11 @@ def run_trial(task: Task, method: Competitor, rate: float, marks: Sequence[int],
         if step in marks:
             synchronize(device)
             seconds += clock() - start
-            scores = [WORST[task.target]] * 2
+            validation = test = WORST[task.target]
             if not failed:
                 weights = method.averaged(net, optimizers, task.train) if method.averaged is not None else net
-                scores = [task.score(weights, pair) for pair in (task.validation, task.test)]
-            found.append(Trial(task.net, task.data, step, method.name, rate, seed, *scores, round(seconds, 4)))
+                validation, test = (round(task.score(weights, pair), 5) for pair in (task.validation, task.test))
+            found.append(Trial(*task.names, step, method.name, rate, seed, validation, test, round(seconds, 4)))
             start = clock()
     return found
 
@@ -114,27 +111,38 @@ class Records:
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
-        self.trials: dict[tuple[str, str, int, str, float, int], Trial] = {}
-        if path is None or not path.exists():
-            return
-        whole = path.read_bytes().rpartition(b"\n")[
-            0
-        ]  # a run that was being written when the program ended is not whole
+        self._known: dict[tuple[str, str, int, str, float, int], Trial] = {}
+        whole = b""
+        if path is not None and path.exists():
+            whole = path.read_bytes().rpartition(b"\n")[0]  # the last line is cut off where the program was ended there
+            os.truncate(path, len(whole) + 1 if whole else 0)
         try:
-            trials = [Trial(**json.loads(line)) for line in whole.splitlines()]
+            self._keep(Trial(**json.loads(line)) for line in whole.splitlines())
         except (ValueError, TypeError) as error:
             raise InputError(f"{path} is not a file of optimizer runs: {error}") from error
-        with path.open("r+b") as file:
-            file.truncate(len(whole) + 1 if whole else 0)
-        self.trials = {trial.key: trial for trial in trials}
+
+    def _keep(self, trials: Iterable[Trial]) -> list[Trial]:
+        new = {(*t.cell, t.method, t.rate, t.seed): t for t in trials}
+        new = {key: trial for key, trial in new.items() if key not in self._known}
+        self._known |= new
+        return list(new.values())
 
     def add(self, trials: Iterable[Trial]) -> None:
-        """Keep new trials."""
-        new = {trial.key: trial for trial in trials if trial.key not in self.trials}
-        self.trials |= new
+        """Keep and store what is new."""
+        new = self._keep(trials)
         if self._path is not None:
             with self._path.open("a", encoding="utf-8") as file:
-                file.write("".join(json.dumps(asdict(trial)) + "\n" for trial in new.values()))
+                file.write("".join(json.dumps(asdict(trial)) + "\n" for trial in new))
+
+    def run(self, task: Task, method: Competitor, rate: float, marks: Sequence[int], seeds: int) -> None:
+        """Run a method up to the first of ``marks``, and to all if it does not know the end, unless that is known."""
+        for seed in range(seeds):
+            if (*task.names, marks[0], method.name, rate, seed) not in self._known:
+                self.add(run_trial(task, method, rate, marks[:1] if method.knows_end else marks, seed))
+
+    def trials(self, method: str | None = None, cell: tuple[str, str, int] | None = None) -> list[Trial]:
+        """The runs of a method, or all."""
+        return [t for t in self._known.values() if method in (None, t.method) and cell in (None, t.cell)]
 
 
 def compare_optimizers(
@@ -172,69 +180,32 @@ def compare_optimizers(
     tell(f"comparing optimizers on {device}, one thread …")
     torch.set_num_threads(1)
     ready = {pair: make_task(*pair, data_dir, device) for pair in dict.fromkeys(tasks or TASKS[scale])}
-    for steps in budgets:
+    for steps, method in itertools.product(budgets, methods or competitors()):
+        if method.missing:
+            tell(f"{method.name} is left out: pip install {method.missing}")
+            continue
         marks = [budget for budget in budgets if budget >= steps]
-        for method in methods or competitors():
-            if method.missing:
-                tell(f"{method.name} is left out: pip install {method.missing}")
-                continue
-            runs = [
-                _Cell(task, method, steps, [steps] if method.knows_end else marks, seeds, records)
-                for task in ready.values()
-            ]
-            for run in runs:
-                run.all_rates(factors)
-                tell(f"{run.task.net} on {run.task.data}, {steps} steps: {method.name} done")
-            if method.common_rate:
-                rate = common_rate(records.trials.values(), method, steps)
-                for run in runs:
-                    run.all_seeds(rate)
-    wanted = {(task.net, task.data) for task in ready.values()}
-    return [t for t in records.trials.values() if (t.net, t.data) in wanted and t.steps in budgets]
-
-
-@dataclass
-class _Cell:
-    """The runs of one method on one task at one budget."""
-
-    task: Task
-    method: Competitor
-    steps: int
-    marks: Sequence[int]
-    seeds: int
-    records: Records
-
-    def all_rates(self, factors: bool) -> None:
-        """Run every rate, extend the grid while its edge is best, and run the best rate with all seeds."""
-        rates = list(self.method.rates) or [1.0, *(f for f in FACTORS if factors and f != 1)]
-        trying = self.seeds if self.steps <= CHEAP or not self.method.rates else 1
-        for rate in rates:
-            self._run(rate, trying)
-        for _ in range(_ADDED if self.method.rates else 0):
-            best = self._best()
-            beyond = _beyond(best, rates)
-            if beyond is None:
-                break
-            rates.append(beyond)
-            self._run(beyond, trying)
-        self.all_seeds(self._best() if self.method.rates else 1.0)
-
-    def all_seeds(self, rate: float) -> None:
-        """Run one rate with all seeds."""
-        self._run(rate, self.seeds)
-
-    def _run(self, rate: float, seeds: int) -> None:
-        names = self.task.net, self.task.data
-        for seed in range(seeds):
-            if (*names, self.steps, self.method.name, rate, seed) not in self.records.trials:
-                self.records.add(run_trial(self.task, self.method, rate, self.marks, seed))
-
-    def _best(self) -> float:
-        names = self.task.net, self.task.data, self.steps
-        means = validation_means(
-            t for t in self.records.trials.values() if (*t.cell, t.method) == (*names, self.method.name)
-        )
-        return max(means, key=lambda rate: means[rate])
+        trying = seeds if steps <= CHEAP or not method.rates else 1
+        for names, task in ready.items():
+            rates = list(method.rates) or [1.0, *(f for f in FACTORS if factors and f != 1)]
+            for rate in rates:
+                records.run(task, method, rate, marks, trying)
+            best = 1.0
+            while method.rates:
+                means = validation_means(records.trials(method.name, (*names, steps)))
+                best = max(means, key=lambda rate: means[rate])
+                beyond = _beyond(best, rates) if len(rates) < len(method.rates) + _ADDED else None
+                if beyond is None:
+                    break
+                rates.append(beyond)
+                records.run(task, method, beyond, marks, trying)
+            records.run(task, method, best, marks, seeds)
+            tell(f"{names[0]} on {names[1]}, {steps} steps: {method.name} done")
+        if method.common_rate:
+            rate = common_rate(records.trials(), method, steps)
+            for task in ready.values():
+                records.run(task, method, rate, marks, seeds)
+    return [t for t in records.trials() if (t.net, t.data) in ready and t.steps in budgets]
 
 
 def _beyond(best: float, rates: Iterable[float]) -> float | None:

@@ -174,7 +174,7 @@ def _graphs(device: torch.device | str) -> Iterator[Row]:
 @torch.no_grad()
 def _replayed(step: _Step) -> float:
     """Distance of a replayed update from the usual one, over the length of the usual one."""
-    parameters = list(step.net.parameters())
+    parameters: list[Tensor] = list(step.net.parameters())
     weights = [p.clone() for p in parameters]
     states = [copy.deepcopy(optimizer.state_dict()) for optimizer in step.optimizers]
     graph = torch.cuda.CUDAGraph()
