@@ -6,6 +6,8 @@
 # page builds in seconds: it shows *how* to compare. [FreeMuon](../free-muon.md) has the results on larger sets.
 
 # %%
+from contextlib import nullcontext
+
 import matplotlib.pyplot as plt
 import torch
 from torch import nn
@@ -45,21 +47,26 @@ def free(model, lr):
     return [optimizer]
 
 
+def sgd(model, lr):
+    return [torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)]
+
+
+def adamw(model, lr):
+    return [torch.optim.AdamW(model.parameters(), lr=lr)]
+
+
 METHODS = {
-    "SGD, momentum": (
-        lambda model, lr: [torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)],
-        (0.01, 0.03, 0.1, 0.3, 1.0),
-    ),
-    "AdamW": (
-        lambda model, lr: [torch.optim.AdamW(model.parameters(), lr=lr)],
-        (1e-3, 3e-3, 1e-2, 3e-2, 0.1),
-    ),
-    "Muon": (muon, (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)),
-    "FreeMuon": (free, (0.3, 1.0, 3.0, 10.0)),  # multiples of its built-in lengths
+    "SGD, momentum": (sgd, (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)),
+    "AdamW": (adamw, (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)),
+    "Muon": (muon, (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)),
+    "FreeMuon": (free, (0.1, 0.3, 1.0, 3.0, 10.0)),  # multiples of its built-in lengths
 }
 
 # %% [markdown]
-# ## Every method at every rate, 30 steps, rates falling linearly to 0
+# ## Every method at every rate, 30 steps
+#
+# The rates of the first three fall linearly to 0 at the last step, which they have to know. FreeMuon has no schedule: its
+# averaged weights are evaluated.
 
 # %%
 
@@ -67,17 +74,23 @@ METHODS = {
 def train(method, rate, seed, steps=30):
     model = net(seed)
     optimizers = METHODS[method][0](model, rate)
-    falling = torch.optim.lr_scheduler.LinearLR
-    schedules = [falling(each, 1.0, 0.0, total_iters=steps) for each in optimizers]
     order = torch.Generator().manual_seed(seed)
+    falling = torch.optim.lr_scheduler.LinearLR
+    schedules = [
+        falling(each, 1.0, 0.0, steps) for each in optimizers if method != "FreeMuon"
+    ]
     for step in range(steps):
         rows = torch.randint(len(x), (64,), generator=order)
         nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
-        for optimizer, schedule in zip(optimizers, schedules, strict=True):
+        for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
+        for schedule in schedules:
             schedule.step()
-    with torch.no_grad():
+    with (
+        torch.no_grad(),
+        optimizers[0].averaged() if method == "FreeMuon" else nullcontext(),
+    ):
         return [
             float((model(a).argmax(1) == b).double().mean())
             for a, b in ((x_valid, y_valid), (x_test, y_test))
@@ -95,36 +108,38 @@ found = {
 # %% [markdown]
 # ## The table
 #
-# *Best* is the test accuracy at the rate that the validation part chose. *Spread* is the difference between the best and the
-# worst rate of the grid: what a wrong guess costs.
+# *Best* is the test accuracy at the rate that the validation part chose, for FreeMuon that of the bare call. *Spread* is the
+# difference between the best and the worst rate of the grid: what a wrong guess costs. A best rate at the edge of its grid
+# would say that the grid is too narrow.
 
 # %%
 print(f"{'method':15} {'best':>6} {'rate':>6} {'spread':>7}")
 for method, values in found.items():
+    rates = METHODS[method][1]
     chosen = max(range(len(values)), key=lambda index: float(values[index][0]))
+    if method == "FreeMuon":
+        chosen = rates.index(1.0)
     tests = [100 * float(value[1]) for value in values]
+    edge = "  at the edge of its grid" if chosen in (0, len(rates) - 1) else ""
     print(
-        f"{method:15} {tests[chosen]:6.1f} {METHODS[method][1][chosen]:6g} {max(tests) - min(tests):7.1f}"
+        f"{method:15} {tests[chosen]:6.1f} {rates[chosen]:6g} {max(tests) - min(tests):7.1f}{edge}"
     )
 
 # %%
 figure, axes = plt.subplots(figsize=(5.5, 3))
 for method, values in found.items():
     rates = METHODS[method][1]
-    axes.plot(
-        [rate / rates[1] for rate in rates],
-        [100 * float(value[1]) for value in values],
-        marker="o",
-        label=method,
-    )
+    accuracies = [100 * float(value[1]) for value in values]
+    axes.plot([rate / rates[2] for rate in rates], accuracies, marker="o", label=method)
 axes.set(
     xscale="log",
-    xlabel="rate / second rate of the grid",
+    xlabel="rate / third rate of the grid",
     ylabel="test accuracy after 30 steps (%)",
 )
 axes.legend(fontsize=8)
 plt.show()
 
 # %% [markdown]
-# Three seeds, one small data set and one budget decide nothing in general. What the picture shows is the shape: how flat each
+# At the best of its seven rates Muon is a little ahead of the bare FreeMuon here. Three seeds, one small data set and one
+# budget decide nothing in general. What the picture shows is the shape: how flat each
 # curve is.
