@@ -70,7 +70,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    threads = "On a busy machine set OMP_NUM_THREADS=1: times are then those of the processor, without other programs'."
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__, epilog=threads)
     names = [*BENCHMARKS, *COMPARISONS, ALL]
     parser.add_argument("name", nargs="?", choices=names, help="all runs every comparison of speed; no name lists them")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1 …")

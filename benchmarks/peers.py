@@ -6,7 +6,6 @@ The shapes are those of small published experiments.
 from __future__ import annotations
 
 import math
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -85,7 +84,7 @@ def measure(case: PeerCase, seconds: float, installed: str = "") -> Iterator[Row
     if not off <= SINGLE:
         raise InputError(f"{case.case}: gramscope and {case.peer} differ by {off:.1e} of the result")
     ways = {"gramscope": case.ours, case.peer: case.theirs}
-    times = compare(ways, seconds=seconds, warm_up=1, clock=time.process_time)
+    times = compare(ways, seconds=seconds, warm_up=1)
     # the smallest peak of three runs: what the C library keeps between allocations varies by megabytes
     memory = {name: max(min(peak_extra_bytes(way) for _ in range(3)), 4096) for name, way in ways.items()}
     note = f"{installed}results agree to {off:.0e}"

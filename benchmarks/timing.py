@@ -76,9 +76,10 @@ def compare(
     warm_up: int = 2,
     least: int = 3,
     calls: int = 1,
-    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
     """Median seconds per call of each way, measured in alternation so that drift hits all of them alike.
+
+    With one thread on a CPU these are seconds of the processor, so that other programs do not count.
 
     Args:
         ways: name → function without arguments.
@@ -87,8 +88,9 @@ def compare(
         warm_up: untimed calls of each way.
         least: rounds at least, also when they take longer than ``seconds``.
         calls: calls within one timed measurement (raise it for microsecond functions).
-        clock: what measures the calls; ``time.process_time`` is the time of the processor, free of other programs'.
     """
+    alone = torch.device(device).type == "cpu" and torch.get_num_threads() == 1
+    clock = time.process_time if alone else time.perf_counter
     for way in ways.values():
         for _ in range(warm_up):
             way()
