@@ -78,10 +78,23 @@ def plot_series(series: Series, column: str, backend: Backend = "matplotlib") ->
 
 
 def _over_steps(series: Series, column: str) -> Grid:
-    found = series[column]
-    rows = {layer: [_number(row.get(step)) for step in series.steps] for layer, row in found.items()}
-    rows = {layer: row for layer, row in rows.items() if not all(map(math.isnan, row))}
-    return Grid(list(rows), [str(step) for step in series.steps], list(rows.values()))
+    """Layers by steps: layers of one kind below each other, from the first block to the last."""
+    found = {layer: [_number(row.get(step)) for step in series.steps] for layer, row in series[column].items()}
+    names = {layer: split_name(layer) for layer, row in found.items() if not all(map(math.isnan, row))}
+    kinds = list(dict.fromkeys((name.stack, name.kind) for name in names.values()))
+    order = sorted(
+        names, key=lambda layer: (kinds.index((names[layer].stack, names[layer].kind)), names[layer].block or 0)
+    )
+    short = len({name.stack for name in names.values() if name.block is not None}) == 1
+    labels = [f"{names[x].kind} {names[x].block}" if short and names[x].block is not None else x for x in order]
+    return Grid(labels, [str(step) for step in series.steps], [found[layer] for layer in order])
+
+
+def _limits(grid: Grid) -> tuple[float, float]:
+    """Ends of the colours: without the outermost 5 % on both sides, as one layer must not hide what the others do."""
+    known = sorted(value for row in grid.values for value in row if math.isfinite(value))
+    cut = len(known) // 20
+    return (known[cut], known[-1 - cut]) if known else (0.0, 1.0)
 
 
 def write_report(series: Series, path: str | Path, title: str = "Series") -> None:
@@ -103,7 +116,7 @@ def write_report(series: Series, path: str | Path, title: str = "Series") -> Non
     for j, trace in enumerate(first.data):
         trace.visible = j < count
     first.update_layout(updatemenus=[{"buttons": buttons, "x": 0, "xanchor": "left", "y": 1.12, "yanchor": "bottom"}])
-    remarks = "".join(f"<p>{escape(line)}</p>" for line in str(series).splitlines())
+    remarks = "".join(f"<p>{escape(line)}</p>" for line in str(series).splitlines() if line[0] != " ")
     body = pio.to_html(first, include_plotlyjs=True, full_html=False, config={"responsive": True})
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
     style = "<style>body{font:15px/1.5 sans-serif;margin:1rem auto;max-width:70rem;padding:0 1rem}</style>"
@@ -119,11 +132,18 @@ def _map(
     grid: Grid, title: str, backend: Backend, across: str, down: str, losses: Mapping[int, float] | None = None
 ) -> Any:
     height = 1.2 + 0.22 * len(grid.rows)
+    low, high = _limits(grid)
     if backend == "plotly":
         go, subplots = _plotly()
         shares = [0.75, 0.25] if losses else [1.0]
         figure = subplots.make_subplots(len(shares), 1, shared_xaxes=True, row_heights=shares, vertical_spacing=0.04)
-        figure.add_trace(go.Heatmap(z=grid.values, x=grid.columns, y=grid.rows, colorscale=_COLOURS, name=title), 1, 1)
+        figure.add_trace(
+            go.Heatmap(
+                z=grid.values, x=grid.columns, y=grid.rows, colorscale=_COLOURS, name=title, zmin=low, zmax=high
+            ),
+            1,
+            1,
+        )
         if losses:
             steps = [str(step) for step in losses]
             figure.add_trace(go.Scatter(x=steps, y=list(losses.values()), name="loss", showlegend=False), 2, 1)
@@ -139,10 +159,10 @@ def _map(
         len(ratios), 1, squeeze=False, sharex=True, figsize=size, height_ratios=ratios, layout="constrained"
     )
     top = axes[0, 0]
-    image = top.imshow(grid.values, aspect="auto", interpolation="nearest", cmap=_COLOURS)
+    image = top.imshow(grid.values, aspect="auto", interpolation="nearest", cmap=_COLOURS, vmin=low, vmax=high)
     top.set_yticks(range(len(grid.rows)), grid.rows, fontsize=7)
     top.set(title=title, ylabel=down)
-    figure.colorbar(image, ax=top)
+    figure.colorbar(image, ax=top, extend="both" if low < high else "neither")
     bottom = axes[-1, 0]
     if losses:
         places = [grid.columns.index(str(step)) for step in losses]

@@ -16,7 +16,7 @@ def command(
     base: Annotated[Path, typer.Argument(help="Folder of a model of transformers.")],
     tuned: Annotated[Path, typer.Argument(help="Folder of the other one, or of a LoRA adapter.")],
     text: Annotated[Path | None, typer.Option(help="Text, cut into sequences by the base's own tokenizer.")] = None,
-    data: Annotated[Path | None, typer.Option(help=".npz file with input_ids (labels: the next tokens).")] = None,
+    data: Annotated[Path | None, typer.Option(help="Tokens: .npz with input_ids, or a data set's folder.")] = None,
     layers: Annotated[str | None, typer.Option(help="Glob of the layers.", show_default=False)] = None,
     samples: Annotated[int, typer.Option(help="Sequences to measure on.")] = 64,
     length: Annotated[int, typer.Option(help="Tokens of a sequence of --text.")] = 128,
@@ -33,13 +33,14 @@ def command(
     """
     from gramscope.instruments.checkpoints import open_model
     from gramscope.instruments.compare import compare
-    from gramscope_lab.data.sequences import read_sequences
+    from gramscope_lab.data.sequences import check_tokenizers, read_sequences
 
     if text is None:
         refuse_unused(context, ["length"] if data else ["length", "samples", "batch"], "without --text")
     one, other = open_model(base), open_model(tuned, base)
     batches = None
     if text is not None or data is not None:
+        check_tokenizers(text, base, [tuned])
         batches = read_sequences(text, data, base, samples=samples, length=length, batch=batch)
     table = compare(one, other, batches, layers=layers)
     typer.echo(str(table))

@@ -15,9 +15,11 @@ from gramscope_lab.cli.flags import refuse_unused
 
 def command(
     context: typer.Context,
-    folder: Annotated[Path, typer.Argument(help="Folder of checkpoints of transformers: step1000/, checkpoint-500/ …")],
+    folder: Annotated[
+        Path, typer.Argument(help="A run, or a folder of checkpoints of transformers: step1000/, checkpoint-500/ …")
+    ],
     text: Annotated[Path | None, typer.Option(help="Text, cut into sequences by the model's own tokenizer.")] = None,
-    data: Annotated[Path | None, typer.Option(help=".npz file with input_ids (labels: the next tokens).")] = None,
+    data: Annotated[Path | None, typer.Option(help="Tokens: .npz with input_ids, or a data set's folder.")] = None,
     measures: Annotated[
         str | None, typer.Option(help="Measures or groups with commas between.", show_default=False)
     ] = None,
@@ -29,6 +31,9 @@ def command(
         str, typer.Option(help="Checkpoints at the same time: a number of processes, or ray[:ADDRESS].")
     ] = "1",
     out: Annotated[Path | None, typer.Option(help="Where tables are stored (default: FOLDER/series).")] = None,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Let a run's configuration name a function of your own as the net.")
+    ] = False,
 ) -> None:
     """Measure every checkpoint of a training run, store each table as it comes, and draw them over the steps.
 
@@ -39,30 +44,40 @@ def command(
       gramscope series runs/pythia-70m --text book.txt
 
       gramscope series checkpoints --data tokens.npz --measures nfa,target_linearity --parallel 4
-    """
-    from gramscope.instruments.checkpoints import find_checkpoints
-    from gramscope.instruments.series import series
-    from gramscope.measures.plots import write_report
-    from gramscope_lab.data.sequences import read_sequences
 
-    if text is None:
+      gramscope series runs/x
+    """
+    from gramscope.instruments.checkpoints import find_checkpoints, open_model
+    from gramscope.instruments.series import memory_of, series
+    from gramscope_lab.data.sequences import check_tokenizers, read_sequences
+    from gramscope_lab.training.config import MeasureTable
+    from gramscope_lab.training.layer_measures import run_series
+
+    if text is None and (data is None or not data.is_dir()):
         refuse_unused(context, ["length"], "without --text")
-    found = find_checkpoints(folder)
-    batches = read_sequences(text, data, found[0].path, samples=samples, length=length, batch=batch)
     store = folder / "series" if out is None else out
-    chosen: dict[str, str | list[str]] = (
-        {} if measures is None else {"measures": [name.strip() for name in measures.split(",")]}
-    )
-    if layers is not None:
-        chosen["layers"] = layers
-    messages().print(
-        f"{len(found)} checkpoints, {sum(len(b['input_ids']) for b in batches)} sequences; tables go to {store}"
-    )
-    pairs = [(item.step, item.path) for item in found]
-    with _executor(parallel, len(pairs)) as executor:
-        tables = series(pairs, batches, out=store, measuring=chosen, executor=executor)
+    names = [name.strip() for name in measures.split(",")] if measures else []
+    if (folder / "config.toml").is_file():
+        refuse_unused(
+            context, ["text", "data", "batch", "parallel"], "of a run, which is measured on its own data, here"
+        )
+        table = MeasureTable(samples=samples, layers=layers or "", names=tuple(names))
+        tables = run_series(folder, table, trust=trust, out=store)
+    else:
+        found = find_checkpoints(folder)
+        paths = [item.path for item in found]
+        check_tokenizers(text, paths[0], paths[1:])
+        batches = read_sequences(text, data, paths[0], samples=samples, length=length, batch=batch)
+        chosen = {name: value for name, value in (("measures", names), ("layers", layers)) if value}
+        messages().print(
+            f"{len(found)} checkpoints, {sum(len(b['input_ids']) for b in batches)} sequences, "
+            f"{memory_of(open_model(paths[0], empty=True), measuring=chosen)}; tables go to {store}"
+        )
+        pairs = [(item.step, item.path) for item in found]
+        with _executor(parallel, len(pairs)) as executor:
+            tables = series(pairs, batches, out=store, measuring=chosen, executor=executor)
     tables.save(store / "series-all.json")
-    write_report(tables, store / "series.html", f"{folder.name} over {len(tables)} checkpoints")
+    tables.report(store / "series.html", f"{folder.resolve().name} over {len(tables)} checkpoints")
     typer.echo(str(tables))
     typer.echo(f"report: {store / 'series.html'}")
 

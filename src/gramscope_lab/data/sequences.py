@@ -1,7 +1,8 @@
-"""Data for models of transformers: a text cut into sequences by the model's own tokenizer, or arrays of an .npz file."""
+"""Data for models of transformers: a text cut into sequences by the model's own tokenizer, or token numbers in files."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +16,32 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
 def read_sequences(
-    text: Path | None, arrays: Path | None, tokenizer: Path, *, samples: int = 64, length: int = 128, batch: int = 4
+    text: Path | None, data: Path | None, tokenizer: Path, *, samples: int = 64, length: int = 128, batch: int = 4
 ) -> list[dict[str, torch.Tensor]]:
     """Batches of keyword inputs for a model of transformers, labels among them.
 
     Args:
         text: a text file; it is cut into sequences of ``length`` tokens, whose next tokens are the labels.
-        arrays: an .npz file with ``input_ids [n, length]`` and other inputs; without ``labels`` the next tokens are.
+        data: an .npz file with ``input_ids [n, length]`` and other inputs; without ``labels`` the next tokens are. Or the
+            folder of a data set, .arrow or .parquet files with a column ``input_ids`` or ``text``, cut like a text.
         tokenizer: the folder of the model, whose tokenizer is used.
         samples: sequences at most.
         length: of a sequence, in tokens.
         batch: sequences in a batch.
     """
-    if (text is None) == (arrays is None):
-        raise InputError("give either a text (--text FILE.txt) or arrays with input_ids (--data FILE.npz)")
-    inputs = _arrays(arrays) if arrays is not None else _tokens(text, tokenizer, samples, length)  # type: ignore[arg-type]
+    if (text is None) == (data is None):
+        raise InputError(
+            "give either a text (--text FILE.txt) or token numbers (--data FILE.npz or the folder of a data set)"
+        )
+    if text is not None:
+        inputs = _cut(
+            text, [_tokenizer(tokenizer)(_read(text), add_special_tokens=False)["input_ids"]], samples, length
+        )
+    elif data is not None and data.is_dir():
+        inputs = _cut(data, _rows(data, tokenizer), samples, length)
+    else:
+        assert data is not None
+        inputs = _arrays(data)
     n = min(samples, len(inputs["input_ids"]))
     return [{name: value[i : min(i + batch, n)] for name, value in inputs.items()} for i in range(0, n, batch)]
 
@@ -53,17 +65,69 @@ def _arrays(path: Path) -> dict[str, torch.Tensor]:
     return inputs
 
 
-def _tokens(path: Path, folder: Path, samples: int, length: int) -> dict[str, torch.Tensor]:
+def _tokenizer(folder: Path) -> Any:
     if not any((folder / name).is_file() for name in _TOKENIZERS):
         raise InputError(f"{folder} holds no tokenizer; give token numbers with --data FILE.npz (input_ids)")
     transformers: Any = load_extra("transformers", "transformers")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+
+def _read(path: Path) -> str:
     try:
-        found = tokenizer(path.read_text(encoding="utf-8"), add_special_tokens=False)["input_ids"]
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read as text: {error}") from error
+
+
+def _rows(folder: Path, tokenizer: Path) -> Iterator[list[int]]:
+    """Rows of token numbers of a data set in .arrow files (``save_to_disk``) or .parquet files, read as they are needed."""
+    arrow, parquet = load_extra("pyarrow", "parquet"), load_extra("pyarrow.parquet", "parquet")
+    files = sorted(path for path in folder.iterdir() if path.suffix in (".arrow", ".parquet"))
+    if not files:
+        raise InputError(f"{folder} holds no data set: no .arrow or .parquet file with a column input_ids or text")
+    for path in files:
+        try:
+            is_arrow = path.suffix == ".arrow"
+            parts = arrow.ipc.open_stream(path) if is_arrow else parquet.ParquetFile(path).iter_batches(1000)
+            for part in parts:
+                columns = part.schema.names
+                if "input_ids" in columns:
+                    yield from part.column("input_ids").to_pylist()
+                elif "text" in columns:
+                    yield from _tokenizer(tokenizer)(part.column("text").to_pylist(), add_special_tokens=False)[
+                        "input_ids"
+                    ]
+                else:
+                    raise InputError(f"{path} has the columns {', '.join(columns)}; expected input_ids or text")
+        except (OSError, arrow.ArrowException) as error:
+            raise InputError(f"{path} cannot be read: {error}") from error
+
+
+def _cut(path: Path, rows: Iterable[list[int]], samples: int, length: int) -> dict[str, torch.Tensor]:
+    """Sequences of ``length`` tokens from rows joined into one."""
+    found: list[int] = []
+    for row in rows:
+        found += row
+        if len(found) >= samples * length:
+            break
     count = min(samples, len(found) // length)
     if not count:
         raise InputError(f"{path} has {len(found)} tokens, fewer than one sequence of {length}; lower --length")
     ids = torch.tensor(found[: count * length], dtype=torch.long, device="cpu").view(count, length)
     return {"input_ids": ids, "labels": ids}
+
+
+def check_tokenizers(text: Path | None, folder: Path, others: Iterable[Path]) -> None:
+    """Raise if another folder's tokenizer cuts the beginning of the text into other tokens than that of ``folder``."""
+    if text is None:
+        return
+    beginning = _read(text)[:10_000]
+    for other in others:
+        names = [name for name in _TOKENIZERS if (other / name).is_file()]
+        if all(
+            (folder / name).is_file() and (folder / name).read_bytes() == (other / name).read_bytes() for name in names
+        ):
+            continue
+        one, two = (_tokenizer(place)(beginning, add_special_tokens=False)["input_ids"] for place in (folder, other))
+        if one != two:
+            raise InputError(f"the tokenizers of {folder} and {other} cut {text} into different tokens")

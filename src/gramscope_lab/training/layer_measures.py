@@ -19,10 +19,12 @@ from gramscope.errors import InputError, LayerError, ResultWarning
 from gramscope.instruments.measure import given_by, measure
 from gramscope.instruments.monitor import DEFAULT as MONITORED
 from gramscope.instruments.monitor import Monitor
+from gramscope.instruments.series import series
 from gramscope.layers.capture import capture
 from gramscope.layers.tape import Tape
 from gramscope.linalg.gram import shift_factor
 from gramscope.measures.columns import columns_of
+from gramscope.measures.series import Series
 from gramscope.measures.table import Table
 from gramscope.statistics.collect import collect
 from gramscope_lab.data.dataset import DataSet
@@ -52,16 +54,18 @@ def measure_net(
     model: nn.Module, batches: Batches, loss: SampleLoss, table: MeasureTable, reference: nn.Module | None = None
 ) -> Table:
     """:func:`gramscope.measure` with the settings of a configuration; the reference is given to measures that read it."""
+    return measure(model, batches, joined_loss(model, loss), **_settings(model, loss, table, reference))
+
+
+def _settings(model: nn.Module, loss: SampleLoss, table: MeasureTable, reference: nn.Module | None) -> dict[str, Any]:
+    """Arguments of :func:`gramscope.measure`."""
     columns = columns_of(_chosen(table), given_by(model, loss) | {"reference"})
-    return measure(
-        model,
-        batches,
-        joined_loss(model, loss),
-        measures=_chosen(table),
-        layers=table.layers or None,
-        reference=reference if any("reference" in column.needs for column in columns) else None,
-        output=measured_output(model),
-    )
+    return {
+        "measures": _chosen(table),
+        "layers": table.layers or None,
+        "reference": reference if any("reference" in column.needs for column in columns) else None,
+        "output": measured_output(model),
+    }
 
 
 def _chosen(table: MeasureTable) -> tuple[str, ...] | str | None:
@@ -151,20 +155,8 @@ def measure_runs(
     """
     root, only = RunDirectory.locate(path)
     for run in root.runs():
-        if run.status() == "recorded":
-            raise InputError(
-                f"{run.path} was written by your own training loop, so its net and data are not known here: call gs.measure in "
-                f"Python; `gramscope report {run.path}` shows what was recorded"
-            )
-        config = TrainConfig.from_dict({**run.config, "device": device})
-        if not trust:
-            config.check_trusted(run.path)
-        if not run.checkpoint_steps():
-            raise InputError(f"{run.path} has no checkpoint yet")
+        job, batches, initial = _opened(run, table, part, device, trust)
         steps: list[int | None] = [*run.checkpoint_steps()] if every and only is None else [only]
-        job = prepare(config)
-        initial = copy.deepcopy(job.model)
-        batches = probe(*choose_part(job.data, part), table.samples, table.batch_size)
         records: list[dict[str, Any]] = []
         for step in steps:
             checkpoint = run.load_checkpoint(step)  # without a step the newest
@@ -179,6 +171,37 @@ def measure_runs(
                 run.save_measured(records)
             except OSError as error:
                 warnings.warn(f"the report will not show this: {error}", ResultWarning, stacklevel=2)
+
+
+def run_series(
+    path: Path | str, table: MeasureTable, *, device: str = "auto", trust: bool = False, **options: Any
+) -> Series:
+    """:func:`gramscope.series` of all checkpoints of one run, on its training samples; ``options`` are that function's."""
+    runs = list(RunDirectory.locate(path)[0].runs())
+    if len(runs) != 1:
+        raise InputError(f"{path} holds {len(runs)} runs; give one of them, such as {runs[0].path}")
+    job, batches, initial = _opened(runs[0], table, "train", device, trust)
+    paths = [(step, runs[0].checkpoint_path(step)) for step in runs[0].checkpoint_steps()]
+    settings, loss = _settings(job.model, job.loss, table, initial), joined_loss(job.model, job.loss)
+    return series(paths, batches, loss, model=job.model, measuring=settings, **options)
+
+
+def _opened(
+    run: RunDirectory, table: MeasureTable, part: str, device: str, trust: bool
+) -> tuple[Job, Batches, nn.Module]:
+    """The net of a run with its data and loss, the samples to measure, and a copy of the untrained net."""
+    if run.status() == "recorded":
+        raise InputError(
+            f"{run.path} was written by your own training loop, so its net and data are not known here: call gs.measure in "
+            f"Python; `gramscope report {run.path}` shows what was recorded"
+        )
+    config = TrainConfig.from_dict({**run.config, "device": device})
+    if not trust:
+        config.check_trusted(run.path)
+    if not run.checkpoint_steps():
+        raise InputError(f"{run.path} has no checkpoint yet")
+    job = prepare(config)
+    return job, probe(*choose_part(job.data, part), table.samples, table.batch_size), copy.deepcopy(job.model)
 
 
 def measure_own(
