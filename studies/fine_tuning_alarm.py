@@ -5,7 +5,7 @@
     python studies/fine_tuning_alarm.py show fine_tuning_alarm.jsonl
 
 The character model of ``over_training.py`` is fine-tuned to English prose (Python's help topics), to Markdown (the pages of
-this project) and to sums of numbers, sixteen times each, with learning rate, weight decay and seed drawn at random. At 10 % of
+this project) and to sums of numbers, twelve times each, with learning rate, weight decay and seed drawn at random. At 10 % of
 the steps all default columns are measured, and their changes since the base. ``show`` prints Spearman's ρ with the final
 validation loss. The column is chosen on two of the fine-tunings and judged on the third; errors are bootstraps over runs.
 """
@@ -18,6 +18,7 @@ import math
 import random
 import warnings
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 from pydoc_data import topics
@@ -25,12 +26,13 @@ from typing import Any
 
 import torch
 from grokking_alarm import spearman
-from over_training import BATCH, characters, draw, encode, fit, held_out_loss
+from over_training import characters, draw, encode, fit, held_out_loss
+from torch import Tensor
 from transformers import GPT2LMHeadModel
 
 import gramscope as gs
 
-RUNS, STEPS, EARLY = 16, 200, 20
+RUNS, STEPS, EARLY, BATCH = 12, 200, 20, 8
 BASELINES = ("validation loss", "training loss", "weight norm", "setting.rate", "setting.decay")
 
 
@@ -47,6 +49,23 @@ def texts() -> dict[str, str]:
     return {name: characters(text)[:200_000] for name, text in found.items()}
 
 
+@cache
+def one_base(base: Path, task: str) -> dict[str, float]:
+    """What is known of the model before it is fine-tuned."""
+    return known(GPT2LMHeadModel.from_pretrained(base), encode(texts()[task]))
+
+
+def known(model: GPT2LMHeadModel, tokens: Tensor) -> dict[str, float]:
+    """Columns on training sequences by ``layer.column``, and the baselines."""
+    cut = len(tokens) * 9 // 10
+    table = gs.measure(model.eval(), [draw(tokens[:cut], torch.Generator().manual_seed(5))], progress=False)
+    cells = {f"{layer}.{column}": x for layer, row in table.rows.items() for column, x in row.items()}
+    cells["weight norm"] = math.sqrt(sum(float(p.detach().square().sum()) for p in model.parameters()))
+    cells["training loss"], cells["validation loss"] = table.network["loss"], held_out_loss(model, tokens[cut:])
+    model.train()
+    return {name: float(x) for name, x in cells.items() if x is not None and math.isfinite(x)}
+
+
 def one_run(base: Path, task: str, index: int) -> dict[str, Any]:
     """One fine-tuning: what is known at 10 % of its steps, and its final validation loss."""
     torch.set_num_threads(1)
@@ -56,29 +75,16 @@ def one_run(base: Path, task: str, index: int) -> dict[str, Any]:
     tokens = encode(texts()[task])
     cut = len(tokens) * 9 // 10
     model = GPT2LMHeadModel.from_pretrained(base)
-    sample = [draw(tokens[:cut], torch.Generator().manual_seed(5), BATCH)]
-
-    def measured() -> dict[str, float]:
-        table = gs.measure(model.eval(), sample, progress=False)
-        cells = {f"{layer}.{c}": x for layer, row in table.rows.items() for c, x in row.items()}
-        norm = math.sqrt(sum(float(p.detach().square().sum()) for p in model.parameters()))
-        cells |= {
-            "weight norm": norm,
-            "validation loss": held_out_loss(model, tokens[cut:]),
-            "training loss": table.network["loss"],
-        }
-        model.train()
-        return {name: float(x) for name, x in cells.items() if x is not None and math.isfinite(x)}
-
-    known = {0: measured()}
+    values: dict[str, float] = {}
 
     def after(step: int) -> None:
         if step == EARLY:
-            known[step] = measured()
+            values.update(known(model, tokens))
 
-    fit(model, tokens[:cut], STEPS, setting["rate"], index, setting["decay"], after)
-    values = known[EARLY] | {f"setting.{name}": setting[name] for name in ("rate", "decay")}
-    values |= {f"{name} (change)": x - known[0][name] for name, x in known[EARLY].items() if name in known[0]}
+    fit(model, tokens[:cut], STEPS, setting["rate"], index, setting["decay"], BATCH, after)
+    before = one_base(base, task)
+    values |= {f"{name} (change)": x - before[name] for name, x in values.items() if name in before}
+    values |= {f"setting.{name}": setting[name] for name in ("rate", "decay")}
     return {"task": task, "setting": setting, "values": values, "final": held_out_loss(model, tokens[cut:])}
 
 

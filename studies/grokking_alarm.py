@@ -3,7 +3,7 @@
     python studies/grokking_alarm.py run grokking_alarm.jsonl
     python studies/grokking_alarm.py show grokking_alarm.jsonl
 
-Ninety runs learn x + y mod 31 with two hidden layers of 128, under AdamW. They differ in weight decay, share of the pairs that
+Sixty runs learn x + y mod 31 with two hidden layers of 128, under AdamW. They differ in weight decay, share of the pairs that
 is trained on, and seed. All columns are measured on training samples, at steps in geometric progression; a line of the file is
 one run. ``show`` takes each run at the first measured step with 99 % training accuracy ("memorised") and asks of each
 column of each layer, and of its change since the start, how well it separates runs that later reach 95 % test accuracy from
@@ -29,8 +29,8 @@ from torch import Tensor, nn
 
 import gramscope as gs
 
-P, WIDTH, RATE, BATCH, SAMPLES, STEPS = 31, 128, 1e-3, 96, 512, 30_000
-DECAYS, SHARES, SEEDS = (0.0, 0.3, 0.6, 1.0, 1.5), (0.55, 0.65, 0.75), 6
+P, WIDTH, RATE, BATCH, SAMPLES, STEPS = 31, 128, 1e-3, 64, 512, 16_000
+DECAYS, SHARES, SEEDS = (0.0, 1.0, 0.3, 1.5, 0.6), (0.55, 0.65, 0.75), 4
 SIZES = (2 * P, WIDTH, WIDTH, P)
 MEMORISED, GROKKED = 0.99, 0.95
 BASELINES = ("network.loss", "network.weight_norm", "setting.decay", "setting.share")

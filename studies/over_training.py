@@ -66,24 +66,29 @@ def new_model(seed: int = 0) -> GPT2LMHeadModel:
 
 
 def fit(
-    model: Any, tokens: Tensor, steps: int, rate: float, seed: int, decay: float = 0.01, after: Any = None
-) -> list[float]:
+    model: Any,
+    tokens: Tensor,
+    steps: int,
+    rate: float,
+    seed: int = 0,
+    decay: float = 0.01,
+    batch: int = BATCH,
+    after: Any = None,
+) -> None:
     """Train with AdamW on a falling rate; ``after(step)`` is called before the first step and after each one."""
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], rate, weight_decay=decay)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: min(1.0, (s + 1) / 50) * (1 - s / steps) + 1e-3)
-    generator, losses = torch.Generator().manual_seed(seed), []
+    generator = torch.Generator().manual_seed(seed)
     model.train()
     for step in range(steps + 1):
         if after is not None:
             after(step)
         if step < steps:
-            loss = model(**draw(tokens, generator)).loss
+            loss = model(**draw(tokens, generator, batch)).loss
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             schedule.step()
-            losses.append(float(loss.detach()))
-    return losses
 
 
 @torch.no_grad()
@@ -113,7 +118,7 @@ def train(folder: Path) -> None:
             model.train()
 
     start = time.monotonic()
-    fit(model, encode(text[:cut]), STEPS, RATE, 0, after=save)
+    fit(model, encode(text[:cut]), STEPS, RATE, after=save)
     print(f"{sum(p.numel() for p in model.parameters()):,} weights, {time.monotonic() - start:.0f} s")
 
 

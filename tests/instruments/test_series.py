@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from gramscope.errors import InputError, ResultWarning
 from gramscope.instruments import series as series_module
 from gramscope.instruments.checkpoints import CheckpointError, find_checkpoints, load_weights
 from gramscope.measures.plots import plot_series, write_report
+from gramscope.measures.series import SeriesStore
 
 LOSS = nn.CrossEntropyLoss()
 DATA = (torch.randn(30, 5, generator=torch.Generator().manual_seed(3)), torch.arange(30) % 3)
@@ -88,8 +89,10 @@ def test_a_stopped_series_goes_on_where_it_stopped(
     found = gs.series(folder, DATA, LOSS, model=net(), out=tmp_path / "out", measuring=HOW)
     assert len(measured) == 2  # one table was missing
     assert found == whole == gs.Series.load(tmp_path / "out")
-    with pytest.raises(InputError, match="give another folder"):
-        gs.series(folder, DATA, LOSS, model=net(), out=tmp_path / "out", measuring={"measures": "nc1"})
+    for change in ({"measuring": {"measures": "nc1"}}, {"batches": (DATA[0] + 1, DATA[1])}, {"loss": nn.MSELoss()}):
+        given = {"batches": DATA, "loss": LOSS, "measuring": HOW, **change}
+        with pytest.raises(InputError, match="give another folder"):
+            gs.series(folder, model=net(), out=tmp_path / "out", **given)
 
 
 def test_checkpoints_that_cannot_be_read_are_skipped_and_equal_ones_named(folder: Path) -> None:
@@ -97,6 +100,8 @@ def test_checkpoints_that_cannot_be_read_are_skipped_and_equal_ones_named(folder
     (folder / "step11.safetensors").write_bytes(whole)
     (folder / "step12.safetensors").write_bytes(whole[: len(whole) // 2])
     torch.save({"0.weight": torch.zeros(2)}, folder / "step13.pt")
+    save_file = pytest.importorskip("safetensors.torch").save_file
+    save_file({k: v * float("nan") for k, v in net().state_dict().items()}, folder / "step15.safetensors")
     (folder / "step14").mkdir()
     (folder / "step14" / "config.json").write_text("{}")
     index = {"weight_map": {"0.weight": "model-1.safetensors", "2.weight": "model-2.safetensors"}}
@@ -106,12 +111,50 @@ def test_checkpoints_that_cannot_be_read_are_skipped_and_equal_ones_named(folder
         found = gs.series(folder, DATA, LOSS, model=net(), measuring=HOW)
     assert found.steps == [0, 10, 11, 200]
     assert found.equal == {11: 10}
-    assert list(found.skipped) == [12, 13, 14]
+    assert list(found.skipped) == [12, 13, 14, 15]
+    assert "output is NaN or infinite" in found.skipped[15]
     assert "is it complete?" in found.skipped[12]
     assert "0 of 4 names match" not in found.skipped[13]
     assert "1 of 4 names match" in found.skipped[13]
     assert "2 of 2 files are missing: model-1.safetensors" in found.skipped[14]
-    assert sum("skipped" in str(w.message) for w in caught) == 3
+    assert sum("skipped" in str(w.message) for w in caught) == 4
+
+
+class Ready(Future[Any]):
+    """A result that nobody may wait for."""
+
+    def result(self, timeout: float | None = None) -> Any:
+        assert self.done()
+        return super().result(timeout)
+
+
+def test_tables_of_processes_are_stored_in_the_order_in_which_they_are_ready(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks: list[tuple[Ready, Any]] = []
+
+    class LastFirst(Executor):
+        def submit(self, fn: Any, /, *args: Any, **options: Any) -> Any:
+            future = Ready()
+            tasks.append((future, lambda: fn(*args)))
+            if len(tasks) == 3:
+                end()
+            return future
+
+    def end() -> None:
+        future, work = tasks.pop()
+        future.set_result(work())
+
+    write = SeriesStore.write
+
+    def write_and_end_another(*args: Any) -> None:
+        write(*args)
+        if tasks:
+            end()
+
+    monkeypatch.setattr(SeriesStore, "write", write_and_end_another)
+    found = gs.series(folder, DATA, LOSS, model=net(), executor=LastFirst(), out=tmp_path / "out", measuring=HOW)
+    assert found == gs.series(folder, DATA, LOSS, model=net(), measuring=HOW)
 
 
 def test_weights_of_another_shape_leave_the_model_as_it_was() -> None:
@@ -149,8 +192,17 @@ def test_folders_of_transformers_need_no_model(tmp_path: Path) -> None:
             models[step] = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).eval()
         models[step].save_pretrained(tmp_path / f"checkpoint-{step}")
     data = {"input_ids": words, "labels": words}
-    found = gs.series(tmp_path, data, measuring={"measures": ["nfa"]})
+    other = transformers.GPT2LMHeadModel(transformers.GPT2Config(**{**sizes, "n_head": 4}))
+    other.save_pretrained(tmp_path / "checkpoint-50")
+    (tmp_path / "checkpoint-10").mkdir()  # the first one is damaged
+    (tmp_path / "checkpoint-10" / "config.json").write_text((tmp_path / "checkpoint-20" / "config.json").read_text())
+    (tmp_path / "checkpoint-10" / "model.safetensors").write_bytes(b"12345678901234567890")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResultWarning)
+        found = gs.series(tmp_path, data, measuring={"measures": ["nfa"]})
     assert found.steps == [20, 100]
+    assert "is it complete?" in found.skipped[10]
+    assert "another architecture: n_head 4, not 2" in found.skipped[50]
     for step in found.steps:
         assert found.tables[step].rows == gs.measure(models[step], data, measures=["nfa"]).rows
 

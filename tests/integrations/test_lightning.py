@@ -71,6 +71,10 @@ def test_a_logger_holds_what_measure_gives(precision: str, tmp_path: Path) -> No
     assert found[0] == pytest.approx(expected(start, Net("sgd")), rel=1e-6, abs=1e-9)
     assert found[8] == pytest.approx(expected(net, start), rel=1e-6, abs=1e-9)
     assert found[4] != found[8]
+    norms = {
+        name.removeprefix("gramscope/gradient_norm/"): x for name, x in found[4].items() if "gradient_norm" in name
+    }
+    assert {layer: line[4] for layer, line in callback.series["gradient_norm"].items()} == pytest.approx(norms)
     assert float(trainer.callback_metrics["gramscope/loss"]) == pytest.approx(found[8]["gramscope/loss"], rel=1e-6)
 
 

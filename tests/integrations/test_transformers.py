@@ -143,6 +143,10 @@ def test_records_of_a_run_equal_measure(kind: str, tmp_path: Path) -> None:
     loss = gs.measure(model, batch, measures=["gradient_norm"]).network["loss"]
     assert last["gramscope/loss"] == pytest.approx(loss)
     assert callback.records[0]["network"]["loss"] != pytest.approx(loss, rel=1e-6)
+    assert callback.series.network("loss")[4] == pytest.approx(loss)
+    pytest.importorskip("plotly")
+    callback.report(tmp_path / "page.html")
+    assert all(f'"label":"{name}"' in (tmp_path / "page.html").read_text() for name in measures)
 
 
 class Whitened(gs.GramWhitened):

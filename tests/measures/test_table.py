@@ -20,10 +20,10 @@ def test_every_value_has_its_place() -> None:
     }
     rows["lm_head"] = {"nfa": 0.5, "nc1": 1.0}
     view = Table(rows).by_block("nfa")
+    assert max(map(len, str(view).splitlines())) <= 80
     assert view["nfa"]["mlp.gate_proj"][7] == pytest.approx(7.2)
     assert view["nfa"]["lm_head"] == {None: 0.5}
     lines = str(view).split("\n")
-    assert max(map(len, lines)) <= 100
     headers = [line.split()[1:] for line in lines if line.startswith("nfa")]
     assert [int(b) for header in headers for b in header] == list(range(30))
     shown = [float(v) for line in lines if line.startswith("mlp.gate_proj") for v in line.split()[1:]]
@@ -119,14 +119,19 @@ def test_files_give_back_every_float_error_and_note(ending: str, tmp_path: Path)
         pytest.importorskip("pyarrow")
     rows: dict[str, dict[str, float | None]] = {
         "fc": {"nfa": Measured(0.1 + 0.2, 1e-3), "nc1": None, "vcs_norm": 5e-324},
-        "out": {"nfa": 1 / 3, "nc1": float("inf"), "vcs_norm": -0.0},
+        "out": {"nfa": Measured(0.95, remark="trivial: so is chance"), "nc1": float("inf"), "vcs_norm": -0.0},
     }
-    table = Table(rows, {"loss": 0.7, "accuracy": None}, {"fc.nc1": Note("undefined", "few labels")})
+    notes = {"fc.nc1": Note("undefined", "few labels"), "out.nfa": Note("remark", "trivial: so is chance")}
+    table = Table(rows, {"loss": 0.7, "accuracy": None}, notes)
     table.save(tmp_path / f"a.{ending}")
     found = Table.load(tmp_path / f"a.{ending}")
     assert (found.rows, found.network, found.notes) == (table.rows, table.network, table.notes)
     assert found.errors["fc"]["nfa"] == pytest.approx(1e-3)
+    assert str(found) == str(table)
     assert [p.name for p in tmp_path.iterdir()] == [f"a.{ending}"]
+    gs.Series({0: table, 1: table}).save(tmp_path / f"b.{ending}")
+    with pytest.raises(InputError, match=r"holds 2 tables; read it with gs\.Series\.load"):
+        Table.load(tmp_path / f"b.{ending}")
 
 
 def test_files_of_other_endings_or_contents_are_errors(tmp_path: Path) -> None:
