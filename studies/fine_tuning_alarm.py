@@ -5,7 +5,7 @@
     python studies/fine_tuning_alarm.py show fine_tuning_alarm.jsonl
 
 The character model of ``over_training.py`` is fine-tuned to English prose (Python's help topics), to Markdown (the pages of
-this project) and to sums of numbers, twelve times each, with learning rate, weight decay and seed drawn at random. At 10 % of
+this project) and to sums of numbers, ten times each, with learning rate, weight decay and seed drawn at random. At 10 % of
 the steps all default columns are measured, and their changes since the base. ``show`` prints Spearman's ρ with the final
 validation loss. The column is chosen on two of the fine-tunings and judged on the third; errors are bootstraps over runs.
 """
@@ -32,7 +32,7 @@ from transformers import GPT2LMHeadModel
 
 import gramscope as gs
 
-RUNS, STEPS, EARLY, BATCH = 12, 200, 20, 8
+RUNS, STEPS, EARLY, BATCH = 10, 100, 10, 8
 BASELINES = ("validation loss", "training loss", "weight norm", "setting.rate", "setting.decay")
 
 
@@ -58,10 +58,10 @@ def one_base(base: Path, task: str) -> dict[str, float]:
 def known(model: GPT2LMHeadModel, tokens: Tensor) -> dict[str, float]:
     """Columns on training sequences by ``layer.column``, and the baselines."""
     cut = len(tokens) * 9 // 10
-    table = gs.measure(model.eval(), [draw(tokens[:cut], torch.Generator().manual_seed(5))], progress=False)
+    table = gs.measure(model.eval(), [draw(tokens[:cut], torch.Generator().manual_seed(5), BATCH)], progress=False)
     cells = {f"{layer}.{column}": x for layer, row in table.rows.items() for column, x in row.items()}
     cells["weight norm"] = math.sqrt(sum(float(p.detach().square().sum()) for p in model.parameters()))
-    cells["training loss"], cells["validation loss"] = table.network["loss"], held_out_loss(model, tokens[cut:])
+    cells["training loss"], cells["validation loss"] = table.network["loss"], held_out_loss(model, tokens[cut:], 6)
     model.train()
     return {name: float(x) for name, x in cells.items() if x is not None and math.isfinite(x)}
 
@@ -85,7 +85,7 @@ def one_run(base: Path, task: str, index: int) -> dict[str, Any]:
     before = one_base(base, task)
     values |= {f"{name} (change)": x - before[name] for name, x in values.items() if name in before}
     values |= {f"setting.{name}": setting[name] for name in ("rate", "decay")}
-    return {"task": task, "setting": setting, "values": values, "final": held_out_loss(model, tokens[cut:])}
+    return {"task": task, "setting": setting, "values": values, "final": held_out_loss(model, tokens[cut:], 6)}
 
 
 def run(base: Path, out: Path, workers: int) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ from typer.testing import CliRunner
 import gramscope as gs
 from gramscope.errors import InputError
 from gramscope_lab.cli.app import app
-from gramscope_lab.data.sequences import read_sequences
+from gramscope_lab.data.sequences import check_tokenizers, read_sequences
 
 transformers = pytest.importorskip("transformers")
 SIZES = {
@@ -69,7 +72,8 @@ def test_measure_prints_stores_and_draws(folder: Path, tmp_path: Path) -> None:
 def test_series_and_compare(folder: Path, tmp_path: Path) -> None:
     words = ["--data", folder / "tokens.npz"]
     printed = invoke("series", folder, *words, "--measures", "nfa,weights", "--out", tmp_path / "series")
-    assert "2 tables of" in printed
+    assert "2 tables, " in printed
+    assert re.search(r"2 checkpoints, 6 sequences, one model of \d+ MiB and at most \d+ MiB of sums", printed)
     stored = gs.Series.load(tmp_path / "series" / "series-all.json")
     assert stored.steps == [0, 10]
     assert (tmp_path / "series" / "series.html").exists()
@@ -77,6 +81,59 @@ def test_series_and_compare(folder: Path, tmp_path: Path) -> None:
     assert "agop" in printed
     table = gs.Table.load(tmp_path / "change.json")
     assert table["transformer.h.1.mlp.c_fc"]["change"] > 0
+
+
+@pytest.mark.parametrize("ending", ["arrow", "parquet"])
+def test_folders_of_data_sets_are_cut_like_texts(ending: str, folder: Path, tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+
+    def write(path: Path, columns: dict[str, Any]) -> Path:
+        path.mkdir()
+        table = arrow.table(columns)
+        if ending == "parquet":
+            parquet.write_table(table, path / "part-0.parquet")
+        else:
+            with arrow.ipc.new_stream(path / "part-0.arrow", table.schema) as stream:
+                stream.write_table(table)
+        return path
+
+    tokens = write(tmp_path / "tokens", {"input_ids": [[1, 2, 3], [4], [5, 6, 7]], "id": [0, 1, 2]})
+    found = read_sequences(None, tokens, folder / "step0", length=3)
+    assert found[0]["labels"].tolist() == [[1, 2, 3], [4, 5, 6]]
+    words = write(tmp_path / "words", {"text": [TEXT[:40], TEXT[40:]]})
+    whole = read_sequences(folder / "text.txt", None, folder / "step0", length=12)
+    assert all(
+        torch.equal(a["input_ids"], b["input_ids"])
+        for a, b in zip(whole, read_sequences(None, words, folder / "step0", length=12), strict=True)
+    )
+    with pytest.raises(InputError, match="has the columns id; expected input_ids or text"):
+        read_sequences(None, write(tmp_path / "other", {"id": [0]}), folder / "step0")
+    with pytest.raises(InputError, match=r"no \.arrow or \.parquet file"):
+        read_sequences(None, folder, folder / "step0")
+
+
+def test_tokenizers_that_differ_are_refused(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "step10", tmp_path / "step10")
+    check_tokenizers(folder / "text.txt", folder / "step0", [folder / "step10", tmp_path / "step10"])
+    content = (tmp_path / "step10" / "tokenizer.json").read_text()
+    (tmp_path / "step10" / "tokenizer.json").write_text(content.replace('"c": 5', '"c": 6').replace('"d": 6', '"d": 5'))
+    with pytest.raises(InputError, match=r"step0 and .*step10 cut .* into different tokens"):
+        check_tokenizers(folder / "text.txt", folder / "step0", [tmp_path / "step10"])
+
+
+def test_a_series_of_a_run_has_the_tables_of_its_checkpoints(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    invoke("train", "--data", "digits", "--model", "mlp", "--hidden", 8, "--epochs", 2, "--out", run,
+           "--set", "checkpoint_every=1", "--set", "keep=0")  # fmt: skip
+    printed = invoke("series", run, "--measures", "nfa,weight_change", "--samples", 50)
+    stored = gs.Series.load(run / "series" / "series-all.json")
+    words = ["--all", "--json", "--measures", "nfa,weight_change", "--samples", 50]
+    tables = {item["step"]: item["layers"] for item in json.loads(invoke("measure", run, *words))}
+    assert len(tables) >= 2
+    assert {step: table.to_dict()["layers"] for step, table in stored.tables.items()} == tables
+    assert f"{len(tables)} tables" in printed
+    with pytest.raises(InputError, match="leave out --text, --data and --parallel"):
+        invoke("series", run, "--parallel", 2)
 
 
 def test_wrong_data_are_named(folder: Path, tmp_path: Path) -> None:
