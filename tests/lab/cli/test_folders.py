@@ -132,7 +132,7 @@ def test_a_series_of_a_run_has_the_tables_of_its_checkpoints(tmp_path: Path) -> 
     assert len(tables) >= 2
     assert {step: table.to_dict()["layers"] for step, table in stored.tables.items()} == tables
     assert f"{len(tables)} tables" in printed
-    with pytest.raises(InputError, match="leave out --text, --data and --parallel"):
+    with pytest.raises(InputError, match="--parallel is not used of a run"):
         invoke("series", run, "--parallel", 2)
 
 
