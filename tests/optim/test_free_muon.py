@@ -13,6 +13,7 @@ from torch import nn
 
 import gramscope as gs
 from gramscope.errors import InputError, LayerError, NumericalError
+from gramscope.optim import free_muon
 from gramscope.optim.orthogonalise import COEFFICIENTS
 from optim.nets import KINDS, data, mlp, net, same, train
 
@@ -298,3 +299,56 @@ def test_autocast_does_not_reach_the_steps():
             with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
                 optimizer.step()
     same(*models, atol=0, rtol=0)
+
+
+def test_parameters_without_an_owner_that_have_a_gradient_are_named():
+    model = nn.Sequential(*mlp(7, 5, 5, 3))
+    optimizer = gs.FreeMuon(model)
+    x, y = data()
+    train(model, optimizer, x, y)
+    model[4] = nn.Linear(5, 3).double()
+    with pytest.raises(LayerError, match=r"4\.weight has a gradient and was frozen, or not in the model"):
+        train(model, optimizer, x, y)
+
+
+def test_weights_on_the_meta_device_are_refused():
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 3))
+    with pytest.raises(LayerError, match=r"meta device: load its weights first"):
+        gs.FreeMuon(model)
+
+
+@pytest.mark.parametrize(
+    ("split", "words"),
+    [({"0": 4}, r"0\.weight has 6 outputs, which are not 4 equal blocks"), ({"0": 0}, "not 0 equal blocks"),
+     ({"qkv": 3}, "no trained layer is called 'qkv'; there are 0")],
+)  # fmt: skip
+def test_splits_that_do_not_fit_are_refused(split: dict[str, int], words: str):
+    with pytest.raises(InputError, match=words):
+        gs.FreeMuon(mlp(7, 6, 3), split=split)
+
+
+def test_split_matrices_show_in_the_summary():
+    assert "3 of 2 × 7" in gs.FreeMuon(mlp(7, 6, 3), split={"*": 3}).summary()
+
+
+def test_a_step_needs_no_more_memory_than_half_the_weights():
+    """Matrices are orthogonalised in chunks; the same steps are those of one chunk."""
+    models = [mlp(*[16] * 14, 3) for _ in range(2)]
+    optimizers = [gs.FreeMuon(model) for model in models]
+    sizes: list[int] = []
+    whole = free_muon.orthogonalised
+
+    def seen(D: torch.Tensor) -> torch.Tensor:
+        sizes.append(D.numel())
+        return whole(D)
+
+    x, y = data(16)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(free_muon, "orthogonalised", seen)
+        train(models[0], optimizers[0], x, y, 3)
+        assert max(sizes) <= sum(p.numel() for p in models[0].parameters()) / 12
+        patch.setattr(free_muon, "_CHUNK", 1.0)
+        train(models[1], optimizers[1], x, y, 3)
+        assert max(sizes) == 13 * 16 * 16
+    same(*models, atol=1e-12, rtol=0)
