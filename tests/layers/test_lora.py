@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
 import gramscope as gs
 from cases import BY_NAME, captured, close, close_to_autograd, close_to_twin, normal, sample_losses
+from gramscope.errors import LayerError
 from gramscope.layers.select import select_layers
 
 peft = pytest.importorskip("peft")
@@ -53,3 +56,55 @@ def test_adapters_of_transformers_conv1d() -> None:
         model(torch.arange(12).reshape(2, 6)).logits.sum().backward()
     (name,) = [name for name in tape.order if name.endswith("c_attn")]
     assert tape[name].weight.shape == (24, 8)
+
+
+def test_a_plain_base_is_the_reference_of_an_adapted_model() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        vocab_size=30, n_positions=8, n_embd=8, n_layer=1, n_head=2, bos_token_id=1, eos_token_id=2
+    )
+    base = transformers.GPT2LMHeadModel(config).double().eval()
+    lora = peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True, init_lora_weights=False)
+    model = peft.get_peft_model(copy.deepcopy(base), lora).double().eval()
+    ids = torch.arange(12).reshape(2, 6)
+    table = gs.measure(
+        model,
+        [{"input_ids": ids, "labels": ids}],
+        reference=base,
+        measures=["weight_change", "nfa_ptk"],
+        jacobians=True,
+    )
+    layer = next(layer for layer in select_layers(model) if layer.name.endswith("c_attn"))
+    W, W0 = layer.weight(), base.transformer.h[0].attn.c_attn.weight.detach().mT
+    assert table[layer.name]["weight_change"] == pytest.approx(float((W - W0).norm() / W0.norm()))
+    assert table[layer.name]["nfa_ptk"] is not None
+    assert {row["weight_change"] for name, row in table.rows.items() if name != layer.name} == {0}
+    with pytest.raises(LayerError, match=r"0 of \d+ names match: one model has .*wte.*, the other 0"):
+        gs.measure(
+            model,
+            [{"input_ids": ids, "labels": ids}],
+            reference=nn.Sequential(nn.Linear(2, 3)),
+            measures=["weight_change"],
+        )
+
+
+def test_a_base_before_tokens_were_added_is_compared_where_both_have_them() -> None:
+    old = nn.Sequential(nn.Embedding(7, 5), nn.Flatten(), nn.Linear(10, 4)).double()
+    new = nn.Sequential(nn.Embedding(9, 5), nn.Flatten(), nn.Linear(10, 6)).double()
+    with torch.no_grad():
+        for now, before in ((new[0], old[0]), (new[2], old[2])):
+            now.weight[: len(before.weight)] = 1.5 * before.weight
+    x, y = torch.arange(20).reshape(10, 2) % 9, torch.arange(10) % 4
+    table = gs.measure(
+        new, (x, y), nn.CrossEntropyLoss(), reference=old, measures=["weight_change", "nfa_centered", "nfa_ptk"]
+    )
+    assert [table[name]["weight_change"] for name in ("0", "2")] == [pytest.approx(0.5)] * 2
+    change = torch.zeros_like(new[2].weight)
+    change[:4] = 0.5 * old[2].weight
+    K = gs.tangent_kernel(new, x)["2"]
+    assert table["2"]["nfa_centered"] == pytest.approx(float(gs.nfa(change.detach(), K)))
+    assert table["2"]["nfa_ptk"] is None
+    assert "it cannot run on these inputs" in str(table.notes["(output)"])
+    pairs = gs.compare(old, new)
+    assert [pairs[name]["change"] for name in ("0", "2")] == [pytest.approx(0.5)] * 2
+    assert "the first 4 × 10 entries are compared" in str(pairs.notes["2"])

@@ -16,8 +16,8 @@ from gramscope.instruments.measure import measure
 from gramscope.layers.losses import Loss
 from gramscope.layers.model_call import may_compute_loss
 from gramscope.layers.modules import unwrap
-from gramscope.layers.select import LayerSelector, select_layers
-from gramscope.linalg.arrays import to_double
+from gramscope.layers.select import LayerSelector, matched_layers, select_layers
+from gramscope.linalg.arrays import common_part, to_double
 from gramscope.linalg.gram import Factor, Factored, cosine
 from gramscope.linalg.measured import Measured
 from gramscope.measures.spectrum import summarise
@@ -123,12 +123,12 @@ def compare(
     for name, (first, second) in pairs.items():
         if first.shape != second.shape:
             text = f"weights of shapes {tuple(first.shape)} and {tuple(second.shape)}"
-            if first.shape[1:] != second.shape[1:]:
+            common = common_part(first, second)
+            if common is None:
                 notes[name] = Note("undefined", f"{text} cannot be compared")
                 continue
-            count = min(len(first), len(second))
-            notes[name] = Note("remark", f"{text}: the first {count} rows are compared")
-            first, second = first[:count], second[:count]
+            first, second = first[common], second[common]
+            notes[name] = Note("remark", f"{text}: the first {' × '.join(map(str, first.shape))} entries are compared")
         weights[name] = first, second
         rows[name], spectra[name] = _weights_compared(first, second, directions)
     found = Comparison(rows, {}, notes, spectra=spectra)
@@ -139,14 +139,8 @@ def compare(
 
 def _pairs(a: nn.Module, b: nn.Module, layers: LayerSelector) -> dict[str, tuple[Tensor, Tensor]]:
     """Weights of the layers that both models have, in float64, by the names of ``a``."""
-    mine = {layer.name: layer for layer in select_layers(unwrap(a), layers)}
-    theirs = {layer.name: layer for layer in select_layers(unwrap(b))}
-    names = match_names(mine, theirs)
-    if not names:
-        raise LayerError(
-            f"0 of {len(mine)} names match: one model has {', '.join(list(mine)[:3])}, the other {', '.join(list(theirs)[:3])}"
-        )
-    return {name: (to_double(mine[name].weight()), to_double(theirs[other].weight())) for name, other in names.items()}
+    pairs = matched_layers(a, b, layers)
+    return {name: (to_double(one.weight()), to_double(other.weight())) for name, (one, other) in pairs.items()}
 
 
 def _weights_compared(A: Tensor, B: Tensor, directions: int) -> tuple[dict[str, float | None], Tensor]:

@@ -20,7 +20,7 @@ from gramscope.layers.batches import Unpack
 from gramscope.layers.losses import Loss
 from gramscope.layers.model_call import OutputSelector, may_compute_loss
 from gramscope.layers.modules import unwrap
-from gramscope.layers.select import LayerSelector, select_layers
+from gramscope.layers.select import LayerSelector, matched_layers
 from gramscope.linalg.budget import MEMORY, trim_malloc
 from gramscope.linalg.measured import Measured
 from gramscope.measures.column import Column, Context, LayerView, Missing
@@ -158,7 +158,8 @@ def _context(
         others = collect_planned(model, held_out, loss, of_features, None, exchange, arguments["progress"])
     if reference is not None:
         check_reference(model, reference)
-        weights = {layer.name: layer.weight() for layer in select_layers(reference, plan.layers)}
+        pairs = matched_layers(model, reference, plan.layers)
+        weights = {name: other.weight_source() for name, (_, other) in pairs.items()}
     together = exchange if statistics.processes > 1 else None
     settings = {name: arguments[name] for name in ("ridge", "intercept")}
     if together is not None:

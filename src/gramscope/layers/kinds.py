@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -30,7 +30,7 @@ from torch.nn.utils import parametrize
 from typing_extensions import override
 
 from gramscope.errors import LayerError
-from gramscope.layers.modules import in_eval_mode, names_in_code
+from gramscope.layers.modules import in_eval_mode, loaded, names_in_code
 from gramscope.linalg.arrays import without_autocast
 
 
@@ -53,6 +53,8 @@ class Layer(ABC):
     not_for_vcl: ClassVar[str] = ""
     #: whether the module's inputs have a fixed number of axes, so that a missing batch axis shows
     fixed_rank: ClassVar[bool] = False
+    #: how far, relative to its size, ``z = W h + b`` may be off where the module rounds
+    rounding: ClassVar[float] = 0.0
 
     @classmethod
     @abstractmethod
@@ -80,9 +82,23 @@ class Layer(ABC):
         """Number of stacked matrices: groups of a convolution, experts; 1 otherwise."""
         return 1
 
-    def native_weight(self) -> Tensor:
-        """The weight in use in its native shape, detached."""
+    @property
+    def remark(self) -> str:
+        """What a table says of the layer's weight; empty where it is an ordinary one."""
+        return ""
+
+    def stored_weight(self) -> Tensor:
+        """The weight in use in its native shape, detached, of a module that is not offloaded."""
         return effective_weight(*self.owner())
+
+    def native_weight(self) -> Tensor:
+        """The weight in use in its native shape, detached; read inside accelerate's hook where it is offloaded."""
+        with loaded(self.owner()[0]):
+            return self.stored_weight()
+
+    def weight_source(self) -> Tensor | Callable[[], Tensor]:
+        """The weight, or where it is computed or offloaded a function that gives it, so that it need not be kept."""
+        return self.weight if self.parameter is None or self.parameter.is_meta else self.weight()
 
     def weight(self) -> Tensor:
         """The weight in use, detached, as ``[k, d]`` or ``[groups, k, d]``; a view of the parameter if there is one."""
@@ -138,6 +154,37 @@ class Layer(ABC):
     def add_weight_gradient(self, x: Tensor, dz: Tensor, total: Tensor) -> None:
         """Add ``D`` to ``total`` in place."""
         total.add_(self.weight_gradient(x, dz))
+
+
+class WeightAttribute:
+    """An attribute that is a tensor, given as one or as a function that makes it each time it is read."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = f"_{name}_source"
+
+    def __get__(self, instance: Any, owner: type) -> Tensor:
+        if instance is None:
+            raise AttributeError  # a dataclass field without a default
+        source = getattr(instance, self._name)
+        return source if isinstance(source, Tensor) else source()
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        object.__setattr__(instance, self._name, value)
+
+
+def check_weights_have_data(layers: Iterable[Layer]) -> None:
+    """Raise for layers whose weights are on the meta device, unless accelerate brings them when they are used."""
+    known = list(layers)
+    empty = [
+        layer.name
+        for layer in known
+        if layer.parameter is not None and layer.parameter.is_meta and not hasattr(layer.owner()[0], "_hf_hook")
+    ]
+    if empty:
+        raise LayerError(
+            f"weights are on meta, without data: {', '.join(empty[:3])} ({len(empty)} of {len(known)} layers); load them first "
+            "(load_state_dict(..., assign=True), from_pretrained)"
+        )
 
 
 @torch.no_grad()
@@ -227,47 +274,6 @@ class TransposedLinearLayer(LinearLayer):
     @override
     def from_matrix(self, matrix: Tensor, shape: Sequence[int]) -> Tensor:
         return matrix.mT
-
-
-class LoraLayer(LinearLayer):
-    """A LoRA layer: ``z = (W + Σ s BA) h + b``, where W is frozen and A and B are trained.
-
-    Where adapters are dropped out or changed in another way (DoRA), the output is not of that form, which is checked.
-    """
-
-    @override
-    @classmethod
-    def matches(cls, module: nn.Module) -> bool:
-        base = module._modules.get("base_layer")
-        adapters = isinstance(module._modules.get("lora_A"), nn.ModuleDict) and hasattr(module, "get_delta_weight")
-        return (
-            adapters and base is not None and any(kind.matches(base) for kind in (LinearLayer, TransposedLinearLayer))
-        )
-
-    @override
-    def is_standard(self) -> bool:
-        return False
-
-    @override
-    @torch.no_grad()
-    def native_weight(self) -> Tensor:
-        layer: Any = self.module
-        weight: Tensor = layer.base_layer.weight.detach()
-        if layer.disable_adapters or layer.merged:
-            return weight
-        for adapter in layer.active_adapters:
-            if adapter in layer.lora_A:
-                weight = weight + layer.get_delta_weight(adapter).to(weight.dtype)
-        return weight
-
-    @override
-    def to_matrix(self, weight: Tensor) -> Tensor:
-        return weight.mT if TransposedLinearLayer.matches(self.module.get_submodule("base_layer")) else weight
-
-    def factors(self) -> Iterator[nn.Module]:
-        """The modules with W, A and B."""
-        for name in ("base_layer", "lora_A", "lora_B"):
-            yield from self.module.get_submodule(name).modules()
 
 
 class OwnLinearLayer(LinearLayer):
@@ -361,8 +367,7 @@ class EmbeddingLayer(Layer):
         total.mT.index_add_(0, index, delta)
 
     def _weight(self) -> Tensor:
-        assert isinstance(self.module, nn.Embedding)
-        return self.module.weight.detach()
+        return self.native_weight()
 
 
 class NamedWeightLayer(Layer):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gramscope.errors import InputError, LayerError
 from gramscope.layers.batches import LABEL_KEYS, first_tensor, tensors_in
-from gramscope.layers.modules import in_eval_mode, unwrap
+from gramscope.layers.modules import differentiable, in_eval_mode, unwrap
 from gramscope.layers.select import all_layers
 from gramscope.layers.tape import Tape, unseen
 
@@ -154,8 +154,11 @@ def model_device(model: nn.Module) -> torch.device:
     """Device of the model's first parameter or buffer (CPU when it has none)."""
     root = unwrap(model)
     for tensor in (*root.parameters(), *root.buffers()):
-        return tensor.device
-    return torch.device("cpu")
+        if not tensor.is_meta:
+            return tensor.device
+    hooks: list[Any] = [module._hf_hook for module in root.modules() if hasattr(module, "_hf_hook")]
+    places = [getattr(hook, "execution_device", None) for hook in hooks]  # of offloaded models
+    return torch.device(next((place for place in places if place is not None), "cpu"))
 
 
 def model_dtype(model: nn.Module) -> torch.dtype | None:
@@ -171,5 +174,6 @@ def evaluating(model: nn.Module, eval_mode: bool = True) -> Iterator[None]:
     """
     device = model_device(model)
     cuda = [device] if device.type == "cuda" else []
-    with unseen(model), torch.random.fork_rng(devices=cuda), in_eval_mode(model) if eval_mode else nullcontext():
+    mode = in_eval_mode(model) if eval_mode else nullcontext()
+    with unseen(model), torch.random.fork_rng(devices=cuda), mode, differentiable(model):
         yield

@@ -87,6 +87,34 @@ def in_eval_mode(module: nn.Module) -> Iterator[None]:
             child.training = training
 
 
+@contextmanager
+def loaded(module: nn.Module) -> Iterator[None]:
+    """Have accelerate bring a module's offloaded parameters for the length of the block."""
+    hook: Any = getattr(module, "_hf_hook", None)
+    if hook is None or not any(p.is_meta for p in module.parameters(recurse=False)):
+        yield
+        return
+    hook.pre_forward(module)
+    try:
+        yield
+    finally:
+        hook.post_forward(module, None)
+
+
+@contextmanager
+def differentiable(model: nn.Module) -> Iterator[None]:
+    """Keep bitsandbytes from packing 4-bit weights for inference on a CPU, in a form that passes no gradients on."""
+    known: list[Any] = [m for m in model.modules() if getattr(m, "support_avx512bf16_for_cpu", False)]
+    for module in known:
+        module.state_dict()  # takes a packed weight apart
+        module.support_avx512bf16_for_cpu = False
+    try:
+        yield
+    finally:
+        for module in known:
+            module.support_avx512bf16_for_cpu = True
+
+
 def names_in_code(module_type: type[nn.Module], method: str | None = None) -> frozenset[str]:
     """Names of attributes and functions that the methods of a module type use, or one of its methods.
 

@@ -17,16 +17,18 @@ from gramscope.layers.kinds import (
     EmbeddingLayer,
     Layer,
     LinearLayer,
-    LoraLayer,
     NamedWeightLayer,
     OwnLinearLayer,
     TransposedLinearLayer,
 )
 from gramscope.layers.modules import names_in_code, public_name, unwrap
+from gramscope.layers.quantised import LoraLayer, QuantisedLayer
 from gramscope.layers.recurrent import RecurrentLayer
+from gramscope.names import match_names
 
 #: every kind of layer that can be captured, asked in this order
 KINDS: tuple[type[Layer], ...] = (
+    QuantisedLayer,
     LinearLayer,
     ConvLayer,
     TransposedConvLayer,
@@ -126,6 +128,8 @@ def _layers_of(name: str, module: nn.Module, parent: nn.Module | None) -> list[L
     for kind in KINDS:
         if kind.matches(module):
             layer = kind(name or "(model)", module)
+            if isinstance(layer, QuantisedLayer):
+                return [layer]
             if not layer.is_standard() and not isinstance(layer, LoraLayer):
                 return [replace(layer, scope=module)]
             used = parent is not None and layer.weight_name in names_in_code(type(parent))
@@ -180,6 +184,18 @@ def select_layers(model: nn.Module, layers: LayerSelector | Selection = None, fa
             raise LayerError(f"layers: {no_such('linear-like layer', str(selector), available.names)}{others}")
         chosen |= hits
     return replace(available, layers=tuple(layer for layer in available if layer.name in chosen))
+
+
+def matched_layers(a: nn.Module, b: nn.Module, layers: LayerSelector = None) -> dict[str, tuple[Layer, Layer]]:
+    """The layers of ``a`` with those of ``b`` that have the same name but for what wrappers and adapters add to it."""
+    mine = {layer.name: layer for layer in select_layers(a, layers)}
+    theirs = {layer.name: layer for layer in select_layers(b)}
+    names = match_names(mine, theirs)
+    if not names:
+        raise LayerError(
+            f"0 of {len(mine)} names match: one model has {', '.join(list(mine)[:3])}, the other {', '.join(list(theirs)[:3])}"
+        )
+    return {name: (mine[name], theirs[other]) for name, other in names.items()}
 
 
 def _matches(layer: Layer, selector: Any, model: nn.Module) -> bool:

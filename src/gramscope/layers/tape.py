@@ -427,5 +427,6 @@ def is_linear_map(layer: Layer, x: Tensor, z: Tensor) -> bool:
             expected = expected + bias.detach().double().reshape(layer.groups, 1, 1, -1).squeeze(0)
     except RuntimeError:  # shapes that do not fit
         return False
-    tolerance = 200 * max(torch.finfo(z.dtype).eps, torch.finfo(x.dtype).eps if x.is_floating_point() else 0.0)
+    eps = max(torch.finfo(z.dtype).eps, torch.finfo(x.dtype).eps if x.is_floating_point() else 0.0)
+    tolerance = max(200 * eps, layer.rounding)
     return bool((output - expected).norm() <= tolerance * expected.norm() + 1e-30)

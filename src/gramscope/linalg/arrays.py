@@ -91,6 +91,17 @@ def to_double(x: Tensor) -> Tensor:
     return x.to("cpu" if x.device.type == "mps" else x.device, torch.float64)
 
 
+def common_part(A: Tensor, B: Tensor) -> tuple[slice, ...] | None:
+    """The entries that two matrices both have where one has more rows or more columns; ``None`` where they differ more.
+
+    >>> common_part(torch.ones(3, 2), torch.ones(5, 2)), common_part(torch.ones(3, 2), torch.ones(2, 3))
+    ((slice(None, 3, None), slice(None, 2, None)), None)
+    """
+    if A.dim() != B.dim() or sum(a != b for a, b in zip(A.shape, B.shape, strict=True)) > 1:
+        return None
+    return tuple(slice(min(a, b)) for a, b in zip(A.shape, B.shape, strict=True))
+
+
 def result_dtype(*tensors: Tensor) -> torch.dtype:
     """Dtype of a matrix computed from ``tensors``: their common type, at least float32."""
     dtype = torch.float32

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from gramscope.linalg.arrays import row_norm, to_double
+from gramscope.linalg.arrays import common_part, row_norm, to_double
 from gramscope.linalg.budget import FEWEST, Budget
 from gramscope.linalg.gram import Dense, Estimated, Factor, Factored, Gram, correlation, cosine
 from gramscope.linalg.measured import Measured, combine
@@ -56,7 +56,7 @@ class Context:
     ridge: float = 0.0
     intercept: bool = False
     center: bool = False
-    reference_weights: dict[str, Tensor] = field(default_factory=dict)
+    reference_weights: dict[str, Tensor | Callable[[], Tensor]] = field(default_factory=dict)
     held_out: Statistics | None = None
     corruption_seed: int = 0
     nearest_mean: Callable[[LayerStatistics], float] | None = None
@@ -94,10 +94,36 @@ class LayerView:
 
     @property
     def reference_weight(self) -> Tensor:
-        """``W₀``, the weight of the reference network, in its own dtype."""
-        if self.layer.name not in self.context.reference_weights:
-            raise Missing("no reference network was given")
-        return self.context.reference_weights[self.layer.name].to(self.layer.weight.device)
+        """``W₀``, the weight of the reference network, in its own dtype.
+
+        Rows that the reference lacks (of tokens added since) are those of ``W``: they have not moved.
+        """
+        W, W0, common = self.layer.weight, *self.once("W₀", self._read_reference)
+        if W0.shape == W.shape:
+            return W0
+        filled = W.to(W0.dtype, copy=True)
+        filled[common] = W0[common]
+        return filled
+
+    @property
+    def both_weights(self) -> tuple[Tensor, Tensor]:
+        """``W`` and ``W₀``, the entries that both have."""
+        W0, common = self.once("W₀", self._read_reference)
+        return self.layer.weight[common], W0[common]
+
+    def _read_reference(self) -> tuple[Tensor, tuple[slice, ...]]:
+        source = self.context.reference_weights.get(self.layer.name)
+        if source is None:
+            given = self.context.reference_weights
+            raise Missing(
+                "the reference network has no layer of this name" if given else "no reference network was given"
+            )
+        W = self.layer.weight
+        W0 = (source if isinstance(source, Tensor) else source()).to(W.device)
+        common = common_part(W, W0)
+        if common is None:
+            raise Missing(f"the reference network's weight has shape {tuple(W0.shape)} in place of {tuple(W.shape)}")
+        return W0, common
 
     @property
     def is_readout(self) -> bool:

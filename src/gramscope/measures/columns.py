@@ -32,8 +32,8 @@ def _spectrum(view: LayerView) -> Spectrum:
 
 
 def _weight_change(view: LayerView) -> Tensor | float:
-    W0 = view.reference_weight
-    return row_norm(view.layer.weight, W0) / row_norm(W0)
+    W, W0 = view.both_weights
+    return row_norm(W, W0) / row_norm(W0)
 
 
 # --- gradients and virtual covariance ---------------------------------------------------------------------------------

@@ -198,7 +198,7 @@ def _of_one_process(
 ) -> Statistics:
     """The statistics of one run over the data of this process."""
     kept: dict[str, dict[type[Sum], Sum]] = {}
-    weights: dict[str, Tensor] = {}
+    weights: dict[str, Any] = {}
     reached: dict[str, int] = {}
     order: list[str] = []
     network = NetworkStatistics()
@@ -210,7 +210,7 @@ def _of_one_process(
             for seen in stream:
                 _add(kept.setdefault(seen.layer, {}), seen, plan)
                 if seen.record is not None:
-                    weights.setdefault(seen.layer, seen.weight)
+                    weights.setdefault(seen.layer, seen.source)
                     reached[seen.layer] = reached.get(seen.layer, 0) + seen.batch.n
                 if seen.whole_batch:
                     network = network.with_batch(seen.batch, plan.ignore_index)
@@ -254,6 +254,7 @@ def _add(sums: dict[type[Sum], Sum], seen: Seen, plan: Plan) -> None:
         try:
             if kind not in sums:
                 sums[kind] = kind(seen.layer, seen.weight, plan)
+                sums[kind].weight = seen.source
             sums[kind].add(seen)
         except LeftOut as reason:
             plan.notes.leave_out(seen.layer, kind, str(reason))

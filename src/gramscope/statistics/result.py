@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gramscope.distributed.exchange import Exchange, Group, find_exchange
 from gramscope.errors import InputError, LayerError, Note, no_such
+from gramscope.layers.kinds import WeightAttribute
 from gramscope.layers.losses import class_axis
 from gramscope.linalg.arrays import row_norm
 from gramscope.statistics.features import Features, FeatureStatistics
@@ -46,7 +47,7 @@ class LayerStatistics:
     """
 
     name: str
-    weight: Tensor
+    weight: Tensor = WeightAttribute()  # type: ignore[assignment]  # noqa: RUF009
     n: int
     sums: dict[type[Sum], Sum] = field(default_factory=dict)
     terms: float = 0

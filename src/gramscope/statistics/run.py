@@ -16,7 +16,7 @@ from gramscope.errors import InputError, LayerError, Note, NumericalError
 from gramscope.layers.batches import Positions, batches, check_target, first_tensor, flattened, label_key
 from gramscope.layers.capture import capture
 from gramscope.layers.jacobians import check_samples_are_independent, jacobian_chunks
-from gramscope.layers.kinds import Layer, shares_parameter
+from gramscope.layers.kinds import Layer, check_weights_have_data, shares_parameter
 from gramscope.layers.labels import LabelReader
 from gramscope.layers.losses import (
     WHOLE_BATCH,
@@ -40,9 +40,10 @@ from gramscope.layers.model_call import (
 )
 from gramscope.layers.modules import unwrap
 from gramscope.layers.record import LayerRecord
-from gramscope.layers.select import select_layers, select_modules
+from gramscope.layers.select import matched_layers, select_layers, select_modules
 from gramscope.layers.tape import Observer, Tape
 from gramscope.linalg.budget import trim_malloc
+from gramscope.names import match_names
 from gramscope.statistics.structure import (
     COUPLED,
     NoSuchSites,
@@ -136,7 +137,10 @@ def run(
             pair = None
             if reference is not None and other is not None:
                 with tape.ignoring_calls():
-                    pair = other, state.run_reference(reference, result)
+                    value = state.run_reference(reference, result)
+                    pair = None if value is None else (other, value)
+                    if value is None:
+                        other.applied_layers.update(other.records)  # nothing more is asked of it
             yield from state.layers(result)
             yield from state.outputs(result)
             yield from state.jacobians(result, pair)
@@ -166,6 +170,7 @@ def _captures(
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.set_grad_enabled(plan.needs_graph))
         check_samples_are_independent(root)
+        check_weights_have_data(select_layers(root, plan.layers))
         options: dict[str, Any] = {"batch_dim": plan.batch_dim, "copy_weights": False}
         mine = capture(model, plan.layers, outputs=plan.outputs, gradients=plan.needs_graph, **options)
         tape, other = stack.enter_context(mine), None
@@ -175,7 +180,9 @@ def _captures(
             stack.enter_context(Observer(select_layers(root), partial(_note_order, tape, order)))
         if reference is not None:
             stack.enter_context(evaluating(unwrap(reference), plan.eval_mode))
-            other = stack.enter_context(capture(reference, plan.layers, **options))
+            pairs = matched_layers(root, reference, plan.layers)
+            chosen = None if plan.layers is None else [layer.name for _, layer in pairs.values()]
+            other = stack.enter_context(capture(reference, chosen, **options))
         yield tape, other, order
 
 
@@ -208,7 +215,7 @@ class _Run:
         self._structure: Structure | None = None  # of batches with several samples
         self._current = Structure()
         self._generator = plan.generator or torch.Generator(device="cpu").manual_seed(0)
-        self._weights: dict[str, Tensor] = {}
+        self._weights: dict[str, Any] = {}
         self._tied: set[str] = set()
         self._without_sites: dict[str, str] = {}
 
@@ -334,15 +341,23 @@ class _Run:
                 found = torch.autograd.grad(total, list(known.values()), retain_graph=True, allow_unused=True)
                 result.parameter_gradients = {n: g for n, g in zip(known, found, strict=True) if g is not None}
 
-    def run_reference(self, reference: nn.Module, result: BatchResult) -> Tensor:
-        """The output of the reference network, which must have the shape of the model's."""
-        value = select_output(call_model(reference, result.inputs), self.plan.output)
-        if value.shape != result.output.shape:
-            raise InputError(
-                f"the reference network's output has shape {tuple(value.shape)} and the model's "
-                f"{tuple(result.output.shape)}; give a network of the same architecture"
-            )
-        return value
+    def run_reference(self, reference: nn.Module, result: BatchResult) -> Tensor | None:
+        """The output of the reference network; ``None``, with a note, where it has none of the model's shape."""
+        try:
+            value = select_output(call_model(reference, result.inputs), self.plan.output)
+            if value.shape == result.output.shape:
+                return value
+            problem = f"its output has shape {tuple(value.shape)} and the model's {tuple(result.output.shape)}"
+        except IndexError as error:  # tokens that it does not know
+            problem = f"it cannot run on these inputs: {error}"
+        self._without_reference(EVERY, f"no J⁰ of the reference network: {problem}")
+        return None
+
+    def _without_reference(self, name: str, reason: str) -> None:
+        for kind in self.plan.sums:
+            if "J_reference" in kind.needs:
+                self.plan.notes.leave_out(name, kind)
+                self.plan.notes.left_out(OUTPUT if name == EVERY else name, reason)
 
     # --- structure ----------------------------------------------------------------------------------------------------
 
@@ -389,8 +404,9 @@ class _Run:
         self.tape.forget_gradients()  # Jacobians take as much memory
 
     def _see_weight(self, name: str, record: LayerRecord) -> None:
-        weight = record.layer.weight()
-        self._weights[name] = weight.clone() if self.plan.snapshot else weight
+        self._weights[name] = record.layer.weight().clone() if self.plan.snapshot else record.layer.weight_source()
+        if record.layer.remark:
+            self.plan.notes.remark(name, record.layer.remark)
         if "parameter_gradient" in self.plan.needs and shares_parameter(record.layer, self.tape.model):
             self._tied.add(name)
 
@@ -464,6 +480,7 @@ class _Run:
         theirs = None
         if reference is not None:
             other, value = reference
+            names = match_names(self.tape.records, other.records)
             theirs = jacobian_chunks(other, positions.tokens_first(value), sketch=sketch, memory=memory, generator=copy)
         first = 0
         for chunk in mine:
@@ -473,11 +490,12 @@ class _Run:
                 name, J = chunk.popitem()
                 seen = Seen(name, self._weights[name], result, positions, first=first, sketch=sketch)
                 if reference is not None:
-                    J0 = blocks.pop(name, None)
+                    J0 = blocks.pop(names.get(name, ""), None)
                     if J0 is None or J0.shape != J.shape:
-                        raise LayerError(f"the reference network has no layer {name!r} of the same shape")
-                    seen.J_reference = positions.without_padding(J0)
-                    seen.reference_weight = reference[0][name].layer.weight()
+                        self._without_reference(name, "the reference network has no such layer of the same shape")
+                    else:
+                        seen.J_reference = positions.without_padding(J0)
+                        seen.reference_weight = reference[0][names[name]].layer.weight()
                     del J0
                 seen.J = positions.without_padding(J) if positions.masks else J
                 del J

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gramscope.errors import InputError, Note, NumericalError
 from gramscope.layers.batches import Positions, Unpack
+from gramscope.layers.kinds import WeightAttribute
 from gramscope.layers.labels import IGNORED
 from gramscope.layers.losses import ignored_label
 from gramscope.layers.model_call import OutputSelector
@@ -69,7 +70,7 @@ class Seen:
     """
 
     layer: str
-    weight: Tensor
+    weight: Tensor = WeightAttribute()  # type: ignore[assignment]  # noqa: RUF009
     batch: BatchResult
     positions: Positions = field(default_factory=Positions)
     record: LayerRecord | None = None
@@ -84,6 +85,11 @@ class Seen:
     rows: Tensor | None = None
     target: Tensor | None = None
     residual: Tensor | None = None
+
+    @property
+    def source(self) -> Tensor | Callable[[], Tensor]:
+        """The weight, or the function that reads it."""
+        return self._weight_source  # type: ignore[attr-defined, no-any-return]
 
     @property
     def h(self) -> Tensor:
@@ -116,6 +122,9 @@ class Sum(ABC):
     of_single_samples: ClassVar[bool] = False
     #: the argument of :func:`gramscope.collect` that asks for it
     ask: ClassVar[str] = "sums="
+
+    #: W; where it is computed or offloaded it is read again each time
+    weight: Tensor = WeightAttribute()  # type: ignore[assignment]
 
     def __init__(self, layer: str, weight: Tensor, plan: Plan) -> None:
         self.layer, self.weight = layer, weight
