@@ -104,7 +104,7 @@ def all_layers(model: nn.Module) -> Selection:
     modules = dict(model.named_modules())
     for raw_name, module in modules.items():
         name = public_name(raw_name) or "(model)"
-        weightless = not module._parameters and not module._modules
+        weightless = not (module._parameters or module._modules or module._buffers)
         if weightless or id(module) in hidden or "parametrizations" in raw_name.split("."):
             continue
         if isinstance(module, nn.MultiheadAttention):
