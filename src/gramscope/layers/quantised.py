@@ -1,7 +1,8 @@
 """Linear layers whose weight is computed: LoRA adapters, and weights kept in a few bits.
 
-These are weights of bitsandbytes and torchao, and modules with packed weights (GPTQ, AWQ). ``W`` is the weight that the module multiplies by. It is read whenever it is asked for and never kept, so that one layer at a
-time takes the memory of numbers in full length. D, Σ and K come from inputs and gradients as for other layers.
+These are weights of bitsandbytes and torchao, and modules with packed weights (GPTQ, AWQ). ``W`` is what the module multiplies
+by. It is read whenever it is asked for and never kept, so that one layer at a time takes the memory of full numbers. D, Σ and K
+come from inputs and gradients as for other layers.
 """
 
 from __future__ import annotations
