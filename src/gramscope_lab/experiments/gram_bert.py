@@ -84,7 +84,7 @@ def parts(settings: Settings, options: Options) -> list[Training]:
                     data=partial(_task, settings, options, task, seed),
                     model=partial(_classifier, settings),
                     loss=bert.classification_loss,
-                    measure=_Stages(settings, task),
+                    measure=partial(_stages, settings, task),
                 )
             )
     return found
@@ -185,26 +185,19 @@ def _classifier(settings: Settings, config: TrainConfig, data: DataSet, root: Ru
         return bert.Classifier(encoder, data.outputs, tokens=data.labels_tokens)
 
 
-@dataclass(frozen=True)
-class _Stages:
+def _stages(settings: Settings, task: str, model: nn.Module, job: Job, step: int) -> Iterator[dict[str, Any]]:
     """Target linearity of every layer on training examples; at the start of the random encoder too."""
-
-    settings: Settings
-    task: str
-
-    def __call__(self, model: nn.Module, job: Job, step: int) -> Iterator[dict[str, Any]]:
-        settings, data, seed = self.settings, job.data, job.config.seed
-        encoder: Any = model.encoder
-        stages = {f"epoch {step // job.plan.steps_per_epoch}": encoder}
-        if step == 0:
-            stages = {"random": _random(settings, seed).to(job.device), "pre-trained": encoder}
-        chosen = random.Random(seed).sample(range(len(data.x_train)), min(settings.samples, len(data.x_train)))
-        width = encoder.config.hidden_size
-        used = settings.components if 0 < settings.components < width else None
-        for stage, net in stages.items():
-            values = bert.linearity_by_layer(net, data.x_train[chosen], data.y_train[chosen], settings.components)
-            head = {"task": self.task, "stage": stage, "components": used}
-            yield from ({**head, "layer": i, "target_linearity": value} for i, value in enumerate(values))
+    data, seed = job.data, job.config.seed
+    encoder: Any = model.encoder
+    stages = {f"epoch {step // job.plan.steps_per_epoch}": encoder}
+    if step == 0:
+        stages = {"random": _random(settings, seed).to(job.device), "pre-trained": encoder}
+    chosen = random.Random(seed).sample(range(len(data.x_train)), min(settings.samples, len(data.x_train)))
+    used = settings.components if 0 < settings.components < encoder.config.hidden_size else None
+    for stage, net in stages.items():
+        values = bert.linearity_by_layer(net, data.x_train[chosen], data.y_train[chosen], settings.components)
+        head = {"task": task, "stage": stage, "components": used}
+        yield from ({**head, "layer": i, "target_linearity": value} for i, value in enumerate(values))
 
 
 # -- claims -------------------------------------------------------------------------------------------------------
@@ -296,15 +289,7 @@ def monotone(results: Results[Settings]) -> Iterator[Claim]:
             "saturates within one epoch",
             f"{early:+.2f}, then {late:+.2f}",
             early > late,
-            "" if early > late else _still_learning(results, task),
         )
-
-
-def _still_learning(results: Results[Settings], task: str) -> str:
-    """Validation accuracy after the first and the last epoch."""
-    known = (results.records("evaluation", part=f"{task}-seed-{seed}") for seed in results.settings.seeds)
-    scores = curve([r for records in known for r in records if r["epoch"] >= 1], "epoch", "test_accuracy")[1]
-    return f"validation accuracy {scores[0]:.1%} after one epoch, {scores[-1]:.1%} at the end"
 
 
 def figure(results: Results[Settings]) -> Figure:

@@ -221,17 +221,18 @@ def shapes(results: Results[Settings]) -> Iterator[Claim]:
         surrogates = [math.exp(value) for value in logarithms]
         late = [math.log(epoch) for epoch in epochs[1:]]
         fits = (
-            ("TL follows log(epoch) better than the epoch", "roughly logarithmic", ("TL", linearity),
+            ("TL follows log(epoch) better than the epoch", "roughly logarithmic",
              determination(late, linearity[1:]), determination(epochs[1:], linearity[1:])),
             ("the surrogate follows exp(epoch) better than the epoch", "roughly exponential",
-             ("log(surrogate)", logarithms), determination(epochs, logarithms), determination(epochs, surrogates)),
+             determination(epochs, logarithms), determination(epochs, surrogates)),
             ("TL follows log(surrogate) better than the surrogate", "consistent with Theorem 2",
-             ("log(surrogate)", logarithms), determination(logarithms, linearity), determination(surrogates, linearity)),
+             determination(logarithms, linearity), determination(surrogates, linearity)),
         )  # fmt: skip
-        for claim, published, (name, values), better, worse in fits:
+        for claim, published, better, worse in fits:
             measured = f"R² {better:.2f} and {worse:.2f}"
-            why = run.untrained or ("" if better > worse else _shape(name, epochs, values))
-            yield Claim(f"{run.data}, {run.text}: last layer, {claim}", published, measured, better > worse, why)
+            yield Claim(
+                f"{run.data}, {run.text}: last layer, {claim}", published, measured, better > worse, run.untrained
+            )
 
 
 def determination(x: Sequence[float], y: Sequence[float]) -> float:
@@ -240,13 +241,6 @@ def determination(x: Sequence[float], y: Sequence[float]) -> float:
     xx, yy = (sum((v - m) ** 2 for v in values) for values, m in ((x, mx), (y, my)))
     xy = sum((a - mx) * (b - my) for a, b in zip(x, y, strict=True))
     return xy**2 / (xx * yy) if xx and yy else 0.0
-
-
-def _shape(name: str, epochs: list[float], values: list[float]) -> str:
-    """When most of a rise happens."""
-    steepest = max(range(1, len(values)), key=lambda i: values[i] - values[i - 1])
-    half = f"{name} has half its rise by epoch {half_rise(epochs, values):g} of {epochs[-1]:g}"
-    return f"{half} and is steepest before epoch {epochs[steepest]:g}"
 
 
 def accuracies(results: Results[Settings]) -> Iterator[Claim]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise, product
 from typing import Any
 
@@ -63,23 +64,17 @@ def parts(settings: Settings, options: Options) -> list[Training]:
             method={"name": "sgd", "lr": settings.lr},
             measure={"every": settings.every},
         )
-        found.append(Training(f"width-{width}-seed-{seed}", config, measure=_Split(width, settings.ridge)))
+        found.append(Training(f"width-{width}-seed-{seed}", config, measure=partial(_split, width, settings.ridge)))
     return found
 
 
-@dataclass(frozen=True)
-class _Split:
+def _split(width: int, ridge: float, model: nn.Module, job: Job, step: int) -> Iterator[dict[str, Any]]:
     """The three norms of [Gram] B.4 on the training set."""
-
-    width: int
-    ridge: float
-
-    def __call__(self, model: nn.Module, job: Job, step: int) -> Iterator[dict[str, Any]]:
-        x, y = job.data.x_train, job.data.y_train
-        with torch.no_grad(), evaluating(model):
-            split = moving_target(inputs_of(model, "readout", x), y, model(x), ridge=self.ridge)
-        norms = {name: getattr(split, name) for name in NORMS}
-        yield {"width": self.width, **norms, "target": float(y.norm()), "mse": split.error**2 / len(x)}
+    x, y = job.data.x_train, job.data.y_train
+    with torch.no_grad(), evaluating(model):
+        split = moving_target(inputs_of(model, "readout", x), y, model(x), ridge=ridge)
+    norms = {name: getattr(split, name) for name in NORMS}
+    yield {"width": width, **norms, "target": float(y.norm()), "mse": split.error**2 / len(x)}
 
 
 def inputs_of(model: nn.Module, layer: str, x: Tensor) -> Tensor:

@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
-from typing_extensions import override
-
 from gramscope.errors import InputError
 from gramscope_lab.experiments.accuracy_curves import (
     Curve,
@@ -52,24 +50,10 @@ class Case:
         return part_name(method + self.suffix, self.data)
 
 
-class Compared:
-    """Settings of a comparison: its methods, the plain one first, as they are written; cases; and what each method is given."""
-
-    methods: ClassVar[dict[str, str]]
-
-    def cases(self) -> list[Case]:
-        """Every net on every data set."""
-        raise NotImplementedError
-
-    def tables(self, method: str) -> dict[str, Any]:
-        """The tables ``method`` and ``sweep`` of a training."""
-        raise NotImplementedError
-
-
 Pairs: TypeAlias = list[tuple[Case, Curve, Curve]]
 
 
-def parts(settings: Compared, options: Options) -> list[Training]:
+def parts(settings: VCLSettings | GramSettings, options: Options) -> list[Training]:
     """One training for each net, data set and method, with all seeds; with a validation part if settings are chosen."""
     sweeps = [settings.tables(method)["sweep"] for method in settings.methods]
     held = VALIDATION if any(len(values) > 1 for sweep in sweeps for values in sweep.values()) else 0.0
@@ -112,8 +96,8 @@ NETS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @dataclass(frozen=True)
-class VCLSettings(Compared):
-    """[VCL] §3.2 and [poster]. ``data`` are run with every net."""
+class VCLSettings:
+    """[VCL] §3.2 and [poster]. ``data`` are run with every net; the plain one of the ``methods`` comes first."""
 
     methods: ClassVar[dict[str, str]] = {"sgd": "SGD", "vcl": "VC"}
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
@@ -128,8 +112,8 @@ class VCLSettings(Compared):
     batch_size: int = 64
     epochs: float = 20.0
 
-    @override
     def cases(self) -> list[Case]:
+        """Every net on every data set."""
         unknown = [net for net in self.nets if net not in NETS]
         if unknown:
             raise InputError(f"nets = {list(self.nets)}: there is no {', '.join(unknown)}; there are {', '.join(NETS)}")
@@ -148,8 +132,8 @@ class VCLSettings(Compared):
             for data in self.data
         ]
 
-    @override
     def tables(self, method: str) -> dict[str, Any]:
+        """The tables ``method`` and ``sweep`` of a training."""
         if method == "sgd":
             return {"method": {"name": method}, "sweep": {"lr": self.lrs}}
         table = {"name": method, "alpha": self.alpha, "warm_up_epochs": self.warm_up}
@@ -240,7 +224,7 @@ MATCH = {"cifar100": 3.0}
 
 
 @dataclass(frozen=True)
-class GramSettings(Compared):
+class GramSettings:
     """[Gram] §2 and B.2. ``model`` is mlp (``hidden`` layers) or cnn (``channels``, every one of ``kernels``)."""
 
     methods: ClassVar[dict[str, str]] = {"sgd": "SGD", "whiten-sgd": "Gram-whitened SGD"}
@@ -255,8 +239,8 @@ class GramSettings(Compared):
     batch_size: int = 64
     epochs: float = 20.0
 
-    @override
     def cases(self) -> list[Case]:
+        """Every net on every data set."""
         if self.model != "cnn":
             return [Case(data, data, {"name": self.model, "hidden": self.hidden}) for data in self.data]
         net = {"name": "cnn", "channels": self.channels}
@@ -266,8 +250,8 @@ class GramSettings(Compared):
             for k in self.kernels
         ]
 
-    @override
     def tables(self, method: str) -> dict[str, Any]:
+        """The tables ``method`` and ``sweep`` of a training."""
         return {"method": {"name": method}, "sweep": {"lr": self.lrs, "momentum": self.momenta}}
 
 
@@ -297,22 +281,12 @@ def matches(results: Results[GramSettings]) -> list[Claim]:
 
 def same_setting(results: Results[GramSettings]) -> Iterator[Claim]:
     """[Gram] Fig. 2 plots learning rate 0.01: the same comparison where both have it, for every momentum."""
-    for case, best, _ in _pairs(results):
+    for case in results.settings.cases():
         plain, whitened = (settings_of(results, case.part(method)) for method in GramSettings.methods)
         for setting in plain:
             if "lr 0.01" in setting.split(", ") and len(plain) > 1:
                 pair = Curve(setting, plain[setting]), Curve(setting, whitened[setting])
-                yield _matching(case, f"at {setting} for both, ", *pair, _unfinished(pair[0], best))
-
-
-def _unfinished(plain: Curve, chosen: Curve) -> str:
-    """A note on settings at which SGD ends far below its chosen one."""
-    top, at = plain.best
-    if chosen.final - plain.final < 0.03:
-        return ""
-    if at == plain.points[0][-1]:
-        return f"SGD has {percent(chosen.final)} at its chosen setting; here the last epoch is its best so far"
-    return f"SGD is past its best, {percent(top)} after {at:g}"
+                yield _matching(case, f"at {setting} for both, ", *pair, "")
 
 
 def early(results: Results[GramSettings]) -> Iterator[Claim]:

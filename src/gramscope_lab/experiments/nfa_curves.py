@@ -145,28 +145,7 @@ def early(results: Results[Settings]) -> Iterator[Claim]:
             "especially high and invariant to scale early",
             listed("layer {}: {}", LAYERS, map(_range, values)),
             all(min(found) > 0.7 and _width(found) < 0.1 for found in values),
-            _why(results, varied, values),
         )
-
-
-def _why(results: Results[Settings], varied: str, values: list[list[float]]) -> str:
-    """Why the early claim fails: a low level, or scales at which the training loss rises at first."""
-    scales = results.settings.scales
-    start = {
-        (r["scale"], r["seed"]): r["train_loss"] for r in results.records("measurement", varied=varied, layer=1, step=0)
-    }
-    risen = {
-        r["scale"]
-        for r in results.records("measurement", varied=varied, layer=1)
-        if r["train_loss"] > 1.05 * start[r["scale"], r["seed"]]
-    }
-    if not risen:
-        low = min(map(min, values))
-        return f"the scales agree, at a level of {low:.2f}" if low <= 0.7 and max(map(_width, values)) < 0.1 else ""
-    kept = [[v for v, scale in zip(found, scales, strict=True) if scale not in risen] for found in values]
-    without = f"; without it {', '.join(map(_range, kept))}" if all(kept) else ""
-    named = ", ".join(f"{scale:g}" for scale in sorted(risen))
-    return f"at scale {named} the loss rises at first: step size {results.settings.lr:g} is at the stability limit{without}"
 
 
 def throughout(results: Results[Settings]) -> Iterator[Claim]:
@@ -195,20 +174,12 @@ def final(results: Results[Settings]) -> Iterator[Claim]:
                 for key in ("uncentered", "centered")
             )
             holds = _width(uncentred) > max(0.2, _width(centred))
-            reason = ""
-            if not holds and _width(uncentred) > 0.2:
-                reason = "the C-NFA depends on the scale as much"
-            elif not holds:
-                reason = "the UC-NFA depends little on the scale here"
-                if (varied, layer) == ("first", 2):
-                    reason += "; layer 2 starts at scale 1 and hardly moves, vary its scale too"
             yield Claim(
                 f"final UC-NFA varies by more than 0.2 over scales and more than C-NFA "
                 f"(layer {layer}, {VARIED[varied][1]})",
                 "UC-NFA sensitive, extremely in layer 2; C-NFA robust",
                 f"UC {_range(uncentred)}, C {_range(centred)}",
                 holds,
-                reason,
             )
 
 
