@@ -31,7 +31,7 @@ from gramscope.theory.quadratic import (
     weight_matrix,
 )
 from gramscope.theory.tangent_kernels import tangent_kernel_at_infinite_width
-from gramscope_lab.experiments.theory_sweeps import polynomial_task
+from gramscope_lab.experiments.nfa_theory import polynomial_task
 from gramscope_lab.runs.records import Record
 
 

@@ -48,7 +48,7 @@ def command(
     import torch
 
     from gramscope_lab.data.synthetic import alignment_reversing
-    from gramscope_lab.experiments.theory_sweeps import compare_cnfa, polynomial_task
+    from gramscope_lab.experiments.nfa_theory import compare_cnfa, polynomial_task
 
     generator = torch.Generator().manual_seed(seed)
     from_file = Path(data).suffix in (".npz", ".safetensors")

@@ -1,4 +1,7 @@
-"""nfa-fig3 and nfa-fig6: where the centred NFA starts, predicted from the data alone, beside what sampled nets do."""
+"""Where the centred NFA starts, predicted from the data alone, beside sampled nets: nfa-fig3, nfa-fig6, ``gramscope theory``.
+
+Every function is deterministic in its seeds and works in float64.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,123 @@ from functools import partial
 from itertools import product
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from gramscope.errors import InputError
+from gramscope.linalg.psd import random_orthogonal
+from gramscope.theory.early_time import Traces, labelled_inputs, speeds_from_kernel, speeds_from_tangents
+from gramscope.theory.freeness import MatrixFamily
+from gramscope.theory.gaussian import gaussian_spectral_moments
+from gramscope.theory.montecarlo import RandomMLP, estimate, kernel_moments
+from gramscope.theory.quadratic import (
+    data_matrices,
+    free_traces,
+    gaussian_traces,
+    observed_traces,
+    spectral_moments,
+    weight_matrix,
+)
+from gramscope.theory.tangent_kernels import one_hidden_layer_kernel_moments, tangent_kernel_at_infinite_width
+from gramscope_lab.data.synthetic import (
+    InverseRule,
+    chain_monomial,
+    decaying_spectrum,
+    draw_alignment_reversing,
+    gaussian,
+    high_rank_polynomial,
+    unit_std,
+)
 from gramscope_lab.experiments.experiment import Claim, Computation, Experiment, Options, Recorder, Results
 from gramscope_lab.experiments.plots import PALETTE, Figure, band, curve, legend_below, mean, panels
-from gramscope_lab.experiments.theory_sweeps import ALPHAS, BALANCES, decay_sweep, reversal_sweep
 from gramscope_lab.runs.records import Record
+
+#: rules for inverting a singular X₁ᵀX₁ in nfa-fig3, and hidden layers of the nets of nfa-fig6
+INVERSES: tuple[InverseRule, ...] = ("pseudo", "literal")
+DEPTH = 2
+
+
+# -- predictions that apply ---------------------------------------------------------------------------------------
+def compare_cnfa(
+    x: Tensor,
+    y: Tensor,
+    widths: Sequence[int],
+    *,
+    activation: str = "quadratic",
+    depth: int = 1,
+    nets: int = 20,
+    generator: torch.Generator,
+) -> list[Record]:
+    """ρ(ẆᵀẆ, ẆᵀKẆ) of the first layer for f = 0 on the data ([NFA] eq. 4): every prediction that applies, per width.
+
+    ``observed`` is the mean of ρ over nets, ``ratio_of_means`` the correlation of their mean traces. [NFA] takes them for
+    equal (eq. 11, Assumption 9); ``free`` and ``gaussian`` predict the second.
+
+    ``infinite width`` is the first-order prediction with 𝒦's limit; ``mean kernels`` uses E[𝒦] and E[𝒦²] of this width
+    (exact for one hidden layer, else averaged over the sampled nets, with its error bar); ``free`` and ``gaussian`` are the
+    free-probability and the exact finite-size prediction of the one-hidden-layer quadratic net.
+    """
+    x, y = x.to(torch.float64), y.to(torch.float64)
+    p = labelled_inputs(x, y)
+    if p.shape[0] != x.shape[0]:
+        raise InputError(f"y has shape {tuple(y.shape)}; these nets have one output")
+    limit = float(speeds_from_kernel(p, tangent_kernel_at_infinite_width(x, activation, depth)).correlation)
+    rows: list[Record] = []
+    for width in widths:
+        net = RandomMLP(x.shape[1], (width,) * depth, activation)
+        stacks = [j for j, _, _ in net.draws(x, nets, generator)]
+        traces = [speeds_from_tangents(j, p).traces for j in stacks]
+        observed = estimate(torch.cat([t.correlation for t in traces]))
+        ratio = Traces(*(torch.cat([getattr(t, f) for t in traces]).mean() for f in ("cross", "gram", "agop")))
+        predictions = {"infinite width": (limit, 0.0)}
+        if depth == 1:
+            speeds = speeds_from_kernel(p, *one_hidden_layer_kernel_moments(x, activation, width))
+            predictions["mean kernels"] = (float(speeds.correlation), 0.0)
+        else:
+            mean = kernel_moments(stacks).correlation(p, use_square=True)
+            predictions["mean kernels"] = (float(mean.mean), float(mean.error))
+        if depth == 1 and activation == "quadratic":
+            family = MatrixFamily(data_matrices(x, y))
+            moments = gaussian_spectral_moments(width, x.shape[1])
+            predictions["free"] = (float(free_traces(family, moments).correlation), 0.0)
+            predictions["gaussian"] = (float(gaussian_traces(family, width).correlation), 0.0)
+        rows += [
+            {
+                "width": width,
+                "prediction": name,
+                "predicted": value,
+                "predicted_error": error,
+                "observed": float(observed.mean),
+                "observed_error": float(observed.error),
+                "ratio_of_means": float(ratio.correlation),
+                "nets": nets,
+                "difference": value - float(observed.mean),
+            }
+            for name, (value, error) in predictions.items()
+        ]
+    return rows
+
+
+def polynomial_task(
+    n: int, d: int, alpha: float | None, target: str, generator: torch.Generator, rank: int = 5
+) -> tuple[Tensor, Tensor]:
+    """Gaussian inputs of decay ``alpha`` in a random eigenbasis (isotropic for ``None``) with a target of unit deviation.
+
+    ``target``: ``"low-rank"``, the chain monomial of ``rank``, or ``"high-rank"``, Σ(Qx)_i² with a normal Q.
+    """
+    spectrum = torch.ones(d, dtype=torch.float64)
+    basis = None
+    if alpha is not None:
+        spectrum = decaying_spectrum(d, alpha, dtype=torch.float64)
+        basis = random_orthogonal(d, generator)
+    x = gaussian(n, spectrum, generator, basis=basis)
+    if target == "low-rank":
+        y = chain_monomial(x, rank)
+    elif target == "high-rank":
+        y = high_rank_polynomial(x, torch.randn(d, d, generator=generator, dtype=torch.float64))
+    else:
+        raise InputError(f"target={target!r}: give 'low-rank' or 'high-rank'")
+    return x, unit_std(y)
 
 
 # -- nfa-fig3: alignment-reversing data ---------------------------------------------------------------------------
@@ -27,7 +142,7 @@ class Reversing:
 
     seeds: tuple[int, ...] = tuple(range(10))
     size: int = 1024
-    balances: tuple[float, ...] = BALANCES
+    balances: tuple[float, ...] = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
     nets: int = 30
 
 
@@ -38,11 +153,44 @@ def reversing_parts(settings: Reversing, options: Options) -> list[Computation]:
         raise InputError(f"nfa-fig3 numbers its data sets from 0, not {list(settings.seeds)}; give --seeds {count}")
 
     def sweep(balance: float, recorder: Recorder) -> None:
-        rows = reversal_sweep(settings.size, balances=(balance,), data_seeds=count, nets=settings.nets)
-        for row in recorder.track(rows, 4 * count):
-            recorder.record("reversal", **row, predicted=row["free_sampled_moments"])
+        for row in recorder.track(reversals(settings.size, balance, count, settings.nets), 4 * count):
+            recorder.record("reversal", **row)
 
     return [Computation(f"balance-{balance:g}", partial(sweep, balance)) for balance in settings.balances]
+
+
+def reversals(
+    size: int, balance: float, data_seeds: int, nets: int, *, small: float = 0.125, seed: int = 0
+) -> Iterator[Record]:
+    """[NFA] Fig. 3 with n = k = d = ``size``: one quadratic net for all data, predictions from moments over ``nets`` others.
+
+    ``free_…`` are free-probability predictions with the moments of R averaged over nets (as [NFA] does: ``predicted``), with
+    their exact Gaussian values, and of the observed net itself; ``gaussian`` is the ratio of exact mean traces.
+
+    Works with d×d products only: per data set four products for the moments of A and B and three for the observed
+    traces. ``scale`` multiplies X₁, see :func:`~gramscope_lab.data.synthetic.alignment_reversing`: 1 (the text) and
+    ``small``/√size, where ρ is low at small balances.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    r = weight_matrix(size, size, generator)
+    sampled = torch.stack([spectral_moments(weight_matrix(size, size, generator)) for _ in range(nets)]).mean(0)
+    moments = {"sampled": sampled, "exact": gaussian_spectral_moments(size, size), "own": spectral_moments(r)}
+    for data_seed in range(data_seeds):
+        draw = draw_alignment_reversing(size, size, balance, torch.Generator().manual_seed(1000 * seed + data_seed))
+        for scale, inverse in product((1.0, small / math.sqrt(size)), INVERSES):
+            matrices = data_matrices(*draw.build(inverse, scale))
+            family = MatrixFamily(matrices)
+            free = {name: float(free_traces(family, of_r).correlation) for name, of_r in moments.items()}
+            yield {
+                "balance": balance,
+                "data_seed": data_seed,
+                "inverse": inverse,
+                "scale": scale,
+                "predicted": free["sampled"],
+                "observed": float(observed_traces(matrices, r).correlation),
+                **{f"free_{name}_moments": value for name, value in free.items()},
+                "gaussian": float(gaussian_traces(family, size).correlation),
+            }
 
 
 def _means(records: Sequence[Record], over: str) -> tuple[list[float], list[float]]:
@@ -124,7 +272,7 @@ class Decaying:
     n: int = 128
     d: int = 128
     widths: tuple[int, ...] = (128, 1024)
-    alphas: tuple[float, ...] = ALPHAS
+    alphas: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
     activations: tuple[str, ...] = ("quadratic", "relu")
     targets: tuple[str, ...] = ("low-rank", "high-rank")
     nets: int = 10
@@ -134,17 +282,37 @@ def decaying_parts(settings: Decaying, options: Options) -> list[Computation]:
     """One computation per target and seed."""
 
     def sweep(target: str, seed: int, recorder: Recorder) -> None:
-        named = ("n", "d", "widths", "alphas", "activations", "nets")
-        given: dict[str, Any] = {name: getattr(settings, name) for name in named}
-        rows = decay_sweep(**given, targets=(target,), data_seeds=1, seed=seed)
         total = len(settings.alphas) * len(settings.activations) * len(settings.widths)
-        for row in recorder.track(rows, total):
+        for row in recorder.track(decays(settings, target, seed), total):
             recorder.record("decay", seed=seed, **row)
 
     return [
         Computation(f"{target}-seed-{seed}", partial(sweep, target, seed))
         for target, seed in product(settings.targets, settings.seeds)
     ]
+
+
+def decays(settings: Decaying, target: str, seed: int) -> Iterator[Record]:
+    """[NFA] Fig. 6: first-order prediction (𝒦 at infinite width) against observed ρ of the first layer, f = 0 on the data."""
+    for alpha in settings.alphas:
+        generator = torch.Generator().manual_seed(seed)
+        x, y = polynomial_task(settings.n, settings.d, alpha, target, generator)
+        p = labelled_inputs(x, y)
+        for activation in settings.activations:
+            limit = speeds_from_kernel(p, tangent_kernel_at_infinite_width(x, activation, DEPTH)).correlation
+            for width in settings.widths:
+                net = RandomMLP(settings.d, (width,) * DEPTH, activation)
+                draws = net.draws(x, settings.nets, generator)
+                observed = torch.cat([speeds_from_tangents(j, p).correlation for j, _, _ in draws])
+                yield {
+                    "alpha": alpha,
+                    "target": target,
+                    "activation": activation,
+                    "width": width,
+                    "predicted": float(limit),
+                    "observed": float(observed.mean()),
+                    "observed_error": float(observed.std()) / math.sqrt(observed.numel()),
+                }
 
 
 def _panels_of(settings: Decaying) -> list[tuple[str, str]]:

@@ -5,12 +5,7 @@ import math
 import pytest
 import torch
 
-from gramscope_lab.experiments.theory_sweeps import (
-    compare_cnfa,
-    decay_sweep,
-    polynomial_task,
-    reversal_sweep,
-)
+from gramscope_lab.experiments.nfa_theory import Decaying, compare_cnfa, decays, polynomial_task, reversals
 from refusals import assert_refused
 from studies.theory import check_formulas, check_widths, fit_powers
 
@@ -38,20 +33,20 @@ def test_free_prediction_of_a_square_problem() -> None:
 
 def test_reversal_prediction_follows_observation() -> None:
     small = 0.18 / math.sqrt(128)
-    rows = list(reversal_sweep(128, balances=(0.3, 0.9, 1.0), data_seeds=1, nets=10, scales=(1.0, small)))
+    rows = [row for balance in (0.3, 0.9, 1.0) for row in reversals(128, balance, 1, 10, small=0.18)]
     assert len(rows) == 2 * 2 * 3
     by_key = {(row["scale"], row["inverse"], row["balance"]): row for row in rows}
     assert by_key[1.0, "pseudo", 0.3]["observed"] > 0.999
     assert by_key[1.0, "literal", 0.3]["observed"] < 0.96
     assert by_key[small, "pseudo", 0.3]["observed"] < 0.75 < 0.999 < by_key[small, "pseudo", 1.0]["observed"]
     assert by_key[1.0, "pseudo", 0.9]["observed"] == by_key[1.0, "literal", 0.9]["observed"], "one net, the same data"
-    assert all(abs(row["difference"]) < 0.08 for row in rows)
-    again = next(iter(reversal_sweep(128, balances=(0.3,), data_seeds=1, nets=10)))
-    assert again == rows[0]
+    assert all(abs(row["predicted"] - row["observed"]) < 0.08 for row in rows)
+    assert next(iter(reversals(128, 0.3, 1, 10, small=0.18))) == rows[0]
 
 
-def test_decay_sweep_returns_one_record_a_point() -> None:
-    rows = list(decay_sweep(n=20, d=12, widths=(64,), alphas=(0.0, 1.0), nets=3, data_seeds=2))
+def test_the_data_decay_at_every_alpha() -> None:
+    settings = Decaying(n=20, d=12, widths=(64,), alphas=(0.0, 1.0), nets=3)
+    rows = [row for target in settings.targets for row in decays(settings, target, 0)]
     assert len(rows) == 2 * 2 * 2
     assert all(0 < row["observed"] <= 1 and 0 < row["predicted"] <= 1 and row["observed_error"] > 0 for row in rows)
     assert len({(row["alpha"], row["target"], row["activation"]) for row in rows}) == len(rows)
@@ -64,7 +59,7 @@ def test_bad_input_is_named() -> None:
     assert_refused("labels", compare_cnfa, x, torch.zeros(3), [4], generator=source)
     assert_refused("NaN", compare_cnfa, x * math.nan, torch.ones(3), [4], generator=source)
     assert_refused("one output", compare_cnfa, x, torch.ones(3, 2), [4], generator=source)
-    assert_refused("balance", lambda: list(reversal_sweep(8, balances=(1.5,), nets=2)))
+    assert_refused("balance", lambda: list(reversals(8, 1.5, 1, 2)))
 
 
 def test_monte_carlo_confirms_the_right_formulas_and_refutes_the_misprints() -> None:
