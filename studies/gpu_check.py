@@ -1,6 +1,6 @@
 """What a GPU must show: cost of the default table, optimizers with and without CUDA graphs, and the numbers of the CPU.
 
-    PYTHONPATH=src:. python studies/gpu_check.py [--layers 22] [--width 2048] [--device cuda] [--parts cost,steps,numbers]
+    PYTHONPATH=src:. python studies/gpu_check.py [--layers 22] [--width 2048] [--device cuda] [--parts numbers,steps,cost]
 
 Needs torch and numpy alone. The model has the shape of a Llama of 1.1 billion parameters, with random weights and tokens, in
 float32. Every part prints its figures as it goes, so that a run that is cut short has shown something.
@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import argparse
 import copy
+import cProfile
+import pstats
+import signal
 import time
 import traceback
 import warnings
@@ -118,15 +121,26 @@ def cost(given: argparse.Namespace) -> None:
     with Cost(given.device) as plain:
         passes()
     model.zero_grad(set_to_none=True)
-    for run in ("first", "second"):
-        with Cost(given.device) as ours:
-            table = gs.measure(model, batches, CROSS, progress=False)
+    print(f"forward and backward {plain.seconds:.2f} s, {plain.gib:.1f} GiB", flush=True)
+    for memory in (2**24, None):
+        profile, options = cProfile.Profile(), {} if memory is None else {"memory": memory}
+        ended = ""
+        signal.alarm(given.limit)
+        try:
+            with Cost(given.device) as ours, profile:
+                table = gs.measure(model, batches, CROSS, progress=False, **options)
+        except TimeoutError:
+            ended = ", ended by --limit"
+        signal.alarm(0)
         print(
-            f"forward and backward {plain.seconds:.2f} s, {plain.gib:.1f} GiB; gs.measure, {run} run: {ours.seconds:.2f} s, "
-            f"{ours.gib:.1f} GiB; ratio {ours.seconds / plain.seconds:.2f} (goal ≤ 6), {ours.gib - plain.gib:+.1f} GiB "
-            "(goal ≤ +8)",
+            f"gs.measure, memory={memory or 'default'}{ended}: {ours.seconds:.2f} s, {ours.gib:.1f} GiB; ratio "
+            f"{ours.seconds / plain.seconds:.2f} (goal ≤ 6), {ours.gib - plain.gib:+.1f} GiB (goal ≤ +8)",
             flush=True,
         )
+        if ours.seconds > 6 * plain.seconds:
+            pstats.Stats(profile).sort_stats("tottime").print_stats(14)
+    if ended:
+        return
     cells = [value for row in table.rows.values() for value in row.values()]
     print(f"{len(table.rows)} layers, {len(cells)} cells, {sum(value is None for value in cells)} without a value")
 
@@ -290,7 +304,12 @@ def trained(model: nn.Module, x: Tensor, y: Tensor, make: Any, device: str) -> l
     return [p.detach().cpu() for p in model.parameters()]
 
 
-PARTS = {"cost": cost, "numbers": numbers, "steps": steps}
+def give_up(*given: object) -> None:
+    """End a table that takes too long."""
+    raise TimeoutError("--limit")
+
+
+PARTS = {"numbers": numbers, "steps": steps, "cost": cost}
 
 
 def main() -> None:
@@ -300,9 +319,11 @@ def main() -> None:
     for name, default in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--limit", type=int, default=45, help="seconds after which a table is given up")
     parser.add_argument("--parts", default=",".join(PARTS))
     given = parser.parse_args()
     warnings.simplefilter("ignore")
+    signal.signal(signal.SIGALRM, give_up)
     where = torch.cuda.get_device_name() if given.device.startswith("cuda") else "the CPU"
     print(f"torch {torch.__version__} on {where}", flush=True)
     for part in given.parts.split(","):
