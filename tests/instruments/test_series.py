@@ -228,6 +228,30 @@ def test_a_map_and_a_page_show_every_step(folder: Path, tmp_path: Path) -> None:
     assert "src=" not in page.split("<script")[0]
     with pytest.raises(InputError, match="did you mean 'nfa'"):
         plot_series(found, "nfaa")
+    missing = gs.Series({0: gs.Table({"fc": {"nfa": None, "nc1": 1.0}})})
+    with pytest.raises(InputError, match="nfa has no value at any step"):
+        missing.plot("nfa")
+    missing.report(tmp_path / "page.html")
+    assert '"label":"nfa"' not in (tmp_path / "page.html").read_text()
+    with pytest.raises(InputError, match="nothing was recorded yet"):
+        gs.Series().report(tmp_path / "page.html")
+
+
+def test_maps_have_kinds_below_each_other_and_colours_that_one_layer_does_not_set() -> None:
+    pytest.importorskip("matplotlib").use("agg")
+    names = ["wte", *(f"h.{i}.{kind}" for i in range(2) for kind in ("q", "fc")), "head"]
+    figure = gs.Series({0: gs.Table({name: {"nfa": float(i)} for i, name in enumerate(names)})}).plot("nfa")
+    shown = figure.axes[0].images[0]
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == [
+        "wte",
+        "q 0",
+        "q 1",
+        "fc 0",
+        "fc 1",
+        "head",
+    ]
+    assert shown.get_array().ravel().tolist() == [0, 1, 3, 2, 4, 5]
+    assert shown.get_clim() == (1, 4)
 
 
 def test_two_checkpoints_of_one_step_are_an_error(folder: Path) -> None:

@@ -81,6 +81,8 @@ def _over_steps(series: Series, column: str) -> Grid:
     """Layers by steps: layers of one kind below each other, from the first block to the last."""
     found = {layer: [_number(row.get(step)) for step in series.steps] for layer, row in series[column].items()}
     names = {layer: split_name(layer) for layer, row in found.items() if not all(map(math.isnan, row))}
+    if not names:
+        raise InputError(f"{column} has no value at any step; the notes of the tables say why")
     kinds = list(dict.fromkeys((name.stack, name.kind) for name in names.values()))
     order = sorted(
         names, key=lambda layer: (kinds.index((names[layer].stack, names[layer].kind)), names[layer].block or 0)
@@ -91,32 +93,36 @@ def _over_steps(series: Series, column: str) -> Grid:
 
 
 def _limits(grid: Grid) -> tuple[float, float]:
-    """Ends of the colours: without the outermost 5 % on both sides, as one layer must not hide what the others do."""
-    known = sorted(value for row in grid.values for value in row if math.isfinite(value))
-    cut = len(known) // 20
-    return (known[cut], known[-1 - cut]) if known else (0.0, 1.0)
+    """Ends of the colours: those of all rows but the lowest and the highest, as one layer must not hide what the others do."""
+    known = [[value for value in row if math.isfinite(value)] for row in grid.values]
+    lows, highs = (sorted(end(row) for row in known if row) for end in (min, max))
+    if len(lows) < 4:
+        return (lows[0], highs[-1]) if lows else (0.0, 1.0)
+    return lows[1], highs[-2]
 
 
 def write_report(series: Series, path: str | Path, title: str = "Series") -> None:
     """A page that needs no network: every measure over steps and layers, chosen from a menu, with the loss below it."""
-    if not series.columns:
+    curves = series.curves()
+    columns = [name for name in series.columns if name in curves]
+    if not columns:
         raise InputError("the series has no table with measures: nothing was recorded yet")
     _plotly()
     import plotly.io as pio
 
-    figures = [plot_series(series, column, "plotly") for column in series.columns]
-    first = figures[0]
+    figures = [plot_series(series, column, "plotly") for column in columns]
+    first = figures[0].update_layout(title=None)
     count = len(first.data)
     buttons = []
-    for i, (column, figure) in enumerate(zip(series.columns, figures, strict=True)):
+    for i, (column, figure) in enumerate(zip(columns, figures, strict=True)):
         if i:
             first.add_traces(figure.data)
         shown = [j // count == i for j in range(count * len(figures))]
-        buttons.append({"label": column, "method": "update", "args": [{"visible": shown}, {"title.text": column}]})
+        buttons.append({"label": column, "method": "restyle", "args": [{"visible": shown}]})
     for j, trace in enumerate(first.data):
         trace.visible = j < count
     first.update_layout(updatemenus=[{"buttons": buttons, "x": 0, "xanchor": "left", "y": 1.12, "yanchor": "bottom"}])
-    remarks = "".join(f"<p>{escape(line)}</p>" for line in str(series).splitlines() if line[0] != " ")
+    remarks = "".join(f"<p>{escape(line)}</p>" for line in str(series).splitlines() if not line.startswith(" "))
     body = pio.to_html(first, include_plotlyjs=True, full_html=False, config={"responsive": True})
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
     style = "<style>body{font:15px/1.5 sans-serif;margin:1rem auto;max-width:70rem;padding:0 1rem}</style>"
