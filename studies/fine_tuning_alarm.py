@@ -32,7 +32,7 @@ from transformers import GPT2LMHeadModel
 
 import gramscope as gs
 
-RUNS, STEPS, EARLY, BATCH = 10, 100, 10, 8
+RUNS, STEPS, EARLY, BATCH = 10, 80, 8, 8
 BASELINES = ("validation loss", "training loss", "weight norm", "setting.rate", "setting.decay")
 
 
@@ -61,7 +61,7 @@ def known(model: GPT2LMHeadModel, tokens: Tensor) -> dict[str, float]:
     table = gs.measure(model.eval(), [draw(tokens[:cut], torch.Generator().manual_seed(5), BATCH)], progress=False)
     cells = {f"{layer}.{column}": x for layer, row in table.rows.items() for column, x in row.items()}
     cells["weight norm"] = math.sqrt(sum(float(p.detach().square().sum()) for p in model.parameters()))
-    cells["training loss"], cells["validation loss"] = table.network["loss"], held_out_loss(model, tokens[cut:], 6)
+    cells["training loss"], cells["validation loss"] = table.network["loss"], held_out_loss(model, tokens[cut:], 3)
     model.train()
     return {name: float(x) for name, x in cells.items() if x is not None and math.isfinite(x)}
 
@@ -85,7 +85,7 @@ def one_run(base: Path, task: str, index: int) -> dict[str, Any]:
     before = one_base(base, task)
     values |= {f"{name} (change)": x - before[name] for name, x in values.items() if name in before}
     values |= {f"setting.{name}": setting[name] for name in ("rate", "decay")}
-    return {"task": task, "setting": setting, "values": values, "final": held_out_loss(model, tokens[cut:], 6)}
+    return {"task": task, "setting": setting, "values": values, "final": held_out_loss(model, tokens[cut:], 3)}
 
 
 def run(base: Path, out: Path, workers: int) -> None:

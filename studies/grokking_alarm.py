@@ -4,10 +4,10 @@
     python studies/grokking_alarm.py show grokking_alarm.jsonl
 
 Sixty runs learn x + y mod 23 with two hidden layers of 64, under AdamW. They differ in weight decay, share of the pairs that
-is trained on, and seed. All columns are measured on training samples, at steps in geometric progression; a line of the file is
-one run. ``show`` takes each run at the first measured step with 99 % training accuracy ("memorised") and asks of each
-column of each layer, and of its change since the start, how well it separates runs that later reach 90 % test accuracy from
-those that do not. Runs that test well already at memorisation are left out. The column is chosen on the runs of even seeds and
+is trained on, and seed. All columns are measured on the training pairs, at the start and at the first step with 99 % training
+accuracy ("memorised"; a look every 50 steps); a line of the file is one run. ``show`` asks of each column of each layer, and of
+its change since the start, how well it separates runs that later reach 90 % test accuracy from those that do not within 5,000
+steps. Runs that test well already when they have memorised are left out. The column is chosen on the runs of even seeds and
 judged on those of odd seeds; the baselines that need no choice (training loss, norm of all weights, and the settings
 themselves) are judged on the same runs.
 """
@@ -29,17 +29,11 @@ from torch import Tensor, nn
 
 import gramscope as gs
 
-P, WIDTH, RATE, BATCH, STEPS = 23, 64, 3e-3, 64, 6000
+P, WIDTH, RATE, BATCH, STEPS, EVERY = 23, 64, 3e-3, 64, 5000, 50
 DECAYS, SHARES, SEEDS = (0.0, 1.0, 0.3, 1.5, 0.6), (0.6, 0.7, 0.8), 4
 SIZES = (2 * P, WIDTH, WIDTH, P)
 MEMORISED, GROKKED = 0.99, 0.9
 BASELINES = ("network.loss", "network.weight_norm", "setting.decay", "setting.share")
-
-
-def snapshots(steps: int) -> list[int]:
-    """0 and about eight steps in each factor of ten, from 30 to the last."""
-    count = 1 + round(8 * math.log10(steps / 30))
-    return [0, *sorted({round(30 * (steps / 30) ** (i / (count - 1))) for i in range(count)})]
 
 
 def pairs() -> tuple[Tensor, Tensor]:
@@ -68,14 +62,15 @@ def train(decay: float, share: float, steps: int) -> list[dict[str, Any]]:
         biases.append(torch.stack([(torch.rand(k, generator=g) * 2 - 1) * bound for g in generators]))
     parameters = [p.requires_grad_() for p in (*weights, *biases)]
     optimizer = torch.optim.AdamW(parameters, RATE, betas=(0.9, 0.98), weight_decay=decay)
-    draws, wanted = torch.Generator().manual_seed(7), set(snapshots(steps))
+    draws = torch.Generator().manual_seed(7)
     runs: list[dict[str, Any]] = [
-        {"setting": {"decay": decay, "share": share, "seed": i}, "records": []} for i in range(SEEDS)
+        {"setting": {"decay": decay, "share": share, "seed": i}, "memorised": None, "grokked": None}
+        for i in range(SEEDS)
     ]
     for step in range(steps + 1):
-        if step in wanted:
+        if step % EVERY == 0:
             for i, found in enumerate(runs):
-                found["records"].append({"step": step, **measured([p[i].detach() for p in parameters], trained[i])})
+                watch(found, step, [p[i].detach() for p in parameters], trained[i])
         chosen = trained.gather(1, torch.randint(trained.shape[1], (SEEDS, BATCH), generator=draws))
         outputs = network(X[chosen], weights, biases).flatten(0, 1)
         optimizer.zero_grad()
@@ -93,28 +88,36 @@ def run(out: Path, steps: int, workers: int) -> None:
                 file.writelines(json.dumps(found) + "\n" for found in done.result())
 
 
-def measured(parameters: list[Tensor], trained: Tensor) -> dict[str, Any]:
-    """Accuracies of a run at this moment, and all columns on training samples, ``{layer.column: value}``."""
-    half = len(parameters) // 2
+def watch(run: dict[str, Any], step: int, parameters: list[Tensor], trained: Tensor) -> None:
+    """Note when a run memorises and groks; measure it at the start and when it has memorised."""
+    half, (X, Y) = len(parameters) // 2, pairs()
     modules: list[nn.Module] = []
     for W, b in zip(parameters[:half], parameters[half:], strict=True):
         linear = nn.Linear(W.shape[1], W.shape[0])
         linear.load_state_dict({"weight": W, "bias": b})
         modules += [linear, nn.ReLU()]
     net = nn.Sequential(*modules[:-1])
-    X, Y = pairs()
     with torch.no_grad():
         hits = (net(X).argmax(-1) == Y).double()
-    held_out = torch.ones(len(X), dtype=torch.bool).index_fill(0, trained, False)
+    run["train"] = float(hits[trained].mean())
+    run["test"] = float(hits[torch.ones(len(X), dtype=torch.bool).index_fill(0, trained, False)].mean())
+    if step == 0:
+        run["start"] = measured(net, X[trained], Y[trained])
+    if run["memorised"] is None and run["train"] >= MEMORISED:
+        run |= {"memorised": step, "test then": run["test"], "values": measured(net, X[trained], Y[trained])}
+    if run["grokked"] is None and run["test"] >= GROKKED:
+        run["grokked"] = step
+
+
+def measured(net: nn.Module, X: Tensor, Y: Tensor) -> dict[str, float]:
+    """All columns on training samples, ``{layer.column: value}``, and the baselines."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        sample = X[trained], Y[trained]
-        table = gs.measure(net, sample, nn.CrossEntropyLoss(), measures="all", progress=False)
+        table = gs.measure(net, (X, Y), nn.CrossEntropyLoss(), measures="all", progress=False)
     row = {f"{layer}.{column}": value for layer, cells in table.rows.items() for column, value in cells.items()}
     row["network.loss"] = table.network["loss"]
-    row["network.weight_norm"] = math.sqrt(sum(float(p.square().sum()) for p in parameters))
-    values = {name: float(value) for name, value in row.items() if value is not None and math.isfinite(value)}
-    return {"train": float(hits[trained].mean()), "test": float(hits[held_out].mean()), "values": values}
+    row["network.weight_norm"] = math.sqrt(sum(float(p.detach().square().sum()) for p in net.parameters()))
+    return {name: float(value) for name, value in row.items() if value is not None and math.isfinite(value)}
 
 
 def auroc(positive: list[float], negative: list[float]) -> float:
@@ -147,18 +150,16 @@ def show(path: Path) -> None:
     runs = [json.loads(line) for line in path.read_text().splitlines()]
     cases = []
     for item in runs:
-        records = item["records"]
-        at = next((r for r in records if r["train"] >= MEMORISED), None)
-        if at is None or at["test"] >= GROKKED:
+        if item["memorised"] is None or item["test then"] >= GROKKED:
             continue
-        grok = next((r["step"] for r in records if r["step"] > at["step"] and r["test"] >= GROKKED), None)
-        values = at["values"] | {f"setting.{name}": value for name, value in item["setting"].items()}
-        start = records[0]["values"]
-        values |= {f"{name} (change)": value - start[name] for name, value in at["values"].items() if name in start}
-        cases.append({"values": values, "grok": grok, "at": at["step"], "seed": item["setting"]["seed"]})
+        values = item["values"] | {f"setting.{name}": value for name, value in item["setting"].items()}
+        values |= {f"{n} (change)": x - item["start"][n] for n, x in item["values"].items() if n in item["start"]}
+        cases.append(
+            {"values": values, "grok": item["grokked"], "at": item["memorised"], "seed": item["setting"]["seed"]}
+        )
     groups = [[c for c in cases if c["seed"] % 2 == odd] for odd in (0, 1)]
     counts = [(sum(c["grok"] is not None for c in g), len(g)) for g in groups]
-    print(f"{len(runs)} runs of {runs[0]['records'][-1]['step']} steps; {len(cases)} memorise first")
+    print(f"{len(runs)} runs; {len(cases)} memorise first")
     print(f"of these grok, of all: {counts[0]} with even seeds, {counts[1]} with odd seeds")
 
     def sides(group: list[dict[str, Any]], name: str, sign: float = 1.0) -> tuple[list[float], list[float]]:

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 import gramscope as gs
 from cases import train
-from gramscope.instruments.log import as_picture
-from gramscope.instruments.pictures import input_diagonals, layer_spectra
+from gramscope.instruments.log import as_picture, input_diagonals, layer_spectra
 
 
 @pytest.fixture

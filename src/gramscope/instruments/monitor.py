@@ -21,9 +21,16 @@ from torch import Tensor, nn
 
 from gramscope.distributed.exchange import Group, find_exchange, is_sharded
 from gramscope.errors import InputError, Note, NumericalError, checks_names
-from gramscope.instruments.log import Log, PictureWriter, check_log, write_pictures, write_record
+from gramscope.instruments.log import (
+    Log,
+    PictureWriter,
+    check_log,
+    input_diagonals,
+    layer_spectra,
+    write_pictures,
+    write_record,
+)
 from gramscope.instruments.measure import given_by, measure, needs_of
-from gramscope.instruments.pictures import input_diagonals, layer_spectra
 from gramscope.layers.batches import NoBatchError, Unpack, batches, first_tensor, head, to_device
 from gramscope.layers.losses import Loss
 from gramscope.layers.model_call import OutputSelector, model_device, model_dtype

@@ -176,12 +176,12 @@ class Table:
         width = shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else WIDTH
         names, lines = _short(list(self.rows))
         columns = [[name, *(format_cell(row.get(name)) for row in self.rows.values())] for name in self.columns]
-        return "\n".join(["\n\n".join(_tables(["layer", *names], columns, width)), *lines, *self._remarks(width)])
+        return "\n".join(["\n\n".join(_tables(["layer", *names], columns, width)), *lines, *self.remarks(width)])
 
     __repr__ = __str__
 
-    def _remarks(self, width: int) -> list[str]:
-        """Lines below the table: measures of the network, and notes."""
+    def remarks(self, width: int) -> list[str]:
+        """Lines below the table, no longer than ``width``: measures of the network, and notes."""
         lines = []
         if self.network:
             values = ", ".join(f"{name} {format_value(value)}" for name, value in self.network.items())
@@ -202,7 +202,7 @@ class Table:
         rows = [("th", ["layer", *columns])]
         rows += [("td", [layer, *(format_cell(row.get(n)) for n in columns)]) for layer, row in self.rows.items()]
         lines = ("".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) for tag, cells in rows)
-        remarks = "".join(f"<div>{escape(line)}</div>" for line in self._remarks(10**6))
+        remarks = "".join(f"<div>{escape(line)}</div>" for line in self.remarks(10**6))
         return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>{remarks}"
 
 
@@ -224,7 +224,7 @@ class BlockView:
 
     def __str__(self) -> str:
         blocks = "\n\n".join(self._text(measure, kinds) for measure, kinds in self.values.items())
-        return "\n".join([blocks, *Table({}, notes=self.notes)._remarks(WIDTH)])
+        return "\n".join([blocks, *Table({}, notes=self.notes).remarks(WIDTH)])
 
     __repr__ = __str__
 

@@ -133,11 +133,12 @@ def measure_folder(
     """Measure the model of transformers in a folder; print its table, store it, and draw each column."""
     from gramscope import measure
     from gramscope.instruments.checkpoints import open_model
+    from gramscope.measures.table import NARROW
     from gramscope_lab.data.sequences import read_sequences
 
     batches = read_sequences(text, arrays, folder, samples=min(samples, 256), length=length)
     table = measure(open_model(folder), batches, measures=columns, layers=layers)
-    typer.echo(str(table))
+    typer.echo("\n\n".join([str(table.by_block()), *table.remarks(NARROW)]))
     place = Path(f"{folder.resolve().name}-measured") if out is None else out
     place.mkdir(parents=True, exist_ok=True)
     table.save(place / "table.json")
