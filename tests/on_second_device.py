@@ -148,7 +148,7 @@ S = A.T @ A
 LABELS = torch.arange(40) % 3
 LINALG: dict[str, Callable[[Any], Any]] = {
     "arrays": lambda on: (arrays.unit_scale(on(A)), arrays.binary_exponent(on(A))),
-    "psd": lambda on: (psd.psd_power(on(S), 0.5), psd.inverse_root(on(S)), psd.eigvalsh(on(S)), psd.svdvals(on(A))),
+    "psd": lambda on: (psd.psd_power(on(S), 0.5), psd.psd_power(on(S), -0.5), psd.eigvalsh(on(S)), psd.svdvals(on(A))),
     "rows": lambda on: (arrays.row_norm(on(1e60 * A)), arrays.scaled(on(A), -3), arrays.row_product(on(A), on(S))),
     "target linearity": lambda on: float(gs.target_linearity(on(A), on(LABELS), ridge=0.1)),
     "target linearity, few samples": lambda on: float(gs.target_linearity(on(A.T), on(LABELS[:7]), intercept=True)),

@@ -125,6 +125,42 @@ def test_any_block_size_gives_the_same(n: int, d: int, rows: int, intercept: boo
         assert split.rank == whole.rank
 
 
+def test_targets_far_from_zero_keep_their_digits() -> None:
+    H, Y = randoms((200, 80), (200, 2))
+    H, Y = torch.cat([torch.ones(200, 1, dtype=torch.float64), H], 1), Y + 1e6
+    exact, fit = fit_rows(Rows(H, "H"), Rows(Y, "Y")), fit_moments(moments(H, Y))
+    assert torch.allclose(fit.residuals, exact.residuals, rtol=1e-7)
+
+
+def test_directions_little_longer_than_the_rounding_of_features_are_uncertain() -> None:
+    H, y, noise = randoms((300, 2), (300, 1), (300, 1))
+    H = torch.stack([H[:, 0], H[:, 0] + 4e-6 * y[:, 0]], 1)
+    for eps, expected in ((2.2e-16, False), (1.2e-7, True)):
+        fit = fit_moments(moments(H, y + 0.3 * noise), eps=eps)
+        assert (fit.uncertain > 1e-3 * float(fit.totals.sum())) == expected
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+def test_many_features_that_are_nearly_dependent_are_right_or_announced(intercept: bool) -> None:
+    H, y, noise = randoms((300, 80), (300, 1), (300, 1))
+    H[:, 1] = H[:, 0] + 1e-6 * y[:, 0]
+    exact = fit_rows(Rows(H, "H"), Rows(y + noise, "Y"), 0.0, intercept)
+    fit = fit_moments(moments(H, y + noise), 0.0, intercept)
+    difference = abs(float(fit.residuals.sum() - exact.residuals.sum()))
+    assert difference <= fit.uncertain + 1e-9 * float(fit.totals.sum())
+    rounded = torch.cat([H[:, :1], H[:, :1] + 0.05 * y, H[:, 2:]], 1).bfloat16()
+    fit = fit_rows(Rows(rounded, "H"), Rows(y + noise, "Y"), 0.0, intercept)
+    assert fit.uncertain > fit.limit * float(fit.totals.sum())
+
+
+def test_samples_that_differ_by_the_rounding_of_features_count_once() -> None:
+    H, Y = randoms((20, 90), (20, 1))
+    H = H.float()
+    H[1] = torch.nextafter(H[0], H[2])
+    assert fit_rows(Rows(H, "H"), Rows(Y, "Y")).rank == 19
+    assert fit_rows(Rows(H.double(), "H"), Rows(Y, "Y")).rank == 20
+
+
 def test_features_of_zeros_explain_nothing() -> None:
     Y = torch.tensor([[1.0], [-1.0], [2.0]])
     fit = fit_rows(Rows(torch.zeros(3, 2), "H"), Rows(Y, "Y"))

@@ -16,7 +16,7 @@ import gramscope as gs
 import reference
 from cases import normal, randoms, refused
 from gramscope.errors import NumericalError, ResultWarning
-from gramscope.linalg.gram import Factor
+from gramscope.linalg.gram import Dense, Factor
 from gramscope.linalg.psd import random_orthogonal
 from gramscope.measures.alignment import agop_spectrum, corrupted, double_centered_ratio
 from gramscope.measures.column import exact_ansatz
@@ -42,6 +42,9 @@ def test_cosine_with_nothing_is_nan() -> None:
     assert math.isnan(gs.cosine(torch.eye(2), 0.1 * A, center=True))
     assert not math.isnan(gs.cosine(torch.eye(2), A))
     assert math.isnan(gs.nfa(A, torch.eye(2), A, kind="centered"))  # at initialisation
+    for d in range(3, 12):  # of equal entries rounding leaves a variance
+        constant, eye = torch.full((1, d, d), 0.1, dtype=torch.float64), torch.eye(d, dtype=torch.float64)[None]
+        assert math.isnan(gs.cosine(Dense(constant), Dense(eye), center=True))
 
 
 def dense_nfa(W: Tensor, K: Tensor, center: bool, power: float = 1.0) -> float:

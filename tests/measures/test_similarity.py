@@ -90,7 +90,10 @@ def test_many_independent_features_are_not_alike() -> None:
 
 def test_constant_features_and_few_samples() -> None:
     assert gs.linear_cka(torch.full((9, 2), 0.1), normal(9, 2), debiased=True).isnan()
-    assert not centred_kernel(torch.full((9, 2), 0.1)).any()
+    for constant in (torch.full((1000, 2), 0.1, dtype=torch.float64), torch.tensor([[0.1], [0.1 + 1e-8], [0.1]])):
+        assert constant.mean(0).sub(constant).any()  # by rounding alone
+        assert not centred_kernel(constant).any()
+    assert centred_kernel(torch.tensor([[1.0], [1.001], [1.0]])).any()
     refused(gs.linear_cka, normal(3, 2), normal(3, 2), debiased=True, match="at least 4 samples")
 
 

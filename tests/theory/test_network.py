@@ -6,15 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gramscope.errors import GramscopeError
-from gramscope.theory.montecarlo import kernel_moments
 from gramscope.theory.network import (
     early_alignment,
     layer_states,
-    network_tangents,
     second_differences,
 )
-from gramscope.theory.tangent_kernels import tangent_kernel_at_infinite_width
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -57,22 +53,10 @@ def test_states_are_the_gradient_and_the_agop() -> None:
     assert torch.allclose(w.mT @ states["0"].covariance @ w, agop)
 
 
-def test_network_tangents_give_the_same_speeds() -> None:
-    model, x, y = mlp(), batch(7, 3), batch(7, 2)
-    j, h = network_tangents(model, x, "2")
-    residual = (model(x) - y).detach()
-    p = (residual.unsqueeze(-1) * h.unsqueeze(1)).flatten(0, 1)
-    d = j.mT @ p
-    speeds = early_alignment(model, x, y, lambda f, t: (f - t).square().sum(1) / 2, "2")["2"]
-    assert torch.allclose(speeds.gram, d.mT @ d)
-    assert torch.allclose(speeds.agop, d.mT @ (j.mT @ j / 7) @ d)
-
-
 def test_grouped_convolutions_are_stacks() -> None:
     speeds = early_alignment(convolution(), batch(5, 2, 3, 3), batch(5, 3), nn.MSELoss())
     assert speeds["0"].gram.shape == (2, 4, 4)
     assert speeds["0"].correlation.shape == (2,)
-    assert network_tangents(convolution(), batch(5, 2, 3, 3), "0")[0].shape == (2, 5 * 4 * 3, 2)
 
 
 @pytest.mark.parametrize(
@@ -96,26 +80,3 @@ def test_a_real_run_starts_at_the_prediction(
     gaps = [abs(row.correlation - row.predicted) for row in rows]
     assert gaps[0] > 1.8 * gaps[1] > 3.2 * gaps[2]
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
-
-
-def test_kernel_moments_over_initialisations_of_a_module() -> None:
-    x = batch(4, 3)
-
-    def make(source: torch.Generator) -> nn.Module:
-        model = nn.Sequential(nn.Linear(3, 200, bias=False), nn.ReLU(), nn.Linear(200, 1, bias=False)).double()
-        nn.init.normal_(model[0].weight, std=3**-0.5, generator=source)
-        nn.init.normal_(model[2].weight, std=200**-0.5, generator=source)
-        return model
-
-    source = generator()
-    found = kernel_moments(network_tangents(make(source), x, "0")[0] for _ in range(40)).kernel
-    limit = tangent_kernel_at_infinite_width(x, "relu")
-    assert ((found.mean - limit).abs() < 4 * found.error).all()
-    assert (found.error < 0.05).all()
-
-
-def test_ambiguous_layers_are_named() -> None:
-    with pytest.raises(GramscopeError, match="3 layers"):
-        network_tangents(mlp(), batch(7, 3), "*")
-    with pytest.raises(GramscopeError, match="nothing"):
-        early_alignment(mlp(), batch(7, 3), batch(7, 2), nn.MSELoss(), "nothing")

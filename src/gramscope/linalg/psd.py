@@ -94,14 +94,6 @@ def psd_power(A: Tensor, power: float, rtol: float | None = None) -> Tensor:
     return (vectors * raised.unsqueeze(-2)) @ vectors.mT
 
 
-def inverse_root(A: Tensor) -> Tensor:
-    """``A^{−½}`` of positive semidefinite ``A [..., d, d]``, zero where eigenvalues are rounding."""
-    values, vectors = eigh(A)
-    floor = values.amax(-1, keepdim=True) * A.shape[-1] * EPS
-    root = torch.where(values > floor, values.clamp(min=torch.finfo(A.dtype).tiny).rsqrt(), 0.0)
-    return (vectors * root.unsqueeze(-2)) @ vectors.mT
-
-
 def random_orthogonal(d: int, generator: torch.Generator, stack: tuple[int, ...] = ()) -> Tensor:
     """Uniformly (Haar) distributed orthogonal matrices ``[*stack, d, d]`` in float64 on the generator's device.
 

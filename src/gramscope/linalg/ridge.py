@@ -33,8 +33,6 @@ from gramscope.linalg.psd import EPS, SymmetricSum, eigh, svd, svdvals
 
 #: the part of a target along a direction counts as real above this many standard deviations of that along a random one
 CHANCE = 4.0
-#: the part of the targets along directions as short as the rounding of features that counts as uncertain
-UNCERTAIN = 1e-3
 #: eigenvalues of HᵀH that are all this many times above rounding need no decomposition
 CLEAR = 1e7
 #: side up to which a decomposition costs little
@@ -316,9 +314,8 @@ def _rows_of(m: Moments, ridge: float, intercept: bool, eps: float) -> FewRows:
     rows = targets.new_zeros(root.numel(), m.mean_h.numel())
     rows[:, varies] = root[:, None] * basis.mT * size
     angles = 4 * tolerance / values[kept] + 2 * EPS * turned[kept] / root  # centring moves features
-    near = float((rounding[kept] / values[kept]) @ targets.square().sum(1))
     outside = (m.C_yy.diagonal() - targets.square().sum(0)).clamp(min=0.0)
-    uncertain = near if not ridge and near > UNCERTAIN * total else 0.0
+    near = 0.0 if ridge else float((rounding[kept] / values[kept]) @ targets.square().sum(1))
     if not intercept:  # H = 1 h̄ᵀ + (H − 1 h̄ᵀ), and the two are orthogonal
         mean, absent = m.mean_h.clone(), vectors[:, ~kept & short]
         mean[varies] -= size * (absent @ (absent.mT @ (mean[varies] / size)))
@@ -326,7 +323,7 @@ def _rows_of(m: Moments, ridge: float, intercept: bool, eps: float) -> FewRows:
         targets = torch.cat([math.sqrt(m.n) * m.mean_y[None], targets])
         angles = torch.cat([angles.new_zeros(1), angles])
     return FewRows(
-        m.n, rows, targets, outside, m.C_yy.diagonal(), m.mean_h if intercept else None, m.mean_y, uncertain, eps, angles,
+        m.n, rows, targets, outside, m.C_yy.diagonal(), m.mean_h if intercept else None, m.mean_y, near, eps, angles,
         bool(lost.any()),
     )  # fmt: skip
 
@@ -409,12 +406,10 @@ def _fit_directions(
     uncertain = p.uncertain + (residual if p.lost else 0.0)
     if not ridge:
         below = along[~kept & (along > CHANCE**2 * residual / p.n)].sum()
-        near = float(((tolerance / lengths).square() * kept) @ along + below)
-        uncertain += near if near > UNCERTAIN * float(p.totals.sum()) else 0.0
+        uncertain += float(((tolerance / lengths).square() * kept) @ along + below)
         turned = torch.where(kept, angles, 0.0).clamp(max=1.0)
         sideways = math.sqrt(residual / max(p.n - rank, 1))
         uncertain += float((turned.square() * along + 2 * sideways * turned * along.sqrt()).sum())
-        uncertain += 4 * EPS * math.sqrt(p.n * float(along.sum()) * residual)  # rounding of the targets
     return RidgeFit(
         p.n, ridge, shrinkage[:, None] * targets / lengths[:, None], torch.zeros_like(p.mean_y), residuals, p.totals, p.mean_y,
         rank, float(shrinkage.sum()) + (p.mean_h is not None), uncertain, _limit(p.eps),
@@ -435,7 +430,7 @@ def input_noise(n: int, d: int, eps: float) -> float:
 
 def _limit(eps: float) -> float:
     """The share of the targets' variance that may be wrong without a warning."""
-    return 1e-6 if eps <= EPS else UNCERTAIN
+    return 1e-6 if eps <= EPS else 1e-3
 
 
 def _clear_factor(A: Tensor, noise: float, rounding: float = 0.0) -> tuple[Tensor, Tensor] | None:

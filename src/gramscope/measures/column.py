@@ -18,7 +18,7 @@ from gramscope.linalg.arrays import common_part, row_norm, to_double
 from gramscope.linalg.budget import FEWEST, Budget
 from gramscope.linalg.gram import Dense, Estimated, Factor, Factored, Gram, correlation, cosine
 from gramscope.linalg.measured import Measured, combine
-from gramscope.linalg.psd import inverse_root
+from gramscope.linalg.psd import psd_power
 from gramscope.linalg.stochastic import onto_columns, probes
 from gramscope.measures.spectrum import Spectrum, large_weight_spectrum, weight_spectrum
 from gramscope.statistics.features import FeatureStatistics
@@ -403,7 +403,7 @@ def exact_ansatz(W: Factor, parts: Tensor, at_inputs: bool = False) -> Ansatz:
     weight, parts = Factored.of(W).small(), to_double(parts)
     agop = Dense(parts) if at_inputs else Factored.of(W, W, parts).small()
     if isinstance(weight, Dense) and isinstance(agop, Dense) and k > d:
-        half = inverse_root(weight.dense())
+        half = psd_power(weight.dense(), -0.5)
         kernel = Dense(half @ agop.parts @ half)
     else:
         kernel = Dense(parts)

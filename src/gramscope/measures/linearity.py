@@ -26,7 +26,7 @@ from gramscope.linalg.arrays import (
     to_double,
 )
 from gramscope.linalg.moments import Moments, class_moments, is_constant
-from gramscope.linalg.psd import EPS, SymmetricSum
+from gramscope.linalg.psd import EPS
 from gramscope.linalg.ridge import RidgeFit, check_ridge, fit_moments, fit_rows
 
 
@@ -219,16 +219,12 @@ def surrogate(H: Array, Y: Array, W: Array | None = None, normalized: bool = Fal
         weight = weight / weight.norm()
     if center:
         features = MappedRows(features, shift=features.mean())
-    cross = cross_product(features, targets)
-    cross = cross if weight is None else weight @ cross
     if not normalized:
-        return check_range(cross.square().sum(), "the surrogate")
-    if weight is not None and weight.shape[0] <= features.width:
-        features, weight = MappedRows(features, weight), None
-    gram = _small_gram(features, allow_dual=weight is None)
-    gram = gram if weight is None else weight @ gram @ weight.mT
-    cosine: Tensor = cross.square().sum() / (gram.norm() * _small_gram(targets).norm())
-    return cosine
+        cross = cross_product(features, targets)
+        return check_range((cross if weight is None else weight @ cross).square().sum(), "the surrogate")
+    features = features if weight is None else MappedRows(features, weight)
+    sizes = square_inner(features, features).sqrt() * square_inner(targets, targets).sqrt()
+    return square_inner(features, targets) / sizes
 
 
 def surrogate_from_moments(m: Moments, normalized: bool = False, center: bool = False) -> Tensor:
@@ -280,6 +276,15 @@ def cross_product(features: Rows, targets: Rows) -> Tensor:
     return cross.mT
 
 
+def square_inner(first: Rows, second: Rows) -> Tensor:
+    """``⟨XXᵀ, YYᵀ⟩ = ‖XᵀY‖_F²``, through d×e or, for n < d, n×n matrices."""
+    n = first.n
+    if n >= max(first.width, second.width):
+        return cross_product(first, second).square().sum()
+    x, y = first.block(0, n), second.block(0, n)
+    return ((x @ x.mT) * (y @ y.mT)).sum()
+
+
 def _weight(W: Array | None, features: Rows) -> Tensor | None:
     if W is None:
         return None
@@ -288,17 +293,6 @@ def _weight(W: Array | None, features: Rows) -> Tensor | None:
     if weight.shape[1] != features.width:
         raise InputError(f"W of shape {tuple(weight.shape)} does not act on H with {features.width} features")
     return to_double(weight)
-
-
-def _small_gram(rows: Rows, allow_dual: bool = True) -> Tensor:
-    """``XᵀX`` or, where that is larger, ``XXᵀ``: both have the same Frobenius norm."""
-    if allow_dual and rows.n < rows.width:
-        block = rows.block(0, rows.n)
-        return block @ block.mT
-    gram = SymmetricSum(rows.width, device=rows.block(0, 1).device)
-    for block in rows.blocks():
-        gram.add_gram(block)
-    return gram.dense()
 
 
 def target_rows(Y: Array, n: int | None = None, classes: Tensor | int | None = None) -> Rows:

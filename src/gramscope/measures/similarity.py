@@ -18,7 +18,7 @@ from torch import Tensor
 from gramscope.errors import InputError
 from gramscope.linalg.arrays import Array, MappedRows, Rows, check_pair, to_double
 from gramscope.linalg.moments import Moments, is_constant
-from gramscope.measures.linearity import cross_product, fit_linear, probe_accuracy
+from gramscope.measures.linearity import fit_linear, probe_accuracy, square_inner
 
 #: samples that the unbiased estimate needs
 FEWEST = 4
@@ -59,7 +59,7 @@ def linear_cka(X: Array, Y: Array, debiased: bool = False) -> Tensor:
 
     def hsic(i: int, j: int) -> Tensor:
         (x, a), (y, b) = sides[i], sides[j]
-        inner = _square_inner(x, y)
+        inner = square_inner(x, y)
         return unbiased_hsic(inner, a.sum(), b.sum(), a @ b, n) if debiased else inner
 
     return hsic(0, 1) / (hsic(0, 0).sqrt() * hsic(1, 1).sqrt())  # debiased, the root of a negative number is NaN
@@ -128,15 +128,6 @@ def centred_kernel(rows: Tensor) -> Tensor:
 def unbiased_hsic(inner: Tensor, sum_a: Tensor, sum_b: Tensor, sum_ab: Tensor, n: int) -> Tensor:
     """``HSIC₁`` from ``‖XᵀY‖²``, ``Σa_i``, ``Σb_i`` and ``Σa_ib_i`` of features centred over n samples."""
     return (inner - n / (n - 2) * sum_ab + sum_a * sum_b / ((n - 1) * (n - 2))) / (n * (n - 3))
-
-
-def _square_inner(first: Rows, second: Rows) -> Tensor:
-    """``‖XᵀY‖_F²``, through d×e or, for n < d, n×n matrices."""
-    n = first.n
-    if n >= max(first.width, second.width):
-        return cross_product(first, second).square().sum()
-    x, y = first.block(0, n), second.block(0, n)
-    return ((x @ x.mT) * (y @ y.mT)).sum()
 
 
 def kernel_target_alignment(m: Moments, labels: bool) -> Tensor:

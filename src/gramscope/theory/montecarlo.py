@@ -154,8 +154,7 @@ def kernel_moments(tangents: Iterable[Tensor], groups: int = 20) -> KernelMoment
     """Average 𝒦 = JJᵀ and 𝒦² over nets.
 
     Args:
-        tangents: J of one net, ``[N, k]``, or of a stack, ``[nets, N, k]``, one after the other: from
-            :meth:`RandomMLP.draws`, or from :func:`gramscope.theory.network.network_tangents` for any module.
+        tangents: J of one net, ``[N, k]``, or of a stack, ``[nets, N, k]``, one after the other: from :meth:`RandomMLP.draws`.
         groups: nets are dealt in turn to this many groups.
     """
     kernels: Tensor | None = None

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gramscope.errors import InputError
 from gramscope.layers.capture import capture
 from gramscope.layers.jacobians import check_samples_are_independent, jacobian_chunks
 from gramscope.layers.losses import Loss, losses_and_terms
@@ -88,23 +87,6 @@ def early_alignment(
     """
     states = layer_states(model, x, y, loss, layers, reduction=reduction)
     return {name: state.speeds for name, state in states.items()}
-
-
-def network_tangents(model: nn.Module, x: Any, layer: str) -> tuple[Tensor, Tensor]:
-    """``J [N, k]`` of one layer and its inputs ``[batch·sites, d]``; N runs over samples, sites, then outputs.
-
-    Grouped convolutions have a leading axis on both. :func:`gramscope.theory.montecarlo.kernel_moments` averages a stream
-    of J over initialisations of any architecture.
-    """
-    with evaluating(model), torch.enable_grad(), capture(model, layer) as tape:
-        check_samples_are_independent(model)
-        output = select_output(call_model(model, x))
-        names = [record.name for record in tape]
-        if len(names) != 1:
-            raise InputError(f"layer={layer!r} stands for {len(names)} layers ({', '.join(names)}); name one")
-        j = torch.cat([chunk[names[0]] for chunk in jacobian_chunks(tape, output)])
-        inputs = tape[names[0]].h.flatten(-3, -2)
-    return _rows(j), inputs
 
 
 @dataclass(frozen=True)
