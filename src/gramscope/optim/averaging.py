@@ -45,8 +45,8 @@ class Averaging:
             if not any(p in own for p in module.parameters()):
                 continue
             self._handles.append(module.register_forward_pre_hook(_Hook(self, Averaging._called), prepend=True))
-            self._handles.append(module.register_state_dict_post_hook(_Hook(self, Averaging._saved)))
-            self._handles.append(module.register_load_state_dict_pre_hook(_Hook(self, Averaging._loading)))
+            self._handles.append(module.register_state_dict_post_hook(_Hook(self, Averaging._saved)))  # type: ignore[no-untyped-call]
+            self._handles.append(module.register_load_state_dict_pre_hook(_Hook(self, Averaging._loading)))  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
         """Return to x and remove every hook."""
@@ -56,8 +56,10 @@ class Averaging:
 
     def hold(self, states: Iterable[tuple[Tensor, dict[str, Any]]]) -> None:
         """Take the leads and remainders of these parameters' states; the parameters must be at rest."""
-        found = [(p, state["lead"], state.get("remainder")) for p, state in states]
-        self._parameters, self._leads, self._remainders = ([row[i] for row in found] for i in range(3))
+        found = list(states)
+        self._parameters = [p for p, _ in found]
+        self._leads = [state["lead"] for _, state in found]
+        self._remainders = [state.get("remainder") for _, state in found]
 
     def rest(self) -> None:
         """Let the parameters be x."""

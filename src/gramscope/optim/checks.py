@@ -8,11 +8,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
-from gramscope.errors import InputError, NumericalError, no_such
+from gramscope.errors import InputError, LayerError, NumericalError, no_such
 
 
 def refuse_arguments(optimizer: str, given: Mapping[str, Any], known: str, instead: Mapping[str, str]) -> None:
@@ -28,6 +28,16 @@ def refuse_arguments(optimizer: str, given: Mapping[str, Any], known: str, inste
         if name in instead:
             raise InputError(f"{optimizer} has no {name}= (got {value!r}): {instead[name]}")
         raise InputError(f"{optimizer}: {no_such('argument', name, known.split())}")
+
+
+def check_owners(model: nn.Module, names: Mapping[Tensor, str], optimizer: str) -> None:
+    """Raise a LayerError where a parameter of the model has a gradient, but is not among those that an optimizer trains."""
+    for name, p in model.named_parameters():
+        if p.grad is not None and p not in names:
+            raise LayerError(
+                f"{name} has a gradient and was frozen, or not in the model, when {optimizer} was made: make a new "
+                f"gs.{optimizer}(model)"
+            )
 
 
 def check_gradients(gradients: Iterable[tuple[str, Tensor]]) -> dict[str, float]:

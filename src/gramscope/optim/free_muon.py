@@ -47,7 +47,7 @@ from gramscope.layers.modules import outside_graphs, unwrap
 from gramscope.layers.select import LayerSelector
 from gramscope.linalg.arrays import without_autocast
 from gramscope.optim.averaging import Averaging
-from gramscope.optim.checks import check_gradients, keep_dtypes, refuse_arguments
+from gramscope.optim.checks import check_gradients, check_owners, keep_dtypes, refuse_arguments
 from gramscope.optim.choose_matrices import choose_trained
 from gramscope.optim.orthogonalise import orthogonalised
 from gramscope.optim.weight_matrix import WeightMatrix
@@ -82,7 +82,7 @@ def falling(n: int) -> float:
     >>> falling(8), round(falling(1000), 4)
     (1.0, 0.0341)
     """
-    return min(1.0, (8 / n) ** 0.7)
+    return float(min(1.0, (8 / n) ** 0.7))
 
 
 def mean_weight(n: int) -> float:
@@ -148,7 +148,7 @@ class FreeMuon(Optimizer):
     ) -> None:
         refuse_arguments("FreeMuon", unknown, "model layers split process_group", _INSTEAD)
         self._arguments: dict[str, Any] = {"layers": layers, "split": split, "process_group": process_group}
-        self.model = model
+        self.model, self._root = model, unwrap(model)
         self._choice = choose_trained(model, layers, embeddings=True, split=split)
         self._exchange = find_exchange(process_group, None, model)
         self._compared = False
@@ -164,7 +164,7 @@ class FreeMuon(Optimizer):
         if rest:
             self.add_param_group({"params": rest})
         self._open = False
-        self._averaging = Averaging(unwrap(model), self._choice.names)
+        self._averaging = Averaging(self._root, self._choice.names)
         weakref.finalize(self, self._averaging.close).atexit = False
 
     @override
@@ -197,6 +197,7 @@ class FreeMuon(Optimizer):
         with without_autocast(self._choice.matrices[0].parameter.device):
             moved = self._moved(self._gradient_norms())
             self._averaging.rest()
+            known = len(self.state)
             for p in moved:
                 self._begin(p)
             matrices, *rest = self.param_groups
@@ -206,6 +207,8 @@ class FreeMuon(Optimizer):
             for group in rest:
                 self._step_rest([p for p in group["params"] if p in moved], group)
             self._average(moved)
+            if len(self.state) > known:
+                self._hold()
         return loss
 
     def _skipped(self) -> bool:
@@ -227,12 +230,7 @@ class FreeMuon(Optimizer):
             LayerError, NumericalError: see :meth:`step`.
         """
         names = self._choice.names
-        for name, p in unwrap(self.model).named_parameters():
-            if p.grad is not None and p not in names:
-                raise LayerError(
-                    f"{name} has a gradient and was frozen, or not in the model, when FreeMuon was made: make a new "
-                    "gs.FreeMuon(model)"
-                )
+        check_owners(self._root, names, "FreeMuon")
         norms = check_gradients((name, p.grad) for p, name in names.items() if p.grad is not None)
         if not any(names[p] in norms for p in self._matrices):
             raise LayerError(
@@ -248,7 +246,7 @@ class FreeMuon(Optimizer):
         """The parameters that this step changes: matrices whose gradient is not zero, and others that have one."""
         names = self._choice.names
         found = [p for p, name in names.items() if norms.get(name) or (name in norms and p not in self._matrices)]
-        if any(self.state[p] for p in found) and not self._averaging.in_step:
+        if any(self.state.get(p) for p in found) and not self._averaging.in_step:
             warnings.warn(
                 "gradients were taken at the averaged weights, not at the newest ones: no module of the model was called in "
                 "training mode since the last step. With torch.compile make FreeMuon before the model's first call",
@@ -361,9 +359,9 @@ class FreeMuon(Optimizer):
             leads = [self.state[p]["lead"] for p in members]
             Averaging.add(members, leads, [self.state[p].get("remainder") for p in members], share)
             torch._foreach_mul_(leads, 1 - share)
-        self._hold()
 
     def _hold(self) -> None:
+        """Tell the averaging of the parameters that have a state."""
         self._averaging.hold((p, self.state[p]) for p in self._choice.names if self.state.get(p))
 
     # --- state ----------------------------------------------------------------------------------------------------------

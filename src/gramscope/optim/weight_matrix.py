@@ -43,7 +43,7 @@ class WeightMatrix:
         if not self.layers:
             return tensor.flatten(1)
         matrix = self.layers[0].to_matrix(tensor)
-        return matrix.unflatten(-2, (self.blocks, -1)) if self.blocks > 1 else matrix
+        return matrix.unflatten(-2, (self.blocks, -1)) if self.blocks > 1 else matrix  # type: ignore[no-untyped-call]
 
     def read(self) -> Tensor:
         """The weights, detached."""

@@ -202,3 +202,14 @@ def test_an_expert_without_tokens_keeps_its_weights_and_state(set_to_none: bool)
             assert model.experts[2].weight not in optimizer.state
     assert [optimizer.state[expert.weight]["steps"] for expert in model.experts] == [2, 2, 2]
     assert not torch.equal(model.experts[2].weight, before)
+
+
+def test_a_layer_that_is_unfrozen_later_is_an_error():
+    model = mlp(7, 5, 5, 3)
+    model[2].requires_grad_(False)
+    optimizer = gs.VCL(model)
+    x, y = data()
+    train(model, optimizer, x, y)
+    model[2].requires_grad_(True)
+    with pytest.raises(LayerError, match=r"2\.weight has a gradient and was frozen"):
+        train(model, optimizer, x, y)

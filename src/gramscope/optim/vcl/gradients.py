@@ -21,8 +21,9 @@ from torch.utils.hooks import RemovableHandle
 from gramscope.errors import InputError, LayerError
 from gramscope.layers.kinds import Layer
 from gramscope.layers.modules import ModuleHook, unwrap
+from gramscope.layers.record import Call
 from gramscope.layers.select import select_layers
-from gramscope.layers.tape import Call, Observer, Watcher, in_backward
+from gramscope.layers.tape import Observer, Watcher, in_backward
 from gramscope.optim.weight_matrix import WeightMatrix
 
 #: how the loss is reduced over the batch: ``"mean"``, ``"sum"``, the factor that makes gradients sums over samples, or a

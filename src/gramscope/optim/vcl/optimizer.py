@@ -21,7 +21,7 @@ from gramscope.layers.modules import outside_graphs, unwrap
 from gramscope.layers.select import LayerSelector
 from gramscope.layers.tape import unseen
 from gramscope.linalg.arrays import without_autocast
-from gramscope.optim.checks import check_gradients, keep_dtypes, refuse_arguments
+from gramscope.optim.checks import check_gradients, check_owners, keep_dtypes, refuse_arguments
 from gramscope.optim.choose_matrices import choose_trained
 from gramscope.optim.vcl.exact import cutoff, exact_step
 from gramscope.optim.vcl.gradients import Batch, GradientCollector, ModelHooks, Reduction, batch_of
@@ -195,6 +195,7 @@ class VCL(Optimizer):
         gamma = float(self.param_groups[0]["lr"])
         _check_gamma(gamma)
         self._check_head()
+        check_owners(unwrap(self.model), self._choice.names, "VCL")
         with torch.no_grad(), without_autocast(self.matrices[0].parameter.device):
             self._check_gradients()
             steps = {matrix: self._step(matrix, batch, gamma) for matrix, batch in self._batches().items()}
