@@ -134,7 +134,7 @@ class Exchange:
         if isinstance(value, GramscopeError):
             raise value
         assert value is not None
-        return value
+        return value  # type: ignore[no-any-return]
 
     def raise_together(self, error: Exception | None, device: torch.device) -> None:
         """Raise if any process has an error, so that no process waits for one that failed.

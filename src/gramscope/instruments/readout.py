@@ -126,8 +126,9 @@ def _agreement(name: str, classes: ClassMoments, model: nn.Module, loader: Any, 
             "NC4 reads the data twice, and this loader can be read once; give a DataLoader or a list of batches"
         )
     agree = count = 0
-    root, options = unwrap(model), {"gradients": False, "batch_dim": plan.batch_dim}
-    with evaluating(root, plan.eval_mode), capture(model, [name], outputs=[name], **options) as tape:
+    root = unwrap(model)
+    captured = capture(model, [name], outputs=[name], gradients=False, batch_dim=plan.batch_dim)
+    with evaluating(root, plan.eval_mode), captured as tape:
         reader = LabelReader(model, plan.ignore_index, own_loss=False)
         for inputs, given in batches(loader, plan.unpack, model_dtype(root), model_device(model)):
             with tape.ignoring_calls():

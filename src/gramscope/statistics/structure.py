@@ -179,8 +179,8 @@ def depends_on_batch(
     """
 
     def of_part(start: int, stop: int) -> Tensor:
-        part = (of_samples(value, lambda rows: rows[start:stop], n, 0) for value in (output, target))
-        return evaluate(*part, stop - start).values.reshape(-1)
+        some, of_them = (of_samples(value, lambda rows: rows[start:stop], n, 0) for value in (output, target))
+        return evaluate(some, of_them, stop - start).values.reshape(-1)
 
     try:
         with torch.random.fork_rng(devices=[]):
