@@ -129,7 +129,8 @@ def _patch(view: View, count: int) -> dict[str, Any]:
     found |= {f"coloraxis.{key}": value for key, value in view.colours.items()}
     place = {"x": 0.5, "y": 1, "xanchor": "center", "yanchor": "bottom", "showarrow": False}
     titles = [(n, title) for n, title in zip(numbers, view.titles, strict=False) if title]
-    axes = [{"xref": f"x{n} domain", "yref": f"y{n} domain", "text": f"<b>{label(title)}</b>"} for n, title in titles]
+    texts = [(n, label(title).replace("\n", "<br>")) for n, title in titles]
+    axes = [{"xref": f"x{n} domain", "yref": f"y{n} domain", "text": f"<b>{text}</b>"} for n, text in texts]
     return found | {"annotations": [{**one, **place} for one in axes]}
 
 

@@ -13,7 +13,7 @@ from gramscope.names import printable
 from gramscope_lab.palette import TWO_SIDED, colour, dash
 from gramscope_lab.report.figures import Panel, Trace, View, label, rounded, thin
 from gramscope_lab.report.layer_figures import block_layout, layer_label
-from gramscope_lab.report.read import Run, Runs, Setting, distinct
+from gramscope_lab.report.read import Run, Runs, Setting, distinct, shorten
 from gramscope_lab.runs.layer_snapshots import DIAGONALS, SPECTRA, load_diagonals, load_spectra, snapshot_steps
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def _diagonals(runs: Runs, stored: Sequence[_Stored]) -> Panel:
                 if any(name in found for found in moments):
                     facets.append([_images(name, moments)])
                     where = item.setting.name if len(item.layers) == 1 else f"{item.setting.name}, {layer}"
-                    titles.append(f"{where}: {_image_title(name, moments[-1])}")
+                    titles.append(f"{shorten(where, 20)}\n{_image_title(name, moments[-1])}")
     hidden = {"visible": False, "constrain": "domain"}
     view = View("", facets, titles, hidden, {**hidden, "autorange": "reversed", "scaleanchor": "x"})
     return Panel(

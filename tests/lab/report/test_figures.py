@@ -180,7 +180,7 @@ def test_spectra_and_diagonals_follow_the_slider(panels: dict[str, Panel], group
     images = panels["diagonals"].views[0]
     stored = load_diagonals(run, 40)["hidden1"]
     rho = np.corrcoef(stored["nfm"].flatten(), stored["agop"].flatten())[0, 1]
-    assert list(images.titles[3:5]) == ["vcl: WᵀW", f"vcl: AGOP, ρ = {rho:.2f}"]
+    assert list(images.titles[3:5]) == ["vcl\nWᵀW", f"vcl\nAGOP, ρ = {rho:.2f}"]
     picture = images.facets[5][0]
     assert picture["zmin"] == -picture["zmax"]
     np.testing.assert_allclose(np.array(picture["frames"][4]["z"], dtype=float), stored["vcs"], rtol=1e-4)

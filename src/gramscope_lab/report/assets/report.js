@@ -33,11 +33,11 @@
     const names = layout.xaxis?.tickangle === 0 ? [] : layout.xaxis?.categoryarray || [], widest = Math.max(0, ...names.map((name) => name.length));
     const room = (plot.clientWidth || 600) - left - right, beside = hidden ? 12 : shared ? 26 : 62;
     const columns = Math.max(1, Math.min(facets, layout.meta.most, Math.floor((room + beside) / (width + beside)))), rows = Math.ceil(facets / columns);
-    const turned = names.length * widest * 7 > room / columns ? Math.min(130, 6.5 * widest) : 0, below = (hidden ? 26 : 68) + turned;
+    const turned = names.length * widest * 7 > room / columns ? Math.min(130, 6.5 * widest) : 0, below = (hidden ? 42 : 68) + turned;
     const entry = 46 + 6.6 * Math.max(0, ...legend.map((name) => name.length)); // plotly gives each entry the widest one's room
     const lines = legend.length > 1 ? Math.ceil(legend.length / Math.max(1, Math.floor((room + left) / entry))) : 0;
     const margin = {
-      l: left, r: right, t: layout.updatemenus.some((menu) => menu.y === 1) ? 74 : 30, b: (hidden ? 6 : 46 + turned) + (lines && 8) + 24 * lines + (layout.sliders.length ? 72 : 0),
+      l: left, r: right, t: layout.updatemenus.some((menu) => menu.y === 1) ? 74 : hidden ? 44 : 30, b: (hidden ? 6 : 46 + turned) + (lines && 8) + 24 * lines + (layout.sliders.length ? 72 : 0),
     };
     const found = {
       height: rows * (height + below) - below + margin.t + margin.b, margin,
