@@ -6,8 +6,10 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.optimizer_peers import FACTORS, ITSELF, OURS, Competitor, competitors
+from benchmarks.optimizer_tasks import TASKS
 from benchmarks.optimizers import Line, Trial, common_rate, lines, validation_means
 from gramscope.errors import InputError
 
@@ -19,10 +21,14 @@ By = Mapping[str, Line]
 def report(trials: Sequence[Trial], methods: Sequence[Competitor] | None = None) -> str:
     """All tables, each under a sentence that says what it shows."""
     methods = methods or competitors()
-    found = lines(trials, methods)
+    known = [*TASKS["full"], *TASKS["quick"]]
+    place = {task: known.index(task) if task in known else len(known) for task in {(t.net, t.data) for t in trials}}
+    found = sorted(lines(trials, methods), key=lambda line: (place[line.net, line.data], line.steps))
     cells: dict[tuple[str, str, int], dict[str, Line]] = {}
     for line in found:
         cells.setdefault((line.net, line.data, line.steps), {})[line.method] = line
+    if any(m.name == OURS for m in methods):
+        cells = {cell: by for cell, by in cells.items() if OURS in by}
     tuned = [m.name for m in methods if m.rates]
     plain = [m.name for m in methods if not m.rates and m.name != ITSELF]
     plain += [f"{m.name}, one rate" for m in methods if m.common_rate]
@@ -33,7 +39,7 @@ def report(trials: Sequence[Trial], methods: Sequence[Competitor] | None = None)
     parts += [
         _beside(cells.values(), [OURS, *tuned], "with the rate that validation chose for the task and the budget")
     ]
-    parts += [_edges(found), _sensitivity(trials, methods), _seconds(cells.values(), [*plain, *tuned])]
+    parts += [_edges(found), _sensitivity(trials, methods, place), _seconds(cells.values(), [*plain, *tuned])]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -43,7 +49,8 @@ def _against_itself(cells: Iterable[By]) -> str:
     for by in cells:
         if OURS in by and ITSELF in by:
             ours, theirs = by[OURS], by[ITSELF]
-            differences = [score - theirs.tests[seed] for seed, score in ours.tests.items() if seed in theirs.tests]
+            seeds = sorted(ours.tests.keys() & theirs.tests.keys())
+            differences = [ours.tests[seed] - theirs.tests[seed] for seed in seeds]
             if not differences:
                 continue
             mean = statistics.fmean(differences)
@@ -54,7 +61,8 @@ def _against_itself(cells: Iterable[By]) -> str:
             reached += met
             spread = f" ± {_number(ours, error)}" if several else ""
             difference = f"{'+' if mean >= 0 else '−'}{_number(ours, mean)}{spread}"
-            rows.append((*_names(ours), _score(ours), _score(theirs), difference, "yes" if met else "**no**"))
+            both = (_number(line, statistics.fmean(line.tests[seed] for seed in seeds)) for line in (ours, theirs))
+            rows.append((*_names(ours), *both, difference, "yes" if met else "**no**"))
     if not rows:
         return ""
     head = ("net, data", "steps", "FreeMuon", "linear schedule", "difference (+ is better)", "as good")
@@ -96,45 +104,38 @@ def _edges(found: Iterable[Line]) -> str:
     return f"Warning: the best rate is the least or largest that was tried: {'; '.join(rows)}." if rows else ""
 
 
-def _sensitivity(trials: Sequence[Trial], methods: Sequence[Competitor]) -> str:
-    """Validation scores at multiples of the step length, and of the one rate for all tasks."""
-    rows = []
-    groups: dict[tuple[tuple[str, str, int], str], list[Trial]] = {}
+def _sensitivity(trials: Sequence[Trial], methods: Sequence[Competitor], place: Mapping[tuple[str, str], int]) -> str:
+    """Validation scores at multiples of the step length, and of the one rate for all tasks, where FreeMuon has them."""
+    groups: dict[tuple[str, str, int], dict[str, list[Trial]]] = {}
     for trial in trials:
-        groups.setdefault((trial.cell, trial.method), []).append(trial)
-    chosen = {}
-    for method in methods:
-        for (cell, name), own in groups.items():
-            if name != method.name or (method.rates and not method.common_rate):
-                continue
-            if (name, cell[2]) not in chosen:
-                chosen[name, cell[2]] = common_rate(trials, method, cell[2]) if method.rates else 1.0
-            means = validation_means(own)
-            near = [
-                next((s for r, s in means.items() if abs(r / (f * chosen[name, cell[2]]) - 1) < 0.15), None)
-                for f in FACTORS
-            ]
+        groups.setdefault(trial.cell, {}).setdefault(trial.method, []).append(trial)
+    rows = []
+    for cell in sorted(groups, key=lambda cell: (place[cell[:2]], cell[2])):
+        by = groups[cell]
+        if {t.rate for t in by.get(OURS, ())} != set(FACTORS):
+            continue
+        for method in (m for m in methods if m.name in by and (m.common_rate or not m.rates)):
+            middle = common_rate(trials, method, cell[2]) if method.rates else 1.0
+            means = validation_means(by[method.name])
+            near = [next((s for r, s in means.items() if abs(r / (f * middle) - 1) < 0.15), None) for f in FACTORS]
+            label = f"{method.name}, rate {middle:g}" if method.rates else method.name
             if sum(score is not None for score in near) > 2:
-                label = f"{name}, rate {chosen[name, cell[2]]:g}" if method.rates else name
-                rows.append((f"{cell[0]}, {cell[1]}", cell[2], label, [_value(s) for s in near]))
-    if not rows:
-        return ""
-    rows.sort(key=lambda row: row[:2])
-    table = _markdown(
-        ("net, data", "steps", "method", *(f"× {f:g}" for f in FACTORS)), [(a, f"{b:,}", c, *d) for a, b, c, d in rows]
-    )
-    return f"Validation scores at multiples of the step length or of the one rate for all tasks.\n\n{table}"
+                rows.append((f"{cell[0]}, {cell[1]}", f"{cell[2]:,}", label, *map(_value, near)))
+    table = _markdown(("net, data", "steps", "method", *(f"× {f:g}" for f in FACTORS)), rows)
+    text = "Validation scores at multiples of the step length, or of the one rate for all tasks."
+    return f"{text}\n\n{table}" if rows else ""
 
 
 def _seconds(cells: Iterable[By], names: Sequence[str]) -> str:
-    """Milliseconds of a step, from the longest runs of each task."""
-    longest: dict[str, dict[str, float]] = {}
+    """Milliseconds of a step, the least of all runs on a task."""
+    least: dict[str, dict[str, float]] = {}
     for by in cells:
         for name in (name for name in names if name in by and ", one rate" not in name):
             line = by[name]
-            longest.setdefault(_names(line)[0], {})[name] = 1e3 * line.seconds / line.steps
-    names = [name for name in names if any(name in own for own in longest.values())]
-    rows = [(task, *(f"{own[name]:.1f}" if name in own else "" for name in names)) for task, own in longest.items()]
+            own = least.setdefault(_names(line)[0], {})
+            own[name] = min(own.get(name, math.inf), 1e3 * line.seconds / line.steps)
+    names = [name for name in names if any(name in own for own in least.values())]
+    rows = [(task, *(f"{own[name]:.1f}" if name in own else "" for name in names)) for task, own in least.items()]
     return f"Milliseconds of a step.\n\n{_markdown(('net, data', *names), rows)}" if rows else ""
 
 
@@ -148,7 +149,7 @@ def _score(line: Line) -> str:
 
 
 def _rate(line: Line) -> str:
-    return "" if line.rate == 1 else f" ({line.rate:g})"
+    return "" if line.rate is None else f" ({line.rate:g})"
 
 
 def _number(line: Line, value: float) -> str:
@@ -168,7 +169,7 @@ def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def draw(trials: Sequence[Trial], path: Path, methods: Sequence[Competitor] | None = None) -> None:
-    """Draw for each task the test score over the seconds that training took, a line for each method.
+    """Draw for each task the test score over the seconds of training, a line for each method.
 
     Args:
         trials: runs of :func:`~benchmarks.optimizers.compare_optimizers`.
@@ -185,21 +186,24 @@ def draw(trials: Sequence[Trial], path: Path, methods: Sequence[Competitor] | No
     rows = -(-len(tasks) // columns)
     figure, axes = plt.subplots(rows, columns, figsize=(3.6 * columns, 2.8 * rows + 0.8), squeeze=False)
     names = list(dict.fromkeys(line.method for line in found))
+    tuned = {line.method for line in found if line.rate is not None}
     for axis, task in zip(axes.flat, tasks, strict=False):
-        for index, name in enumerate(names):
+        for name in names:
             own = sorted((x for x in found if (x.net, x.data, x.method) == (*task, name)), key=lambda x: x.steps)
-            if own:
-                style = {"color": "black", "linewidth": 2.4} if name == OURS else {"color": f"C{index % 10}"}
-                axis.plot([x.seconds for x in own], [x.score for x in own], marker=".", label=name, **style)
+            alike = [other for other in names if (other in tuned) == (name in tuned)]
+            style: dict[str, Any] = {"color": f"C{alike.index(name) % 10}", "linestyle": "--" if name in tuned else "-"}
+            style |= {"color": "black", "linewidth": 2.4} if name == OURS else {}
+            pace = min((x.seconds / x.steps for x in own), default=0.0)
+            axis.plot([pace * x.steps for x in own], [x.score for x in own], marker=".", label=name, **style)
         axis.set_xscale("log")
         axis.set_title(f"{task[0]}, {task[1]}", fontsize=8)
         axis.tick_params(labelsize=7)
     for axis in list(axes.flat)[len(tasks) :]:
         axis.set_visible(False)
     handles = {label: h for axis in axes.flat for h, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles, ncols=4, loc="lower center", fontsize=7, frameon=False)
+    figure.legend(handles.values(), handles, ncols=5, loc="lower center", fontsize=7, frameon=False)
     figure.supylabel("accuracy or 100 R² (%), or minus the loss", fontsize=8)
-    figure.supxlabel("seconds of training", fontsize=8, y=0.11)
-    figure.tight_layout(rect=(0, 0.14, 1, 1))
+    figure.supxlabel("seconds of training (dashed: with a rate that validation chose)", fontsize=8, y=0.09)
+    figure.tight_layout(rect=(0.01, 0.1, 1, 1))
     figure.savefig(path, dpi=110)
     plt.close(figure)

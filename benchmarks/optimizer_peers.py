@@ -94,8 +94,7 @@ def _free_muon(net: nn.Module, factor: float) -> list[Optimizer]:
 
 
 def _free_average(net: nn.Module, optimizers: Sequence[Any], pair: Pair) -> nn.Module:
-    with optimizers[0].averaged():
-        return _own_statistics(net, pair)
+    return _own_statistics(net, pair)  # between steps the net has the averaged weights
 
 
 def _own_statistics(net: nn.Module, pair: Pair) -> nn.Module:

@@ -55,10 +55,10 @@ class Line:
     """One method on one task after some steps.
 
     Attributes:
-        rate: that validation chose, or 1 for methods without tuning.
+        rate: that validation chose; None for methods without tuning.
         at_edge: it is the smallest or largest that was tried.
         score, error: mean test score over seeds at that rate, and its standard error.
-        seconds: of the steps, a mean.
+        seconds: of the steps, the least of all seeds: other programs only add to them.
         tests: seed → test score.
     """
 
@@ -66,7 +66,7 @@ class Line:
     data: str
     steps: int
     method: str
-    rate: float
+    rate: float | None
     at_edge: bool
     seeds: int
     score: float
@@ -232,7 +232,7 @@ def common_rate(trials: Iterable[Trial], method: Competitor, steps: int) -> floa
     for trial in trials:
         if (trial.method, trial.steps) == (method.name, steps):
             tasks.setdefault(trial.cell, []).append(trial)
-    means = [validation_means(own) for own in tasks.values()]
+    means = [found for found in map(validation_means, tasks.values()) if set(method.rates) <= set(found)]
     shared = set.intersection(*map(set, means)) if means else set(method.rates)
     return min(sorted(shared), key=lambda rate: sum(math.log(_error(scores[rate])) for scores in means))
 
@@ -271,12 +271,10 @@ def _line(trials: Sequence[Trial], method: Competitor, rate: float | None) -> Li
     elif method.rates:
         rate = max(means, key=lambda r: means[r])
         at_edge = rate in (min(means), max(means))
-    else:
-        rate = 1.0
-    runs = [t for t in trials if t.rate == rate]
+    runs = [t for t in trials if t.rate == (1.0 if rate is None else rate)]
     if not runs:
         return None
     tests = {t.seed: t.test for t in runs}
     error = statistics.stdev(tests.values()) / math.sqrt(len(tests)) if len(tests) > 1 else math.nan
-    seconds, score = statistics.fmean(t.seconds for t in runs), statistics.fmean(tests.values())
+    seconds, score = min(t.seconds for t in runs), statistics.fmean(tests.values())
     return Line(*runs[0].cell, name, rate, at_edge, len(tests), score, error, seconds, tests)

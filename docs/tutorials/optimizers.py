@@ -6,8 +6,6 @@
 # page builds in seconds: it shows *how* to compare. [FreeMuon](../free-muon.md) has the results on larger sets.
 
 # %%
-from contextlib import nullcontext
-
 import matplotlib.pyplot as plt
 import torch
 from torch import nn
@@ -65,8 +63,8 @@ METHODS = {
 # %% [markdown]
 # ## Every method at every rate, 30 steps
 #
-# The rates of the first three fall linearly to 0 at the last step, which they have to know. FreeMuon has no schedule: its
-# averaged weights are evaluated.
+# The rates of the first three fall linearly to 0 at the last step, which they have to know. FreeMuon has no schedule:
+# between steps the model has its averaged weights.
 
 # %%
 
