@@ -85,10 +85,7 @@ def train(method, rate, seed, steps=30):
             optimizer.zero_grad()
         for schedule in schedules:
             schedule.step()
-    with (
-        torch.no_grad(),
-        optimizers[0].averaged() if method == "FreeMuon" else nullcontext(),
-    ):
+    with torch.no_grad():
         return [
             float((model(a).argmax(1) == b).double().mean())
             for a, b in ((x_valid, y_valid), (x_test, y_test))
