@@ -116,8 +116,6 @@ def _choose(
 ) -> tuple[str, str, Engine | None]:
     """How to run the members (``one-by-one``, ``processes``, ``ray`` or ``stack``), why, and what runs here first.
 
-    The first member is built in any case, so that what does not fit raises before anything is written.
-
     Args:
         parallel: what was asked for.
         config: of all members.
@@ -130,11 +128,10 @@ def _choose(
         raise InputError(f"--parallel {way}: {unsendable}; use --parallel 1 or stack")
     if count == 1 or way == "1":
         return "one-by-one", "", SingleEngine(preparer(member, name, config.swept(member)))
-    first = Preparer(preparer.overrides, "cpu")(member)
-    build_method(member.method, first.model, reduction=member.reduction)
     if way not in ("auto", "stack"):
         chosen, where = ("processes", "in processes") if parallel.processes else ("ray", "on the Ray cluster")
         return chosen, f"{count} runs {where}, as asked", None
+    first = Preparer(preparer.overrides, "cpu")(member)
     operations, on_cpu = operations_per_step(first), resolve_device(config.device).type == "cpu"
     obstacle = member_obstacle(first)
     if not obstacle and (way == "stack" or operations <= (SMALL_STEP if on_cpu else SMALL_STEP_ON_GPU)):
@@ -196,6 +193,8 @@ def train(
         unsendable = "a run directory is needed" if root is None else ""
         unsendable = "objects given in Python cannot be sent to other processes" if overrides.given() else unsendable
         execution, reason, engine = _choose(parallel, config, preparer, unsendable)
+        if engine is None:
+            _check_members(config, overrides)
         if reason:
             reporter.note(reason)
         if root is not None:
@@ -296,6 +295,15 @@ def _how_to_resume(
 def _check_stored(root: RunDirectory, config: TrainConfig) -> None:
     if TrainConfig.from_dict(RunDirectory.open(root.path).config).with_absolute_paths() != config:
         raise InputError(f"{root.path} holds a run of another configuration; resume it with its own")
+
+
+def _check_members(config: TrainConfig, overrides: Overrides) -> None:
+    """Build net and optimizers of every sweep value on the CPU, one after the other: what does not fit raises before anything
+    is written. Of nets made in Python only the first."""
+    preparer = Preparer(overrides, "cpu")
+    for index, member in enumerate(config.members().values()):
+        if index == 0 or (member.seed == config.seeds[0] and not overrides.given()):
+            build_method(member.method, preparer(member).model, reduction=member.reduction)
 
 
 def _member_directories(root: RunDirectory, members: dict[str, TrainConfig]) -> dict[str, RunDirectory]:
