@@ -27,8 +27,7 @@ class Classifier(pl.LightningModule):
         return nn.functional.cross_entropy(self(batch[0]), batch[1])
 
     def configure_optimizers(self):
-        optimizer = gs.FreeMuon(self)
-        return [optimizer], [torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=5)]
+        return gs.FreeMuon(self)
 
 
 torch.manual_seed(0)

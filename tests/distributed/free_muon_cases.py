@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
+from checkpoint_cases import shared
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.nn.parallel import DistributedDataParallel
 from vcl_cases import assert_same_bits, error, global_batches, mine, network, train, weights
 
@@ -52,6 +55,25 @@ def case_free_muon_equals_one_process(folder: Path) -> None:
     train(alone, mirror, [[batch] for batch in batches[6:]])
     assert error(weights(model), weights(alone)) < 1e-8
     if dist.get_rank() == 0:
+        assert error(weights(again), weights(alone)) < 1e-8
+
+
+def case_free_muon_comes_back_at_another_number_of_processes(folder: Path) -> None:
+    path = shared(folder, "free")
+    batches = global_batches(8)
+    parallel, alone = DistributedDataParallel(network()), network()
+    optimizer, mirror = gs.FreeMuon(parallel), gs.FreeMuon(alone, process_group=False)
+    train(parallel, optimizer, [[mine(*batch)] for batch in batches[:4]])  # type: ignore[misc]
+    train(alone, mirror, [[batch] for batch in batches])
+    dcp.save({"model": parallel.module.state_dict(), "optimizer": optimizer.state_dict()}, checkpoint_id=path)
+    if dist.get_rank() == 0:
+        dcp_to_torch_save(path, path / "whole.pt")
+        state = torch.load(path / "whole.pt", weights_only=True)
+        again = network()
+        again.load_state_dict(state["model"])
+        resumed = gs.FreeMuon(again, process_group=False)
+        resumed.load_state_dict(state["optimizer"])
+        train(again, resumed, [[batch] for batch in batches[4:]])
         assert error(weights(again), weights(alone)) < 1e-8
 
 

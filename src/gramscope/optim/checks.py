@@ -63,6 +63,12 @@ def check_gradients(gradients: Iterable[tuple[str, Tensor]]) -> dict[str, float]
     return dict(zip(named, sizes, strict=True))
 
 
+def with_numbers(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """A state dict whose parameters have numbers again, which torch's distributed checkpoint turns into text."""
+    state = {int(key) if str(key).isdigit() else key: value for key, value in state_dict["state"].items()}
+    return {**state_dict, "state": state}
+
+
 def keep_dtypes(optimizer: Optimizer, state_dict: Mapping[str, Any]) -> None:
     """After ``load_state_dict`` give tensors of the state their stored dtypes back; torch casts them to the parameter's."""
     for stored, group in zip(state_dict["param_groups"], optimizer.param_groups, strict=True):

@@ -47,7 +47,7 @@ from gramscope.layers.modules import outside_graphs, unwrap
 from gramscope.layers.select import LayerSelector
 from gramscope.linalg.arrays import without_autocast
 from gramscope.optim.averaging import Averaging
-from gramscope.optim.checks import check_gradients, check_owners, keep_dtypes, refuse_arguments
+from gramscope.optim.checks import check_gradients, check_owners, keep_dtypes, refuse_arguments, with_numbers
 from gramscope.optim.choose_matrices import choose_trained
 from gramscope.optim.orthogonalise import orthogonalised
 from gramscope.optim.weight_matrix import WeightMatrix
@@ -368,7 +368,11 @@ class FreeMuon(Optimizer):
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a :meth:`state_dict`; training then continues with the same bits as without the interruption."""
+        """Load a :meth:`state_dict`; training then continues with the same bits as without the interruption.
+
+        States of torch's distributed checkpoint are taken too.
+        """
+        state_dict = with_numbers(state_dict)
         stored, own = state_dict["param_groups"][0], self.param_groups[0]
         if "matrices" not in stored:
             raise InputError("this state is not one of FreeMuon; was the checkpoint saved with another optimizer?")

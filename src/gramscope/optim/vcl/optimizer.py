@@ -21,7 +21,7 @@ from gramscope.layers.modules import outside_graphs, unwrap
 from gramscope.layers.select import LayerSelector
 from gramscope.layers.tape import unseen
 from gramscope.linalg.arrays import without_autocast
-from gramscope.optim.checks import check_gradients, check_owners, keep_dtypes, refuse_arguments
+from gramscope.optim.checks import check_gradients, check_owners, keep_dtypes, refuse_arguments, with_numbers
 from gramscope.optim.choose_matrices import choose_trained
 from gramscope.optim.vcl.exact import cutoff, exact_step
 from gramscope.optim.vcl.gradients import Batch, GradientCollector, ModelHooks, Reduction, batch_of
@@ -372,11 +372,9 @@ class VCL(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a :meth:`state_dict`; training then continues with the same bits as without the interruption.
 
-        The model must hold the weights it had when the state was saved. States that torch's distributed checkpoint has stored,
-        which turns the numbers of parameters into text, are taken too.
+        The model must hold the weights it had when the state was saved. States of torch's distributed checkpoint are taken too.
         """
-        numbered = {int(key) if str(key).isdigit() else key: value for key, value in state_dict["state"].items()}
-        state_dict = {**state_dict, "state": numbered}
+        state_dict = with_numbers(state_dict)
         stored, own = state_dict["param_groups"][0], self.param_groups[0]
         if "layers" not in stored:
             raise InputError("this state is not one of VCL; was the checkpoint saved with another optimizer?")
@@ -385,7 +383,7 @@ class VCL(Optimizer):
                 raise InputError(f"this state belongs to {fact}={stored.get(fact)!r}, not {own[fact]!r}")
         keys = dict(zip(own["params"], stored["params"], strict=True))
         for matrix in self.matrices:
-            state = numbered.get(keys[matrix.parameter], {})
+            state = state_dict["state"].get(keys[matrix.parameter], {})
             _check_state(matrix, state.get(matrix.part, {}) if matrix.part else state, self.solver)
         super().load_state_dict(state_dict)
         keep_dtypes(self, state_dict)
