@@ -157,19 +157,14 @@ class Layer(ABC):
 
 
 class WeightAttribute:
-    """An attribute that is a tensor, given as one or as a function that makes it each time it is read."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = f"_{name}_source"
+    """The attribute ``weight`` of a class: a tensor, given as one or as a function that makes it each time it is read."""
 
     def __get__(self, instance: Any, owner: type) -> Tensor:
-        if instance is None:
-            raise AttributeError  # a dataclass field without a default
-        source = getattr(instance, self._name)
+        source = vars(instance)["weight"]
         return source if isinstance(source, Tensor) else source()
 
-    def __set__(self, instance: Any, value: Any) -> None:
-        object.__setattr__(instance, self._name, value)
+    def __set__(self, instance: Any, source: Tensor | Callable[[], Tensor]) -> None:
+        vars(instance)["weight"] = source
 
 
 def check_weights_have_data(layers: Iterable[Layer]) -> None:

@@ -128,24 +128,27 @@ def quantised_format(module: nn.Module) -> str | None:
     return f"{type(module).__name__} ({', '.join(packed)})" if packed and not whole else None
 
 
-def dequantised(module: nn.Module) -> Tensor:
+def dequantised(module: Any) -> Tensor:
     """The weight ``[k, d]`` that a module with a quantised one multiplies by."""
-    weight: Any = module._parameters.get("weight")
+    weight = module._parameters.get("weight")
     if hasattr(weight, "SCB"):  # one scale for each row; the module takes it over in its first forward
-        scale = weight.SCB if weight.SCB is not None else module.state.SCB  # type: ignore[union-attr]
+        scale: Tensor = module.state.SCB if weight.SCB is None else weight.SCB
         return weight.data.float() * scale.unsqueeze(1) / 127  # type: ignore[no-any-return]
-    if weight is not None and not hasattr(weight, "quant_state"):
-        return weight.dequantize()  # type: ignore[no-any-return]
-    return _shown(module)
+    if weight is None or hasattr(weight, "quant_state"):
+        return _shown(module)
+    return weight.dequantize()  # type: ignore[no-any-return]
 
 
 def _shown(module: nn.Module) -> Tensor:
     """The weight of any linear module from its outputs on unit vectors, without its bias."""
     d = (_sizes(module) or (0, 0))[0]
-    places = [place for place in (module._parameters, module._buffers) if place.get("bias") is not None]
+    places: list[dict[str, Any]] = [
+        place for place in (module._parameters, module._buffers) if place.get("bias") is not None
+    ]
     held = [place["bias"] for place in places]
-    dtypes = [t.dtype for t in (*held, *module.parameters(), *module.buffers()) if t.is_floating_point()]
-    device = next(t.device for t in (*module.buffers(), *module.parameters()))
+    stored = [t for t in (*held, *module.parameters(), *module.buffers()) if t is not None]
+    dtypes = [t.dtype for t in stored if t.is_floating_point()]
+    device = stored[-1].device
     try:
         for place in places:
             place["bias"] = None
@@ -164,7 +167,7 @@ def _shown(module: nn.Module) -> Tensor:
 def _sizes(module: nn.Module) -> tuple[int, int] | None:
     """Numbers of inputs and outputs, as modules with packed weights name them."""
     for names in (("in_features", "out_features"), ("infeatures", "outfeatures")):
-        found = [getattr(module, name, None) for name in names]
-        if all(isinstance(size, int) for size in found):
-            return found[0], found[1]
+        d, k = (getattr(module, name, None) for name in names)
+        if isinstance(d, int) and isinstance(k, int):
+            return d, k
     return None

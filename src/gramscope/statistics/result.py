@@ -47,7 +47,7 @@ class LayerStatistics:
     """
 
     name: str
-    weight: Tensor = WeightAttribute()  # type: ignore[assignment]  # noqa: RUF009
+    weight: Tensor
     n: int
     sums: dict[type[Sum], Sum] = field(default_factory=dict)
     terms: float = 0
@@ -134,6 +134,9 @@ class LayerStatistics:
         sums = {**self.sums, **other.sums}
         sums |= {kind: self.sums[kind].merge(other.sums[kind]) for kind in self.sums if kind in other.sums}
         return replace(self, n=self.n + other.n, sums=sums, reached=self.reached + other.reached)
+
+
+LayerStatistics.weight = WeightAttribute()  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ class Seen:
     """
 
     layer: str
-    weight: Tensor = WeightAttribute()  # type: ignore[assignment]  # noqa: RUF009
+    weight: Tensor
     batch: BatchResult
     positions: Positions = field(default_factory=Positions)
     record: LayerRecord | None = None
@@ -89,7 +89,7 @@ class Seen:
     @property
     def source(self) -> Tensor | Callable[[], Tensor]:
         """The weight, or the function that reads it."""
-        return self._weight_source  # type: ignore[attr-defined, no-any-return]
+        return vars(self)["weight"]  # type: ignore[no-any-return]
 
     @property
     def h(self) -> Tensor:
@@ -102,6 +102,9 @@ class Seen:
         """``δ = ∂L_i/∂z [..., batch, sites, k]``, zero at padding."""
         assert self.record is not None
         return self.positions.without_padding(self.record.delta)
+
+
+Seen.weight = WeightAttribute()  # type: ignore[assignment]
 
 
 class Sum(ABC):
@@ -124,7 +127,7 @@ class Sum(ABC):
     ask: ClassVar[str] = "sums="
 
     #: W; where it is computed or offloaded it is read again each time
-    weight: Tensor = WeightAttribute()  # type: ignore[assignment]
+    weight = WeightAttribute()
 
     def __init__(self, layer: str, weight: Tensor, plan: Plan) -> None:
         self.layer, self.weight = layer, weight
