@@ -20,12 +20,10 @@ from gramscope.layers.losses import class_axis
 from gramscope.linalg.arrays import row_norm
 from gramscope.statistics.features import Features, FeatureStatistics
 from gramscope.statistics.matrix_sums import CenteredKernel, Covariance, Gradient, Kernel, ParameterGradient, SquareSum
-from gramscope.statistics.sums import EVERY, OUTPUT, NotCollected, Sum
+from gramscope.statistics.sums import EVERY, OUTPUT, BatchResult, NotCollected, Sum
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-
-    from gramscope.statistics.run import BatchResult
 
 Part = TypeVar("Part")
 CPU = torch.device("cpu")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gramscope.errors import InputError, LayerError, Note, NumericalError
-from gramscope.layers.batches import Positions, batches, check_target, first_tensor, flattened, label_key
+from gramscope.layers.batches import batches, check_target, first_tensor, flattened, label_key
 from gramscope.layers.capture import capture
 from gramscope.layers.jacobians import check_samples_are_independent, jacobian_chunks
 from gramscope.layers.kinds import Layer, check_weights_have_data, shares_parameter
@@ -55,7 +54,7 @@ from gramscope.statistics.structure import (
     output_rows,
     paired_rows,
 )
-from gramscope.statistics.sums import EVERY, OUTPUT, LeftOut, Plan, Seen
+from gramscope.statistics.sums import EVERY, OUTPUT, BatchResult, LeftOut, Plan, Seen
 
 #: losses whose targets are numbers, also where they are stored as integers
 REGRESSION = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
@@ -78,35 +77,6 @@ SERVES_MANY = (
     "no Σ, no K and no features: a row of its inputs serves several samples, so none has a gradient of its own there; batches "
     "of one sample give Σ and K"
 )
-
-
-@dataclass
-class BatchResult:
-    """A batch after its forward (and backward).
-
-    Args:
-        inputs: as the loader gave them.
-        target: what features are compared with; ``None`` for none.
-        output: the model's output ``[n, …]``, with its graph.
-        n: samples.
-        positions: tokens and padding of its sequences.
-        loss: ``Σ_i L_i``, ``None`` without a loss.
-        terms: what the mean loss divides by (:mod:`gramscope.layers.losses`); 0 without a loss.
-        residual: ``E = −∂L/∂f``, when asked for.
-        parameter_gradients: gradients of the parameters themselves by layer, when asked for.
-        order: the layers that ran, also those that are not measured.
-    """
-
-    inputs: Any
-    target: Any
-    output: Tensor
-    n: int
-    positions: Positions = field(default_factory=Positions)
-    loss: float | None = None
-    terms: float = 0
-    residual: Tensor | None = None
-    parameter_gradients: dict[str, Tensor] = field(default_factory=dict)
-    order: list[str] = field(default_factory=list)
 
 
 def run(
@@ -170,10 +140,10 @@ def _captures(
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.set_grad_enabled(plan.needs_graph))
         check_samples_are_independent(root)
-        check_weights_have_data(select_layers(root, plan.layers))
         options: dict[str, Any] = {"batch_dim": plan.batch_dim, "copy_weights": False}
         mine = capture(model, plan.layers, outputs=plan.outputs, gradients=plan.needs_graph, **options)
         tape, other = stack.enter_context(mine), None
+        check_weights_have_data(tape.selection)
         order = tape.order
         if plan.layers is not None:
             order = []

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -26,10 +26,7 @@ from gramscope.layers.model_call import OutputSelector, call_model, run_captured
 from gramscope.layers.record import Application, LayerRecord
 from gramscope.layers.select import Selection
 from gramscope.layers.tape import Tape
-from gramscope.statistics.sums import OUTPUT, LeftOut, Plan
-
-if TYPE_CHECKING:
-    from gramscope.statistics.run import BatchResult
+from gramscope.statistics.sums import OUTPUT, BatchResult, LeftOut, Plan
 
 #: why coupled samples have no Jacobians of their own
 COUPLED = (

@@ -26,7 +26,6 @@ from gramscope.layers.select import LayerSelector
 from gramscope.linalg.budget import Budget
 
 if TYPE_CHECKING:
-    from gramscope.statistics.run import BatchResult
     from gramscope.statistics.structure import Tokens
 
 
@@ -44,6 +43,35 @@ class LeftOut(InputError):
 
 class NotCollected(InputError):
     """A statistic that a measure needs was not asked for, or was left out."""
+
+
+@dataclass
+class BatchResult:
+    """A batch after its forward (and backward).
+
+    Args:
+        inputs: as the loader gave them.
+        target: what features are compared with; ``None`` for none.
+        output: the model's output ``[n, …]``, with its graph.
+        n: samples.
+        positions: tokens and padding of its sequences.
+        loss: ``Σ_i L_i``, ``None`` without a loss.
+        terms: what the mean loss divides by (:mod:`gramscope.layers.losses`); 0 without a loss.
+        residual: ``E = −∂L/∂f``, when asked for.
+        parameter_gradients: gradients of the parameters themselves by layer, when asked for.
+        order: the layers that ran, also those that are not measured.
+    """
+
+    inputs: Any
+    target: Any
+    output: Tensor
+    n: int
+    positions: Positions = field(default_factory=Positions)
+    loss: float | None = None
+    terms: float = 0
+    residual: Tensor | None = None
+    parameter_gradients: dict[str, Tensor] = field(default_factory=dict)
+    order: list[str] = field(default_factory=list)
 
 
 @dataclass
