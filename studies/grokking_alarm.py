@@ -22,6 +22,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from itertools import pairwise, product
 from multiprocessing import get_context
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -33,7 +34,9 @@ P, WIDTH, RATE, BATCH, STEPS, EVERY = 23, 64, 3e-3, 64, 5000, 50
 DECAYS, SHARES, SEEDS = (0.0, 1.0, 0.3, 1.5, 0.6), (0.6, 0.7, 0.8), 4
 SIZES = (2 * P, WIDTH, WIDTH, P)
 MEMORISED, GROKKED = 0.99, 0.9
-BASELINES = ("network.loss", "network.weight_norm", "setting.decay", "setting.share")
+BASELINES = (
+    "network.loss", "network.weight_norm", "setting.decay", "setting.share", "other seeds", "held-out accuracy",
+)  # fmt: skip
 
 
 def pairs() -> tuple[Tensor, Tensor]:
@@ -145,49 +148,58 @@ def error_of(positive: list[float], negative: list[float], draws: int = 500) -> 
     return float(torch.tensor(found).std())
 
 
-def show(path: Path) -> None:
-    """Print what was found."""
+def cases_of(path: Path) -> list[dict[str, Any]]:
+    """Runs that memorise before they generalise, with all that is known of them then."""
     runs = [json.loads(line) for line in path.read_text().splitlines()]
     cases = []
     for item in runs:
         if item["memorised"] is None or item["test then"] >= GROKKED:
             continue
-        values = item["values"] | {f"setting.{name}": value for name, value in item["setting"].items()}
+        setting = item["setting"]
+        values = item["values"] | {f"setting.{name}": value for name, value in setting.items()}
         values |= {f"{n} (change)": x - item["start"][n] for n, x in item["values"].items() if n in item["start"]}
-        cases.append(
-            {"values": values, "grok": item["grokked"], "at": item["memorised"], "seed": item["setting"]["seed"]}
-        )
-    groups = [[c for c in cases if c["seed"] % 2 == odd] for odd in (0, 1)]
-    counts = [(sum(c["grok"] is not None for c in g), len(g)) for g in groups]
-    print(f"{len(runs)} runs; {len(cases)} memorise first")
-    print(f"of these grok, of all: {counts[0]} with even seeds, {counts[1]} with odd seeds")
+        others = [r["grokked"] is not None for r in runs if r["setting"]["seed"] % 2 != setting["seed"] % 2
+                  and all(r["setting"][n] == setting[n] for n in ("decay", "share"))]  # fmt: skip
+        values["other seeds"] = sum(others) / len(others)
+        values["held-out accuracy"] = item["test then"]
+        lead = None if item["grokked"] is None else item["grokked"] / item["memorised"]
+        cases.append({"values": values, "lead": lead, **setting})
+    print(f"{len(runs)} runs; {len(cases)} memorise before they generalise")
+    return cases
 
-    def sides(group: list[dict[str, Any]], name: str, sign: float = 1.0) -> tuple[list[float], list[float]]:
-        known = [c for c in group if name in c["values"]]
-        return tuple(
-            [sign * c["values"][name] for c in known if (c["grok"] is not None) == want] for want in (True, False)
-        )  # type: ignore[return-value]
 
+def sides(cases: list[dict[str, Any]], name: str, sign: float = 1.0) -> tuple[list[float], list[float]]:
+    """Values of a column in runs that grok, and in the others."""
+    known = [(c["lead"] is not None, sign * c["values"][name]) for c in cases if name in c["values"]]
+    return [x for groks, x in known if groks], [x for groks, x in known if not groks]
+
+
+def show(path: Path) -> None:
+    """Print what was found."""
+    cases = cases_of(path)
+    even, odd = ([c for c in cases if c["seed"] % 2 == rest] for rest in (0, 1))
+    for title, group in (("even", even), ("odd", odd)):
+        print(f"{sum(c['lead'] is not None for c in group)} of {len(group)} with {title} seeds grok")
     names = sorted(set.intersection(*(set(c["values"]) for c in cases)) - {"setting.seed"})
-    scored = [(auroc(*sides(groups[0], name)), name) for name in names]
-    columns = [(max(a, 1 - a), 1.0 if a >= 0.5 else -1.0, name) for a, name in scored]
-    columns.sort(key=lambda row: -row[0])
-    best = [row for row in columns if row[2] not in BASELINES][:8]
-    print(f"{len(names)} columns of layers tried on even seeds; the best eight and the baselines, judged on odd seeds:")
-    print(f"{'column':42} {'even':>6} {'odd':>14} {'false alarms':>13} {'log lead ρ':>11}")
-    for a, sign, name in [*best, *[row for row in columns if row[2] in BASELINES]]:
-        good, bad = sides(groups[1], name, sign)
-        calm, _ = sides(groups[0], name, sign)
-        limit = sorted(calm)[len(calm) // 10] if calm else math.nan  # nine of ten even runs that grok are above
-        alarms = sum(v >= limit for v in bad) / max(len(bad), 1)
-        lead = [(c["values"][name], math.log(c["grok"] / c["at"])) for c in cases if c["grok"] is not None]
-        print(
-            f"{name:42} {a:6.2f} {auroc(good, bad):6.2f} ± {error_of(good, bad):.2f} {alarms:13.0%} {spearman(lead):11.2f}"
-        )
-    leads = sorted(c["grok"] / c["at"] for c in cases if c["grok"] is not None)
-    if leads:
-        middle = leads[len(leads) // 2]
-        print(f"steps to grokking over steps to memorisation: {leads[0]:.1f} to {leads[-1]:.1f}, median {middle:.1f}")
+    scored = [(auroc(*sides(even, name)), name) for name in names]
+    ranked = sorted(((max(a, 1 - a), 1.0 if a >= 0.5 else -1.0, name) for a, name in scored), key=lambda row: -row[0])
+    best = [row for row in ranked if row[2] not in BASELINES][:6]
+    print(
+        f"{len(names) - len(BASELINES)} columns tried on even seeds; the best and the baselines, judged on odd seeds:"
+    )
+    print(f"{'column':38} {'even':>5} {'odd':>12} {'share .8':>13} {'false alarms':>13} {'ρ with log lead':>16}")
+    for a, sign, name in [*best, *(row for row in ranked if row[2] in BASELINES)]:
+        good, bad = sides(odd, name, sign)
+        same = sides([c for c in cases if c["share"] == max(SHARES)], name, sign)
+        limit = min(sides(even, name, sign)[0])  # at which no run of even seeds that groks is missed
+        alarms = sum(x >= limit for x in bad) / max(len(bad), 1)
+        lead = [(sign * c["values"][name], math.log(c["lead"])) for c in cases if c["lead"] is not None]
+        print(f"{name:38} {a:5.2f} {auroc(good, bad):5.2f} ± {error_of(good, bad):.2f} {auroc(*same):6.2f} ± "
+              f"{error_of(*same):.2f} {alarms:12.0%} {spearman(lead):16.2f}")  # fmt: skip
+    leads = sorted(c["lead"] for c in cases if c["lead"] is not None)
+    print(
+        f"steps until grokking over steps until memorisation: {leads[0]:.1f} to {leads[-1]:.1f}, median {median(leads):.1f}"
+    )
 
 
 def spearman(points: list[tuple[float, float]]) -> float:
