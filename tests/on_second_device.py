@@ -147,9 +147,8 @@ A, B = (torch.randn(n, 7, generator=torch.Generator().manual_seed(n), dtype=torc
 S = A.T @ A
 LABELS = torch.arange(40) % 3
 LINALG: dict[str, Callable[[Any], Any]] = {
-    "arrays": lambda on: (arrays.unit_scale(on(A)), arrays.binary_exponent(on(A))),
     "psd": lambda on: (psd.psd_power(on(S), 0.5), psd.psd_power(on(S), -0.5), psd.eigvalsh(on(S)), psd.svdvals(on(A))),
-    "rows": lambda on: (arrays.row_norm(on(1e60 * A)), arrays.scaled(on(A), -3), arrays.row_product(on(A), on(S))),
+    "rows": lambda on: (arrays.row_norm(on(A)), arrays.row_product(on(A), on(S))),
     "target linearity": lambda on: float(gs.target_linearity(on(A), on(LABELS), ridge=0.1)),
     "target linearity, few samples": lambda on: float(gs.target_linearity(on(A.T), on(LABELS[:7]), intercept=True)),
     "fit": lambda on: gs.fit_linear(on(A), on(A[:, :2].sin())).beta,

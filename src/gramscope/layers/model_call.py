@@ -103,11 +103,11 @@ def _remedy(model: nn.Module, inputs: Any, problem: str) -> str | None:
         return "the model was made under torch.inference_mode; copy.deepcopy(model) outside it can be differentiated"
     if any(words in problem for words in ("cannot be multiplied", "size mismatch", "channels, but got")):
         shapes = ", ".join(str(tuple(t.shape)) for t in tensors_in(inputs))
-        takes = [
-            f"; its first layer {layer.name!r} has a weight of {tuple(layer.weight().shape)}"
-            for layer in all_layers(model)
-        ]
-        return f"the inputs have shape {shapes}{''.join(takes[:1])}"
+        layer = next(iter(all_layers(model)), None)
+        takes = (
+            "" if layer is None else f"; its first layer {layer.name!r} has a weight of {tuple(layer.weight().shape)}"
+        )
+        return f"the inputs have shape {shapes}{takes}"
     first, dtype = first_tensor(inputs), model_dtype(model)
     of_types = any(words in problem for words in ("dtype", "scalar type", "Input type", "not implemented for"))
     if not of_types or first is None or dtype is None or (first.dtype == dtype and "indices" not in problem):
