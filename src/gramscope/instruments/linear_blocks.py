@@ -24,7 +24,7 @@ class LinearBlock:
 
     Args:
         name: of the block.
-        r2: share of the output's variance that the map gives.
+        r2: share of the output's variance that the map gives; blocks where it is high are replaced at the least cost.
         r2_update: the same of what a residual block adds, output minus input; NaN where their widths differ.
         weight: ``[d_out, d_in]``, float64.
         bias: ``[d_out]``, float64.
