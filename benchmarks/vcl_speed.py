@@ -5,7 +5,7 @@ It needs torch and numpy alone.
 
 from __future__ import annotations
 
-import copy
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,13 +13,13 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from benchmarks.optimizer_peers import muon
 from benchmarks.optimizer_tasks import CharacterGPT, VisionTransformer
 from benchmarks.timing import Row, compare, peak_extra_bytes, ratio_row
-from benchmarks.training import Pair, train
+from benchmarks.training import Pair
 from gramscope.optim.free_muon import FreeMuon
 from gramscope.optim.vcl import VCL
 from gramscope.optim.whitening import GramWhitened
@@ -87,43 +87,41 @@ def run(device: torch.device | str = "cpu", seconds: float = 10.0) -> Iterator[R
 def _times(name: str, case: Case, device: torch.device | str, seconds: float) -> Iterator[Row]:
     vcl = name == "3072→256"
     methods = METHODS | (RECURSIVE if vcl else {})
-    steps = {method: _step(case, make, device) for method, make in methods.items()}
+    steps = {method: _Step(case, make, device) for method, make in methods.items()}
     took = compare(steps, device=device, seconds=seconds, warm_up=2, least=2, calls=32)
     if vcl:
-        slow = {method: _step(case, make, device) for method, make in EXACT.items()}
+        slow = {method: _Step(case, make, device) for method, make in EXACT.items()}
         took |= compare(slow, device=device, seconds=0.0, warm_up=1, least=1)
     label = f"step, {name}, batch {case.batch}"
     yield from (ratio_row(label, method, took, "Muon") for method in took if method != "FreeMuon")
     yield ratio_row(label, "FreeMuon", took, "Muon", at_most=TIME_GOAL)
 
 
-@dataclass
 class _Step:
-    """A training step on a new batch at each call."""
+    """A training step on the next batch at each call."""
 
-    net: nn.Module
-    optimizers: Sequence[Optimizer]
-    advance: Callable[[], int]
+    def __init__(self, case: Case, make: Make, device: torch.device | str) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.net = case.build(generator).to(device)
+        self.optimizers = make(self.net)
+        x, y = _samples(case, 24 * case.batch, generator, device)
+        self._batches = itertools.cycle(zip(x.split(case.batch), y.split(case.batch), strict=True))
 
     def __call__(self) -> None:
-        self.advance()
+        self.gradients()
+        self.update()
+
+    def gradients(self) -> None:
+        """Forward and backward."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        x, y = next(self._batches)
+        F.cross_entropy(self.net(x).flatten(0, -2), y.flatten()).backward()  # type: ignore[no-untyped-call]
 
     def update(self) -> None:
-        """The optimizers' part alone, with the gradients of the last step."""
+        """The optimizers' part."""
         for optimizer in self.optimizers:
             optimizer.step()
-
-
-def _step(case: Case, make: Make, device: torch.device | str) -> _Step:
-    generator = torch.Generator().manual_seed(0)
-    net = case.build(generator).to(device)
-    optimizers = make(net)
-    pair = _samples(case, 24 * case.batch, generator, device)
-    return _Step(net, optimizers, train(net, optimizers, _loss, pair, case.batch, 10**9, generator).__next__)
-
-
-def _loss(net: nn.Module, pair: Pair) -> Tensor:
-    return F.cross_entropy(net(pair[0]).flatten(0, -2), pair[1].flatten())
 
 
 def _samples(case: Case, n: int, generator: torch.Generator, device: torch.device | str) -> Pair:
@@ -141,9 +139,10 @@ def _samples(case: Case, n: int, generator: torch.Generator, device: torch.devic
 def _memory(name: str, case: Case, device: torch.device | str) -> Iterator[Row]:
     """The peak of memory in an update above what was in use before, over the memory of the weights."""
     for method in ("Muon", "FreeMuon"):
-        step = _step(case, METHODS[method], device)
+        step = _Step(case, METHODS[method], device)
         for _ in range(3):
             step()
+        step.gradients()
         sizes = [p.numel() * p.element_size() for p in step.net.parameters()]
         extra = peak_extra_bytes(step.update, device)
         goal, share = max(MEMORY_GOAL, max(sizes) / sum(sizes)), extra / sum(sizes)
@@ -160,11 +159,8 @@ def _graphs(device: torch.device | str) -> Iterator[Row]:
         "GramWhitened(SGD)": lambda net: [GramWhitened(SGD(net.parameters(), lr=0.05), net)],
     }
     for method, make in ways.items():
-        step = _step(CASES["3072→256"], make, device)
-        for _ in range(3):
-            step()
         try:
-            off = _replayed(step)
+            off = _replayed(make, device)
             note = f"replayed and usual update differ by {off:.0e} of its length"
         except RuntimeError as error:  # whatever forbids the capture is the result
             off, note = math.inf, f"not captured: {str(error).splitlines()[0]}"
@@ -172,21 +168,21 @@ def _graphs(device: torch.device | str) -> Iterator[Row]:
 
 
 @torch.no_grad()
-def _replayed(step: _Step) -> float:
-    """Distance of a replayed update from the usual one, over the length of the usual one."""
-    parameters: list[Tensor] = list(step.net.parameters())
-    weights = [p.clone() for p in parameters]
-    states = [copy.deepcopy(optimizer.state_dict()) for optimizer in step.optimizers]
+def _replayed(make: Make, device: torch.device | str) -> float:
+    """Distance of an update that a CUDA graph replays from the usual one, over the length of the usual one."""
+    usual, graphed = (_Step(CASES["3072→256"], make, device) for _ in range(2))
+    with torch.enable_grad():
+        for step in (usual, graphed):
+            for _ in range(3):
+                step()
+            step.gradients()
+    before = [p.clone() for p in usual.net.parameters()]
+    usual.update()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        step.update()
+        graphed.update()
     graph.replay()
-    torch.cuda.synchronize()
-    replayed = [p - w for p, w in zip(parameters, weights, strict=True)]
-    torch._foreach_copy_(parameters, weights)
-    for optimizer, state in zip(step.optimizers, states, strict=True):
-        optimizer.load_state_dict(state)
-    step.update()
-    usual = [p - w for p, w in zip(parameters, weights, strict=True)]
-    off = sum(float((a - b).square().sum()) for a, b in zip(replayed, usual, strict=True))
-    return math.sqrt(off / sum(float(b.square().sum()) for b in usual))
+    both = zip(usual.net.parameters(), graphed.net.parameters(), strict=True)
+    off = sum(float((a - b).square().sum()) for a, b in both)
+    length = sum(float((a - b).square().sum()) for a, b in zip(usual.net.parameters(), before, strict=True))
+    return math.sqrt(off / length)
