@@ -24,7 +24,6 @@ BENCHMARKS = {
     "whiten": "Gram-whitened steps against the optimizers they wrap",
     "peers": "gramscope against scikit-learn, curvlinops and xrfm: time and memory",
     "train": "training epochs against pure arithmetic; many runs at once",
-    "scale": "how time grows where samples, widths or layers double",
 }
 #: runs all of them
 ALL = "all"

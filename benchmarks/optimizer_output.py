@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.optimizer_peers import FACTORS, ITSELF, OURS, Competitor, competitors
 from benchmarks.optimizer_tasks import TASKS
-from benchmarks.optimizers import Line, Trial, common_rate, lines, validation_means
+from benchmarks.optimizers import Line, Trial, common_rate, lines, mean_and_error, validation_means
 from gramscope.errors import InputError
 
 #: what counts as equal to the linear schedule: points, share of the loss, standard errors of the difference
@@ -32,75 +32,52 @@ def report(trials: Sequence[Trial], methods: Sequence[Competitor] | None = None)
     tuned = [m.name for m in methods if m.rates]
     plain = [m.name for m in methods if not m.rates and m.name != ITSELF]
     plain += [f"{m.name}, one rate" for m in methods if m.common_rate]
-    parts = [
-        _against_itself(cells.values()),
-        _beside(cells.values(), plain, "without tuning, or with one rate for all tasks"),
-    ]
-    parts += [
-        _beside(cells.values(), [OURS, *tuned], "with the rate that validation chose for the task and the budget")
-    ]
-    parts += [_edges(found), _sensitivity(trials, methods, place), _seconds(cells.values(), [*plain, *tuned])]
+    without, chosen = "without tuning, or with one rate for all tasks", "with the rate that validation chose"
+    parts = [_against_itself(cells.values()), _beside(cells.values(), plain, without)]
+    parts += [_beside(cells.values(), [OURS, *tuned], chosen), _edges(found)]
+    parts += [_sensitivity(trials, methods, place), _seconds(cells.values(), [*plain, *tuned])]
     return "\n\n".join(part for part in parts if part)
 
 
 def _against_itself(cells: Iterable[By]) -> str:
     """FreeMuon, which does not know the end, beside its form with a linear schedule: paired differences over seeds."""
     rows, reached = [], 0
-    for by in cells:
-        if OURS in by and ITSELF in by:
-            ours, theirs = by[OURS], by[ITSELF]
-            seeds = sorted(ours.tests.keys() & theirs.tests.keys())
-            differences = [ours.tests[seed] - theirs.tests[seed] for seed in seeds]
-            if not differences:
-                continue
-            mean = statistics.fmean(differences)
-            several = len(differences) > 1
-            error = statistics.stdev(differences) / math.sqrt(len(differences)) if several else math.nan
-            least = SHARE * abs(theirs.score) if theirs.score < 0 else POINTS
-            met = mean >= -max(least, ERRORS * error if several else 0.0)
-            reached += met
-            spread = f" ± {_number(ours, error)}" if several else ""
-            difference = f"{'+' if mean >= 0 else '−'}{_number(ours, mean)}{spread}"
-            both = (_number(line, statistics.fmean(line.tests[seed] for seed in seeds)) for line in (ours, theirs))
-            rows.append((*_names(ours), *both, difference, "yes" if met else "**no**"))
-    if not rows:
-        return ""
+    for ours, theirs in ((by[OURS], by[ITSELF]) for by in cells if OURS in by and ITSELF in by):
+        seeds = sorted(ours.tests.keys() & theirs.tests.keys())
+        if not seeds:
+            continue
+        mean, error = mean_and_error([ours.tests[seed] - theirs.tests[seed] for seed in seeds])
+        least = SHARE * abs(theirs.score) if theirs.score < 0 else POINTS
+        met = mean >= -max(least, 0.0 if math.isnan(error) else ERRORS * error)
+        reached += met
+        both = (_number(line, statistics.fmean(line.tests[seed] for seed in seeds)) for line in (ours, theirs))
+        difference = f"{'+' if mean >= 0 else '−'}{_number(ours, mean)} ± {_number(ours, error)}"
+        rows.append((*_names(ours), *both, difference, "yes" if met else "**no**"))
     head = ("net, data", "steps", "FreeMuon", "linear schedule", "difference (+ is better)", "as good")
     text = (
         f"FreeMuon beside its form with a linear schedule to the known end. As good in {reached} of {len(rows)} cells."
     )
-    return f"{text}\n\n{_markdown(head, rows)}"
+    return f"{text}\n\n{_markdown(head, rows)}" if rows else ""
 
 
 def _beside(cells: Iterable[By], names: Sequence[str], text: str) -> str:
     """Scores of FreeMuon and others, the best in bold."""
     cells = [by for by in cells if sum(name in by for name in names) > 1]
     names = [name for name in names if any(name in by for by in cells)]
-    rows, ahead, compared = [], 0, 0
+    rows, ahead = [], 0
     for by in cells:
-        best = max((by[name] for name in names if name in by), key=lambda line: line.score)
-        if OURS in by:
-            compared += 1
-            ahead += by[OURS].score >= best.score
-        row = [_score(by[name]) + _rate(by[name]) if name in by else "" for name in names]
-        rows.append(
-            (
-                *_names(best),
-                *(f"**{s}**" if s and by[n].score == best.score else s for n, s in zip(names, row, strict=True)),
-            )
-        )
-    if not rows:
-        return ""
-    head = f"Methods {text}." + (f" FreeMuon is best in {ahead} of {compared} cells." if compared else "")
-    return f"{head}\n\n{_markdown(('net, data', 'steps', *names), rows)}"
+        best = max(by[name].score for name in names if name in by)
+        ahead += OURS in by and by[OURS].score == best
+        entries = [_score(by[name]) if name in by else "" for name in names]
+        marked = [f"**{e}**" if e and by[n].score == best else e for n, e in zip(names, entries, strict=True)]
+        rows.append((*_names(next(iter(by.values()))), *marked))
+    head = f"Methods {text}." + (f" FreeMuon is best in {ahead} of {len(rows)} cells." if OURS in names else "")
+    return f"{head}\n\n{_markdown(('net, data', 'steps', *names), rows)}" if rows else ""
 
 
 def _edges(found: Iterable[Line]) -> str:
-    rows = [
-        f"{line.method} on {line.net}, {line.data}, {line.steps:,} steps (rate {line.rate:g})"
-        for line in found
-        if line.at_edge
-    ]
+    at_edge = (line for line in found if line.at_edge)
+    rows = [f"{x.method} on {x.net}, {x.data}, {x.steps:,} steps (rate {x.rate:g})" for x in at_edge]
     return f"Warning: the best rate is the least or largest that was tried: {'; '.join(rows)}." if rows else ""
 
 
@@ -144,12 +121,8 @@ def _names(line: Line) -> tuple[str, str]:
 
 
 def _score(line: Line) -> str:
-    found = _number(line, line.score)
-    return found if math.isnan(line.error) else f"{found} ± {_number(line, line.error)}"
-
-
-def _rate(line: Line) -> str:
-    return "" if line.rate is None else f" ({line.rate:g})"
+    spread = "" if math.isnan(line.error) else f" ± {_number(line, line.error)}"
+    return _number(line, line.score) + spread + ("" if line.rate is None else f" ({line.rate:g})")
 
 
 def _number(line: Line, value: float) -> str:

@@ -275,6 +275,11 @@ def _line(trials: Sequence[Trial], method: Competitor, rate: float | None) -> Li
     if not runs:
         return None
     tests = {t.seed: t.test for t in runs}
-    error = statistics.stdev(tests.values()) / math.sqrt(len(tests)) if len(tests) > 1 else math.nan
-    seconds, score = min(t.seconds for t in runs), statistics.fmean(tests.values())
-    return Line(*runs[0].cell, name, rate, at_edge, len(tests), score, error, seconds, tests)
+    score, error = mean_and_error(list(tests.values()))
+    return Line(*runs[0].cell, name, rate, at_edge, len(tests), score, error, min(t.seconds for t in runs), tests)
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    """The mean and its standard error, NaN for a single value."""
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return statistics.fmean(values), error

@@ -105,7 +105,7 @@ class _Step:
         self.net = case.build(generator).to(device)
         self.optimizers = make(self.net)
         x, y = _samples(case, 24 * case.batch, generator, device)
-        self._batches = itertools.cycle(zip(x.split(case.batch), y.split(case.batch), strict=True))
+        self._batches = itertools.cycle(zip(torch.split(x, case.batch), torch.split(y, case.batch), strict=True))
 
     def __call__(self) -> None:
         self.gradients()

@@ -1,35 +1,18 @@
-"""The command, growth of time, and steps of optimizers."""
+"""The command, and steps of optimizers."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from benchmarks import scale, vcl_speed
+from benchmarks import vcl_speed
 from benchmarks.__main__ import BENCHMARKS, main
-from benchmarks.scale import Case, cases
 from benchmarks.timing import Row
-
-
-def test_a_case_is_timed_at_every_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits = Case("waiting", "n", (2, 4, 8), 1, lambda n: lambda: time.sleep(n / 100))
-    monkeypatch.setattr(scale, "cases", lambda device: iter([waits]))
-    rows = list(scale.run(seconds=0.0))
-    assert [row.method for row in rows] == ["n = 2", "n = 4", "n = 8"]
-    assert [row.baseline for row in rows] == ["n = 2", "n = 2", "n = 4"]
-    assert rows[2].value > rows[0].value
-    assert rows[2].ratio == pytest.approx(rows[2].value / rows[1].value)
-
-
-def test_every_case_runs_at_its_smallest_size() -> None:
-    for case in cases("cpu"):
-        case.make(64 if case.variable == "d = k" else case.sizes[0])()
 
 
 def test_steps_and_their_memory_have_goals(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +56,7 @@ def test_bench_all_runs_them_all(monkeypatch: pytest.MonkeyPatch, capsys: pytest
         if arguments:
             out = json.loads(capsys.readouterr().out)
             assert list(out) == list(BENCHMARKS)
-            assert out["scale"][0]["ratio"] == 1.0
+            assert out["whiten"][0]["ratio"] == 1.0
             printed.clear()
     assert len(printed) == len(BENCHMARKS)
     for name, text in zip(BENCHMARKS, printed, strict=True):
@@ -87,7 +70,7 @@ def test_a_stopped_benchmark_says_so(monkeypatch: pytest.MonkeyPatch, capsys: py
         raise KeyboardInterrupt
 
     monkeypatch.setattr("benchmarks.__main__.run_benchmark", run)
-    assert main(["scale"]) == 130
+    assert main(["whiten"]) == 130
     assert "stopped" in capsys.readouterr().err
 
 
