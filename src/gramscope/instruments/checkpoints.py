@@ -189,7 +189,8 @@ def load_weights(model: nn.Module, source: Path | Mapping[str, Tensor]) -> str:
 
 def _check_config(folder: Path, model: nn.Module) -> None:
     """Raise if ``config.json`` beside the weights describes another architecture than the model's."""
-    file, config = folder / "config.json", getattr(unwrap(model), "config", None)
+    file = folder / "config.json"
+    config: Any = getattr(unwrap(model), "config", None)
     if not file.is_file() or not hasattr(config, "to_dict"):
         return
     try:

@@ -92,8 +92,8 @@ def series(
     total = len(checkpoints) if isinstance(checkpoints, list) else None
     text = "measuring checkpoints" if model is None else f"measuring checkpoints ({memory_of(model, loss, measuring)})"
     with progress_bar(text, total, progress) as advance:
-        found = _in_processes if executor else _one_after_the_other
-        for step, result in found(checkpoints, tables, model, how, executor):
+        given = checkpoints, tables, model, how
+        for step, result in _in_processes(*given, executor) if executor else _one_after_the_other(*given):
             if isinstance(result, CheckpointError):
                 skipped[step] = str(result)
                 warnings.warn(f"step {step} is skipped: {result}", ResultWarning, stacklevel=2)
@@ -126,7 +126,7 @@ def _digest_of_data(batches: Any) -> str:
 
 
 def _one_after_the_other(
-    sources: Iterable[tuple[int, Source]], known: Mapping[int, Table], model: nn.Module | None, how: _How, _: None
+    sources: Iterable[tuple[int, Source]], known: Mapping[int, Table], model: nn.Module | None, how: _How
 ) -> Iterator[tuple[int, tuple[Table, str] | CheckpointError]]:
     """The table of each source and a digest of its weights, or why it has none."""
     for step, source in sources:
@@ -166,5 +166,5 @@ def _in_processes(
 
 
 def _measure_path(path: str | Path, model: nn.Module | None, how: _How) -> tuple[Table, str] | CheckpointError:
-    ((_, found),) = _one_after_the_other([(0, path)], {}, model, how, None)
+    ((_, found),) = _one_after_the_other([(0, path)], {}, model, how)
     return found

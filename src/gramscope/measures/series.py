@@ -113,11 +113,11 @@ class Series:
         counts = [(len(steps), "table"), (len(layers), "layer"), (len(self.columns), "measure")]
         words = ", ".join(f"{n} {word}{'s' * (n != 1)}" for n, word in counts)
         lines = [words + (f", steps {steps[0]} to {steps[-1]}" if steps else "")]
-        last = next((table for table in reversed(self.tables.values()) if table.rows), None)
-        for name in last.columns[:MOST_MEASURES] if last else ():
-            ends = dict.fromkeys((layers[0], layers[-1]))
-            values = [f"{format_value(last.rows.get(layer, {}).get(name))} ({layer})" for layer in ends]
-            lines.append(f"  {name}: {' … '.join(values)} at the last step")
+        last = next((table for table in reversed(list(self.tables.values())) if table.rows), Table({}))
+        for name in last.columns[:MOST_MEASURES]:
+            ends = [(layer, last.rows.get(layer, {}).get(name)) for layer in dict.fromkeys((layers[0], layers[-1]))]
+            values = " … ".join(f"{format_value(value)} ({layer})" for layer, value in ends)
+            lines.append(f"  {name}: {values} at the last step")
         lines += [f"skipped step {step}: {reason}" for step, reason in self.skipped.items()]
         lines += [f"step {step} has exactly the weights of step {other}" for step, other in self.equal.items()]
         return "\n".join(lines)
