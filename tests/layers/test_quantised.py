@@ -175,6 +175,8 @@ def test_optimizers_leave_quantised_weights_alone() -> None:
         model = made(packed)
     before = copy.deepcopy(model.state_dict())
     rule = gs.FreeMuon(model)
+    assert "2.weight" in rule.summary()
+    assert "quantised, so it cannot be set" in rule.summary()
     F.cross_entropy(model(X), Y).backward()
     rule.step()
     assert torch.equal(model.state_dict()["2.qweight"], before["2.qweight"])

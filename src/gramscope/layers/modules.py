@@ -104,7 +104,11 @@ def loaded(module: nn.Module) -> Iterator[None]:
 @contextmanager
 def differentiable(model: nn.Module) -> Iterator[None]:
     """Keep bitsandbytes from packing 4-bit weights for inference on a CPU, in a form that passes no gradients on."""
-    known: list[Any] = [m for m in model.modules() if getattr(m, "support_avx512bf16_for_cpu", False)]
+    known: list[Any] = [
+        module
+        for module in model.modules()
+        if getattr(module, "support_avx512bf16_for_cpu", False) and any(p.is_cpu for p in module.parameters())
+    ]
     for module in known:
         module.state_dict()  # takes a packed weight apart
         module.support_avx512bf16_for_cpu = False

@@ -23,7 +23,6 @@ _BLOCK = 1024
 class QuantisedLayer(LinearLayer):
     """A linear layer with a quantised weight; where its inputs are rounded too, ``z = W h + b`` holds to a few per cent."""
 
-    not_for_vcl = "has a quantised weight"
     rounding = 0.05
 
     @override

@@ -253,7 +253,8 @@ def _layer_matrices(model: nn.Module, names: dict[int, str]) -> tuple[list[Weigh
         if layer in tables:
             continue
         if parameter is None:
-            others[f"{layer.name}.weight"] = "computed by a parametrisation, so it cannot be set"
+            how = "quantised" if layer.remark else "computed by a parametrisation"
+            others[f"{layer.name}.weight"] = f"{how}, so it cannot be set"
             continue
         name = names.get(id(parameter), f"{layer.name}.weight")
         if isinstance(layer, AttentionProjection) and name.endswith("in_proj_weight"):
