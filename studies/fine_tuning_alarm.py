@@ -6,8 +6,8 @@
 
 The character model of ``over_training.py`` is fine-tuned to English prose (Python's help topics), to Markdown (the pages of
 this project) and to sums of numbers, ten times each, with learning rate, weight decay and seed drawn at random. At 10 % of
-the steps all default columns are measured, and their changes since the base. ``show`` prints Spearman's ρ with the final
-validation loss. The column is chosen on two of the fine-tunings and judged on the third; errors are bootstraps over runs.
+the steps all default columns are measured. ``show`` prints Spearman's ρ with the final validation loss. The columns are chosen
+on two of the fine-tunings and judged on the third; errors are bootstraps over runs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import math
 import random
 import warnings
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 from pydoc_data import topics
@@ -49,12 +48,6 @@ def texts() -> dict[str, str]:
     return {name: characters(text)[:200_000] for name, text in found.items()}
 
 
-@cache
-def one_base(base: Path, task: str) -> dict[str, float]:
-    """What is known of the model before it is fine-tuned."""
-    return known(GPT2LMHeadModel.from_pretrained(base), encode(texts()[task]))
-
-
 def known(model: GPT2LMHeadModel, tokens: Tensor) -> dict[str, float]:
     """Columns on training sequences by ``layer.column``, and the baselines."""
     cut = len(tokens) * 9 // 10
@@ -82,8 +75,6 @@ def one_run(base: Path, task: str, index: int) -> dict[str, Any]:
             values.update(known(model, tokens))
 
     fit(model, tokens[:cut], STEPS, setting["rate"], index, setting["decay"], BATCH, after)
-    before = one_base(base, task)
-    values |= {f"{name} (change)": x - before[name] for name, x in values.items() if name in before}
     values |= {f"setting.{name}": setting[name] for name in ("rate", "decay")}
     return {"task": task, "setting": setting, "values": values, "final": held_out_loss(model, tokens[cut:], 3)}
 
@@ -102,7 +93,7 @@ def show(path: Path) -> None:
     found = [json.loads(line) for line in path.read_text().splitlines()]
     tasks = {task: [r for r in found if r["task"] == task] for task in sorted({r["task"] for r in found})}
     names = sorted(set.intersection(*(set(r["values"]) for r in found)))
-    columns = [name for name in names if name.removesuffix(" (change)") not in BASELINES]
+    columns = [name for name in names if name not in BASELINES]
 
     def rho(task: str, name: str) -> float:
         return spearman([(r["values"][name], r["final"]) for r in tasks[task]])
