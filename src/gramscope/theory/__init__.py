@@ -2,11 +2,11 @@
 
 ===================  ==================================================================================================
 ``early_time``       ẆᵀẆ, ẆᵀKẆ and their correlation from (D, K), from tangents, or from a kernel
-``network``          the same for any ``nn.Module`` and loss, and a check against a few steps of gradient descent
+``network``          the same for any ``nn.Module`` and loss
 ``tangent_kernels``  mean tangent kernels in closed form: infinite width, or one hidden layer of any width
-``montecarlo``       random MLPs, and means over sampled initialisations with error bars
+``montecarlo``       random MLPs, and means over draws with error bars
 ``freeness``         moments of words in free families, by non-crossing partitions
 ``gaussian``         exact moments of the same words for Gaussian weights
-``quadratic``        the one-hidden-layer quadratic net: observed, free and exact traces, and [NFA]'s printed formulas
+``quadratic``        the one-hidden-layer quadratic net: observed, free and exact traces
 ===================  ==================================================================================================
 """

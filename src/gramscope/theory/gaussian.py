@@ -1,6 +1,6 @@
 """Exact expectations for Gaussian nets at any finite size, by Wick's rule.
 
-``R = Wᵀ diag(a²) W`` with ``W [k, d]`` of entries N(0, σ²) and ``a`` of entries N(0, τ²), all independent. A moment of
+``R = Wᵀ diag(a²) W`` with ``W [k, d]`` of entries N(0, 1/k) and ``a`` of entries N(0, 1), all independent. A moment of
 a word in R and fixed symmetric matrices is a finite sum over pairings of the W's: a pairing closes the data matrices
 into traces and ties the k-indices into groups. Nothing is asymptotic here; [NFA]'s free-probability formulas are the
 limit d, k → ∞, and its Proposition 10 (with the s₁ ≠ s₂ terms it drops) the word ``ARBR``.
@@ -26,61 +26,38 @@ Term: TypeAlias = tuple[tuple[str, ...], tuple[int, ...]]
 LONGEST = 6
 
 
-def gaussian_moment(
-    word: str,
-    data: Family,
-    width: int,
-    *,
-    size: int,
-    weight_variance: float | None = None,
-    readout_variance: float = 1.0,
-    letter: str = "R",
-) -> Tensor:
+def gaussian_moment(word: str, data: Family, width: int, *, size: int) -> Tensor:
     """``E[tr(word)]``, normalised trace, exact for a Gaussian net of ``width`` hidden units on ``size`` inputs.
 
     Args:
-        word: letters of ``data`` and ``letter``, e.g. ``"ARARBR"`` or ``"RRRR"``, with at most six ``letter``.
+        word: letters of ``data`` and R, e.g. ``"ARARBR"`` or ``"RRRR"``, with at most six R.
         data: the fixed symmetric matrices, such as :class:`~gramscope.theory.freeness.MatrixFamily`.
-        weight_variance: σ², ``1/width`` unless given ([NFA] Proposition 10).
-        readout_variance: τ².
+        width: k.
+        size: d, the number of inputs.
     """
-    if set(word) - data.letters - {letter} or letter in data.letters:
-        raise InputError(f"word={word!r}: letters are {sorted(data.letters)} and {letter!r}")
-    degree = word.count(letter)
+    if set(word) - data.letters - {"R"} or "R" in data.letters:
+        raise InputError(f"word={word!r}: letters are {sorted(data.letters)} and 'R'")
+    degree = word.count("R")
     if degree > LONGEST:
-        raise InputError(f"word={word!r} holds {degree} × {letter}: (2·{degree}−1)!! pairings; at most {LONGEST}")
+        raise InputError(f"word={word!r} holds {degree} × R: (2·{degree}−1)!! pairings; at most {LONGEST}")
     if degree == 0:
         return data.moment(word)
-    sigma2 = 1.0 / width if weight_variance is None else weight_variance
-    start = word.index(letter) + 1
-    slots = (word[start:] + word[:start])[:-1].split(letter)
+    start = word.index("R") + 1
+    slots = (word[start:] + word[:start])[:-1].split("R")
     total = torch.zeros((), dtype=torch.float64, device="cpu")
     for (words, groups), count in _wick_terms(tuple(slots)).items():
         traces = prod((size * data.moment(w) for w in words), start=torch.ones((), dtype=torch.float64, device="cpu"))
-        total = total + count * traces * _grouped_moment(groups, width, readout_variance)
-    return total * sigma2**degree / size
+        total = total + count * traces * _grouped_moment(groups, width)
+    return total / width**degree / size
 
 
-def gaussian_spectral_moments(
-    width: int, size: int, count: int = 4, *, weight_variance: float | None = None, readout_variance: float = 1.0
-) -> Tensor:
+def gaussian_spectral_moments(width: int, size: int, count: int = 4) -> Tensor:
     """``E[tr(Rᵖ)]`` for p = 1 … count: ``[count]``.
 
     >>> gaussian_spectral_moments(width=1000, size=1000, count=2).tolist()  # 1 and 1 − 1/k + 3(d + 2)/k
     [1.0, 4.005]
     """
-    values = [
-        gaussian_moment(
-            "R" * p,
-            _NoMatrices(),
-            width,
-            size=size,
-            weight_variance=weight_variance,
-            readout_variance=readout_variance,
-        )
-        for p in range(1, count + 1)
-    ]
-    return torch.stack(values)
+    return torch.stack([gaussian_moment("R" * p, _NoMatrices(), width, size=size) for p in range(1, count + 1)])
 
 
 class _NoMatrices(Family):
@@ -128,12 +105,12 @@ def _components(n: int, edges: list[tuple[int, int]]) -> list[int]:
     return list(Counter(label).values())
 
 
-def _grouped_moment(groups: tuple[int, ...], width: int, variance: float) -> float:
-    """``E[Π_g Σ_i a_i^{2g}]`` over the groups g, for ``a_i`` ~ N(0, variance): sums split by which indices coincide."""
+def _grouped_moment(groups: tuple[int, ...], width: int) -> float:
+    """``E[Π_g Σ_i a_i^{2g}]`` over the groups g, for ``a_i`` ~ N(0, 1): sums split by which indices coincide."""
     total = 0.0
     for partition in set_partitions(len(groups)):
         powers = [sum(groups[i] for i in block) for block in partition]
-        total += perm(width, len(powers)) * prod(_double_factorial(2 * m - 1) * variance**m for m in powers)
+        total += perm(width, len(powers)) * prod(_double_factorial(2 * m - 1) for m in powers)
     return total
 
 

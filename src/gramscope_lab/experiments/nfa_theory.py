@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError
+from gramscope.linalg.measured import Measured, jackknife
 from gramscope.linalg.psd import random_orthogonal
 from gramscope.theory.early_time import Traces, labelled_inputs, speeds_from_kernel, speeds_from_tangents
 from gramscope.theory.freeness import MatrixFamily
 from gramscope.theory.gaussian import gaussian_spectral_moments
-from gramscope.theory.montecarlo import RandomMLP, estimate, kernel_moments
+from gramscope.theory.montecarlo import RandomMLP, estimate
 from gramscope.theory.quadratic import (
     data_matrices,
     free_traces,
@@ -85,8 +86,8 @@ def compare_cnfa(
             speeds = speeds_from_kernel(p, *one_hidden_layer_kernel_moments(x, activation, width))
             predictions["mean kernels"] = (float(speeds.correlation), 0.0)
         else:
-            mean = kernel_moments(stacks).correlation(p, use_square=True)
-            predictions["mean kernels"] = (float(mean.mean), float(mean.error))
+            mean = mean_kernel_correlation(torch.cat([j @ j.mT for j in stacks]), p)
+            predictions["mean kernels"] = (float(mean), mean.error or 0.0)
         if depth == 1 and activation == "quadratic":
             family = MatrixFamily(data_matrices(x, y))
             moments = gaussian_spectral_moments(width, x.shape[1])
@@ -107,6 +108,16 @@ def compare_cnfa(
             for name, (value, error) in predictions.items()
         ]
     return rows
+
+
+def mean_kernel_correlation(kernels: Tensor, p: Tensor) -> Measured:
+    """The first-order prediction with E[𝒦] and E[𝒦²] as means over nets, from 𝒦 of each, ``[nets, N, N]``."""
+    squares = kernels @ kernels
+
+    def predicted(kept: Tensor) -> Tensor:
+        return speeds_from_kernel(p, kernels[kept].mean(0), squares[kept].mean(0)).correlation
+
+    return jackknife("nets", len(kernels), predicted)
 
 
 def polynomial_task(

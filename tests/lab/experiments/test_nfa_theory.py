@@ -1,11 +1,21 @@
 from __future__ import annotations
 
 import math
+import statistics
 
 import pytest
 import torch
 
-from gramscope_lab.experiments.nfa_theory import Decaying, compare_cnfa, decays, polynomial_task, reversals
+from gramscope.theory.early_time import speeds_from_kernel
+from gramscope.theory.montecarlo import RandomMLP
+from gramscope_lab.experiments.nfa_theory import (
+    Decaying,
+    compare_cnfa,
+    decays,
+    mean_kernel_correlation,
+    polynomial_task,
+    reversals,
+)
 from refusals import assert_refused
 from studies.theory import check_formulas, check_widths, fit_powers
 
@@ -20,6 +30,16 @@ def test_predictions_of_a_wide_net_come_true() -> None:
         for name in ("infinite width", "mean kernels"):
             assert abs(by_name[name]["difference"]) < 4 * by_name[name]["observed_error"] + 0.004, by_name[name]
         assert ("free" in by_name) == (activation == "quadratic" and depth == 1)
+
+
+def test_jackknife_error_matches_the_spread_of_repeated_predictions() -> None:
+    x = torch.randn(6, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    net, generator = RandomMLP(4, (8, 8), "relu"), torch.Generator().manual_seed(2)
+    drawn = [torch.cat([j @ j.mT for j, _, _ in net.draws(x, 40, generator)]) for _ in range(40)]
+    found = [mean_kernel_correlation(kernels, x) for kernels in drawn]
+    square = (drawn[0] @ drawn[0]).mean(0)
+    assert float(found[0]) == pytest.approx(float(speeds_from_kernel(x, drawn[0].mean(0), square).correlation))
+    assert statistics.mean(f.error for f in found) == pytest.approx(statistics.stdev(found), rel=0.4)
 
 
 def test_free_prediction_of_a_square_problem() -> None:
