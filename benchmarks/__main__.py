@@ -103,9 +103,11 @@ def _speed(options: argparse.Namespace) -> None:
     if any(getattr(options, name) for name in others):
         raise InputError(f"{options.name} takes only --device, --seconds and --json; the others are for optimizers")
     try:
-        device = str(torch.device(options.device))
-    except RuntimeError as error:
-        raise InputError(f"device = {options.device!r}: use cpu, cuda, cuda:1 …") from error
+        device = str(torch.empty(0, device=options.device).device)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(
+            f"device = {options.device!r}: use cpu, cuda, cuda:1 … ({str(error).splitlines()[0]})"
+        ) from error
     chosen = list(BENCHMARKS) if options.name == ALL else [options.name]
     rows: dict[str, list[object]] = {}
     for name in chosen:

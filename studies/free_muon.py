@@ -2,6 +2,7 @@
 
     python studies/free_muon.py --data-dir DIR --steps 3000 --decay 0 0.1 0.2 0.3
     python studies/free_muon.py --data-dir DIR --steps 10 30 --first-step 0.12 0.15 0.18 0.25 --seeds 3
+    python studies/free_muon.py --steps 10 30 100 300 --seeds 3 --net resnet [--left-alone]
 
 Nets and data are those of ``python -m benchmarks optimizers --scale full``. Test scores are not used.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import statistics
+from dataclasses import replace
 
 import torch
 
@@ -30,11 +32,15 @@ def main() -> None:
         "--first-step", type=float, nargs="+", default=[free_muon.STEP], help="ρ; later steps in proportion"
     )
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--net", help="this net alone, such as resnet")
+    parser.add_argument("--left-alone", action="store_true", help="keep batch normalisation's statistics of training")
     given = parser.parse_args()
     torch.set_num_threads(1)
     free = next(method for method in competitors() if method.name == OURS)
+    if given.left_alone:
+        free = replace(free, averaged=None)
     print(f"{'net':11} {'data':11} {'ρ':>5} {'λ':>5} {'steps':>5} {'validation':>10}   deviation")
-    for net, data in TASKS["full"]:
+    for net, data in (task for task in TASKS["full"] if given.net in (None, task[0])):
         task = make_task(net, data, given.data_dir)
         for first, decay in itertools.product(given.first_step, given.decay):
             free_muon.STEP, free_muon.DECAY = first, decay
