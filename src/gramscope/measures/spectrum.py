@@ -25,8 +25,6 @@ from gramscope.linalg.psd import EPS, eigh, eigvalsh, svdvals
 from gramscope.linalg.ridge import triangular_factor
 from gramscope.linalg.stochastic import SingularQuadrature, singular_quadrature
 
-#: width from which a GPU takes singular values from WᵀW: its own SVD takes seconds there
-ON_GPU = 512
 #: power iterations of the range finder
 POWER = 6
 #: error of a singular value, over its size, up to which it is treated exactly, not estimated
@@ -71,9 +69,6 @@ def weight_spectrum(W: Array) -> Spectrum:
     """
     weight = to_double(as_weight(W))
     tall = weight if weight.shape[-2] >= weight.shape[-1] else weight.mT
-    if tall.is_cuda and tall.shape[-1] > ON_GPU:
-        values = eigvalsh(tall.mT @ tall).clamp(min=0.0).sqrt().reshape(-1)
-        return summarise(values, math.sqrt(tall.shape[-1] * EPS))
     # The triangular factor has the same singular values and is small where one side is.
     R = torch.linalg.qr(tall, mode="r").R if tall.shape[-2] > 2 * tall.shape[-1] else tall
     return summarise(svdvals(R).reshape(-1), max(weight.shape[-2:]) * EPS)
