@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
@@ -83,12 +83,17 @@ def checks_names(function: Callable[Arguments, Result]) -> Callable[Arguments, R
 
     @functools.wraps(function)
     def checked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        for name in kwargs:
-            if name not in known:
-                raise ArgumentError(no_such("argument", name, known))
+        check_arguments(kwargs, known)
         return function(*args, **kwargs)
 
     return checked
+
+
+def check_arguments(given: Iterable[str], known: Sequence[str]) -> None:
+    """Raise an error with the nearest names for an argument that is not among ``known``."""
+    for name in given:
+        if name not in known:
+            raise ArgumentError(no_such("argument", name, known))
 
 
 def load_extra(module: str, extra: str) -> Any:

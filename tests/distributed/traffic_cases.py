@@ -158,4 +158,4 @@ def case_large_layer_and_cka(folder: Path) -> None:
     assert sent["merged"] == k * d + k * (r + 1) + k * (r + 65) + c * d + c * c + d + c + of_output
     with counted() as sent:
         gs.cka(model, x)
-    assert sent["add"] == 2 * 2 + 2 + 2
+    assert sent["merged"] == 2 * 2 + 2 + 2

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from gramscope.distributed.exchange import Exchange, Group, find_exchange, gathered
+from gramscope.distributed.exchange import Group, find_exchange, gathered
 from gramscope.errors import InputError, checks_names, load_extra
-from gramscope.layers.batches import NoBatchError, Unpack, batches, to_device
-from gramscope.layers.capture import capture
-from gramscope.layers.labels import LabelReader
-from gramscope.layers.model_call import evaluating, model_device, model_dtype, run_captured
+from gramscope.layers.batches import NoBatchError, Unpack, batches, first_tensor
+from gramscope.layers.model_call import model_device, model_dtype
 from gramscope.layers.modules import unwrap
 from gramscope.layers.select import LayerSelector
-from gramscope.layers.tape import Tape
 from gramscope.measures.similarity import FEWEST, batch_hsic, centred_kernel
 from gramscope.measures.table import format_value
-from gramscope.statistics.structure import Structure, Tokens, find_structure, inputs_of, rows_and_targets
-from gramscope.statistics.sums import LeftOut
+from gramscope.statistics.features import Features
+from gramscope.statistics.run import run
+from gramscope.statistics.structure import Tokens
+from gramscope.statistics.sums import Notes, Plan
 from gramscope.text_table import text_table
 
 if TYPE_CHECKING:
@@ -127,17 +125,17 @@ def cka(
         raise InputError(f"tokens={tokens!r}: CKA needs one row per sample; give 'mean', 'flatten' or a position")
     exchange = find_exchange(process_group, mesh, model)
     models = (model,) if other is None or other is model else (model, other)
+    plan = Plan(
+        (Features,), layers=layers, tokens=tokens, batch_dim=batch_dim, eval_mode=eval_mode,
+        snapshot=False, output=first_tensor, targets=lambda inputs, target: None,  # type: ignore[arg-type, return-value]
+    )  # fmt: skip
 
     def read() -> _Sums:
         total = _Sums()
-        with (
-            suppress(*([] if exchange is None else [NoBatchError])),
-            ExitStack() as stack,
-        ):  # other processes may have batches
-            sides = [_Side(m, stack, layers, tokens, batch_dim, eval_mode) for m in models]
-            for inputs, target in batches(loader, unpack, model_dtype(unwrap(model))):
-                rows = [side.rows(inputs, target, sides) for side in sides]
-                total.add(rows[0], rows[-1])
+        with suppress(*([] if exchange is None else [NoBatchError])):  # other processes may have batches
+            for inputs, _ in batches(loader, unpack, model_dtype(unwrap(model))):
+                rows = [_rows(m, inputs, plan) for m in models]
+                total = total.merge(_Sums.of(rows[0], rows[-1]))
         return total
 
     with ExitStack() as whole:
@@ -145,120 +143,58 @@ def cka(
             whole.enter_context(gathered(unwrap(network), exchange))
         if exchange is None:
             return read().result()
-        device = model_device(model)
-        return exchange.read_together(read, device).over_processes(exchange, device).result()
+        return exchange.merged(exchange.read_together(read, model_device(model)), _Sums.merge).result()
 
 
+def _rows(model: nn.Module, inputs: Any, plan: Plan) -> dict[str, Tensor]:
+    """Rows ``[n, d]`` of the layers' inputs in one batch; layers whose rows are not samples are left out."""
+    with closing(run(model, [(inputs, None)], None, replace(plan, notes=Notes()))) as stream:
+        found = {seen.layer: seen.rows for seen in stream if seen.rows is not None}
+    if not found:
+        raise InputError(f"no layer of {type(model).__name__} has one row of inputs per sample; look at layers=")
+    return found
+
+
+@dataclass(frozen=True)
 class _Sums:
-    """``Σ n HSIC₁`` over batches of n samples: of pairs, and of the layers of either side with themselves."""
+    """``Σ n HSIC₁`` over batches of n samples: of pairs of layers, and of the layers of either side with themselves."""
 
-    def __init__(self) -> None:
-        self._names: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
-        self._sums: tuple[Tensor, Tensor, Tensor] | None = None
-        self._samples = 0
+    names: tuple[tuple[str, ...], ...] = ()
+    sums: tuple[Tensor, ...] = ()
+    samples: int = 0
 
-    def add(self, left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
-        """Add a batch: rows ``[n, d]`` by layer."""
-        names = (tuple(left), tuple(right))
-        if self._names != ((), ()) and names != self._names:
-            changed = {name for a, b in zip(names, self._names, strict=True) for name in set(a) ^ set(b)}
-            raise InputError(
-                f"layers {sorted(changed)} ran in one batch and not in another; choose others with layers="
-            )
-        self._names = names
+    @classmethod
+    def of(cls, left: dict[str, Tensor], right: dict[str, Tensor]) -> _Sums:
+        """Those of a batch: rows ``[n, d]`` by layer."""
         n = next(iter(left.values())).shape[0]
+        total = cls((tuple(left), tuple(right)))
         for part in torch.arange(n, dtype=torch.int64, device="cpu").tensor_split(math.ceil(n / PART)):
             if part.numel() >= FEWEST:
-                self._add_part(
-                    *(torch.stack([centred_kernel(h[part]) for h in rows.values()]) for rows in (left, right))
-                )
-
-    def _add_part(self, left: Tensor, right: Tensor) -> None:
-        n, right = left.shape[-1], right.to(left.device)
-        cross, first, second = n * batch_hsic(left, right), n * _own(left), n * _own(right)
-        if self._sums is not None:
-            cross, first, second = cross + self._sums[0], first + self._sums[1], second + self._sums[2]
-        self._sums = (cross, first, second)
-        self._samples += n
-
-    def over_processes(self, exchange: Exchange, device: torch.device) -> _Sums:
-        """The sums of all processes, the same in each."""
-        found = exchange.gather_objects((self._names, self._samples))
-        names = {of_process for of_process, _ in found if of_process != ((), ())}
-        if not names:
-            raise NoBatchError("the loaders of all processes yielded no batch")
-        if len(names) > 1:
-            raise InputError("the processes saw different layers; choose those that run everywhere with layers=")
-        total = _Sums()
-        total._names = names.pop()
-        total._samples = sum(samples for _, samples in found)
-        if not total._samples:
-            return total
-        rows, columns = map(len, total._names)
-        shapes = ((rows, columns), (rows,), (columns,))
-        own = self._sums or tuple(torch.zeros(shape, dtype=torch.float64, device="cpu") for shape in shapes)
-        sums = [part.to(device, copy=True) for part in own]
-        for part in sums:
-            exchange.add(part)
-        total._sums = (sums[0], sums[1], sums[2])
+                a, b = (torch.stack([centred_kernel(h[part]) for h in rows.values()]) for rows in (left, right))
+                sums = (batch_hsic(a, b.to(a.device)), _own(a), _own(b))
+                total = total.merge(cls(total.names, tuple(part.numel() * value.cpu() for value in sums), part.numel()))
         return total
 
+    def merge(self, other: _Sums) -> _Sums:
+        """The sums over both, of the same layers; those of no batch have no names."""
+        if self.names and other.names and self.names != other.names:
+            changed = {name for a, b in zip(self.names, other.names, strict=True) for name in set(a) ^ set(b)}
+            raise InputError(
+                f"different layers: {sorted(changed)} ran in one batch and not in another; choose others with layers="
+            )
+        sums = tuple(a + b for a, b in zip(self.sums, other.sums, strict=True)) if self.sums and other.sums else ()
+        return _Sums(self.names or other.names, sums or self.sums or other.sums, self.samples + other.samples)
+
     def result(self) -> LayerSimilarity:
-        if self._sums is None:
+        if not self.names:
+            raise NoBatchError("the loaders of all processes yielded no batch")
+        if not self.sums:
             raise InputError(f"debiased CKA needs batches of at least {FEWEST} samples, and every batch had fewer")
-        cross, first, second = self._sums
-        return LayerSimilarity(*self._names, (cross / torch.outer(first.sqrt(), second.sqrt())).cpu(), self._samples)
+        cross, first, second = self.sums
+        rows, columns = self.names
+        return LayerSimilarity(rows, columns, cross / torch.outer(first.sqrt(), second.sqrt()), self.samples)
 
 
 def _own(kernels: Tensor) -> Tensor:
     """``HSIC₁`` of every kernel with itself, ``[l]``."""
     return torch.stack([batch_hsic(kernel[None], kernel[None])[0, 0] for kernel in kernels])
-
-
-class _Side:
-    """One of the compared models, captured: the rows of its layers' inputs on a batch."""
-
-    def __init__(
-        self, model: nn.Module, stack: ExitStack, layers: LayerSelector, tokens: Tokens, batch_dim: int, eval_mode: bool
-    ) -> None:
-        self._model, self._tokens = model, tokens
-        root = unwrap(model)
-        stack.enter_context(evaluating(root, eval_mode))
-        self._tape: Tape = stack.enter_context(
-            capture(model, layers, gradients=False, batch_dim=batch_dim, copy_weights=False)
-        )
-        self._batch_dim = batch_dim
-        self._structure = Structure()
-        self._reader = LabelReader(model)
-        self.device = model_device(model)
-
-    def rows(self, inputs: Any, target: Any, sides: Sequence[_Side]) -> dict[str, Tensor]:
-        """Rows ``[n, d]`` by layer, in order of execution; the other side, which may share modules, does not look."""
-        with self._tape.ignoring_calls():
-            read = self._reader.read(*(to_device(part, self.device) for part in (inputs, target)))
-        with ExitStack() as stack:
-            for side in sides:
-                if side is not self:
-                    stack.enter_context(side._tape.ignoring_calls())
-            run_captured(self._model, self._tape, read.inputs)
-            if not self._structure.axes:
-                nothing = torch.empty(0, dtype=torch.float32, device=self.device)
-                self._structure = find_structure(self._model, self._tape, read.inputs, nothing, None)
-        n, lengths = self._tape.calls[-1].samples, read.positions.lengths
-        found: dict[str, Tensor] = {}
-        for record in self._tape:
-            try:
-                x, averaged = record.applications[0].x, self._tokens == "mean" and not lengths
-                axis = self._structure.axis(record.name, x, self._batch_dim)
-                h = inputs_of(record, axis, n, averaged, lengths)
-                valid = read.positions.of(h.shape[-2], len(record.applications))
-                rows, _ = rows_and_targets(h, None, self._tokens, read.inputs, record.name, valid=valid)
-            except LeftOut:
-                continue  # its rows are not samples: experts, folded batches
-            found[record.name] = rows
-        self._tape.clear()
-        if not found:
-            raise InputError(
-                f"no layer of {type(self._model).__name__} has one row of inputs per sample; look at layers="
-            )
-        return found

@@ -10,38 +10,32 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from gramscope.distributed.exchange import Group, find_exchange, is_sharded
-from gramscope.errors import InputError, Note, NumericalError, checks_names
+from gramscope.distributed.exchange import Group, find_exchange
+from gramscope.errors import InputError, Note, NumericalError, check_arguments
 from gramscope.instruments.log import (
     Log,
-    PictureWriter,
     check_log,
-    input_diagonals,
-    layer_spectra,
-    write_pictures,
     write_record,
 )
 from gramscope.instruments.measure import given_by, measure, needs_of
 from gramscope.layers.batches import NoBatchError, Unpack, batches, first_tensor, head, to_device
 from gramscope.layers.losses import Loss
-from gramscope.layers.model_call import OutputSelector, model_device, model_dtype
+from gramscope.layers.model_call import model_device, model_dtype
 from gramscope.layers.modules import outside_graphs, unwrap
 from gramscope.layers.select import LayerSelector
-from gramscope.linalg.budget import MEMORY
 from gramscope.measures.column import Column
 from gramscope.measures.columns import columns_of
 from gramscope.measures.series import Series
 from gramscope.measures.table import Table
-from gramscope.statistics.structure import Tokens
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -49,10 +43,8 @@ if TYPE_CHECKING:
 #: what is recorded unless measures are named: nothing that needs a backward pass, so that a record is cheap
 DEFAULT = ("weight_norm", "effective_rank", "target_linearity", "surrogate", "surrogate_linearized", "nc1")
 
-#: arguments that the monitor hands on to every measurement; its batches are unpacked already
-OPTIONS = tuple(
-    name for name in inspect.signature(measure).parameters if name not in ("model", "loader", "loss", "unpack")
-)
+#: all arguments but the first three: those of a measurement, and the monitor's own
+ARGUMENTS = ("every", "samples", "log", *list(inspect.signature(measure).parameters)[3:])
 
 
 def geometric(step: int, ratio: float = 1.35) -> bool:
@@ -85,12 +77,9 @@ class Monitor:
         samples: how many samples to hold. Target linearity wants several times as many as a layer has features.
         reference: ``"initial"`` keeps a copy of the model as it is now for measures that need the initialisation (only if
             one of them is asked for); or a network of one's own.
-        log: called with ``(step, record)`` for every record, or a TensorBoard ``SummaryWriter``, which gets scalars,
-            histograms of singular values and, where inputs are images, the diagonals of WᵀW and (if a measure of Jacobians
-            was asked for, at the cost of a second pass) of the AGOP as images.
+        log: called with ``(step, record)`` for every record, or a TensorBoard ``SummaryWriter``.
         unpack: ``batch -> (inputs, target)`` for loaders that yield something else.
-
-    All other arguments are those of :func:`gramscope.measure`.
+        process_group, mesh, options: all other arguments of :func:`gramscope.measure`.
 
     In several processes of ``torch.distributed`` each holds samples of its own part of the data, and all of them record the
     measures of the samples of all processes; ``process_group=False`` measures in this process alone.
@@ -107,7 +96,6 @@ class Monitor:
     [0, 5, 10]
     """
 
-    @checks_names
     def __init__(
         self,
         model: nn.Module,
@@ -121,32 +109,11 @@ class Monitor:
         reference: nn.Module | str | None = "initial",
         log: Log | None = None,
         unpack: Unpack | None = None,
-        outputs: str | Sequence[str] = (),
-        held_out: Any = None,
-        gamma: float = 0.05,
-        ridge: float = 0.0,
-        intercept: bool = False,
-        center: bool = False,
-        weight_decay: float | None = None,
-        reduction: str | float | None = None,
-        output: OutputSelector = None,
-        targets: Callable[[Any, Any], Tensor] | None = None,
-        tokens: Tokens = "auto",
-        ignore_index: int | None = None,
-        channels: str = "auto",
-        batch_dim: int = 0,
-        eval_mode: bool = True,
-        gram: bool | str = "auto",
-        jacobians: bool | str = "auto",
-        sketch: int | None = None,
-        generator: torch.Generator | None = None,
-        memory: int = MEMORY,
-        dtype: torch.dtype = torch.float64,
-        progress: bool = False,
         process_group: Group = None,
         mesh: DeviceMesh | None = None,
+        **options: Any,
     ) -> None:
-        arguments = locals()
+        check_arguments(options, ARGUMENTS)
         if isinstance(samples, bool) or not isinstance(samples, int) or samples < 2:
             raise InputError(f"samples={samples!r}: give the number of samples to hold, at least 2")
         self.model = model
@@ -157,14 +124,15 @@ class Monitor:
         self._log = check_log(log)
         measures = DEFAULT if measures is None else measures
         needs = needs_of(columns_of(measures, given_by(model, loss) | {"reference", "held_out"}))
-        needs_reference, self._jacobians = "reference" in needs, "jacobians" in needs
+        needs_reference = "reference" in needs
         self._initial = None  # our own copy of the initial network
         if reference == "initial":
             reference = self._initial = copy.deepcopy(unwrap(model)) if needs_reference else None
         elif isinstance(reference, str):
             raise InputError(f"reference={reference!r}: give 'initial', a network or None")
-        self._options = {name: arguments[name] for name in OPTIONS}
-        self._options |= {"measures": measures, "reference": reference if needs_reference else None}
+        self._options = {"progress": False, **options, "measures": measures, "layers": layers}
+        self._options |= {"process_group": process_group, "mesh": mesh}
+        self._options["reference"] = reference if needs_reference else None
         self._samples, self._unpack = samples, unpack
         self.hold(data)
         self.record()
@@ -174,7 +142,7 @@ class Monitor:
         device, dtype = model_device(self.model), model_dtype(self.model)
         options = self._options
         together = find_exchange(options["process_group"], options["mesh"], self.model) is not None
-        self._data = hold(data, self._samples, self._unpack, device, dtype, options["batch_dim"], together)
+        self._data = hold(data, self._samples, self._unpack, device, dtype, options.get("batch_dim", 0), together)
 
     @outside_graphs
     def step(self) -> dict[str, Any] | None:
@@ -196,18 +164,7 @@ class Monitor:
         self.records.append(record)
         if self._log is not None:
             write_record(self._log, record)
-        log: object = self._log
-        if isinstance(log, PictureWriter) and table.rows and self._data:
-            self._write_pictures(log)
         return record
-
-    def _write_pictures(self, log: PictureWriter) -> None:
-        if any(is_sharded(p) for p in self.model.parameters()):  # whole weights would need the other processes
-            return
-        layers, output = self._options["layers"], self._options["output"]
-        agop = self._jacobians and self._options["sketch"] is None  # all outputs, or none
-        diagonals = input_diagonals(self.model, self._data, layers, agop=agop, output=output)
-        write_pictures(log, self.step_count, layer_spectra(self.model, layers), diagonals)
 
     def measure(self) -> Table:
         """The table of the chosen measures at this moment, on the monitored sample."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
-from typing_extensions import Unpack, override
+from typing_extensions import override
 
 from gramscope.errors import InputError, load_extra, no_such
 from gramscope.instruments.log import Log
-from gramscope.integrations.watch import Every, MonitorOptions, Watch
+from gramscope.integrations.watch import Every, Watch
 from gramscope.layers.losses import Loss
 
 Callback: Any = load_extra("lightning.pytorch", "lightning").Callback
@@ -34,8 +34,7 @@ class GramscopeCallback(Watch, Callback):  # type: ignore[misc]
         module: name of the module to measure, such as ``"net"``; by default the LightningModule itself, by its ``forward``.
         prog_bar: show the numbers in the progress bar.
         every_n_steps, every_n_epochs, log: as for :class:`~gramscope.integrations.watch.Watch`.
-        options: further arguments of :class:`gramscope.Monitor`, those of
-            :class:`~gramscope.integrations.watch.MonitorOptions` (``measures``, ``layers``, ``samples``, …).
+        options: further arguments of :class:`gramscope.Monitor` (``measures``, ``layers``, ``samples``, …).
 
     Attributes:
         records: all records so far (under DDP with held-out samples, in process 0 alone).
@@ -51,7 +50,7 @@ class GramscopeCallback(Watch, Callback):  # type: ignore[misc]
         every_n_steps: Every = None,
         every_n_epochs: Every = None,
         log: Log | None = None,
-        **options: Unpack[MonitorOptions],
+        **options: Any,
     ) -> None:
         super().__init__(data, loss, every_n_steps, every_n_epochs, log, options)
         self._module, self._prog_bar = module, prog_bar

@@ -5,9 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import numpy as np
-from torch import Tensor
-
 from gramscope.errors import InputError, load_extra
 from gramscope.instruments.log import scalars
 from gramscope.measures.series import Series
@@ -27,11 +24,9 @@ class WandbLog:
 
     Args:
         run: what ``wandb.init`` returned; by default the run that is active.
-        pictures: also write histograms of singular values and, where inputs are images, the diagonals of WᵀW (and of the AGOP)
-            as images, as to TensorBoard.
     """
 
-    def __init__(self, run: Any = None, pictures: bool = False) -> None:
+    def __init__(self, run: Any = None) -> None:
         self._wandb = load_extra("wandb", "wandb")
         self.run = self._wandb.run if run is None else run
         if self.run is None:
@@ -39,8 +34,6 @@ class WandbLog:
         self._row: int | None = None  # of the last record
         self.run.define_metric("gramscope/step", hidden=True)
         self.run.define_metric("gramscope/*", step_metric="gramscope/step")
-        if pictures:  # a monitor draws pictures for logs that have these functions
-            self.add_histogram, self.add_image = self._add_histogram, self._add_image
 
     def __call__(self, step: int, record: dict[str, Any]) -> None:
         """Write the numbers of a record."""
@@ -48,14 +41,6 @@ class WandbLog:
             self.run.log({}, commit=True)
         self._row = self.run.step
         self.run.log({"gramscope/step": step, **scalars(record)}, commit=False)
-
-    def _add_histogram(self, tag: str, values: Tensor, global_step: int) -> None:
-        self.run.log({tag: self._wandb.Histogram(values.numpy())}, commit=False)
-
-    def _add_image(self, tag: str, img_tensor: Tensor, global_step: int) -> None:
-        pixels = (255 * img_tensor.permute(1, 2, 0).double().numpy()).round().astype(np.uint8)
-        image = self._wandb.Image(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels)
-        self.run.log({tag: image}, commit=False)
 
 
 class MlflowLog:

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
-from typing_extensions import Unpack, override
+from typing_extensions import override
 
 from gramscope.errors import InputError, load_extra
 from gramscope.instruments.log import Log
-from gramscope.integrations.watch import Every, MonitorOptions, Watch
+from gramscope.integrations.watch import Every, Watch
 from gramscope.layers.losses import Loss
 
 TrainerCallback: Any = load_extra("transformers", "transformers").TrainerCallback
@@ -41,8 +41,7 @@ class GramscopeCallback(Watch, TrainerCallback):  # type: ignore[misc]
         loss: as for :func:`gramscope.measure`; ``None`` takes the model's own.
         trainer: the trainer, to log through it.
         every_n_steps, every_n_epochs, log: as for :class:`~gramscope.integrations.watch.Watch`.
-        options: further arguments of :class:`gramscope.Monitor`, those of
-            :class:`~gramscope.integrations.watch.MonitorOptions` (``measures``, ``layers``, ``tokens``, …).
+        options: further arguments of :class:`gramscope.Monitor` (``measures``, ``layers``, ``tokens``, …).
 
     Attributes:
         records: all records so far, in process 0.
@@ -57,9 +56,9 @@ class GramscopeCallback(Watch, TrainerCallback):  # type: ignore[misc]
         every_n_steps: Every = None,
         every_n_epochs: Every = None,
         log: Log | None = None,
-        **options: Unpack[MonitorOptions],
+        **options: Any,
     ) -> None:
-        given: MonitorOptions = {"process_group": False, "samples": SAMPLES, **options}
+        given = {"process_group": False, "samples": SAMPLES, **options}
         super().__init__(data, loss, every_n_steps, every_n_epochs, log, given)
         self._samples, self._trainer = given["samples"], trainer
 

@@ -2,61 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
-from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch import nn
 
-from gramscope.distributed.exchange import Group
-from gramscope.errors import InputError, no_such
+from gramscope.errors import InputError, check_arguments
 from gramscope.instruments.log import Log, check_log, scalars, write_record
-from gramscope.instruments.monitor import Monitor, cadence
-from gramscope.layers.batches import Unpack
+from gramscope.instruments.monitor import ARGUMENTS, Monitor, cadence
 from gramscope.layers.losses import Loss
-from gramscope.layers.model_call import OutputSelector
-from gramscope.layers.select import LayerSelector
 from gramscope.measures.series import Series
 
 #: every so many, or ``count -> bool``; ``None`` for the usual cadence of a monitor
 Every = int | Callable[[int], bool] | None
-
-
-class MonitorOptions(TypedDict, total=False):
-    """Arguments of :class:`gramscope.Monitor` and :func:`gramscope.measure` that callbacks hand on."""
-
-    measures: str | Iterable[str] | None
-    layers: LayerSelector
-    samples: int
-    reference: nn.Module | str | None
-    held_out: Any
-    outputs: str | Sequence[str]
-    output: OutputSelector
-    unpack: Unpack | None
-    targets: Callable[[Any, Any], Tensor] | None
-    tokens: str
-    reduction: str | float | None
-    ignore_index: int | None
-    gamma: float
-    ridge: float
-    intercept: bool
-    center: bool
-    weight_decay: float | None
-    sketch: int | None
-    memory: int
-    batch_dim: int
-    eval_mode: bool
-    progress: bool
-    process_group: Group
-    mesh: DeviceMesh | None
-
-
-def check_options(options: Mapping[str, Any], *others: str) -> None:
-    """Raise for an argument that is neither one of :class:`MonitorOptions` nor one of the callback's ``others``."""
-    for name in options:
-        if name not in MonitorOptions.__annotations__:
-            raise InputError(no_such("argument", name, [*others, *MonitorOptions.__annotations__]))
 
 
 class Watch:
@@ -79,17 +38,17 @@ class Watch:
         every_n_steps: Every,
         every_n_epochs: Every,
         log: Log | None,
-        options: MonitorOptions,
+        options: dict[str, Any],
     ) -> None:
         super().__init__()
         if every_n_steps is not None and every_n_epochs is not None:
             raise InputError(
                 f"every_n_steps={every_n_steps!r} and every_n_epochs={every_n_epochs!r}: give one of the two"
             )
-        check_options(options, "every_n_steps", "every_n_epochs", "log")
+        check_arguments(options, ["every_n_steps", "every_n_epochs", *ARGUMENTS[1:]])
         self.data, self.loss = data, loss
         # one process measures held-out data; batches as they pass are the parts of one sample in several processes
-        self._options: MonitorOptions = options if data is None else {"process_group": False, **options}
+        self._options = options if data is None else {"process_group": False, **options}
         self.by_epochs = every_n_epochs is not None
         self._due = cadence(every_n_epochs if self.by_epochs else every_n_steps)
         self._log = check_log(log)
