@@ -19,7 +19,7 @@ from gramscope.linalg.moments import class_moments
 from gramscope.measures.linearity import label_rows
 from gramscope.measures.table import Table
 from gramscope.statistics import features as feature_statistics
-from gramscope.statistics.features import Features, FeatureStatistics, merge_features, projected
+from gramscope.statistics.features import Features, projected
 from gramscope.statistics.sums import Plan, Seen
 
 
@@ -30,19 +30,16 @@ def labelled(n: int, d: int, c: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     return centres[y] + torch.randn(n, d, generator=generator, dtype=torch.float64), y
 
 
-def features(
-    H: Tensor, y: Tensor, lengths: list[int], gram: bool | str = True, memory: int = 2**28
-) -> FeatureStatistics:
+def features(H: Tensor, y: Tensor, lengths: list[int], gram: bool | str = True, memory: int = 2**28) -> Features:
     """The statistics of rows that come in batches of these lengths."""
     found = Features("h", H[:0], Plan((Features,), gram=gram, budget=Budget(memory)))
     for rows, target in zip(H.split(lengths), y.split(lengths), strict=True):
         found.add(Seen("h", H[:0], SimpleNamespace(), rows=rows, target=target))  # type: ignore[arg-type]
     found.finish()
-    assert found.statistics is not None
-    return found.statistics
+    return found.whole()
 
 
-def same(a: FeatureStatistics, b: FeatureStatistics) -> None:
+def same(a: Features, b: Features) -> None:
     assert (a.n, a.labels, a.labelled) == (b.n, b.labels, b.labelled)
     for name in ("mean_h", "mean_y", "C_hh", "C_hy", "C_yy"):
         left, right = getattr(a.moments, name), getattr(b.moments, name)
@@ -72,8 +69,8 @@ def test_batches_and_merging_in_any_order_do_not_matter(lengths: list[int], kind
         same(features(H, y, lengths), whole)
         parts = [features(h, t, [len(h)]) for h, t in zip(H.split(lengths), y.split(lengths), strict=True) if len(h)]
         parts = parts[first:] + parts[:first]
-        same(reduce(merge_features, parts), whole)
-        same(reduce(lambda a, b: merge_features(b, a), parts), whole)
+        same(reduce(Features.merge, parts), whole)
+        same(reduce(lambda a, b: b.merge(a), parts), whole)
 
 
 def test_classes_from_moments_are_those_of_the_rows() -> None:
@@ -146,11 +143,11 @@ def test_few_rows_of_many_features_are_kept_as_they_are(monkeypatch: pytest.Monk
     merged = stats.merge(gs.collect(model, (H[10:], target[10:])))
     whole = gs.collect(model, (H, target))["(model)"].features
     found = merged["(model)"].features
-    assert isinstance(found, FeatureStatistics)
+    assert isinstance(found, Features)
     assert found.rows is None
     assert torch.allclose(found.joint.C_hh, whole.joint.C_hh)
     assert torch.allclose(found.joint.C_hy, whole.joint.C_hy)
     assert torch.allclose(
-        merge_features(whole, stats["(model)"].features).joint.C_hh,
+        whole.merge(stats["(model)"].features).joint.C_hh,
         features(torch.cat([H, H[:10]]), torch.cat([target, target[:10]]), [34]).joint.C_hh,
     )

@@ -21,7 +21,7 @@ from gramscope.linalg.measured import Measured, combine
 from gramscope.linalg.psd import psd_power
 from gramscope.linalg.stochastic import onto_columns, probes
 from gramscope.measures.spectrum import Spectrum, large_weight_spectrum, weight_spectrum
-from gramscope.statistics.features import FeatureStatistics
+from gramscope.statistics.features import Features
 from gramscope.statistics.matrix_sums import CenteredKernel, Covariance, Kernel, SquareSum
 from gramscope.statistics.result import LayerStatistics, Statistics
 from gramscope.statistics.sums import NotCollected, Sum
@@ -40,7 +40,7 @@ class Missing(Exception):
     """The column has no answer for this layer; the message says why."""
 
 
-def features_of(layer: LayerStatistics) -> FeatureStatistics:
+def features_of(layer: LayerStatistics) -> Features:
     """A layer's sums of features."""
     if layer.features is None:
         raise NotCollected("no feature rows could be paired with targets here")

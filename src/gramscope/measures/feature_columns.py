@@ -23,7 +23,7 @@ from gramscope.measures.collapse import (
 from gramscope.measures.column import Column, LayerView, Missing, Value, features_of
 from gramscope.measures.linearity import checked, fit_features, held_out_from_moments, surrogate, surrogate_from_moments
 from gramscope.measures.spectrum import feature_spectrum_from_moments, spectrum_of_few_rows
-from gramscope.statistics.features import PROJECTION, FeatureStatistics, projected
+from gramscope.statistics.features import PROJECTION, Features, projected
 from gramscope.statistics.result import LayerStatistics
 
 
@@ -42,7 +42,7 @@ def _no_gram(joint: Moments) -> Missing:
     return Missing(f"HᵀH was not collected: d = {d} is large; take fewer samples, raise memory=, or ask with gram=True")
 
 
-def _projection(part: FeatureStatistics) -> str:
+def _projection(part: Features) -> str:
     """A remark on targets that are random projections of labels."""
     if not part.labels:
         return ""
@@ -94,12 +94,11 @@ def _held_out(view: LayerView) -> float:
     return held_out_from_moments(train, test, view.context.ridge, view.context.intercept)
 
 
-def coded_alike(train: FeatureStatistics, test: FeatureStatistics) -> tuple[Moments, Moments]:
+def coded_alike(train: Features, test: Features) -> tuple[Moments, Moments]:
     """Moments of both samples with the same target columns: labels less the frequencies of the training data."""
     if train.labelled != test.labelled:
         raise InputError("one of the data sets has labels, the other real targets")
-    train, test = (part.without_rows() for part in (train, test))
-    train, test = train.with_targets_like(test), test.with_targets_like(train)
+    train, test = train.without_rows().coded_alike(test.without_rows())
     left, right = train.moments, test.moments
     if not train.centred:
         return left, right
@@ -107,7 +106,7 @@ def coded_alike(train: FeatureStatistics, test: FeatureStatistics) -> tuple[Mome
     left, right = (replace(m, mean_y=m.mean_y - shift) for m in (left, right))
     if train.labels or not train.labelled:
         return left, right
-    unknown = ((shift == 0) & (test.moments.mean_y > 0)).nonzero().flatten().tolist()
+    unknown = ((shift == 0) & (right.mean_y > 0)).nonzero().flatten().tolist()
     if unknown:
         raise InputError(f"the held-out data have classes {unknown} that the training data lack")
     return left.with_targets(shift > 0), right.with_targets(shift > 0)
@@ -126,7 +125,7 @@ def _surrogate(view: LayerView) -> Measured:
     return _sum_over_targets(_joint(view.layer, gram=False).HtY, features_of(view.layer))
 
 
-def _sum_over_targets(cross: Tensor, part: FeatureStatistics) -> Measured:
+def _sum_over_targets(cross: Tensor, part: Features) -> Measured:
     """``‖cross‖_F²``, with the standard error where its columns are random projections of labels."""
     squares = cross.square().sum(-2)
     squares = squares.reshape(-1, squares.shape[-1]).sum(0)

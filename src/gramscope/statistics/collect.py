@@ -234,7 +234,7 @@ def _of_one_process(
     outputs = {
         name.removesuffix(OUTPUT).strip() or name: LayerStatistics(name, nothing, n, sums, terms)
         for name, sums in kept.items()
-        if sums and Features in sums and sums[Features].statistics is not None  # type: ignore[attr-defined]
+        if sums and Features in sums and sums[Features].n  # type: ignore[attr-defined]
     }
     notes = drop_refuted(plan.notes.found, layers)
     left_out = frozenset(plan.notes.without)

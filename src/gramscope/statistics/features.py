@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any, ClassVar, Self
 
@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from gramscope.errors import InputError, NumericalError
 from gramscope.layers.kinds import EmbeddingLayer
-from gramscope.linalg.arrays import shapes_of, to_double
+from gramscope.linalg.arrays import to_double
 from gramscope.linalg.budget import Budget
 from gramscope.linalg.moments import ClassMoments, Moments, between, block_moments, label_moments, merge
 from gramscope.linalg.psd import SymmetricSum, kept_entries
@@ -30,115 +30,6 @@ from gramscope.statistics.sums import LeftOut, Plan, Seen, Sum
 CLASSES = 1024
 #: columns of the random projection of one-hot labels above
 PROJECTION = 64
-
-
-@dataclass(frozen=True)
-class FeatureStatistics:
-    """Moments of feature rows and their targets.
-
-    Args:
-        name: layer or module name.
-        moments: of (row, target): real targets, one-hot labels of all classes up to the largest seen, or projected labels.
-        HtE: ``Hᵀ E [d, c]`` with ``E = −∂L/∂f``, uncentred; present when rows are samples.
-        eps: rounding of the rows as they came, relative to their size (1.2e-7 for float32).
-        labelled: whether the targets are labels, projected or not.
-        probabilities: whether real targets stand for classes, as those of a loss of classification do.
-        labels: number of label values behind projected targets, 0 for targets that are not projected.
-        rows: the rows ``[n, d]`` themselves in place of ``HᵀH``, where they are few.
-        row_targets: their labels ``[n]`` or real targets ``[n, c]``.
-        of_outputs: whether the rows are the layer's outputs and not its inputs, as those of an embedding are.
-    """
-
-    name: str
-    moments: Moments
-    HtE: Tensor | None = None
-    eps: float = torch.finfo(torch.float64).eps
-    labelled: bool = False
-    probabilities: bool = False
-    labels: int = 0
-    rows: Tensor | None = None
-    row_targets: Tensor | None = None
-    of_outputs: bool = False
-
-    def __repr__(self) -> str:
-        return shapes_of(self)
-
-    @property
-    def joint(self) -> Moments:
-        """Moments of rows and targets, without the columns of classes that were never seen."""
-        m = self.moments
-        if self.labels or not self.labelled:
-            return m
-        seen = m.mean_y > 0
-        return m if bool(seen.all()) else m.with_targets(seen)
-
-    @property
-    def classes(self) -> ClassMoments | None:
-        """Counts, means and scatter of every class; None where targets are no labels, or projected ones."""
-        if self.labels or not self.labelled:
-            return None
-        return ClassMoments.of(self.moments)
-
-    @property
-    def centred(self) -> bool:
-        """Whether measures take the targets less their mean, as they do where these stand for classes."""
-        return self.labelled or self.probabilities
-
-    @property
-    def n(self) -> int:
-        """Number of rows."""
-        return self.moments.n
-
-    def to(self, device: torch.device) -> FeatureStatistics:
-        """The same with its tensors on ``device``."""
-        held = {f.name: getattr(self, f.name) for f in fields(self)}
-        moved: dict[str, Any] = {k: v.to(device) for k, v in held.items() if isinstance(v, Tensor | Moments)}
-        return replace(self, **moved)
-
-    def with_gram(self, gram: Tensor) -> FeatureStatistics:
-        """The same with ``C_hh``."""
-        return replace(self, moments=replace(self.moments, C_hh=gram))
-
-    def with_targets_like(self, other: FeatureStatistics) -> FeatureStatistics:
-        """The same with as many columns of labels as ``other``, or projected labels where it has them."""
-        if self.labelled != other.labelled:
-            raise InputError(f"{self.name!r}: labels cannot be merged with real targets")
-        if other.labels and not self.labels:
-            return self.projected()
-        extra = other.moments.mean_y.shape[0] - self.moments.mean_y.shape[0]
-        if extra <= 0 or self.labels or not self.labelled:
-            return self
-        m, pad = self.moments, torch.nn.functional.pad
-        mean_y, C_hy, C_yy = pad(m.mean_y, (0, extra)), pad(m.C_hy, (0, extra)), pad(m.C_yy, (0, extra, 0, extra))
-        return replace(self, moments=replace(m, mean_y=mean_y, C_hy=C_hy, C_yy=C_yy))
-
-    def projected(self) -> FeatureStatistics:
-        """The same with projected labels, exactly."""
-        if self.labels or not self.labelled:
-            return self
-        m = self.moments
-        c = m.mean_y.shape[0]
-        R = projected(torch.arange(c, device=m.mean_y.device, dtype=torch.int64))
-        return replace(self, moments=replace(m, mean_y=m.mean_y @ R, C_hy=m.C_hy @ R, C_yy=R.mT @ m.C_yy @ R), labels=c)
-
-    def without_rows(self, gram: bool = True) -> FeatureStatistics:
-        """The same with ``HᵀH`` in place of the rows, or with neither."""
-        if self.rows is None:
-            return self
-        part = replace(self, rows=None, row_targets=None)
-        centred = to_double(self.rows) - self.moments.mean_h
-        return part.with_gram(centred.mT @ centred) if gram else part
-
-
-def statistics_of(name: str, double: Tensor, target: Tensor, gram: bool) -> FeatureStatistics:
-    """Statistics of float64 rows ``[m, d]`` with labels ``[m]`` or real targets ``[m, c]``."""
-    target = target.to(double.device)
-    if target.is_floating_point():
-        return FeatureStatistics(name, block_moments(double, to_double(target), gram))
-    count = int(target.max()) + 1
-    if count > CLASSES:
-        return FeatureStatistics(name, block_moments(double, projected(target), gram), labelled=True, labels=count)
-    return FeatureStatistics(name, label_moments(double, target, count, gram), labelled=True)
 
 
 def projected(labels: Tensor) -> Tensor:
@@ -164,39 +55,6 @@ def _signs(block: int) -> Tensor:
     return result
 
 
-def merge_features(a: FeatureStatistics, b: FeatureStatistics) -> FeatureStatistics:
-    """Features of the union of two samples; classes that only one of them has seen are added."""
-    if a.n == 0 or b.n == 0:
-        return b if a.n == 0 else a
-    a, b = a.with_targets_like(b), b.with_targets_like(a)
-    a, b = _rows_alike(a, b)
-    rows = row_targets = None
-    if a.rows is not None and b.rows is not None and a.row_targets is not None and b.row_targets is not None:
-        rows = torch.cat([a.rows, b.rows.to(a.rows)])
-        row_targets = torch.cat([a.row_targets, b.row_targets.to(a.row_targets)])
-    return replace(
-        a,
-        moments=merge(a.moments, b.moments),
-        HtE=None if a.HtE is None or b.HtE is None else a.HtE + b.HtE.to(a.HtE.device),  # of all rows, or of none
-        eps=max(a.eps, b.eps),
-        labels=max(a.labels, b.labels),
-        rows=rows,
-        row_targets=row_targets,
-    )
-
-
-def _rows_alike(a: FeatureStatistics, b: FeatureStatistics) -> tuple[FeatureStatistics, FeatureStatistics]:
-    """Both with their rows, if the union may keep them; else both without, with ``HᵀH`` if both can have it."""
-    kept = [part.rows for part in (a, b) if part.rows is not None]
-    if not kept:
-        return a, b
-    d, budget = kept[0].shape[1], Budget(max(Budget().memory, *(16 * rows.numel() for rows in kept)))
-    if len(kept) == 2 and a.n + b.n <= budget.most_rows(d):
-        return a, b
-    gram = all(part.rows is not None or part.moments.C_hh is not None for part in (a, b)) and budget.keeps_gram(d)
-    return a.without_rows(gram), b.without_rows(gram)
-
-
 #: largest number of real target columns whose c×c moments are kept
 TARGET_LIMIT = 4096
 #: labels must be smaller than this: a table of signs is kept for every 4,096 of them
@@ -208,7 +66,21 @@ BLOCK = 2**18
 
 
 class Features(Sum):
-    """Moments of feature rows and their targets, and the rows themselves while they are few."""
+    """Moments of feature rows and their targets, and the rows themselves while they are few.
+
+    Columns read what :meth:`whole` gives.
+
+    Attributes:
+        moments: of (row, target): real targets, one-hot labels of all classes up to the largest seen, or projected labels.
+        HtE: ``Hᵀ E [d, c]`` with ``E = −∂L/∂f``, uncentred; present when rows are samples.
+        eps: rounding of the rows as they came, relative to their size (1.2e-7 for float32).
+        labelled: whether the targets are labels, projected or not.
+        probabilities: whether real targets stand for classes, as those of a loss of classification do.
+        labels: number of label values behind projected targets, 0 for targets that are not projected.
+        rows: the rows ``[n, d]`` themselves in place of ``HᵀH``, where they are few.
+        row_targets: their labels ``[n]`` or real targets ``[n, c]``.
+        of_outputs: whether the rows are the layer's outputs and not its inputs, as those of an embedding are.
+    """
 
     needs: ClassVar[frozenset[str]] = frozenset({"rows"})
     of_single_samples: ClassVar[bool] = True
@@ -216,19 +88,22 @@ class Features(Sum):
 
     def __init__(self, layer: str, weight: Tensor, plan: Plan) -> None:
         super().__init__(layer, weight, plan)
-        self._gram, self._ignored, self._budget = plan.gram, plan.ignore_index, plan.budget
-        self._part: FeatureStatistics | None = None  # without what waits and, with a total, without C_hh
+        self._gram, self._ignored, self._budget, self._classes = plan.gram, plan.ignore_index, plan.budget, plan.classes
+        self._moments: Moments | None = None  # without what waits and, with a total, without C_hh
         self._total: SymmetricSum | None = None  # C_hh, which grows in place
         self._waiting: list[tuple[Tensor, Tensor]] = []
         self._count, self._most = 0, 0  # rows that wait, and how many may be kept as they are
-        self._residuals: Tensor | None = None
+        self.HtE: Tensor | None = None
         self._no_residuals = False  # True once a batch had none
-        self._eps, self._of_outputs, self._classes = 0.0, False, plan.classes
+        self.eps, self.labels = 0.0, 0
+        self.labelled = self.probabilities = self.of_outputs = False
+        self.rows: Tensor | None = None
+        self.row_targets: Tensor | None = None
 
     @override
     def add(self, seen: Seen) -> None:
         assert seen.rows is not None
-        self._of_outputs = seen.record is not None and isinstance(seen.record.layer, EmbeddingLayer)
+        self.of_outputs = seen.record is not None and isinstance(seen.record.layer, EmbeddingLayer)
         try:
             self._add(seen.rows.detach(), seen.target, seen.residual)
         except Unpaired as reason:
@@ -245,12 +120,12 @@ class Features(Sum):
             rows, target, residual = rows[kept], target[kept], None if residual is None else residual[kept]
         if rows.shape[0] == 0:
             return
-        self._eps = max(self._eps, torch.finfo(rows.dtype).eps)
+        self.eps = max(self.eps, torch.finfo(rows.dtype).eps)
         self._add_residual(rows, residual)
         if self._waiting and self._waiting[0][0].shape[1] != rows.shape[1]:
             self._flush()
         if not self._waiting:
-            keeps = self._part is None and self._gram == "auto"
+            keeps = self._moments is None and self._gram == "auto"
             self._most = self._budget.most_rows(rows.shape[1]) if keeps else 0
         self._waiting.append((rows, target))
         self._count += rows.shape[0]
@@ -263,17 +138,17 @@ class Features(Sum):
         """Add to ``HᵀE``; without a residual in one batch there is none at all."""
         self._no_residuals |= residual is None
         if residual is None or self._no_residuals:
-            self._residuals = None
+            self.HtE = None
             return
         product = to_double(rows).mT @ to_double(residual)
-        self._residuals = product if self._residuals is None else self._residuals + product
+        self.HtE = product if self.HtE is None else self.HtE + product
 
     def _flush(self) -> None:
         """Add what waits to the moments and to ``C_hh``."""
         if not self._waiting:
             return
         d = self._waiting[0][0].shape[1]
-        if self._part is None and (self._budget.keeps_gram(d) if self._gram == "auto" else self._gram):
+        if self._moments is None and (self._budget.keeps_gram(d) if self._gram == "auto" else self._gram):
             device = self._waiting[0][0].device
             self._total = SymmetricSum(d, device="cpu" if device.type == "mps" else device)
         self._add_blocks(*self._taken())
@@ -287,13 +162,26 @@ class Features(Sum):
     def _add_blocks(self, rows: Tensor, target: Tensor) -> None:
         size = max(WAITING, BLOCK // rows.shape[1])
         for block, of_block in zip(torch.split(rows, size), torch.split(target, size), strict=True):
-            double, old = to_double(block), self._part
-            new = statistics_of(self.layer, double, of_block, False)
-            self._part = new if old is None else merge_features(old, new)
+            double, old = to_double(block), self._moments
+            new = self._of_block(double, of_block.to(double.device))
+            if old is None:
+                self._moments, self.labelled, self.labels = new.moments, new.labelled, new.labels
+            else:
+                alike, new = self._coded_like(new), new._coded_like(self)
+                self._moments, self.labels = merge(alike.moments, new.moments), max(alike.labels, new.labels)
             if self._total is not None:
                 self._total.add_gram(double - new.moments.mean_h)
                 if old is not None:  # what merging adds to the sums of both
-                    self._total.add_gram(between(old.moments, new.moments))
+                    self._total.add_gram(between(old, new.moments))
+
+    def _of_block(self, double: Tensor, target: Tensor) -> Features:
+        """The moments of float64 rows ``[m, d]`` with labels ``[m]`` or real targets ``[m, c]``, without ``C_hh``."""
+        if target.is_floating_point():
+            return self._with(_moments=block_moments(double, to_double(target), False), labelled=False, labels=0)
+        count = int(target.max()) + 1
+        if count > CLASSES:
+            return self._with(_moments=block_moments(double, projected(target), False), labelled=True, labels=count)
+        return self._with(_moments=label_moments(double, target, count, False), labelled=True, labels=0)
 
     @override
     def finish(self) -> None:
@@ -302,41 +190,109 @@ class Features(Sum):
             rows, target = self._taken()
             self._add_blocks(rows, target)
         self._flush()
-        if self._part is None:
+        if self._moments is None:
             return
-        self._part = replace(
-            self._part,
-            HtE=self._residuals,
-            eps=self._eps,
-            rows=rows,
-            row_targets=target,
-            of_outputs=self._of_outputs,
-            probabilities=self._classes and not self._part.labelled,
-        )
-        if not torch.isfinite(self._part.moments.mean_h).all():
+        self.rows, self.row_targets = rows, target
+        self.probabilities = self._classes and not self.labelled
+        if not torch.isfinite(self._moments.mean_h).all():
             raise NumericalError(f"the features at {self.layer!r} are NaN or infinite; look at the inputs")
-        if not torch.isfinite(self._part.moments.mean_y).all():
+        if not torch.isfinite(self._moments.mean_y).all():
             raise NumericalError("the targets are NaN or infinite")
 
-    @property
-    def statistics(self) -> FeatureStatistics | None:
-        """The moments, after :meth:`finish`; ``C_hh``, of which a half is kept, is put together when asked for."""
-        if self._part is None or self._total is None:
-            return self._part
-        return self._part.with_gram(self._total.dense())
+    # --- what columns read ----------------------------------------------------------------------------------------
 
-    @classmethod
-    def of(cls, part: FeatureStatistics | None, like: Features | None = None) -> Features:
-        """The sum that some statistics are."""
-        whole = copy.copy(like) if like is not None else cls.__new__(cls)
-        whole._part, whole._total = part, None
-        return whole
+    def _with(self, **values: Any) -> Self:
+        """A copy with some attributes replaced."""
+        other = copy.copy(self)
+        vars(other).update(values)
+        return other
+
+    @property
+    def moments(self) -> Moments:
+        """Moments of rows and targets."""
+        assert self._moments is not None
+        return self._moments
+
+    def whole(self) -> Self:
+        """The same, after :meth:`finish`, with ``C_hh`` put together, of which a half is kept."""
+        if self._total is None:
+            return self
+        return self._with(_moments=replace(self.moments, C_hh=self._total.dense()), _total=None)
+
+    @property
+    def n(self) -> int:
+        """Number of rows."""
+        return 0 if self._moments is None else self._moments.n
+
+    @property
+    def joint(self) -> Moments:
+        """Moments of rows and targets, without the columns of classes that were never seen."""
+        m = self.moments
+        if self.labels or not self.labelled:
+            return m
+        seen = m.mean_y > 0
+        return m if bool(seen.all()) else m.with_targets(seen)
+
+    @property
+    def classes(self) -> ClassMoments | None:
+        """Counts, means and scatter of every class; None where targets are no labels, or projected ones."""
+        return ClassMoments.of(self.moments) if self.labelled and not self.labels else None
+
+    @property
+    def centred(self) -> bool:
+        """Whether measures take the targets less their mean, as they do where these stand for classes."""
+        return self.labelled or self.probabilities
+
+    def _coded_like(self, other: Features) -> Self:
+        """The same with as many columns of labels as ``other``, or projected labels where it has them."""
+        if self.labelled != other.labelled:
+            raise InputError(f"{self.layer!r}: labels cannot be merged with real targets")
+        m, c = self.moments, len(self.moments.mean_y)
+        if self.labels or not self.labelled:
+            return self
+        if other.labels:
+            R = projected(torch.arange(c, device=m.mean_y.device, dtype=torch.int64))
+            coded = replace(m, mean_y=m.mean_y @ R, C_hy=m.C_hy @ R, C_yy=R.mT @ m.C_yy @ R)
+            return self._with(_moments=coded, labels=c)
+        extra, pad = len(other.moments.mean_y) - c, torch.nn.functional.pad
+        if extra <= 0:
+            return self
+        mean_y, C_hy, C_yy = pad(m.mean_y, (0, extra)), pad(m.C_hy, (0, extra)), pad(m.C_yy, (0, extra, 0, extra))
+        return self._with(_moments=replace(m, mean_y=mean_y, C_hy=C_hy, C_yy=C_yy))
+
+    def coded_alike(self, other: Features) -> tuple[Self, Features]:
+        """Both with the same columns of targets; classes that only one of them has seen are added."""
+        return self._coded_like(other), other._coded_like(self)
+
+    def without_rows(self, gram: bool = True) -> Self:
+        """The same with ``HᵀH`` in place of the rows, or with neither."""
+        if self.rows is None:
+            return self
+        m = self.moments
+        centred = to_double(self.rows) - m.mean_h if gram else None
+        C_hh = m.C_hh if centred is None else centred.mT @ centred
+        return self._with(_moments=replace(m, C_hh=C_hh), rows=None, row_targets=None)
 
     @override
     def merge(self, other: Self) -> Self:
-        parts = [part for part in (self.statistics, other.statistics) if part is not None]
-        whole = merge_features(*parts) if len(parts) == 2 else next(iter(parts), None)
-        return self.of(whole, self)  # type: ignore[return-value]
+        if self.n == 0 or other.n == 0:
+            return other if self.n == 0 else self
+        a, b = self.whole().coded_alike(other.whole())
+        a, b = _rows_alike(a, b)  # type: ignore[assignment]
+        rows = targets = None
+        if a.rows is not None and b.rows is not None and a.row_targets is not None and b.row_targets is not None:
+            rows, targets = (
+                torch.cat([a.rows, b.rows.to(a.rows)]),
+                torch.cat([a.row_targets, b.row_targets.to(a.rows.device)]),
+            )
+        return a._with(
+            _moments=merge(a.moments, b.moments),
+            HtE=None if a.HtE is None or b.HtE is None else a.HtE + b.HtE.to(a.HtE.device),  # of all rows, or of none
+            eps=max(a.eps, b.eps),
+            labels=max(a.labels, b.labels),
+            rows=rows,
+            row_targets=targets,
+        )
 
     @override
     @classmethod
@@ -344,6 +300,18 @@ class Features(Sum):
         d = int(torch.Size(shape[:-2]).numel() * shape[-1])
         with_targets = 8 * (d + PROJECTION) * (PROJECTION + 1)  # of as many columns
         return with_targets + (8 * kept_entries(d) if Budget(memory).keeps_gram(d) else memory)
+
+
+def _rows_alike(a: Features, b: Features) -> tuple[Features, Features]:
+    """Both with their rows, if the union may keep them; else both without, with ``HᵀH`` if both can have it."""
+    kept = [part.rows for part in (a, b) if part.rows is not None]
+    if not kept:
+        return a, b
+    d, budget = kept[0].shape[1], Budget(max(Budget().memory, *(16 * rows.numel() for rows in kept)))
+    if len(kept) == 2 and a.n + b.n <= budget.most_rows(d):
+        return a, b
+    gram = all(part.rows is not None or part.moments.C_hh is not None for part in (a, b)) and budget.keeps_gram(d)
+    return a.without_rows(gram), b.without_rows(gram)
 
 
 def _checked(target: Tensor, m: int, ignored: int) -> Tensor:

@@ -18,7 +18,7 @@ from gramscope.errors import InputError, LayerError, Note, no_such
 from gramscope.layers.kinds import WeightAttribute
 from gramscope.layers.losses import class_axis
 from gramscope.linalg.arrays import row_norm
-from gramscope.statistics.features import Features, FeatureStatistics
+from gramscope.statistics.features import Features
 from gramscope.statistics.matrix_sums import CenteredKernel, Covariance, Gradient, Kernel, ParameterGradient, SquareSum
 from gramscope.statistics.sums import EVERY, OUTPUT, BatchResult, NotCollected, Sum
 
@@ -68,9 +68,9 @@ class LayerStatistics:
         return self.terms or self.n
 
     @cached_property
-    def features(self) -> FeatureStatistics | None:
+    def features(self) -> Features | None:
         """Moments of the layer's inputs and the targets."""
-        return self[Features].statistics if Features in self.sums else None
+        return self[Features].whole() if Features in self.sums and self[Features].n else None
 
     @property
     def D(self) -> Tensor | None:
@@ -252,7 +252,7 @@ class Statistics:
         return self.network.n
 
     @property
-    def output(self) -> FeatureStatistics | None:
+    def output(self) -> Features | None:
         """Moments of the network's output and the targets."""
         found = self.outputs.get(OUTPUT)
         return None if found is None else found.features
@@ -402,7 +402,7 @@ def _weight(layer: LayerStatistics) -> tuple[Any, ...]:
 
 def moved(value: Part, device: torch.device) -> Part:
     """A statistic, or a dictionary of them, with its tensors on ``device``."""
-    if isinstance(value, Tensor | Sum | FeatureStatistics):
+    if isinstance(value, Tensor | Sum):
         return value.to(device)  # type: ignore[return-value]
     if isinstance(value, dict):
         return {key: moved(item, device) for key, item in value.items()}  # type: ignore[return-value]
