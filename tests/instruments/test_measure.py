@@ -360,7 +360,10 @@ def test_nc4_reads_the_data_again() -> None:
     assert 0.2 < expected.nc4 < 0.9  # a number that says something
     assert "only at the readout" in table.notes["0.nc4"].text
     tokens, x, y = BY_NAME["tokens"].make()
-    assert "has 4 sites" in gs.measure(tokens, (x, y), measures="nc4").notes["2.nc4"].text
+    with gs.capture(tokens, gradients=False) as tape:
+        tokens(x)
+    expected = gs.neural_collapse(tape["2"].h.mean(-2), y, tokens[2])  # rows are means over sites, as those of nc1
+    assert gs.measure(tokens, (x, y), measures="nc4")["2"]["nc4"] == expected.nc4
 
 
 def test_weights_that_are_shared_have_no_gradient_of_their_own() -> None:

@@ -169,7 +169,7 @@ def _context(
         reference_weights=weights,
         held_out=others,
         nearest_mean=partial(
-            nearest_mean_agreement, model=model, loader=arguments["loader"], plan=plan, exchange=together
+            nearest_mean_agreement, model=model, loader=arguments["loader"], loss=loss, plan=plan, exchange=together
         ),
         budget=plan.budget,
         **settings,
