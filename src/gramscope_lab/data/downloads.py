@@ -1,7 +1,4 @@
-"""Official files of the downloaded sets: where they come from, where they lie on disk, and fetching them with pooch.
-
-Every SHA-256 is the one published by tensorflow-datasets and by torchvision for the authors' own files.
-"""
+"""Official files of downloaded sets: where they lie on disk, and fetching them with pooch."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ import os
 import shutil
 import tarfile
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -40,153 +38,16 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class Source:
-    """The files of one data set.
-
-    Args:
-        name: name in the catalogue.
-        homepage: where the authors describe the set.
-        folder: folder below the data directory that downloads go to.
-        archives: what is downloaded.
-        folders: folders below the data directory to look into, in order; ``"."`` is the directory itself.
-        splits: split of the set → file names that may hold it.
-        members: the files taken out of the archive, where it is a tar file; empty: downloads are read as they are.
-        pickled: folder of a version that is not read, because its files are Python programs.
-    """
+    """The files of one data set; ``sets.toml`` says what each field means."""
 
     name: str
     homepage: str
     folder: str
-    archives: tuple[RemoteFile, ...]
-    folders: tuple[str, ...]
-    splits: dict[str, tuple[str, ...]]
-    members: tuple[str, ...] = ()
+    archives: Sequence[RemoteFile]
+    folders: Sequence[str]
+    splits: Mapping[str, Sequence[str]]
+    members: Sequence[str] = ()
     pickled: str = ""
-
-
-def _files(address: str, *files: tuple[str, int, str]) -> tuple[RemoteFile, ...]:
-    """Files ``(name, size, sha256)`` that lie under their names at one address."""
-    return tuple(RemoteFile(*file, url=address + file[0]) for file in files)
-
-
-def _google_drive(name: str, size: int, sha256: str, identifier: str) -> RemoteFile:
-    address = f"https://drive.usercontent.google.com/download?id={identifier}&export=download&confirm=t"
-    return RemoteFile(name, size, sha256, address)
-
-
-def _idx_splits() -> dict[str, tuple[str, ...]]:
-    """The four idx files, gzipped or not, also with the dot that some unpackers write instead of the first dash."""
-    names = {
-        "x_train": "train-images-idx3-ubyte",
-        "y_train": "train-labels-idx1-ubyte",
-        "x_test": "t10k-images-idx3-ubyte",
-        "y_test": "t10k-labels-idx1-ubyte",
-    }
-    forms = ((split, name, name.replace("-idx", ".idx")) for split, name in names.items())
-    return {split: (name, f"{name}.gz", dotted, f"{dotted}.gz") for split, name, dotted in forms}
-
-
-MNIST = Source(
-    name="mnist",
-    homepage="http://yann.lecun.com/exdb/mnist/",
-    folder="mnist",
-    folders=("mnist", "MNIST/raw", "MNIST"),
-    splits=_idx_splits(),
-    archives=_files(
-        "https://ossci-datasets.s3.amazonaws.com/mnist/",
-        ("train-images-idx3-ubyte.gz", 9912422, "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"),
-        ("train-labels-idx1-ubyte.gz", 28881, "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"),
-        ("t10k-images-idx3-ubyte.gz", 1648877, "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"),
-        ("t10k-labels-idx1-ubyte.gz", 4542, "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
-    ),
-)
-
-FASHION_MNIST = Source(
-    name="fashion-mnist",
-    homepage="https://github.com/zalandoresearch/fashion-mnist",
-    folder="fashion-mnist",
-    folders=("fashion-mnist", "FashionMNIST/raw", "FashionMNIST", "fashion_mnist", "fashion"),
-    splits=_idx_splits(),
-    archives=_files(
-        "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
-        ("train-images-idx3-ubyte.gz", 26421880, "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84"),
-        ("train-labels-idx1-ubyte.gz", 29515, "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845"),
-        ("t10k-images-idx3-ubyte.gz", 4422102, "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073"),
-        ("t10k-labels-idx1-ubyte.gz", 5148, "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"),
-    ),
-)
-
-SVHN = Source(
-    name="svhn",
-    homepage="http://ufldl.stanford.edu/housenumbers/",
-    folder="svhn",
-    folders=("svhn", "SVHN", "."),
-    splits={"train": ("train_32x32.mat",), "test": ("test_32x32.mat",)},
-    archives=_files(
-        "http://ufldl.stanford.edu/housenumbers/",
-        ("train_32x32.mat", 182040794, "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8"),
-        ("test_32x32.mat", 64275384, "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b"),
-    ),
-)
-
-_CIFAR10_BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
-
-CIFAR10 = Source(
-    name="cifar10",
-    homepage="https://www.cs.toronto.edu/~kriz/cifar.html",
-    folder=".",
-    folders=("cifar-10-batches-bin", "cifar10/cifar-10-batches-bin", "."),
-    splits={batch: (f"{batch}.bin",) for batch in _CIFAR10_BATCHES},
-    archives=_files(
-        "https://www.cs.toronto.edu/~kriz/",
-        ("cifar-10-binary.tar.gz", 170052171, "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"),
-    ),
-    members=tuple(f"cifar-10-batches-bin/{batch}.bin" for batch in _CIFAR10_BATCHES),
-    pickled="cifar-10-batches-py",
-)
-
-CIFAR100 = Source(
-    name="cifar100",
-    homepage="https://www.cs.toronto.edu/~kriz/cifar.html",
-    folder=".",
-    folders=("cifar-100-binary", "cifar100/cifar-100-binary"),
-    splits={"train": ("train.bin",), "test": ("test.bin",)},
-    archives=_files(
-        "https://www.cs.toronto.edu/~kriz/",
-        ("cifar-100-binary.tar.gz", 168513733, "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec"),
-    ),
-    members=("cifar-100-binary/train.bin", "cifar-100-binary/test.bin"),
-    pickled="cifar-100-python",
-)
-
-CELEBA = Source(
-    name="celeba",
-    homepage="https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html",
-    folder="celeba",
-    folders=("celeba", "CelebA", "."),
-    splits={
-        "attributes": ("list_attr_celeba.txt", "Anno/list_attr_celeba.txt"),
-        "partition": ("list_eval_partition.txt", "Eval/list_eval_partition.txt"),
-        "images": ("img_align_celeba", "Img/img_align_celeba", "img_align_celeba.zip", "Img/img_align_celeba.zip"),
-    },
-    archives=(
-        _google_drive(
-            "list_attr_celeba.txt",
-            26721026,
-            "f0e5da289d5ccf75ffe8811132694922b60f2af59256ed362afa03fefba324d0",
-            "0B7EVK8r0v71pblRyaVFSWGxPY0U",
-        ),
-        _google_drive(
-            "list_eval_partition.txt",
-            2836386,
-            "fc955bcb3ef8fbdf7d5640d9a8693a8431b5f2ee291a5c1449a1549e7e073fe7",
-            "0B7EVK8r0v71pY0NSMzRuSXJEVkk",
-        ),
-        *_files(
-            "https://s3.amazonaws.com/pytorch-tutorial-assets/",
-            ("img_align_celeba.zip", 1443490838, "46fb89443c578308acf364d7d379fe1b9efb793042c0af734b6112e4fd3a8c74"),
-        ),
-    ),
-)
 
 
 def data_root(data_dir: str | Path | None = None) -> Path:
@@ -300,7 +161,7 @@ def _fetch(source: Source, folder: Path, force: bool) -> None:
         archive.unlink()
 
 
-def unpack(archive: Path, folder: Path, members: tuple[str, ...]) -> None:
+def unpack(archive: Path, folder: Path, members: Sequence[str]) -> None:
     """Copy the named files out of a tar archive; nothing else in it is looked at.
 
     Each file appears in ``folder`` as a whole, so that an interrupted unpacking leaves no truncated file.

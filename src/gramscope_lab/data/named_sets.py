@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib import import_module
+from functools import cache
+from importlib import import_module, resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from gramscope.errors import InputError, no_such
-from gramscope_lab.data import downloads
-from gramscope_lab.data.downloads import Source, data_root, ensure
+from gramscope_lab.data.downloads import RemoteFile, Source, data_root, ensure
 
 if TYPE_CHECKING:
     from gramscope_lab.data.dataset import DataSet
@@ -19,19 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Entry:
-    """One data set of the catalogue.
-
-    Args:
-        name: what to pass to :func:`load`.
-        kind: ``shipped`` with the package, ``generated`` from a seed, or ``downloaded`` once.
-        loader: ``module:function`` below ``gramscope_lab.data``; the function takes its files, unless the set is
-            generated, then a generator, and its options.
-        train, test: number of samples (of a generated set: by default).
-        input_shape: shape of one input (of a generated set: by default).
-        classes: number of classes; ``None`` is regression.
-        description, citation: one line each.
-        source: the official files of a downloaded set.
-    """
+    """One data set of the catalogue; ``sets.toml`` says what each field means."""
 
     name: str
     kind: Literal["shipped", "generated", "downloaded"]
@@ -39,101 +28,28 @@ class Entry:
     train: int
     test: int
     input_shape: tuple[int, ...]
-    classes: int | None
     description: str
     citation: str
+    classes: int | None = None  # of a regression
     source: Source | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The entry as plain values for JSON."""
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "train": self.train,
-            "test": self.test,
-            "input_shape": list(self.input_shape),
-            "classes": self.classes,
-            "download_bytes": sum(file.size for file in self.source.archives) if self.source else 0,
-            "description": self.description,
-            "citation": self.citation,
-        }
+        size = sum(file.size for file in self.source.archives) if self.source else 0
+        facts = {key: value for key, value in vars(self).items() if key not in ("loader", "source")}
+        return {**facts, "download_bytes": size}
 
 
-_BEAGLEHOLE = "Beaglehole, Mitliagkas & Agarwala, Feature learning as alignment, 2024"
-_KRIZHEVSKY = "Krizhevsky, Learning multiple layers of features from tiny images, University of Toronto 2009"
-
-_ENTRIES = (
-    Entry(
-        "digits", "shipped", "images:digits", 1438, 359, (1, 8, 8), 10,
-        "handwritten digits of 13 writers, 17 grey levels; every fifth sample is a test sample",
-        "Alpaydin & Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning Repository 1998, CC BY 4.0",
-    ),
-    Entry(
-        "faces", "generated", "generated:faces", 2000, 500, (1, 64, 64), 2,
-        "drawn faces with and without glasses", "drawn by gramscope",
-    ),
-    Entry(
-        "swiss-roll", "generated", "generated:swiss_roll", 1000, 1000, (2,), None,
-        "points of a Swiss roll and their position along it",
-        "Tenenbaum, de Silva & Langford, Science 290, 2000",
-    ),
-    Entry(
-        "gaussian", "generated", "generated:gaussian", 256, 1000, (32,), None,
-        "Gaussian inputs with spectrum 1/(1+k^alpha), random linear target", _BEAGLEHOLE,
-    ),
-    Entry(
-        "chain-monomial", "generated", "generated:chain_monomial", 256, 1000, (32,), None,
-        "sum of products of neighbours on a ring of coordinates", _BEAGLEHOLE,
-    ),
-    Entry(
-        "merged-staircase", "generated", "generated:merged_staircase", 1000, 1000, (10,), None,
-        "x1 + x1 x2 + x1 x2 x3 + x1 x2 x3 x4", "Abbe, Boix-Adsera & Misiakiewicz, COLT 2022",
-    ),
-    Entry(
-        "high-rank-polynomial", "generated", "generated:high_rank_polynomial", 128, 1000, (128,), None,
-        "sum of squares of all coordinates in a random basis", _BEAGLEHOLE,
-    ),
-    Entry(
-        "alignment-reversing", "generated", "generated:alignment_reversing", 256, 256, (256,), None,
-        "data built to disrupt the neural feature ansatz at initialisation", _BEAGLEHOLE,
-    ),
-    Entry(
-        "modular-arithmetic", "generated", "generated:modular_arithmetic", 2605, 1116, (122,), 61,
-        "all pairs x, y and x+y (or -, *, /, polynomials) mod p, one-hot or tokens",
-        "Power et al., Grokking, 2022",
-    ),
-    Entry(
-        "mnist", "downloaded", "images:mnist", 60000, 10000, (1, 28, 28), 10,
-        "handwritten digits", "LeCun, Bottou, Bengio & Haffner, Proc. IEEE 86, 1998", downloads.MNIST,
-    ),
-    Entry(
-        "fashion-mnist", "downloaded", "images:fashion_mnist", 60000, 10000, (1, 28, 28), 10,
-        "articles of clothing", "Xiao, Rasul & Vollgraf, arXiv:1708.07747, 2017", downloads.FASHION_MNIST,
-    ),
-    Entry(
-        "svhn", "downloaded", "images:svhn", 73257, 26032, (3, 32, 32), 10,
-        "house numbers, cropped to single digits",
-        "Netzer et al., NIPS Workshop on Deep Learning and Unsupervised Feature Learning 2011", downloads.SVHN,
-    ),
-    Entry(
-        "cifar10", "downloaded", "images:cifar10", 50000, 10000, (3, 32, 32), 10,
-        "photographs in 10 classes", _KRIZHEVSKY, downloads.CIFAR10,
-    ),
-    Entry(
-        "cifar100", "downloaded", "images:cifar100", 50000, 10000, (3, 32, 32), 100,
-        "photographs in 100 classes (or 20 coarse ones)", _KRIZHEVSKY, downloads.CIFAR100,
-    ),
-    Entry(
-        "celeba", "downloaded", "celeba:celeba", 7500, 2000, (3, 64, 64), 2,
-        "faces with or without an attribute (glasses), a balanced subset",
-        "Liu, Luo, Wang & Tang, Deep learning face attributes in the wild, ICCV 2015", downloads.CELEBA,
-    ),
-)  # fmt: skip
-
-
+@cache
 def catalogue() -> tuple[Entry, ...]:
-    """Every data set that has a name."""
-    return _ENTRIES
+    """Every data set that has a name, from ``sets.toml``."""
+    tables = tomllib.loads((resources.files("gramscope_lab.data") / "sets.toml").read_text("utf-8"))
+    return tuple(_entry(name, **table) for name, table in tables.items())
+
+
+def _entry(name: str, input_shape: list[int], source: dict[str, Any] | None = None, **facts: Any) -> Entry:
+    files = source and Source(name, **{**source, "archives": [RemoteFile(**file) for file in source["archives"]]})
+    return Entry(name, input_shape=tuple(input_shape), source=files, **facts)
 
 
 def _plain(name: str) -> str:
@@ -142,9 +58,9 @@ def _plain(name: str) -> str:
 
 def find_entry(name: str) -> Entry:
     """The entry of a name; case, dashes and underscores do not matter."""
-    entry = next((entry for entry in _ENTRIES if _plain(entry.name) == _plain(name)), None)
+    entry = next((entry for entry in catalogue() if _plain(entry.name) == _plain(name)), None)
     if entry is None:
-        raise InputError(f"{no_such('data set', name, [e.name for e in _ENTRIES])}, or the path of an .npz file")
+        raise InputError(f"{no_such('data set', name, [e.name for e in catalogue()])}, or the path of an .npz file")
     return entry
 
 

@@ -54,7 +54,6 @@ class StackedEngine(Engine):
         self.notes = self._groups[0].method.notes
         data_axis = None if self.full_batch and self._shared else 0
         self._gradients = vmap(grad_and_value(self._batch_loss), in_dims=(0, 0, data_axis, data_axis))
-        self._recorded = _Recorded(self._backward, self._loss_sum)
 
     def _make_groups(self) -> list[_Group]:
         """Consecutive members with the same options together, if their method works number by number."""
@@ -106,7 +105,7 @@ class StackedEngine(Engine):
     @override
     def advance(self, step: int) -> None:
         """Take one step with every member."""
-        grads = self._recorded(self.indices(step))
+        grads = self._backward(self.indices(step))
         factor = self.plan.factor(step)
         for group in self._groups:
             group.step(grads, factor)
@@ -156,43 +155,6 @@ class StackedEngine(Engine):
             count = group.count
             group.load(stored[:count])
             stored = stored[count:]
-
-
-class _Recorded:
-    """Calls ``function``; on a GPU records it once for each number of samples as a CUDA graph, and replays it from then on.
-
-    A replay is one launch in place of hundreds. Calls before the recording, in which libraries allocate, change ``total`` too;
-    its value is restored.
-    """
-
-    def __init__(self, function: Callable[[Tensor], Stack], total: Tensor) -> None:
-        self._function, self._total = function, total
-        self._graphs: dict[torch.Size, tuple[torch.cuda.CUDAGraph, Tensor, Stack]] = {}
-
-    def __call__(self, index: Tensor) -> Stack:
-        if index.device.type != "cuda":
-            return self._function(index)
-        with torch.cuda.device(index.device):
-            if index.shape not in self._graphs:
-                self._graphs[index.shape] = self._record(index.clone())
-            graph, given, found = self._graphs[index.shape]
-            given.copy_(index)
-            graph.replay()
-        return found
-
-    def _record(self, given: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor, Stack]:
-        before = self._total.clone()
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                self._function(given)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            found = self._function(given)
-        self._total.copy_(before)
-        return graph, given, found
 
 
 class _Group:

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from gramscope.errors import InputError, MissingExtraError
 from gramscope_lab.cli.data import app
-from gramscope_lab.data import catalogue, downloads, load, named_sets
+from gramscope_lab.data import catalogue, load, named_sets
 from gramscope_lab.data.downloads import DownloadError, RemoteFile, Source, data_root, ensure, unpack
 from official_files import cifar_records, random_images, tar_bytes
 from refusals import assert_refused
@@ -135,19 +135,21 @@ def test_a_data_directory_that_cannot_be_written(site: Site, tmp_path: Path) -> 
 
 def small_cifar10(site: Site) -> Source:
     """The official source with its archive replaced by a small one on our server."""
+    source = named_sets.find_entry("cifar10").source
+    assert source is not None
     images, labels = random_images(12, (3, 32, 32), 10)
-    batches = zip(downloads.CIFAR10.members, np.split(images, 6), np.split(labels, 6), strict=True)
+    batches = zip(source.members, np.split(images, 6), np.split(labels, 6), strict=True)
     archive = tar_bytes({name: cifar_records(x, y) for name, x, y in batches} | {"../escape.txt": b"no", "junk": b"no"})
     site.files["/cifar.tar.gz"] = archive
     digest, url = hashlib.sha256(archive).hexdigest(), f"{site.address}/cifar.tar.gz"
-    return replace(downloads.CIFAR10, archives=(RemoteFile("cifar-10-binary.tar.gz", len(archive), digest, url),))
+    return replace(source, archives=(RemoteFile("cifar-10-binary.tar.gz", len(archive), digest, url),))
 
 
 @pytest.fixture
 def entries(site: Site, monkeypatch: pytest.MonkeyPatch) -> tuple[named_sets.Entry, ...]:
     small = small_cifar10(site)
     changed = tuple(replace(entry, source=small) if entry.name == "cifar10" else entry for entry in catalogue())
-    monkeypatch.setattr(named_sets, "_ENTRIES", changed)
+    monkeypatch.setattr(named_sets, "catalogue", lambda: changed)
     return changed
 
 
