@@ -43,7 +43,7 @@ _PANELS = {
     },
     "Training": {
         "--epochs": "epochs", "--batch-size": "batch_size", "--loss": "loss", "--schedule": "schedule.name",
-        "--warm-up": "schedule.warm_up", "--patience": "patience",
+        "--warm-up": "schedule.warm_up",
     },
     "Cadence": {
         "--device": "device", "--dtype": "dtype", "--evaluate-every": "evaluate_every",

@@ -216,9 +216,6 @@ class TrainConfig(Section):
     checkpoint_every: float = Field(default=0.0, ge=0, description="epochs between checkpoints (0: every half minute)")
     keep: int = Field(default=2, ge=0, description="checkpoints to keep (0: all)")
     clip: float = Field(default=0.0, ge=0, description="largest norm of the gradient (0: not clipped)")
-    patience: int = Field(
-        default=0, ge=0, description="evaluations without improvement before stopping (0: never stop)"
-    )
     data: DataTable
     model: ModelTable
     method: MethodTable

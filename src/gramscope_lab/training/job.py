@@ -196,8 +196,6 @@ class Preparer:
         given, device = self.overrides, self.device(config)
         dtype = getattr(torch, config.dtype)
         raw = self._data(config, device, dtype)
-        if config.patience and raw.x_val is None:
-            raise InputError(f"patience = {config.patience}: early stopping needs data.validation above 0")
         if given.model is not None:
             model = given.model(config, raw)
         else:

@@ -2,14 +2,13 @@
 
 Each member keeps its own initial weights, data order and hyper-parameters, so a stack gives what its members give one by one,
 to float tolerance. A member's net holds views of the stacks. SGD, Adam and AdamW work number by number, so that one optimizer
-trains all members with the same options at once, and whitening corrects its steps; Muon has an optimizer for each member.
+trains all members with the same options at once, and whitening corrects its steps. Other methods train one run after the other.
 """
 
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from itertools import groupby
 from typing import Any, TypeAlias
@@ -19,13 +18,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from typing_extensions import override
 
-from gramscope.errors import NumericalError
 from gramscope.layers.model_call import evaluating
 from gramscope.optim.choose_matrices import choose_matrices
 from gramscope.optim.procrustes import nearest_with_gram
 from gramscope_lab.training.job import Job
 from gramscope_lab.training.method_options import split_wrapper
-from gramscope_lab.training.methods import Method, build_method, torch_optimizer
+from gramscope_lab.training.methods import Method, torch_optimizer
 from gramscope_lab.training.sample_losses import correct
 from gramscope_lab.training.trainer import Engine
 
@@ -56,21 +54,16 @@ class StackedEngine(Engine):
         self._gradients = vmap(grad_and_value(self._batch_loss), in_dims=(0, 0, data_axis, data_axis))
 
     def _make_groups(self) -> list[_Group]:
-        """Consecutive members with the same options together, if their method works number by number."""
+        """Consecutive members with the same options together."""
         groups, start = [], 0
         for table, members in groupby(self.jobs, lambda job: job.config.method):
             jobs = list(members)
             stop = start + len(jobs)
             kind, base = split_wrapper(table.name)
-            if base in _BY_NUMBER:
-                tensors = {name: stack[start:stop] for name, stack in self._params.items()}
-                method = Method([torch_optimizer(base, tensors.values(), table.options)])
-                after = _Whitening(jobs[0].model, tensors, table.options, kind) if kind else None
-                groups.append(_Group(slice(start, stop), tensors, method, after))
-            else:
-                for index, job in enumerate(jobs, start=start):
-                    params = {name: p for name, p in job.model.named_parameters() if p.requires_grad}
-                    groups.append(_Group(index, params, build_method(table, job.model)))
+            tensors = {name: stack[start:stop] for name, stack in self._params.items()}
+            method = Method([torch_optimizer(base, tensors.values(), table.options)])
+            after = _Whitening(jobs[0].model, tensors, table.options, kind) if kind else None
+            groups.append(_Group(slice(start, stop), tensors, method, after))
             start = stop
         return groups
 
@@ -85,27 +78,16 @@ class StackedEngine(Engine):
         if self.full_batch:
             return self._x, self._y
         if self._shared:
-            flat = index.reshape(-1)
-            x, y = self._x.index_select(0, flat), self._y.index_select(0, flat)
-            return x.reshape(*index.shape, *x.shape[1:]), y.reshape(*index.shape, *y.shape[1:])
+            return self._x[index], self._y[index]
         return self._x[self._which, index], self._y[self._which, index]
-
-    def _backward(self, index: Tensor) -> Stack:
-        """Gradients of every member's loss for the batches of samples ``index``."""
-        x, y = self._gather(index)
-        grads, losses = self._gradients(self._params, self._buffers, x, y)
-        self._loss_sum += losses if self._mean else losses / self.indices_size(y)
-        found: Stack = grads
-        return found
-
-    def indices_size(self, y: Tensor) -> int:
-        """Samples of a member's batch."""
-        return y.shape[0 if self.full_batch and self._shared else 1]
 
     @override
     def advance(self, step: int) -> None:
         """Take one step with every member."""
-        grads = self._backward(self.indices(step))
+        x, y = self._gather(self.indices(step))
+        grads, losses = self._gradients(self._params, self._buffers, x, y)
+        samples = y.shape[0 if self.full_batch and self._shared else 1]
+        self._loss_sum += losses if self._mean else losses / samples
         factor = self.plan.factor(step)
         for group in self._groups:
             group.step(grads, factor)
@@ -158,51 +140,37 @@ class StackedEngine(Engine):
 
 
 class _Group:
-    """Members that one method trains: a slice of the stacks, or one member.
+    """Members that one optimizer trains: a slice of the stacks.
 
     Args:
         place: where they are in the stacks.
         tensors: what the method trains, by parameter name.
-        method: its optimizers.
-        whitening: corrects their steps.
+        method: the optimizer.
+        whitening: corrects its steps.
     """
 
     def __init__(
-        self, place: slice | int, tensors: Mapping[str, Tensor], method: Method, whitening: _Whitening | None = None
+        self, place: slice, tensors: Mapping[str, Tensor], method: Method, whitening: _Whitening | None = None
     ) -> None:
         self._place, self._tensors, self.method, self._whitening = place, tensors, method, whitening
-        self._diverged = False
-        self.count = 1 if isinstance(place, int) else place.stop - place.start
+        self.count = place.stop - place.start
 
     def step(self, grads: Stack, factor: float) -> None:
         """One step with the gradients of all members."""
-        if self._diverged:
-            return
         for name, tensor in self._tensors.items():
             tensor.grad = grads[name][self._place]
-        try:
-            with nullcontext() if self._whitening is None else self._whitening:
-                self.method.step(factor)
-        except NumericalError:  # this member goes no further, the others do
-            self._diverged = True
-            with torch.no_grad():
-                for tensor in self._tensors.values():
-                    tensor.fill_(math.nan)
+        with nullcontext() if self._whitening is None else self._whitening:
+            self.method.step(factor)
 
     def states(self) -> list[list[dict[str, Any]]]:
         """Each member's optimizer states, as it would have them alone."""
         whole = self.method.state_dict()
-        if isinstance(self._place, int):
-            return [whole]
         return [
             [_of_member(state, lambda t, i=i: t[i] if t.dim() else t) for state in whole] for i in range(self.count)
         ]
 
     def load(self, states: Sequence[list[dict[str, Any]]]) -> None:
         """Continue from each member's optimizer states."""
-        if isinstance(self._place, int):
-            self.method.load_state_dict(states[0])
-            return
         joined = []
         for several in zip(*states, strict=True):
             entries = {
@@ -285,12 +253,10 @@ def _distinct(sets: Sequence[tuple[Tensor, Tensor]]) -> tuple[list[tuple[Tensor,
 def member_obstacle(job: Job) -> str:
     """Why runs such as this one cannot be stacked, as far as one of them shows; empty if they can."""
     config = job.config
-    if split_wrapper(config.method.name)[1] not in (*_BY_NUMBER, "muon"):
+    if split_wrapper(config.method.name)[1] not in _BY_NUMBER:
         return f"{config.method.name} has no vectorised form"
     if config.measure.samples and config.measure.matrices:
         return "measure.matrices follows the gradients of every step"
-    if config.patience:
-        return "each run may stop early on its own"
     if config.clip:
         return "each run's gradient is clipped on its own"
     for module in job.model.modules():

@@ -209,8 +209,6 @@ class Progress:
 
     step: int = 0
     seconds: float = 0.0
-    best: float | None = None
-    waited: int = 0
 
 
 @dataclass(frozen=True)
@@ -275,11 +273,11 @@ class Trainer:
             if self._reporter.advance(progress.step):
                 stop.asked = True
             self._observe(progress.step)
-            early = self._early_end()
-            if early or stop.asked or self._checkpoint_due(progress.step):
+            diverged = all(self._diverged)
+            if diverged or stop.asked or self._checkpoint_due(progress.step):
                 self._save()
-            if early:
-                return Outcome(progress.step, True, early)
+            if diverged:
+                return Outcome(progress.step, True, "diverged: the loss is not finite")
             if stop.asked and progress.step < plan.steps:
                 return Outcome(progress.step, False, "interrupted")
         return Outcome(progress.step, True)
@@ -290,13 +288,6 @@ class Trainer:
             return plan.due(plan.checkpoint_every, step)
         return time.perf_counter() - self._saved > CHECKPOINT_SECONDS
 
-    def _early_end(self) -> str:
-        if all(self._diverged):
-            return "diverged: the loss is not finite"
-        if self._config.patience and self._progress.waited >= self._config.patience:
-            return f"no improvement in {self._config.patience} evaluations"
-        return ""
-
     # -- evaluation and measurement -------------------------------------------------------------------------------
     def _observe(self, step: int) -> None:
         """Evaluate and measure if due."""
@@ -305,7 +296,7 @@ class Trainer:
             with self._clock.paused():
                 self._progress.seconds = self._clock.seconds
                 self._evaluate(step)
-        if self._measure is not None and (step == 0 or plan.due(plan.measure_every, step) or self._early_end()):
+        if self._measure is not None and (step == 0 or plan.due(plan.measure_every, step)):
             with self._clock.paused():
                 for index, job in enumerate(self.engine.jobs):
                     if not self._diverged[index]:
@@ -329,16 +320,6 @@ class Trainer:
             self._diverged[index] = any(not math.isfinite(value) for value in values.values())
             found += self._append(index, "evaluation", step, [record])
         self._reporter.records(found)
-        if self._config.patience:
-            self._look_for_improvement(found[0])
-
-    def _look_for_improvement(self, record: Mapping[str, Any]) -> None:
-        """Early stopping looks at validation accuracy, or the loss where there are no classes."""
-        score = record.get("validation_accuracy", -record["validation_loss"])
-        if self._progress.best is None or score > self._progress.best:
-            self._progress.best, self._progress.waited = score, 0
-        else:
-            self._progress.waited += 1
 
     def _append(self, index: int, kind: str, step: int, records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         head = self.engine.jobs[index].head(kind, step)
@@ -375,8 +356,7 @@ class Trainer:
         with _continuing(self._resumed):
             self.engine.load_states([(c.model, c.state["training"]) for c in checkpoints])
             state = checkpoints[0].state
-            best = None if state["best"] is None else float(state["best"])
-            self._progress = Progress(checkpoints[0].step, float(state["seconds"]), best, int(state["waited"]))
+            self._progress = Progress(checkpoints[0].step, float(state["seconds"]))
             self._diverged = [bool(checkpoint.state["diverged"]) for checkpoint in checkpoints]
         for index, (run, checkpoint) in enumerate(zip(self.runs, checkpoints, strict=True)):
             run.rewind(checkpoint)

@@ -17,18 +17,15 @@ from gramscope_lab.training.config import TrainConfig
 from gramscope_lab.training.job import Job, prepare
 from gramscope_lab.training.stacking import StackedEngine, stack_obstacle
 from gramscope_lab.training.train import Trained, train
-from lab.training.helpers import DEVICES, Config, Notes, needs_cuda, train_until, weights, without_time
+from lab.training.helpers import DEVICES, Config, Notes, train_until, weights, without_time
 
 METHODS: dict[str, dict[str, Any]] = {
     "sgd": {"name": "sgd"},
     "momentum": {"name": "sgd", "momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
     "adam": {"name": "adam", "weight_decay": 0.01},
     "adamw": {"name": "adamw", "weight_decay": 0.1},
-    "muon": {"name": "muon", "weight_decay": 0.05, "readout": "muon"},
-    "muon-rms": {"name": "muon", "adjust": "match_rms_adamw", "nesterov": False},
     "whiten-sgd": {"name": "whiten-sgd", "momentum": 0.9},
     "whiten-adamw": {"name": "whiten-adamw", "whiten_readout": False},
-    "whiten-muon": {"name": "whiten-muon"},
     "gram-fixed-sgd": {"name": "gram-fixed-sgd", "layers": "hidden*"},
 }
 
@@ -59,7 +56,7 @@ def stacked_and_alone(settings: TrainConfig, data: DataSet | None = None) -> tup
 def test_stack_equals_one_by_one(config: Config, blobs: DataSet, name: str, device: str) -> None:
     schedule = {"name": "linear", "warm_up": 1}
     settings = config(METHODS[name], seeds=[0, 4], sweep={"lr": [0.05, 0.01]}, schedule=schedule, device=device)
-    tolerance = 5e-3 if "muon" in name or device == "cuda" else 2e-4  # bfloat16 iterations
+    tolerance = 5e-3 if device == "cuda" else 2e-4
     compare(*stacked_and_alone(settings, blobs), tolerance)
 
 
@@ -109,7 +106,7 @@ def test_members_with_the_same_data_share_them(config: Config, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("method", ["momentum", "adamw", "muon", "whiten-sgd"])
+@pytest.mark.parametrize("method", ["momentum", "adamw", "whiten-sgd"])
 def test_stacked_run_resumes_bit_identically(
     tmp_path: Path, config: Config, blobs: DataSet, method: str, device: str
 ) -> None:
@@ -187,7 +184,7 @@ def test_nets_that_differ_beyond_their_weights_are_noticed(config: Config, blobs
         ({"sweep": {"model.hidden": [[4], [5]]}}, "their nets differ"),
         ({"sweep": {"data.n_train": [30, 40]}}, "their numbers of steps or losses differ"),
         ({"clip": 1.0, "seeds": [0, 1]}, "each run's gradient is clipped on its own"),
-        ({"patience": 1, "seeds": [0, 1], "data": {"name": "gaussian", "validation": 0.5}}, "each run may stop early"),
+        ({"method": "muon", "seeds": [0, 1]}, "muon has no vectorised form"),
         ({"method": "vcl", "seeds": [0, 1]}, "vcl has no vectorised form"),
     ],
 )
