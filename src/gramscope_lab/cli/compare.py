@@ -16,7 +16,7 @@ def command(
     base: Annotated[Path, typer.Argument(help="Folder of a model of transformers.")],
     tuned: Annotated[Path, typer.Argument(help="Folder of the other one, or of a LoRA adapter.")],
     text: Annotated[Path | None, typer.Option(help="Text, cut into sequences by the base's own tokenizer.")] = None,
-    data: Annotated[Path | None, typer.Option(help="Tokens: .npz with input_ids, or a data set's folder.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Tokens: .npz with input_ids.")] = None,
     layers: Annotated[str | None, typer.Option(help="Glob of the layers.", show_default=False)] = None,
     samples: Annotated[int, typer.Option(help="Sequences to measure on.")] = 64,
     length: Annotated[int, typer.Option(help="Tokens of a sequence of --text.")] = 128,

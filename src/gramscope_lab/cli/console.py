@@ -18,9 +18,6 @@ from gramscope.names import printable
 from gramscope_lab.runs.files import to_json
 from gramscope_lab.training.reporter import Reporter
 
-#: control characters that JSON does not escape
-_JSON_CONTROLS = {code: f"\\u{code:04x}" for code in range(127, 160)}
-
 
 class _PlainConsole(Console):
     """Prints text as it is: no markup, no wrapping, and no control characters."""
@@ -45,7 +42,7 @@ def messages() -> Console:
 
 def print_json(value: Any) -> None:
     """Print one JSON document, for machines."""
-    sys.stdout.write(to_json(value, indent=1).translate(_JSON_CONTROLS) + "\n")
+    sys.stdout.write(to_json(value, indent=1) + "\n")
 
 
 def print_table(title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None) -> None:

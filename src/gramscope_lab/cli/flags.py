@@ -55,7 +55,7 @@ FLAGS = {flag: key for flags in _PANELS.values() for flag, key in flags.items()}
 #: help of names, and of options of the nets
 _TEXTS = {
     "data.name": "data set: digits, mnist, cifar10 … (gramscope data list), or a .npz file",
-    "model.name": "net: mlp, cnn, resnet, logistic …, or package.module:factory of your own",
+    "model.name": "net: mlp, cnn, resnet …, or package.module:factory of your own",
     "model.hidden": "widths of the hidden layers, such as 256 or 256,256",
     "model.activation": "activation, such as gelu or relu",
     "method.name": f"method: {', '.join(METHODS)}",

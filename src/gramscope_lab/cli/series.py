@@ -19,7 +19,7 @@ def command(
         Path, typer.Argument(help="A run, or a folder of checkpoints of transformers: step1000/, checkpoint-500/ …")
     ],
     text: Annotated[Path | None, typer.Option(help="Text, cut into sequences by the model's own tokenizer.")] = None,
-    data: Annotated[Path | None, typer.Option(help="Tokens: .npz with input_ids, or a data set's folder.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Tokens: .npz with input_ids.")] = None,
     measures: Annotated[
         str | None, typer.Option(help="Measures or groups with commas between.", show_default=False)
     ] = None,
@@ -53,7 +53,7 @@ def command(
     from gramscope_lab.training.config import MeasureTable
     from gramscope_lab.training.layer_measures import run_series
 
-    if text is None and (data is None or not data.is_dir()):
+    if text is None:
         refuse_unused(context, ["length"], "without --text")
     store = folder / "series" if out is None else out
     names = [name.strip() for name in measures.split(",")] if measures else []

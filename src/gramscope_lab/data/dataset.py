@@ -100,7 +100,7 @@ class DataSet:
                 f"{self.name}: {name} is {y.dtype} {tuple(y.shape)}; labels are int64 [n], those of tokens [n, t] for "
                 "inputs [n, t, …]"
             )
-        y = _known(y)
+        y = y[y != IGNORED] if of_tokens else y
         if not y.numel():
             raise InputError(f"{self.name}: {name} labels no token; −100 marks those to leave out")
         if not 0 <= int(y.min()) <= int(y.max()) < self.classes:
@@ -188,19 +188,12 @@ class DataSet:
             y_train=self.y_train[order[count:]],
         )
 
-    def with_label_noise(self, fraction: float, seed: int = 0, *, test: bool = False) -> DataSet:
-        """Give a fraction of the training samples labels drawn at random; with ``test`` the test samples too.
-
-        Validation samples keep their labels: split them off first.
-        """
+    def with_label_noise(self, fraction: float, seed: int = 0) -> DataSet:
+        """Give a fraction of the training samples labels drawn at random; test and validation samples keep theirs."""
         if self.classes is None:
             raise InputError(f"{self.name} is a regression set: label noise needs classes")
         source = generator(seed, "label noise", "train")
-        noisy = replace(self, y_train=randomise_labels(self.y_train, fraction, self.classes, source))
-        if test:
-            source = generator(seed, "label noise", "test")
-            noisy = replace(noisy, y_test=randomise_labels(self.y_test, fraction, self.classes, source))
-        return noisy
+        return replace(self, y_train=randomise_labels(self.y_train, fraction, self.classes, source))
 
 
 def _permutation(n: int, seed: int) -> Tensor:
@@ -230,25 +223,24 @@ def from_tensors(
     uint8 inputs are pixels and become floats in [0, 1]; other integers stay whole numbers (int64), which a net may take as
     tokens. Without ``classes`` there are as many as the largest label says.
     """
-    if _kind(x_train) != _kind(x_test):
-        raise InputError(
-            f"{name}: x_train is {x_train.dtype} but x_test {x_test.dtype}; bytes are scaled as pixels, so give one type"
-        )
+    if x_train.dtype != x_test.dtype:  # bytes are scaled as pixels
+        raise InputError(f"{name}: x_train is {x_train.dtype} but x_test {x_test.dtype}; give both one type")
     x_train, x_test = _inputs(x_train), _inputs(x_test)
     train, test = _targets(y_train), _targets(y_test)
     if train.is_floating_point() != test.is_floating_point():
         raise InputError(f"{name}: y_train is {y_train.dtype} but y_test {y_test.dtype}; use labels or floats for both")
     if not train.is_floating_point():
-        classes = _count_classes(name, torch.cat([_known(train), _known(test)])) if classes is None else classes
-    else:
-        _warn_of_labels_as_floats(name, train)
-        if x_train.is_floating_point():
-            train, test = train.to(x_train.dtype), test.to(x_train.dtype)
+        classes = int(max(y.max() if len(y) else 0 for y in (train, test))) + 1 if classes is None else classes
+        return DataSet(name, x_train, train, x_test, test, classes, description, citation)
+    if train.shape[1] == 1 and bool((train == train.round()).all()):
+        warnings.warn(
+            f"{name}: y_train holds whole numbers as {y_train.dtype}, which are a regression target; labels are integers",
+            ResultWarning,
+            stacklevel=2,
+        )
+    if x_train.is_floating_point():
+        train, test = train.to(x_train.dtype), test.to(x_train.dtype)
     return DataSet(name, x_train, train, x_test, test, classes, description, citation)
-
-
-def _kind(x: Tensor) -> str:
-    return "bytes" if x.dtype == torch.uint8 else "floats" if x.is_floating_point() else "whole numbers"
 
 
 def _inputs(x: Tensor) -> Tensor:
@@ -263,34 +255,3 @@ def _targets(y: Tensor) -> Tensor:
     if y.is_floating_point():
         return y.unsqueeze(1) if y.dim() == 1 else y.flatten(1)
     return (y[:, 0] if y.dim() == 2 and y.shape[1] == 1 else y).to(torch.int64)
-
-
-def _known(labels: Tensor) -> Tensor:
-    """The labels ``[n]``; of tokens, without those that are left out."""
-    return labels if labels.dim() == 1 else labels[labels != IGNORED]
-
-
-def _count_classes(name: str, labels: Tensor) -> int:
-    """Largest label + 1; gaps between labels are a warning, and an error where they would make an absurd net."""
-    distinct = torch.unique(labels)
-    classes = int(distinct[-1]) + 1 if len(distinct) else 0
-    if len(distinct) and int(distinct[0]) >= 0 and len(distinct) < classes:
-        text = f"{name}: {len(distinct)} different labels go up to {classes - 1}, which makes {classes} classes"
-        remedy = "number them from 0 without gaps (numpy.unique(y, return_inverse=True)), or give classes"
-        if classes > max(1000, len(labels)):
-            raise InputError(f"{text}; {remedy}")
-        warnings.warn(f"{text}; if that is not meant, {remedy}", ResultWarning, stacklevel=3)
-    return classes
-
-
-def _warn_of_labels_as_floats(name: str, y: Tensor) -> None:
-    if y.shape[1] != 1 or not bool(((y >= 0) & (y == y.round())).all()):
-        return
-    distinct = len(torch.unique(y))
-    if 1 < distinct <= min(1000, len(y) // 2):
-        warnings.warn(
-            f"{name}: y_train is {y.dtype} with {distinct} different whole numbers; floats are a regression target, "
-            "labels of classes must be integers",
-            ResultWarning,
-            stacklevel=3,
-        )

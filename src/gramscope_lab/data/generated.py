@@ -41,13 +41,11 @@ def gaussian(
     n_test: int = 1000,
     d: int = 32,
     alpha: float = 1.0,
-    noise: float = 0.0,
 ) -> DataSet:
     """Gaussian inputs with spectrum 1/(1+k^α) in a random basis and a random linear target wᵀx, w ~ N(0, I/d)."""
     x = _gaussian_inputs(n_train + n_test, d, alpha, generator)
     teacher = torch.randn(d, generator=generator, dtype=torch.float64) / d**0.5
-    y = x @ teacher + noise * torch.randn(len(x), generator=generator, dtype=torch.float64)
-    return _regression("gaussian", x, y, n_train)
+    return _regression("gaussian", x, x @ teacher, n_train)
 
 
 def chain_monomial(
@@ -113,19 +111,10 @@ def alignment_reversing(
     return _regression("alignment-reversing", x, y, n_train)
 
 
-def swiss_roll(
-    generator: torch.Generator,
-    *,
-    n_train: int = 1000,
-    n_test: int = 1000,
-    dimensions: Literal[2, 3] = 2,
-    noise: float = 0.0,
-    unit_target: bool = True,
-) -> DataSet:
-    """Points of a Swiss roll scaled to [0, 1] by the training part, and their position along it (scaled alike)."""
-    x, t = synthetic.swiss_roll(n_train + n_test, generator, dimensions=dimensions, noise=noise, dtype=torch.float64)
-    t = t[:, None]
-    return _regression("swiss-roll", _box(x, n_train), _box(t, n_train) if unit_target else t, n_train)
+def swiss_roll(generator: torch.Generator, *, n_train: int = 1000, n_test: int = 1000) -> DataSet:
+    """Points of a Swiss roll and their position along it, both scaled to [0, 1] by the training part."""
+    x, t = synthetic.swiss_roll(n_train + n_test, generator)
+    return _regression("swiss-roll", _box(x, n_train), _box(t[:, None], n_train), n_train)
 
 
 def _box(x: Tensor, n_train: int) -> Tensor:
@@ -150,7 +139,7 @@ def modular_arithmetic(
     if not 0 < n_train < len(pairs):
         raise InputError(f"train_fraction={train_fraction} leaves {n_train} of {len(pairs)} pairs for training")
     order = torch.randperm(len(pairs), generator=generator)
-    x = pairs if encoding == "tokens" else synthetic.one_hot_pairs(pairs, p, dtype=torch.float32)
+    x = pairs if encoding == "tokens" else torch.nn.functional.one_hot(pairs, p).flatten(1).float()
     train, test = order[:n_train], order[n_train:]
     return DataSet("modular-arithmetic", x[train], labels[train], x[test], labels[test], p)
 
@@ -168,9 +157,6 @@ def faces(
     greys are drawn at random; nothing but the glasses tells the classes apart. ``noise`` is the standard deviation of the
     noise on each pixel.
     """
-    for name, value in {"n_train": n_train, "n_test": n_test, "image_size": image_size}.items():
-        if value < 1:
-            raise InputError(f"{name}={value} must be at least 1")
     x, y = draw_faces(n_train + n_test, image_size, generator, noise=noise)
     return DataSet("faces", x[:n_train], y[:n_train], x[n_train:], y[n_train:], 2)
 

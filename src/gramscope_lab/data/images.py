@@ -218,21 +218,16 @@ def read_cifar(path: Path, labels: int) -> tuple[Array, Array]:
 
 def read_svhn(path: Path) -> tuple[Array, Array]:
     """Images ``[n, 3, 32, 32]`` and labels of a MATLAB file of SVHN; nothing but two numeric arrays is read."""
-    from scipy.io import loadmat, whosmat
+    from scipy.io import loadmat
 
     with reading(path, "a MATLAB file"):
-        shapes: dict[str, tuple[int, ...]] = {}
-        for name, shape, kind in whosmat(path, appendmat=False):
-            if kind in ("uint8", "double"):
-                shapes.setdefault(name, shape)
-        wanted = {"X": (32, 32, 3, *shapes.get("X", ())[3:4]), "y": (*shapes.get("X", ())[3:4], 1)}
-        if {name: shapes.get(name) for name in wanted} != wanted:
-            present = ", ".join(f"{name} {shape}" for name, shape in shapes.items()) or "no numeric arrays"
-            raise InputError(f"{path} holds {present}; the cropped SVHN files hold X (32, 32, 3, n) and y (n, 1)")
-        arrays = loadmat(path, appendmat=False, variable_names=list(wanted))
-        images, labels = arrays["X"], arrays["y"]
-        if images.dtype != np.uint8:
-            raise InputError(f"{path}: X is {images.dtype}; the pixels of SVHN are bytes")
+        arrays = loadmat(path, appendmat=False, variable_names=["X", "y"])
+        images, labels = (arrays.get(name, np.empty(0)) for name in "Xy")
+        if images.dtype != np.uint8 or images.shape != (32, 32, 3, len(labels)) or labels.dtype.kind not in "uif":
+            raise InputError(
+                f"{path} holds X {images.dtype} {images.shape} and y {labels.dtype} {labels.shape}; the cropped SVHN files "
+                "hold bytes X (32, 32, 3, n) and numbers y (n, 1)"
+            )
         return images.transpose(3, 2, 0, 1), labels.ravel().astype(np.int64)
 
 

@@ -52,13 +52,9 @@ def _entry(name: str, input_shape: list[int], source: dict[str, Any] | None = No
     return Entry(name, input_shape=tuple(input_shape), source=files, **facts)
 
 
-def _plain(name: str) -> str:
-    return name.lower().replace("-", "").replace("_", "").replace(" ", "")
-
-
 def find_entry(name: str) -> Entry:
-    """The entry of a name; case, dashes and underscores do not matter."""
-    entry = next((entry for entry in catalogue() if _plain(entry.name) == _plain(name)), None)
+    """The entry of a name."""
+    entry = next((entry for entry in catalogue() if entry.name == name), None)
     if entry is None:
         raise InputError(f"{no_such('data set', name, [e.name for e in catalogue()])}, or the path of an .npz file")
     return entry

@@ -1,8 +1,8 @@
-"""Data for models of transformers: a text cut into sequences by the model's own tokenizer, or token numbers in files."""
+"""Data for models of transformers: a text cut into sequences by the model's own tokenizer, or token numbers in a file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,26 +22,18 @@ def read_sequences(
 
     Args:
         text: a text file; it is cut into sequences of ``length`` tokens, whose next tokens are the labels.
-        data: an .npz file with ``input_ids [n, length]`` and other inputs; without ``labels`` the next tokens are. Or the
-            folder of a data set, .arrow or .parquet files with a column ``input_ids`` or ``text``, cut like a text.
+        data: an .npz file with ``input_ids [n, length]`` and other inputs; without ``labels`` the next tokens are.
         tokenizer: the folder of the model, whose tokenizer is used.
         samples: sequences at most.
         length: of a sequence, in tokens.
         batch: sequences in a batch.
     """
     if (text is None) == (data is None):
-        raise InputError(
-            "give either a text (--text FILE.txt) or token numbers (--data FILE.npz or the folder of a data set)"
-        )
-    if text is not None:
-        inputs = _cut(
-            text, [_tokenizer(tokenizer)(_read(text), add_special_tokens=False)["input_ids"]], samples, length
-        )
-    elif data is not None and data.is_dir():
-        inputs = _cut(data, _rows(data, tokenizer), samples, length)
-    else:
-        assert data is not None
+        raise InputError("give either a text (--text FILE.txt) or token numbers (--data FILE.npz)")
+    if data is not None:
         inputs = _arrays(data)
+    elif text is not None:
+        inputs = _cut(text, _tokenizer(tokenizer)(_read(text), add_special_tokens=False)["input_ids"], samples, length)
     n = min(samples, len(inputs["input_ids"]))
     return [{name: value[i : min(i + batch, n)] for name, value in inputs.items()} for i in range(0, n, batch)]
 
@@ -79,41 +71,12 @@ def _read(path: Path) -> str:
         raise InputError(f"{path} cannot be read as text: {error}") from error
 
 
-def _rows(folder: Path, tokenizer: Path) -> Iterator[list[int]]:
-    """Rows of token numbers of a data set in .arrow files (``save_to_disk``) or .parquet files, read as they are needed."""
-    arrow, parquet = load_extra("pyarrow", "parquet"), load_extra("pyarrow.parquet", "parquet")
-    files = sorted(path for path in folder.iterdir() if path.suffix in (".arrow", ".parquet"))
-    if not files:
-        raise InputError(f"{folder} holds no data set: no .arrow or .parquet file with a column input_ids or text")
-    for path in files:
-        try:
-            is_arrow = path.suffix == ".arrow"
-            parts = arrow.ipc.open_stream(path) if is_arrow else parquet.ParquetFile(path).iter_batches(1000)
-            for part in parts:
-                columns = part.schema.names
-                if "input_ids" in columns:
-                    yield from part.column("input_ids").to_pylist()
-                elif "text" in columns:
-                    yield from _tokenizer(tokenizer)(part.column("text").to_pylist(), add_special_tokens=False)[
-                        "input_ids"
-                    ]
-                else:
-                    raise InputError(f"{path} has the columns {', '.join(columns)}; expected input_ids or text")
-        except (OSError, arrow.ArrowException) as error:
-            raise InputError(f"{path} cannot be read: {error}") from error
-
-
-def _cut(path: Path, rows: Iterable[list[int]], samples: int, length: int) -> dict[str, torch.Tensor]:
-    """Sequences of ``length`` tokens from rows joined into one."""
-    found: list[int] = []
-    for row in rows:
-        found += row
-        if len(found) >= samples * length:
-            break
-    count = min(samples, len(found) // length)
+def _cut(path: Path, tokens: list[int], samples: int, length: int) -> dict[str, torch.Tensor]:
+    """Sequences of ``length`` tokens."""
+    count = min(samples, len(tokens) // length)
     if not count:
-        raise InputError(f"{path} has {len(found)} tokens, fewer than one sequence of {length}; lower --length")
-    ids = torch.tensor(found[: count * length], dtype=torch.long, device="cpu").view(count, length)
+        raise InputError(f"{path} has {len(tokens)} tokens, fewer than one sequence of {length}; lower --length")
+    ids = torch.tensor(tokens[: count * length], dtype=torch.long, device="cpu").view(count, length)
     return {"input_ids": ids, "labels": ids}
 
 
@@ -124,9 +87,7 @@ def check_tokenizers(text: Path | None, folder: Path, others: Iterable[Path]) ->
     beginning = _read(text)[:10_000]
     for other in others:
         names = [name for name in _TOKENIZERS if (other / name).is_file()]
-        if all(
-            (folder / name).is_file() and (folder / name).read_bytes() == (other / name).read_bytes() for name in names
-        ):
+        if all((folder / n).is_file() and (folder / n).read_bytes() == (other / n).read_bytes() for n in names):
             continue
         one, two = (_tokenizer(place)(beginning, add_special_tokens=False)["input_ids"] for place in (folder, other))
         if one != two:

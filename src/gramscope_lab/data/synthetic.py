@@ -19,7 +19,6 @@ from gramscope.errors import InputError
 
 def decaying_spectrum(d: int, alpha: float, *, dtype: torch.dtype | None = None) -> Tensor:
     """``λ_k = 1/(1 + k^α)`` for k = 1 … d ([NFA] Appendix C and G): ``[d]``."""
-    _at_least("d", d, 1)
     if not math.isfinite(alpha) or alpha < 0:
         raise InputError(f"alpha={alpha}: the decay rate must be finite and not negative")
     k = torch.arange(1, d + 1, dtype=torch.float64)
@@ -33,7 +32,6 @@ def gaussian(n: int, spectrum: Tensor, generator: torch.Generator, *, basis: Ten
     Draw ``basis`` Q once (:func:`~gramscope.linalg.psd.random_orthogonal`) and pass it for training and test sets alike;
     without it the axes are the eigenvectors.
     """
-    _at_least("n", n, 1)
     if spectrum.dim() != 1 or not bool((spectrum >= 0).all()) or not bool(torch.isfinite(spectrum).all()):
         raise InputError("spectrum must be a vector of finite eigenvalues, none of them negative")
     z = _normal((n, spectrum.numel()), generator, spectrum.dtype) * spectrum.to(generator.device).sqrt()
@@ -102,8 +100,6 @@ class ReversingDraw:
 
 def draw_alignment_reversing(n: int, d: int, balance: float, generator: torch.Generator) -> ReversingDraw:
     """The expensive part of :func:`alignment_reversing`: two samples and their decompositions, in float64."""
-    _at_least("n", n, 1)
-    _at_least("d", d, 1)
     if not 0 < balance <= 1:
         raise InputError(f"balance={balance} must lie in (0, 1]: it is the fraction of samples with label 1")
     first = round(n * balance)
@@ -143,25 +139,10 @@ def alignment_reversing(
     return draw_alignment_reversing(n, d, balance, generator).build(inverse, scale, eps2)
 
 
-def swiss_roll(
-    n: int,
-    generator: torch.Generator,
-    *,
-    dimensions: Literal[2, 3] = 2,
-    noise: float = 0.0,
-    dtype: torch.dtype | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Points ``(t cos t, [21u,] t sin t)`` and their place t ∈ [1.5π, 4.5π] on the roll: ``[n, dims]``, ``[n]``."""
-    _at_least("n", n, 1)
-    if dimensions not in (2, 3):
-        raise InputError(f"dimensions={dimensions}: a Swiss roll has 2 or 3")
-    dtype = dtype or torch.get_default_dtype()
-    t = 1.5 * math.pi * (1 + 2 * torch.rand(n, generator=generator, device=generator.device, dtype=dtype))
-    columns = [t * t.cos(), t * t.sin()]
-    if dimensions == 3:
-        columns.insert(1, 21 * torch.rand(n, generator=generator, device=generator.device, dtype=dtype))
-    x = torch.stack(columns, 1)
-    return (x + noise * _normal(tuple(x.shape), generator, dtype) if noise else x), t
+def swiss_roll(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Points ``(t cos t, t sin t)`` and their place t ∈ [1.5π, 4.5π] on the roll: ``[n, 2]``, ``[n]`` in float64."""
+    t = 1.5 * math.pi * (1 + 2 * torch.rand(n, generator=generator, device=generator.device, dtype=torch.float64))
+    return torch.stack([t * t.cos(), t * t.sin()], 1), t
 
 
 #: name -> (x, y, p) ↦ value before reduction mod p; division multiplies by the inverse mod a prime p
@@ -197,11 +178,6 @@ def modular_arithmetic(p: int, operation: str = "x+y") -> tuple[Tensor, Tensor]:
     return pairs, MODULAR_OPERATIONS[operation](pairs[:, 0], pairs[:, 1], p) % p
 
 
-def one_hot_pairs(pairs: Tensor, p: int, *, dtype: torch.dtype | None = None) -> Tensor:
-    """Pairs ``[N, 2]`` as two one-hot codes side by side: ``[N, 2p]``."""
-    return torch.nn.functional.one_hot(pairs, p).flatten(1).to(dtype or torch.get_default_dtype())
-
-
 def randomise_labels(labels: Tensor, fraction: float, classes: int, generator: torch.Generator) -> Tensor:
     """Replace the labels of ``round(fraction · n)`` samples, chosen at random, by uniform draws from all ``classes``.
 
@@ -209,7 +185,6 @@ def randomise_labels(labels: Tensor, fraction: float, classes: int, generator: t
     """
     if not 0 <= fraction <= 1:
         raise InputError(f"fraction={fraction} must lie in [0, 1]")
-    _at_least("classes", classes, 2)
     n = labels.shape[0]
     chosen = torch.randperm(n, generator=generator, device=generator.device)[: round(fraction * n)]
     drawn = torch.randint(classes, (chosen.numel(),), generator=generator, device=generator.device)

@@ -91,7 +91,7 @@ NETS: dict[str, tuple[str, dict[str, Any]]] = {
     "two-layer": ("two layers", {"name": "mlp", "bias": (False, True)}),
     "cnn": ("CNN", {"name": "cnn"}),
     "deep": ("four hidden layers", {"name": "mlp"}),
-    "linear": ("logistic regression", {"name": "logistic"}),
+    "linear": ("logistic regression", {"name": "mlp", "hidden": ()}),
 }
 
 

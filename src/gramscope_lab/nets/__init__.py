@@ -11,7 +11,7 @@ from torch import nn
 
 from gramscope.errors import InputError, no_such
 from gramscope_lab.nets.cnn import CNN
-from gramscope_lab.nets.mlp import MLP, Logistic
+from gramscope_lab.nets.mlp import MLP
 from gramscope_lab.nets.resnet import ResNet
 from gramscope_lab.nets.transformer import Transformer
 from gramscope_lab.nets.vae import VAE, VAEOutput, vae_loss
@@ -21,7 +21,6 @@ __all__ = [
     "MLP",
     "MODELS",
     "VAE",
-    "Logistic",
     "ResNet",
     "Transformer",
     "VAEOutput",
@@ -34,17 +33,8 @@ MODELS: dict[str, type[nn.Module]] = {
     "cnn": CNN,
     "resnet": ResNet,
     "vae": VAE,
-    "logistic": Logistic,
     "transformer": Transformer,
 }
-
-
-def model_options(name: str) -> tuple[str, ...]:
-    """Names of the options :func:`build` takes for a model."""
-    if name not in MODELS:
-        raise InputError(no_such("model", name, MODELS))
-    parameters = inspect.signature(MODELS[name]).parameters
-    return tuple(option for option in parameters if option not in ("input_shape", "outputs", "generator"))
 
 
 def build(
@@ -58,7 +48,7 @@ def build(
     """A new model, initialised from the generator alone.
 
     Args:
-        name: mlp, cnn, resnet, vae, logistic or transformer.
+        name: mlp, cnn, resnet, vae or transformer.
         input_shape: shape of one input, without the sample axis.
         outputs: number of outputs.
         generator: source of the initial weights, which are made on its device; a new one with seed 0 when ``None``.
@@ -72,7 +62,9 @@ def build(
       (readout): Linear(in_features=32, out_features=10, bias=False)
     )
     """
-    known = model_options(name)
+    if name not in MODELS:
+        raise InputError(no_such("model", name, MODELS))
+    known = [o for o in inspect.signature(MODELS[name]).parameters if o not in ("input_shape", "outputs", "generator")]
     unknown = [option for option in options if option not in known]
     if unknown:
         raise InputError(f"model {name!r} has no option {', '.join(unknown)}; it has: {', '.join(known)}")

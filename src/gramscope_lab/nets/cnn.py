@@ -12,7 +12,6 @@ from torch import nn
 from gramscope.errors import InputError
 from gramscope_lab.nets.seeded_layers import (
     Init,
-    Stack,
     activation_module,
     conv,
     default_generator,
@@ -22,7 +21,7 @@ from gramscope_lab.nets.seeded_layers import (
 )
 
 
-class CNN(Stack):
+class CNN(nn.Sequential):
     """``conv1 → activation1 → pool1 → conv2 → activation2 → pool2 → conv3 → activation3 → flatten → readout``.
 
     A 2×2 max-pool follows every convolution but the last.
@@ -55,7 +54,7 @@ class CNN(Stack):
     ) -> None:
         inputs, *size = image_shape(input_shape, "CNN")
         if not channels:
-            raise InputError("channels=() leaves no convolution; use the mlp or logistic model")
+            raise InputError("channels=() leaves no convolution; use the mlp")
         padding = (kernel - 1) // 2 if padding is None else padding
         generator = default_generator(generator)
         depth = len(channels)

@@ -1,4 +1,4 @@
-"""Fully connected nets: any depth, width and activation, standard or NTK parametrisation; and logistic regression."""
+"""Fully connected nets: any depth, width and activation, standard or NTK parametrisation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from gramscope.errors import InputError
 from gramscope_lab.nets.seeded_layers import (
     Init,
     Scale,
-    Stack,
     activation_module,
     default_generator,
     linear,
@@ -24,14 +23,14 @@ from gramscope_lab.nets.seeded_layers import (
 )
 
 
-class MLP(Stack):
+class MLP(nn.Sequential):
     """``flatten → hidden1 → activation1 → … → readout``.
 
     Args:
         input_shape: shape of one input; flattened.
         outputs: width of the readout.
         hidden: widths of the hidden layers; ``()`` is a linear model, an int is one hidden layer.
-        activation: relu, gelu, silu, tanh, sigmoid, softplus, leaky_relu, elu, erf, quadratic (½z²), identity (linear).
+        activation: relu, gelu, silu, tanh, sigmoid, softplus, leaky_relu, elu, erf, quadratic (½z²), linear.
         bias: for all layers, or one value per layer, readout included.
         init: ``"torch"`` (uniform, torch's default) or ``"normal"`` (W_ij ~ N(0, s/d), bias 0).
         init_scale: the factor s on the variance of the weights, for all layers or one per layer, readout included.
@@ -89,21 +88,3 @@ class MLP(Stack):
         if output_scale != 1.0:
             modules["output_scale"] = Scale(output_scale)
         super().__init__(modules)
-
-
-class Logistic(MLP):
-    """Logistic regression: the linear model ``flatten → readout``, to be trained with cross-entropy."""
-
-    def __init__(
-        self,
-        input_shape: int | Sequence[int],
-        outputs: int,
-        *,
-        bias: bool = True,
-        init: Init | None = None,
-        init_scale: float = 1.0,
-        generator: torch.Generator | None = None,
-    ) -> None:
-        super().__init__(
-            input_shape, outputs, hidden=(), bias=bias, init=init, init_scale=init_scale, generator=generator
-        )

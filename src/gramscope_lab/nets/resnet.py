@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from gramscope.errors import InputError
-from gramscope_lab.nets.seeded_layers import Stack, activation_module, conv, default_generator, image_shape, linear
+from gramscope_lab.nets.seeded_layers import activation_module, conv, default_generator, image_shape, linear
 
 Norm: TypeAlias = Literal["group", "batch", "none"]
 
@@ -52,7 +52,7 @@ class Block(nn.Module):
         return self.activation2(z)  # type: ignore[no-any-return]
 
 
-class ResNet(Stack):
+class ResNet(nn.Sequential):
     """``stem → norm → activation → stage1 → stage2 → … → pool → flatten → readout``.
 
     Args:

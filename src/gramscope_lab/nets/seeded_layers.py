@@ -7,9 +7,8 @@ from the generator.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,16 +19,6 @@ from gramscope.errors import InputError
 Init: TypeAlias = Literal["torch", "normal"]
 T = TypeVar("T")
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
-
-
-class Stack(nn.Sequential):
-    """Modules applied in order; unlike other subclasses of ``nn.Sequential`` it can be sliced (``model[:3]``)."""
-
-    @override
-    def __getitem__(self, index: slice | int) -> Any:
-        if isinstance(index, slice):
-            return nn.Sequential(OrderedDict(list(self._modules.items())[index]))
-        return super().__getitem__(index)
 
 
 class Erf(nn.Module):
@@ -75,7 +64,6 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "elu": nn.ELU,
     "erf": Erf,
     "quadratic": Quadratic,
-    "identity": nn.Identity,
     "linear": nn.Identity,
 }
 

@@ -276,7 +276,7 @@ def pictures(runs: Runs) -> dict[str, str]:
         size = path.stat().st_size
         if size <= left:
             left -= size
-            found[path.stem] = "data:image/png;base64," + base64.b64encode(read_file(path, size)).decode()
+            found[path.stem] = "data:image/png;base64," + base64.b64encode(read_file(path)).decode()
     return found
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,8 +22,6 @@ from gramscope_lab.runs import files
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: most bytes of the list of tensors at the start of a file: about 100,000 tensors, which take seconds to read
-MOST_NAMES = 1 << 24
 _NAME = re.compile(r"step-(\d{9,18})\.safetensors")
 _DIGEST, _ZEROS = b'"digest":"', b"0" * 64
 _TENSOR, _TUPLE, _DICT, _FLOAT = "$tensor", "$tuple", "$dict", "$float"
@@ -83,7 +80,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint, on the CPU, after comparing it with its digest."""
     step = step_of(path)
     try:
-        content = files.read_file(path, memory())
+        content = files.read_file(path)
         tensors = parse_tensors(path, content)
         metadata = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"]
         digest = metadata["digest"]
@@ -101,7 +98,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read a safetensors file, on the CPU, with an error that names it."""
-    return parse_tensors(path, files.read_file(path, memory()))
+    return parse_tensors(path, files.read_file(path))
 
 
 def parse_tensors(path: Path, content: bytes) -> dict[str, Tensor]:
@@ -109,21 +106,10 @@ def parse_tensors(path: Path, content: bytes) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load
 
-    names = int.from_bytes(content[:8], "little")
-    if names > MOST_NAMES:
-        raise DamagedCheckpointError(f"{path} lists its tensors in {names} bytes; at most {MOST_NAMES} are read")
     try:
         return load(content)
     except (SafetensorError, ValueError, RuntimeError, KeyError, TypeError) as error:
         raise DamagedCheckpointError(f"{path} is damaged: {error}; restore it or remove it") from error
-
-
-def memory() -> int:
-    """Bytes of this machine's memory: a file with holes can claim any size, and a larger one cannot be read at once."""
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):  # not known here
-        return 1 << 40
 
 
 # -- nested states ------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Reading and writing files of a run: whole or not at all, never outside its directory, never more than a stated size.
+"""Reading and writing files of a run: whole or not at all, and never outside its directory.
 
 Every call that changes the disk goes through ``system``, the module ``os``: a test replaces it to let any of them fail.
 """
@@ -38,8 +38,6 @@ system = os
 RESUME = "continue with --resume"
 #: names that start with this are unfinished; a later writer removes them
 TEMPORARY = ".partial-"
-#: most bytes of a text that is read at once
-MOST_TEXT = 1 << 26
 _SAFE = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
 
 
@@ -61,19 +59,14 @@ def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
 
 
-def read_file(path: Path, most: int = MOST_TEXT) -> bytes:
-    """The content of a regular file of at most ``most`` bytes."""
+def read_file(path: Path) -> bytes:
+    """The content of a regular file."""
     try:
         if path.exists() and not path.is_file():  # a pipe would be waited for
             raise InputError(f"{path} is not a regular file; remove it")
-        size = path.stat().st_size
-        if size > most:
-            raise InputError(f"{path} has {size} bytes; at most {most} are read")
         return path.read_bytes()
-    except (OSError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def from_json(path: Path) -> Any:
@@ -206,17 +199,8 @@ def remove_stale(folder: Path) -> None:
 
 # -- JSON ---------------------------------------------------------------------------------------------------------
 def to_json(value: Any, *, indent: int | None = None) -> str:
-    """Strict JSON: numbers that are not finite become ``null``, tuples become lists, paths become text.
-
-    Text that UTF-8 cannot hold (the name of a file in another encoding) is escaped.
-    """
-    value = plain(value)
-    text = json.dumps(value, indent=indent, allow_nan=False, ensure_ascii=False)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return json.dumps(value, indent=indent, allow_nan=False)
-    return text
+    """Strict JSON: numbers that are not finite become ``null``, tuples become lists, paths become text."""
+    return json.dumps(plain(value), indent=indent, allow_nan=False)
 
 
 def plain(value: Any) -> Any:

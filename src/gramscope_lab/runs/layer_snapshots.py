@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
-from gramscope.errors import InputError
 from gramscope_lab.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -27,24 +26,13 @@ Diagonals: TypeAlias = "dict[str, dict[str, Tensor]]"
 
 def save_spectra(run: RunDirectory, step: int, spectra: Mapping[str, Tensor]) -> None:
     """Store the singular values of layers at ``step``; what was stored for that step is replaced."""
-    for layer, values in spectra.items():
-        if values.dim() != 1:
-            raise InputError(f"spectrum of layer {layer!r} has shape {tuple(values.shape)}; give its values as [r]")
     run.save_artefact(_name(SPECTRA, step), spectra)
 
 
 def save_diagonals(run: RunDirectory, step: int, diagonals: Mapping[str, Mapping[str, Tensor]]) -> None:
     """Store diagonals ``{layer: {quantity: image}}`` at ``step``; what was stored for that step is replaced."""
-    tensors = {}
-    for layer, quantities in diagonals.items():
-        for quantity, image in quantities.items():
-            if image.dim() not in (2, 3):
-                raise InputError(
-                    f"diagonal {quantity!r} of layer {layer!r} has shape {tuple(image.shape)}; "
-                    "reshape it to the input image, [height, width] or [channels, height, width]"
-                )
-            tensors[f"{layer}/{quantity}"] = image
-    run.save_artefact(_name(DIAGONALS, step), tensors)
+    items = ((f"{layer}/{name}", image) for layer, images in diagonals.items() for name, image in images.items())
+    run.save_artefact(_name(DIAGONALS, step), dict(items))
 
 
 def snapshot_steps(run: RunDirectory, kind: str) -> list[int]:

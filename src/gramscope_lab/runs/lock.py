@@ -108,7 +108,7 @@ class Lock:
     def holder(self) -> dict[str, Any]:
         """Process, host and start time of who wrote that they hold the lock; empty if nobody did."""
         try:
-            facts = json.loads(files.read_file(self._says(), 4096))
+            facts = json.loads(files.read_file(self._says()))
         except (ValueError, RecursionError):  # InputError is a ValueError
             return {}
         sound = isinstance(facts, dict) and isinstance(facts.get("pid"), int) and isinstance(facts.get("host"), str)

@@ -18,8 +18,8 @@ from gramscope_lab.runs import files
 
 Record: TypeAlias = dict[str, Any]
 
-#: most bytes of one line, and bytes at the end of a file in which its last record is looked for
-MOST_LINE, TAIL = 1 << 24, 1 << 16
+#: bytes at the end of a file in which its last record is looked for, and its last line
+TAIL = 1 << 16
 
 
 def append_records(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
@@ -40,8 +40,8 @@ def append_records(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
 def iter_records(path: Path, start: int = 0, damaged: list[str] | None = None) -> Iterator[tuple[Record, int]]:
     """Each record from byte ``start`` on, with the byte where its line ends; only one line is in memory.
 
-    A half-written last line is left out. Any other line that is no record is an error; with a list ``damaged``, the message is
-    added to it and the other lines still come.
+    A last line without its end is left out: it is being written, or its writer was killed. Any other line that is no record
+    is an error; with a list ``damaged``, the message is added to it and the other lines still come.
     """
     if not path.exists():
         return
@@ -51,36 +51,25 @@ def iter_records(path: Path, start: int = 0, damaged: list[str] | None = None) -
     try:
         with path.open("rb") as file:
             file.seek(start)
-            while line := file.readline(MOST_LINE + 1):
+            for line in file:
                 number += 1
                 end += len(line)
-                if not line.strip():
-                    continue
+                if not line.endswith(b"\n"):
+                    return
                 try:
-                    record = _parsed(path, line, number, last=not line.endswith(b"\n"))
+                    yield _parsed(path, line, number), end
                 except InputError as error:
                     if damaged is None:
                         raise
                     damaged.append(str(error))
-                    continue
-                if record is None:
-                    return
-                yield record, end
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
 
 
-def _parsed(path: Path, line: bytes, number: int, *, last: bool) -> Record | None:
-    """The record in a line; ``None`` for a last line that is still being written, or was cut off by a crash."""
-    if len(line) > MOST_LINE:
-        raise InputError(f"{path}, line {number} has more than {MOST_LINE} bytes; delete that line")
+def _parsed(path: Path, line: bytes, number: int) -> Record:
     try:
         record = json.loads(line)
-    except RecursionError as error:
-        raise InputError(f"{path}, line {number} is nested too deeply; delete that line") from error
-    except ValueError as error:
-        if last:
-            return None
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}, line {number} is not JSON ({error}); restore or delete that line") from error
     if not isinstance(record, dict):
         raise InputError(f"{path}, line {number} holds {type(record).__name__}, not an object; delete that line")
@@ -94,7 +83,7 @@ def last_record(path: Path, kind: str | None = None) -> Record | None:
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - TAIL))
-        lines = file.read().splitlines()
+        *lines, _ = file.read().split(b"\n")  # the last has no end
     for line in reversed(lines[size > TAIL :]):
         with suppress(ValueError, RecursionError):
             record = json.loads(line)
@@ -129,20 +118,10 @@ def truncate_records(path: Path, end: Any) -> None:
 
 
 def _end_last_line(path: Path) -> None:
-    """Prepare a file for appending: a last line that was cut off goes, a whole one that lacks only its end gets it."""
-    size = records_end(path)
-    if size == 0:
+    """Prepare a file for appending: a last line whose writer was killed goes."""
+    if records_end(path) == 0:
         return
-    if not path.is_file():
-        raise InputError(f"{path} is not a regular file; remove it")
     with files.opened(path, os.O_RDWR) as handle:
-        tail = os.pread(handle, min(size, MOST_LINE), max(0, size - MOST_LINE))
-        last = tail[tail.rfind(b"\n") + 1 :]
-        if not last:
-            return
-        with suppress(ValueError, RecursionError):
-            if isinstance(json.loads(last), dict):
-                os.lseek(handle, 0, os.SEEK_END)
-                files.write_all(handle, b"\n")
-                return
-        files.system.ftruncate(handle, size - len(last))
+        size = files.system.fstat(handle).st_size
+        if size and os.pread(handle, 1, size - 1) != b"\n":
+            files.system.ftruncate(handle, path.read_bytes().rfind(b"\n") + 1)

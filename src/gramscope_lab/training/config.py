@@ -27,7 +27,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from gramscope.errors import InputError, no_such
-from gramscope_lab.runs.files import MOST_TEXT, parse_toml
+from gramscope_lab.runs.files import from_toml
 
 #: runs of one configuration
 MOST_MEMBERS = 10_000
@@ -314,12 +314,7 @@ class TrainConfig(Section):
     @classmethod
     def from_toml(cls, path: Path | str, *, trust: bool = False) -> TrainConfig:
         """Read a TOML file; only with ``trust`` may it name a function of your own as the net."""
-        try:
-            with Path(path).open("rb") as file:
-                content = file.read(MOST_TEXT)
-        except OSError as error:
-            raise InputError(f"cannot read {path}: {error}") from error
-        config = cls.from_dict(parse_toml(Path(path), content))
+        config = cls.from_dict(from_toml(Path(path)))
         if not trust:
             config.check_trusted(path)
         return config

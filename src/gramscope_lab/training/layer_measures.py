@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -73,11 +72,6 @@ def _chosen(table: MeasureTable) -> tuple[str, ...] | str | None:
     return "all" if table.names == ("all",) else table.names or None
 
 
-def asked_for(table: MeasureTable) -> bool:
-    """Whether a configuration says more about measuring than the defaults do."""
-    return table != MeasureTable()
-
-
 class LayerMeasures:
     """Measures every layer of the members of a run while they train: one :class:`~gramscope.Monitor` a member."""
 
@@ -92,7 +86,7 @@ class LayerMeasures:
             try:
                 monitor = self._monitors[job.name] = self._monitor(model, job)
             except LayerError as error:
-                if asked_for(job.config.measure):
+                if job.config.measure != MeasureTable():  # more than the defaults is asked for
                     raise
                 if step == 0:
                     warnings.warn(f"layers are not measured: {error}", ResultWarning, stacklevel=2)
@@ -253,17 +247,11 @@ def load_weights(model: nn.Module, path: Path) -> None:
 
 
 def _read_torch_file(path: Path) -> Any:
-    packed: list[str] = []
     try:
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
-                packed = [entry.filename for entry in archive.infolist() if entry.compress_type != zipfile.ZIP_STORED]
-        state = None if packed else torch.load(path, map_location="cpu", weights_only=True)
+        state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # of a damaged file torch raises almost anything
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise InputError(f"{path} cannot be read as weights only, and nothing else is read: {reason}") from error
-    if packed:  # a small file could fill the memory
-        raise InputError(f"{path} has compressed entries ({packed[0]}), which torch.save never writes; save it again")
     for key in ("state_dict", "model_state_dict", "model"):
         if isinstance(state, dict) and isinstance(state.get(key), dict):
             return state[key]
@@ -307,21 +295,14 @@ class ShiftWatcher:
         self.diagonals = {name: tensor.to(device) for name, tensor in diagonals.items()}
 
 
-@dataclass(frozen=True)
-class Matrices:
-    """What the report draws: singular values by layer, and diagonals in the shape of the input image."""
-
-    spectra: dict[str, Tensor]
-    diagonals: dict[str, dict[str, Tensor]]
-
-
 def layer_matrices(
     model: nn.Module,
     batches: list[tuple[Tensor, Tensor]],
     shifts: Mapping[str, Tensor],
     layers: str | None = None,
-) -> Matrices:
-    """Spectra of all layers; diagonals ``nfm`` (WᵀW), ``agop`` (WᵀKW) and ``vcs`` (``shifts``) of the one that sees images."""
+) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
+    """For the report: spectra of all layers; diagonals ``nfm`` (WᵀW), ``agop`` (WᵀKW) and ``vcs`` (``shifts``), in the shape of
+    the image, of the one that sees images."""
     statistics = collect(model, batches, layers=layers, features=False, jacobians=True, output=measured_output(model))
     image = tuple(batches[0][0].shape[1:])
     shape = image[1:] if len(image) == 3 and image[0] == 1 else image
@@ -336,4 +317,4 @@ def layer_matrices(
         if layer.name in shifts:
             found["vcs"] = shifts[layer.name]
         diagonals[layer.name] = {name: diagonal.float().reshape(shape) for name, diagonal in found.items()}
-    return Matrices(spectra, diagonals)
+    return spectra, diagonals

@@ -307,10 +307,10 @@ class Trainer:
         table = job.config.measure
         if self.runs is not None and table.matrices:
             batches = probe(job.data.x_train, job.data.y_train, table.samples, table.batch_size)
-            found = layer_matrices(job.model, batches, self.engine.shifts(index), table.layers or None)
-            save_spectra(self.runs[index], step, found.spectra)
-            if found.diagonals:
-                save_diagonals(self.runs[index], step, found.diagonals)
+            spectra, diagonals = layer_matrices(job.model, batches, self.engine.shifts(index), table.layers or None)
+            save_spectra(self.runs[index], step, spectra)
+            if diagonals:
+                save_diagonals(self.runs[index], step, diagonals)
 
     def _evaluate(self, step: int) -> None:
         losses: Sequence[float | None] = self.engine.mean_losses() if step else [None] * len(self.engine.jobs)

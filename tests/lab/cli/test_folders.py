@@ -83,35 +83,6 @@ def test_series_and_compare(folder: Path, tmp_path: Path) -> None:
     assert table["transformer.h.1.mlp.c_fc"]["change"] > 0
 
 
-@pytest.mark.parametrize("ending", ["arrow", "parquet"])
-def test_folders_of_data_sets_are_cut_like_texts(ending: str, folder: Path, tmp_path: Path) -> None:
-    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-
-    def write(path: Path, columns: dict[str, Any]) -> Path:
-        path.mkdir()
-        table = arrow.table(columns)
-        if ending == "parquet":
-            parquet.write_table(table, path / "part-0.parquet")
-        else:
-            with arrow.ipc.new_stream(path / "part-0.arrow", table.schema) as stream:
-                stream.write_table(table)
-        return path
-
-    tokens = write(tmp_path / "tokens", {"input_ids": [[1, 2, 3], [4], [5, 6, 7]], "id": [0, 1, 2]})
-    found = read_sequences(None, tokens, folder / "step0", length=3)
-    assert found[0]["labels"].tolist() == [[1, 2, 3], [4, 5, 6]]
-    words = write(tmp_path / "words", {"text": [TEXT[:40], TEXT[40:]]})
-    whole = read_sequences(folder / "text.txt", None, folder / "step0", length=12)
-    assert all(
-        torch.equal(a["input_ids"], b["input_ids"])
-        for a, b in zip(whole, read_sequences(None, words, folder / "step0", length=12), strict=True)
-    )
-    with pytest.raises(InputError, match="has the columns id; expected input_ids or text"):
-        read_sequences(None, write(tmp_path / "other", {"id": [0]}), folder / "step0")
-    with pytest.raises(InputError, match=r"no \.arrow or \.parquet file"):
-        read_sequences(None, folder, folder / "step0")
-
-
 def test_tokenizers_that_differ_are_refused(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "step10", tmp_path / "step10")
     check_tokenizers(folder / "text.txt", folder / "step0", [folder / "step10", tmp_path / "step10"])

@@ -58,13 +58,12 @@ def test_subset_draws_without_replacement_and_by_seed() -> None:
         assert_refused("30 training samples", data.subset, wrong)
 
 
-def test_label_noise_touches_train_only_by_default() -> None:
+def test_label_noise_touches_train_only() -> None:
     data = small(400, 200)
     noisy = data.with_label_noise(0.5, seed=3)
     changed = (noisy.y_train != data.y_train).float().mean()
     assert 0.3 < float(changed) < 0.45  # half of them redrawn, of which three quarters differ
     assert torch.equal(noisy.y_test, data.y_test)
-    assert not torch.equal(data.with_label_noise(0.5, test=True).y_test, data.y_test)
     regression = from_tensors("r", torch.rand(4, 2), torch.rand(4), torch.rand(2, 2), torch.rand(2))
     assert_refused("needs classes", regression.with_label_noise, 0.5)
 
@@ -81,8 +80,6 @@ def test_label_noise_spares_validation_and_is_drawn_by_itself() -> None:
     after = split.with_label_noise(0.5, seed=3)
     assert torch.equal(after.y_val, split.y_val)  # type: ignore[arg-type]
     assert not torch.equal(after.y_train, split.y_train)
-    both = data.with_label_noise(0.2, seed=3, test=True)
-    assert torch.equal(both.y_train, noisy.y_train)
 
 
 def test_to_changes_floats_and_leaves_labels_and_tokens() -> None:

@@ -180,7 +180,7 @@ def test_command_fetches_and_lists(entries: tuple[named_sets.Entry, ...], tmp_pa
     assert listed["mnist"]["download_bytes"] == 11594722
     assert listed["digits"]["citation"]
 
-    fetched = run(app, ["fetch", "CIFAR-10", "digits", *there])
+    fetched = run(app, ["fetch", "cifar10", "digits", *there])
     assert fetched.exit_code == 0
     assert [row["folder"] for row in json.loads(fetched.stdout)] == [str(tmp_path / "cifar-10-batches-bin"), None]
     assert "nothing to fetch" in run(app, ["fetch", "digits", "--data-dir", str(tmp_path)]).stdout

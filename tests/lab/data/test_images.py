@@ -25,10 +25,10 @@ def idx_arrays(seed: int = 0) -> dict[str, Array]:
     ("name", "folder", "zipped", "dotted"),
     [
         ("mnist", "mnist", True, False),
-        ("MNIST", "mnist", False, True),
+        ("mnist", "mnist", False, True),
         ("mnist", "MNIST/raw", False, False),
         ("fashion-mnist", "fashion-mnist", True, False),
-        ("fashion_mnist", "FashionMNIST/raw", False, False),
+        ("fashion-mnist", "FashionMNIST/raw", False, False),
     ],
 )
 def test_idx_sets(tmp_path: Path, name: str, folder: str, zipped: bool, dotted: bool) -> None:

@@ -31,7 +31,7 @@ def test_generators_depend_on_nothing_but_their_generator() -> None:
     state = torch.get_rng_state()
     draws = [s.alignment_reversing(8, 6, 0.5, seeded(3))[0] for _ in range(2)]
     assert torch.equal(*draws)
-    s.swiss_roll(5, seeded(), noise=0.1)
+    s.swiss_roll(5, seeded())
     s.randomise_labels(torch.zeros(9, dtype=torch.long), 0.5, 3, seeded())
     assert torch.equal(state, torch.get_rng_state())
 
@@ -118,7 +118,6 @@ def test_label_noise_touches_the_asked_share(fraction: float, classes: int) -> N
         (lambda: s.high_rank_polynomial(torch.ones(2, 3), torch.ones(2, 2)), "columns"),
         (lambda: s.gaussian(3, torch.tensor([1.0, -1.0]), seeded()), "spectrum"),
         (lambda: s.decaying_spectrum(3, -1.0), "alpha"),
-        (lambda: s.swiss_roll(3, seeded(), dimensions=4), "dimensions=4"),  # type: ignore[arg-type]
         (lambda: s.modular_arithmetic(9, "x/y"), "prime"),
         (lambda: s.modular_arithmetic(7, "x%y"), "operation"),
         (lambda: s.randomise_labels(torch.zeros(3), 1.5, 2, seeded()), "fraction"),

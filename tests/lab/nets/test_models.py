@@ -10,7 +10,7 @@ from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
 
 from gramscope.layers.select import select_layers
-from gramscope_lab.nets import CNN, MLP, MODELS, VAE, Logistic, ResNet, Transformer, build, vae_loss
+from gramscope_lab.nets import CNN, MLP, MODELS, VAE, ResNet, Transformer, build, vae_loss
 from gramscope_lab.nets.seeded_layers import ACTIVATIONS
 from refusals import assert_refused
 
@@ -87,16 +87,12 @@ def test_torch_init_has_the_bounds_of_torch() -> None:
         assert bound * 0.8 < float(parameter.detach().abs().max()) <= bound
 
 
-def test_mlp_bias_per_layer_output_scale_and_slicing() -> None:
+def test_mlp_bias_per_layer_and_output_scale() -> None:
     model = MLP(4, 2, (3, 3), bias=(False, True, False), output_scale=0.5)
     assert [m.bias is not None for m in model if isinstance(m, nn.Linear)] == [False, True, False]
     x = torch.randn(6, 4, generator=seeded(0))
-    torch.testing.assert_close(model(x), 0.5 * model[:-1](x))
-    assert isinstance(model[0], nn.Flatten)
-
-
-def test_logistic_is_one_linear_layer() -> None:
-    assert [type(module) for module in Logistic((1, 4, 4), 3)] == [nn.Flatten, nn.Linear]
+    torch.testing.assert_close(model(x), 0.5 * nn.Sequential(*list(model)[:-1])(x))
+    assert [type(module) for module in MLP((1, 4, 4), 3, ())] == [nn.Flatten, nn.Linear]
 
 
 def test_cnn_of_the_paper() -> None:
@@ -169,7 +165,7 @@ def test_transformer_sees_order_and_takes_vectors() -> None:
 
 def test_models_train_under_vmap() -> None:
     x = torch.rand(4, *IMAGES, generator=seeded(9))
-    for name in ("mlp", "cnn", "resnet", "transformer", "logistic"):
+    for name in ("mlp", "cnn", "resnet", "transformer"):
         models = [build(name, IMAGES, 2, generator=seeded(s)) for s in range(3)]
         params, buffers = stack_module_state(models)
         stacked = vmap(lambda p, b, m=models[0]: functional_call(m, (p, b), (x,)))(params, buffers)

@@ -43,8 +43,7 @@ def test_any_cut_loses_at_most_the_last_line(tmp_path_factory: pytest.TempPathFa
     path.write_bytes(content)
     whole = content.count(b"\n")
     found = read(path)
-    assert found[:whole] == records[:whole]
-    assert len(found) <= whole + 1  # a line that lacks only its newline is complete
+    assert found == records[:whole]
     assert last_record(path) == (found[-1] if found else None)
     append_records(path, [{"step": "new"}])  # starts on a line of its own
     assert read(path) == [*found, {"step": "new"}]
@@ -95,7 +94,7 @@ def test_pipes_and_deep_values_are_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "records.jsonl")
     assert_refused("not a regular file", read, tmp_path / "records.jsonl")
     (tmp_path / "deep.jsonl").write_text('{"a": ' + "[" * 200_000 + "\n")
-    assert_refused("line 1 is nested too deeply", read, tmp_path / "deep.jsonl")
+    assert_refused("line 1 is not JSON", read, tmp_path / "deep.jsonl")
 
 
 def test_a_million_records_need_little_memory(tmp_path: Path) -> None:
