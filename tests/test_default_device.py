@@ -93,7 +93,7 @@ CALLS: dict[str, tuple[Callable[[], Case], Callable[[nn.Module, Tensor], Any]]] 
     "measure, images": (images, everything),
     "measure, sequences": (sequences, everything),
     "monitor": (perceptron, lambda net, x: list(gs.Monitor(net, (x, Y), LOSS).records)),
-    "agop": (perceptron, lambda net, x: gs.agop(net, x, power=0.5)),
+    "agop": (perceptron, lambda net, x: gs.agop(net, x)),
     "agop, sketched": (
         images,
         lambda net, x: gs.agop(net, x, sketch=2, generator=torch.Generator(device="cpu").manual_seed(0)),

@@ -74,9 +74,6 @@ def test_sizes_are_those_of_a_plain_loop() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     slope = np.polyfit(np.log([4, 8]), np.log(expected[2, 1]), 1)[0]
     assert check.slopes()["2"] == pytest.approx(slope, rel=1e-4)
-    first = check.rows()[0]
-    assert (first["step"], first["layer"], first["width"]) == (0, "0", 4)
-    assert len(check.rows()) == 3 * 3 * 2
 
 
 def test_random_state_and_data_of_the_caller_stay() -> None:
@@ -88,16 +85,11 @@ def test_random_state_and_data_of_the_caller_stay() -> None:
     assert torch.equal(before, torch.random.get_rng_state())
 
 
-def test_table_and_plot() -> None:
+def test_table() -> None:
     check = gs.coordinate_check(mlp, [4, 8], (X, Y), nn.MSELoss(), adam, steps=1, seeds=1, layers=["0", "4"])
     lines = str(check).splitlines()
     assert lines[0].split() == ["step", "layer", "4", "8", "slope"]
     assert len(lines) == 1 + 2 * 2
-    panels = check.plot().axes
-    assert [axes.get_title() for axes in panels] == ["step 0", "step 1"]
-    line = panels[1].get_lines()[1]
-    assert tuple(line.get_ydata()) == check.sizes[1]["4"]
-    assert panels[0].get_xscale() == panels[0].get_yscale() == "log"
 
 
 def test_what_cannot_be_checked() -> None:

@@ -66,12 +66,12 @@ def test_inequalities_hold(lam: float, seed: int, intercept: bool, pairs: int | 
 def test_blocks_of_pairs_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     Z, X = codes()
     whole = interpolation_error(lambda z: z.repeat(1, 2)[:, :4], Z, X)
-    crossings = region_crossings(lambda z: [z], Z).per_segment
+    crossings = region_crossings(torch.nn.ReLU(), Z).per_segment
     monkeypatch.setattr(rows_module, "BLOCK_ENTRIES", 50)
     parts = interpolation_error(lambda z: z.repeat(1, 2)[:, :4], Z, X)
     assert parts.error == pytest.approx(whole.error, rel=1e-12)
     assert parts.pairs == whole.pairs == 144
-    assert torch.equal(region_crossings(lambda z: [z], Z).per_segment, crossings)
+    assert torch.equal(region_crossings(torch.nn.ReLU(), Z).per_segment, crossings)
 
 
 def test_training_error_alone_bounds_nothing() -> None:

@@ -26,8 +26,6 @@ def test_first_layer_crossings_are_exact(generator: torch.Generator) -> None:
     exact = ((z[:, None] > 0) != (z[None] > 0)).sum(2).flatten()
     result = region_crossings(net[:2], X, points=3)
     assert torch.equal(result.per_segment, exact)  # a unit changes at most once on a segment
-    by_function = region_crossings(lambda x: [net[0](x)], X, points=3)
-    assert torch.equal(by_function.per_segment, exact)
 
 
 def test_more_points_find_more_crossings(generator: torch.Generator) -> None:
@@ -44,7 +42,6 @@ def test_more_points_find_more_crossings(generator: torch.Generator) -> None:
 def test_other_piecewise_linear_units() -> None:
     X = torch.tensor([[-3.0], [9.0]])
     assert region_crossings(nn.Sequential(nn.ReLU6()), X, points=99).per_segment.tolist() == [0, 2, 2, 0]
-    assert region_crossings(nn.Sequential(nn.Hardtanh(-1, 2)), X, points=99).per_segment.tolist() == [0, 2, 2, 0]
 
 
 def test_the_network_is_left_as_it_was(generator: torch.Generator) -> None:
@@ -63,9 +60,7 @@ def test_the_network_is_left_as_it_was(generator: torch.Generator) -> None:
 
 
 def test_networks_that_hide_their_units_are_named() -> None:
-    with pytest.raises(LayerError, match="no ReLU-like module in the network"):
+    with pytest.raises(LayerError, match="no ReLU-like module of the network ran"):
         region_crossings(nn.Linear(2, 2), torch.ones(2, 2))
     for points in (1, 2.5, "9"):
         refused(region_crossings, nn.ReLU(), torch.ones(2, 2), points=points, match="points")
-    for found in (lambda x: [None], lambda x: [x[:1]], lambda x: [], lambda x: [x.mean()]):
-        refused(region_crossings, found, torch.ones(2, 2), match="must return the pre-activations")

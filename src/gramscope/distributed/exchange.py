@@ -12,16 +12,13 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, TypeVar
+from typing import Any, Literal, NoReturn, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from gramscope.errors import GramscopeError, InputError, LayerError, ResultWarning
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 #: seconds after which a process that waits says for which others
 PATIENCE = 30.0
@@ -174,31 +171,17 @@ def _contiguous(tensor: Tensor) -> Iterator[Tensor]:
         tensor.copy_(entries)
 
 
-def find_exchange(
-    process_group: Group = None, mesh: DeviceMesh | None = None, model: nn.Module | None = None
-) -> Exchange | None:
+def find_exchange(process_group: Group = None, model: nn.Module | None = None) -> Exchange | None:
     """The processes to work with; ``None`` where this process works alone.
 
     Args:
         process_group: the group itself; ``False`` for this process alone; ``None`` for the group of a
             ``DistributedDataParallel`` model, else the default group, else (without ``init_process_group``) none.
-        mesh: a device mesh of one dimension, in place of ``process_group``.
         model: looked at where neither is given.
 
     >>> find_exchange() is None
     True
     """
-    if mesh is not None:
-        if process_group is not None:
-            raise InputError("give process_group= or mesh=, not both")
-        if not hasattr(mesh, "get_group"):
-            raise InputError(f"mesh={mesh!r} is a {type(mesh).__name__}; give a torch.distributed.DeviceMesh")
-        if mesh.ndim != 1:
-            raise InputError(
-                f"mesh= has the dimensions {mesh.mesh_dim_names or mesh.ndim}; choose the one over which data are divided, "
-                "such as mesh['dp']"
-            )
-        process_group = mesh.get_group()
     if process_group is False or not dist.is_available() or not dist.is_initialized():
         return None
     if process_group is None:
@@ -208,7 +191,7 @@ def find_exchange(
     if not isinstance(process_group, dist.ProcessGroup):
         raise InputError(
             f"process_group={process_group!r}: give a torch.distributed process group that this process belongs to, False "
-            "for this process alone, or None for the default group"
+            "for this process alone, or None for the default group; mesh['dp'].get_group() is that of a device mesh"
         )
     return Exchange(process_group) if dist.get_world_size(process_group) > 1 else None
 

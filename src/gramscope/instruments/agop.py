@@ -7,40 +7,33 @@ Sites of one sample (patches, tokens) are summed; patches make a convolution's A
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Mapping
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gramscope.distributed.exchange import Group
-from gramscope.errors import InputError, Note, ResultWarning, checks_names, joined
+from gramscope.errors import InputError, Note, ResultWarning, check_arguments, checks_names, joined
 from gramscope.layers.batches import Unpack, is_array, split_batch
-from gramscope.layers.model_call import (
-    OutputSelector,
-    model_device,
-)
-from gramscope.layers.modules import unwrap
+from gramscope.layers.model_call import OutputSelector, model_device
 from gramscope.layers.select import LayerSelector
 from gramscope.linalg.budget import MEMORY, Budget
-from gramscope.linalg.psd import psd_power
 from gramscope.statistics.collect import collect
 from gramscope.statistics.matrix_sums import Kernel
 from gramscope.statistics.result import LayerStatistics
 from gramscope.statistics.run import run
 from gramscope.statistics.sums import Plan
 
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
-
 #: samples of the batches that a tensor of inputs is cut into, so that memory does not grow with it
 BATCH = 512
 #: the same on the CPU, where larger batches are no faster
 CPU_BATCH = 64
+
+#: arguments of :func:`gramscope.collect` that these functions hand on
+OPTIONS = ("output", "sketch", "generator", "memory", "batch_dim", "unpack", "eval_mode", "process_group")
 
 
 class TangentKernel(NamedTuple):
@@ -50,41 +43,19 @@ class TangentKernel(NamedTuple):
     K_centered: Tensor
 
 
-@checks_names
-def agop(
-    model: nn.Module,
-    inputs: Any,
-    layers: LayerSelector = None,
-    *,
-    power: float = 1.0,
-    output: OutputSelector = None,
-    sketch: int | None = None,
-    generator: torch.Generator | None = None,
-    memory: int = MEMORY,
-    batch_dim: int = 0,
-    unpack: Unpack | None = None,
-    process_group: Group = None,
-    mesh: DeviceMesh | None = None,
-) -> dict[str, Tensor]:
+def agop(model: nn.Module, inputs: Any, layers: LayerSelector = None, **options: Any) -> dict[str, Tensor]:
     """Average gradient outer product at the input of every layer, ``{layer: [d, d]}``, in the weights' precision.
 
     Layers the output does not depend on are left out, with a :class:`~gramscope.errors.ResultWarning`.
 
     Args:
         model: any module.
-        inputs: a tensor or NumPy array ``[n, …]``, a mapping of keyword inputs, or a tuple of as many tensors as the
-            model has required inputs, cut into batches; or a loader, a data set or a pair ``(x, y)``, whose targets are
-            not used. A list of tensors of one dtype has a batch in each. Outputs at padding (``attention_mask``) are left out.
+        inputs: a tensor or NumPy array ``[n, …]`` or a mapping of keyword inputs, cut into batches; or a loader, a data set or
+            a pair ``(x, y)``, whose targets are not used. A list of tensors of one dtype has a batch in each. Outputs at
+            padding (``attention_mask``) are left out.
         layers: names, globs or types; ``None`` for every linear-like layer.
-        power: matrix power of the result, ``0.5`` for the square-root form used by recursive feature machines.
-        output: where the output tensor is, for models that return dicts or tuples.
-        sketch: random combinations of outputs instead of all of them; needs ``generator``.
-        generator: source of the random signs.
-        memory: bytes a chunk of Jacobians may take.
-        batch_dim: axis of the batch in inputs, in outputs and at Linear layers (1 for sequence-first models).
-        unpack: ``batch -> (inputs, target)`` for loaders that yield something else.
-        process_group, mesh: the processes whose inputs are one sample, by default all; ``process_group=False`` for this
-            process alone (:func:`gramscope.collect`).
+        options: ``output``, ``sketch``, ``generator``, ``memory``, ``batch_dim``, ``unpack``, ``eval_mode`` and
+            ``process_group``, as for :func:`gramscope.collect`.
 
     >>> import torch, gramscope as gs
     >>> net = torch.nn.Linear(3, 1, bias=False)
@@ -92,34 +63,16 @@ def agop(
     >>> torch.allclose(G, net.weight.T @ net.weight)
     True
     """
-    stats = _kernels(
-        model, inputs, batch_dim, unpack, layers=layers, output=output, sketch=sketch,
-        generator=generator, memory=memory, process_group=process_group, mesh=mesh,
-    )  # fmt: skip
     result = {}
-    for layer in stats:
+    for layer in _kernels(model, inputs, layers, None, options):
         W = layer.weight.to(layer.K.device, torch.promote_types(layer.weight.dtype, torch.float32))
         with torch.autocast(W.device.type, enabled=False):
-            G = W.mT @ (layer.K.to(W.dtype) @ W)
-        result[layer.name] = G if power == 1 else psd_power(G, power)
+            result[layer.name] = W.mT @ (layer.K.to(W.dtype) @ W)
     return result
 
 
-@checks_names
 def tangent_kernel(
-    model: nn.Module,
-    inputs: Any,
-    layers: LayerSelector = None,
-    reference: nn.Module | None = None,
-    *,
-    output: OutputSelector = None,
-    sketch: int | None = None,
-    generator: torch.Generator | None = None,
-    memory: int = MEMORY,
-    batch_dim: int = 0,
-    unpack: Unpack | None = None,
-    process_group: Group = None,
-    mesh: DeviceMesh | None = None,
+    model: nn.Module, inputs: Any, layers: LayerSelector = None, reference: nn.Module | None = None, **options: Any
 ) -> dict[str, Any]:
     """``{layer: K}``, or ``{layer: TangentKernel(K, K_centered)}`` when a reference network is given.
 
@@ -134,10 +87,7 @@ def tangent_kernel(
     >>> gs.tangent_kernel(net, torch.rand(8, 3), reference=copy.deepcopy(net))["0"].K_centered.abs().max().item()
     0.0
     """
-    stats = _kernels(
-        model, inputs, batch_dim, unpack, layers=layers, reference=reference, output=output, sketch=sketch,
-        generator=generator, memory=memory, process_group=process_group, mesh=mesh,
-    )  # fmt: skip
+    stats = _kernels(model, inputs, layers, reference, options)
     if reference is None:
         return {layer.name: layer.K for layer in stats}
     return {layer.name: TangentKernel(layer.K, layer.K_centered) for layer in stats}
@@ -168,18 +118,9 @@ def dual_tangent_kernel(
     """
     jacobians: dict[str, list[list[Tensor]]] = {}
     sequences = True
-    plan = Plan(
-        (Kernel,),
-        layers=layers,
-        output=output,
-        unpack=unpack,
-        jacobians=True,
-        budget=Budget(memory),
-        batch_dim=batch_dim,
-    )
-    with closing(
-        run(model, inputs if unpack is not None else _cut(inputs, unwrap(model), batch_dim), None, plan)
-    ) as stream:
+    reading: dict[str, Any] = {"output": output, "unpack": unpack, "batch_dim": batch_dim}
+    plan = Plan((Kernel,), layers=layers, jacobians=True, budget=Budget(memory), **reading)
+    with closing(run(model, inputs if unpack is not None else _cut(inputs, model, batch_dim), None, plan)) as stream:
         for seen in stream:
             if seen.J is not None and plan.notes.has(seen.layer, "Kernel"):
                 if seen.first == 0:
@@ -203,12 +144,13 @@ def dual_tangent_kernel(
 
 
 def _kernels(
-    model: nn.Module, inputs: Any, batch_dim: int, unpack: Unpack | None, **options: Any
+    model: nn.Module, inputs: Any, layers: LayerSelector, reference: nn.Module | None, options: dict[str, Any]
 ) -> list[LayerStatistics]:
     """Statistics of the layers with Jacobians; a warning names the others."""
-    data = inputs if unpack is not None else _cut(inputs, unwrap(model), batch_dim)
-    options |= {"features": False, "gradients": False, "jacobians": True}
-    statistics = collect(model, data, batch_dim=batch_dim, unpack=unpack, **options)
+    check_arguments(options, OPTIONS)
+    data = inputs if options.get("unpack") is not None else _cut(inputs, model, options.get("batch_dim", 0))
+    kept: dict[str, Any] = {"features": False, "gradients": False, "jacobians": True}
+    statistics = collect(model, data, layers=layers, reference=reference, **kept, **options)
     without = [layer.name for layer in statistics if layer.JtJ is None]
     if without:
         none = (Note("no Jacobians", "no Jacobians"),)
@@ -225,8 +167,6 @@ def _cut(inputs: Any, model: nn.Module, batch_dim: int) -> Any:
         values: dict[Any, Any] = {0: inputs}
     elif isinstance(inputs, Mapping) and inputs:
         values = dict(inputs)
-    elif isinstance(inputs, tuple) and all(map(is_array, inputs)) and 1 < len(inputs) == _required_inputs(model):
-        values = dict(enumerate(inputs))
     else:
         return inputs
     long = {name for name, value in values.items() if is_array(value) and value.ndim > batch_dim}
@@ -236,12 +176,5 @@ def _cut(inputs: Any, model: nn.Module, batch_dim: int) -> Any:
     for start in [0] if whole else range(0, max(sizes), size):
         index = (slice(None),) * batch_dim + (slice(start, start + size),)
         cut = {name: value[index] if name in long and not whole else value for name, value in values.items()}
-        batched.append(split_batch(cut) if isinstance(inputs, Mapping) else (tuple(cut.values()), None))
+        batched.append(split_batch(cut) if isinstance(inputs, Mapping) else (cut[0], None))
     return batched
-
-
-def _required_inputs(model: nn.Module) -> int:
-    """How many inputs the model's forward cannot do without."""
-    parameters = inspect.signature(model.forward).parameters.values()
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(p.kind in kinds and p.default is p.empty for p in parameters)

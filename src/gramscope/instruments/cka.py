@@ -26,7 +26,6 @@ from gramscope.text_table import text_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from torch.distributed.device_mesh import DeviceMesh
 
 #: samples whose n×n kernels are formed at once; larger batches are taken in parts
 PART = 512
@@ -92,7 +91,6 @@ def cka(
     batch_dim: int = 0,
     eval_mode: bool = True,
     process_group: Group = None,
-    mesh: DeviceMesh | None = None,
 ) -> LayerSimilarity:
     """Debiased linear CKA between the inputs of all layers, in one pass (Nguyen, Raghu and Kornblith 2021).
 
@@ -111,7 +109,7 @@ def cka(
             ``model`` with each other.
         layers: names, globs or types of linear-like layers, in both models; ``None`` for all.
         tokens: how sites become one row per sample: ``"mean"`` over them, ``"flatten"``, or a position.
-        unpack, batch_dim, eval_mode, process_group, mesh: as in :func:`gramscope.collect`.
+        unpack, batch_dim, eval_mode, process_group: as in :func:`gramscope.collect`.
 
     Returns:
         A :class:`LayerSimilarity`: 1 for features that are equal up to rotation and scale, 0 on average for independent ones.
@@ -123,7 +121,7 @@ def cka(
     """
     if tokens not in ("mean", "flatten") and not isinstance(tokens, int):
         raise InputError(f"tokens={tokens!r}: CKA needs one row per sample; give 'mean', 'flatten' or a position")
-    exchange = find_exchange(process_group, mesh, model)
+    exchange = find_exchange(process_group, model)
     models = (model,) if other is None or other is model else (model, other)
     plan = Plan(
         (Features,), layers=layers, tokens=tokens, batch_dim=batch_dim, eval_mode=eval_mode,

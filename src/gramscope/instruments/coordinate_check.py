@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gramscope.errors import InputError, checks_names, load_extra
+from gramscope.errors import InputError, checks_names
 from gramscope.layers.batches import Unpack, batches, to_device
 from gramscope.layers.kinds import Layer
 from gramscope.layers.labels import LabelReader
@@ -20,9 +20,6 @@ from gramscope.layers.select import LayerSelector, select_layers
 from gramscope.layers.tape import Observer, in_backward
 from gramscope.measures.table import format_value
 from gramscope.text_table import text_table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -45,31 +42,6 @@ class CoordinateCheck:
         About 0 where the parametrisation keeps activations at their size; positive where they blow up with the width.
         """
         return {layer: _slope(self.widths, self.sizes[step][layer]) for layer in self.layers}
-
-    def rows(self) -> list[dict[str, Any]]:
-        """One dictionary for each step, layer and width, ready for a data frame: step, layer, width, size."""
-        return [
-            {"step": step, "layer": layer, "width": width, "size": size}
-            for step, sizes in enumerate(self.sizes)
-            for layer in self.layers
-            for width, size in zip(self.widths, sizes[layer], strict=True)
-        ]
-
-    def plot(self) -> Figure:
-        """Size against width for every step, both axes logarithmic, as a matplotlib figure."""
-        figure: Figure = load_extra("matplotlib.figure", "lab").Figure(
-            figsize=(2.6 * len(self.sizes) + 1.2, 3), layout="constrained"
-        )
-        panels = figure.subplots(1, len(self.sizes), sharex=True, sharey=True, squeeze=False)[0]
-        for step, (axes, sizes) in enumerate(zip(panels, self.sizes, strict=True)):
-            for layer in self.layers:
-                axes.plot(self.widths, sizes[layer], marker="o", markersize=3, label=layer)
-            axes.set(xscale="log", yscale="log", title=f"step {step}", xlabel="width")
-            axes.set_xticks(self.widths, [str(width) for width in self.widths])
-            axes.set_xticks([], minor=True)
-        panels[0].set_ylabel("mean |activation|")
-        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper", frameon=False)
-        return figure
 
     def __str__(self) -> str:
         cells = [["step", "layer", *map(str, self.widths), "slope"]]
@@ -121,8 +93,8 @@ def coordinate_check(
     ...     return nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 1))
     >>> sgd = lambda model, width: torch.optim.SGD(model.parameters(), lr=0.1)
     >>> check = coordinate_check(make, [16, 32], data, nn.MSELoss(), sgd, steps=1)
-    >>> check.layers, len(check.rows()), sorted(check.slopes())
-    (('0', '2'), 8, ['0', '2'])
+    >>> check.layers, len(check.sizes), sorted(check.slopes())
+    (('0', '2'), 2, ['0', '2'])
     """
     chosen = _check_counts(widths, steps, seeds)
     runs = {

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,9 +32,6 @@ from gramscope.statistics.matrix_sums import CenteredKernel, Covariance, Gradien
 from gramscope.statistics.result import LayerStatistics, Statistics
 from gramscope.statistics.structure import Tokens
 from gramscope.statistics.sums import OUTPUT, NotCollected, Notes, Plan, Sum
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 #: what only a loss gives
 OF_LOSS = frozenset({"loss", "covariance", "autograd", "residuals"})
@@ -82,7 +79,6 @@ def measure(
     dtype: torch.dtype = torch.float64,
     progress: bool = True,
     process_group: Group = None,
-    mesh: DeviceMesh | None = None,
 ) -> Table:
     """Measure every layer of ``model`` on the data of ``loader``.
 
@@ -112,7 +108,7 @@ def measure(
         memory: bytes that the matrices of one layer, and a chunk of Jacobians, may take; where exact measures of a layer do
             not fit, products with random vectors give estimates with standard errors.
         progress: show a bar with the time left, on terminals.
-        process_group, mesh: the processes whose data are one sample, by default all; ``process_group=False`` for this process
+        process_group: the processes whose data are one sample, by default all; ``process_group=False`` for this process
             alone (:func:`gramscope.collect`).
 
     Returns:
@@ -135,7 +131,7 @@ def measure(
         check_used(columns, reference=reference, held_out=held_out, weight_decay=weight_decay, sketch=sketch)
     plan = plan_of(columns).with_arguments(arguments, loss)
     other = reference if CenteredKernel in plan.sums else None
-    exchange = find_exchange(process_group, mesh, model)
+    exchange = find_exchange(process_group, model)
     with ExitStack() as whole:
         for network in (model, *([] if reference is None else [reference])):
             whole.enter_context(gathered(unwrap(network), exchange))

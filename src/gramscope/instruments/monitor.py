@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
-from gramscope.distributed.exchange import Group, find_exchange
+from gramscope.distributed.exchange import find_exchange
 from gramscope.errors import InputError, Note, NumericalError, check_arguments
 from gramscope.instruments.log import (
     Log,
@@ -36,9 +36,6 @@ from gramscope.measures.column import Column
 from gramscope.measures.columns import columns_of
 from gramscope.measures.series import Series
 from gramscope.measures.table import Table
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 #: what is recorded unless measures are named: nothing that needs a backward pass, so that a record is cheap
 DEFAULT = ("weight_norm", "effective_rank", "target_linearity", "surrogate", "surrogate_linearized", "nc1")
@@ -79,7 +76,7 @@ class Monitor:
             one of them is asked for); or a network of one's own.
         log: called with ``(step, record)`` for every record, or a TensorBoard ``SummaryWriter``.
         unpack: ``batch -> (inputs, target)`` for loaders that yield something else.
-        process_group, mesh, options: all other arguments of :func:`gramscope.measure`.
+        options: all other arguments of :func:`gramscope.measure`.
 
     In several processes of ``torch.distributed`` each holds samples of its own part of the data, and all of them record the
     measures of the samples of all processes; ``process_group=False`` measures in this process alone.
@@ -109,8 +106,6 @@ class Monitor:
         reference: nn.Module | str | None = "initial",
         log: Log | None = None,
         unpack: Unpack | None = None,
-        process_group: Group = None,
-        mesh: DeviceMesh | None = None,
         **options: Any,
     ) -> None:
         check_arguments(options, ARGUMENTS)
@@ -131,7 +126,6 @@ class Monitor:
         elif isinstance(reference, str):
             raise InputError(f"reference={reference!r}: give 'initial', a network or None")
         self._options = {"progress": False, **options, "measures": measures, "layers": layers}
-        self._options |= {"process_group": process_group, "mesh": mesh}
         self._options["reference"] = reference if needs_reference else None
         self._samples, self._unpack = samples, unpack
         self.hold(data)
@@ -141,7 +135,7 @@ class Monitor:
         """Measure on the first ``samples`` samples of these data from now on."""
         device, dtype = model_device(self.model), model_dtype(self.model)
         options = self._options
-        together = find_exchange(options["process_group"], options["mesh"], self.model) is not None
+        together = find_exchange(options.get("process_group"), self.model) is not None
         self._data = hold(data, self._samples, self._unpack, device, dtype, options.get("batch_dim", 0), together)
 
     @outside_graphs

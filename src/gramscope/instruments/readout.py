@@ -94,4 +94,4 @@ def nearest_mean_agreement(
 
     parts = [read()] if exchange is None else exchange.gather_objects(exchange.read_together(read, model_device(model)))
     agree, count = (sum(numbers) for numbers in zip(*parts, strict=True))
-    return agree / count
+    return float(agree / count)

@@ -15,17 +15,13 @@ from gramscope.layers.model_call import call_model
 from gramscope.layers.modules import in_eval_mode
 from gramscope.linalg.arrays import Array, as_float_tensor
 
-#: where the slope of a module changes; the two numbers of Hardtanh are read from the module
+#: where the slope of a module changes
 _BREAKS: dict[type[nn.Module], tuple[float, ...]] = {
     nn.ReLU: (0.0,),
     nn.LeakyReLU: (0.0,),
     nn.PReLU: (0.0,),
-    nn.RReLU: (0.0,),
     nn.ReLU6: (0.0, 6.0),
-    nn.Hardtanh: (),
 }
-
-Preactivations = Callable[[Tensor], list[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -45,7 +41,7 @@ class RegionCrossings:
 
 @checks_names
 def region_crossings(
-    network: nn.Module | Preactivations,
+    network: nn.Module,
     X: Array,
     pairs: int | None = None,
     points: int = 65,
@@ -58,14 +54,14 @@ def region_crossings(
     ``points``.
 
     Args:
-        network: a module whose activations are ReLU-like modules (it is run in eval mode, without gradients, and left as
-            it was), or a function that returns the pre-activations ``[m, ...]`` of its ReLU units for inputs ``[m, ...]``.
+        network: a module whose activations are ReLU-like modules (ReLU, LeakyReLU, PReLU, ReLU6); it is run in eval mode,
+            without gradients, and left as it was.
         X: samples ``[n, ...]``.
         pairs: number of random pairs; all n² ordered pairs by default.
         points: places on each segment, both ends included.
         generator: source of the pairs, needed with ``pairs``.
 
-    >>> region_crossings(lambda x: [x], torch.tensor([[-1.0], [1.0], [2.0]])).per_segment
+    >>> region_crossings(nn.ReLU(), torch.tensor([[-1.0], [1.0], [2.0]])).per_segment
     tensor([0, 1, 1, 1, 0, 0, 1, 0, 0])
     """
     samples = as_float_tensor(X, "X")
@@ -88,38 +84,25 @@ def region_crossings(
 
 
 @contextmanager
-def _state_reader(network: nn.Module | Preactivations) -> Iterator[Callable[[Tensor], list[Tensor]]]:
-    """A function from inputs to the integer state of every unit; a module's hooks and mode are restored afterwards."""
-    if not isinstance(network, nn.Module):
-        yield lambda x: [_state(z, (0.0,)) for z in _preactivations(network(x), x)]
-        return
+def _state_reader(network: nn.Module) -> Iterator[Callable[[Tensor], list[Tensor]]]:
+    """A function from inputs to the integer state of every unit; the network's hooks and mode are restored afterwards."""
     states: list[Tensor] = []
 
     def record(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-        breaks = (module.min_val, module.max_val) if type(module) is nn.Hardtanh else _BREAKS[type(module)]
-        states.append(_state(arguments[0], breaks))
+        states.append(_state(arguments[0], _BREAKS[type(module)]))
 
     handles = [m.register_forward_pre_hook(record) for m in network.modules() if type(m) in _BREAKS]
-    if not handles:
-        names = sorted({type(m).__name__ for m in network.modules()})
-        raise LayerError(
-            f"no ReLU-like module in the network (it has {', '.join(names)}); pass a function that returns its "
-            "pre-activations instead"
-        )
 
     def read(x: Tensor) -> list[Tensor]:
         states.clear()
         call_model(network, x)
         if not states:
+            names = sorted({type(m).__name__ for m in network.modules()})
             raise LayerError(
-                "the network ran, but none of its ReLU-like modules did; pass a function that returns its "
-                "pre-activations instead"
+                f"no ReLU-like module of the network ran (it has {', '.join(names)}); use nn.ReLU modules in it"
             )
-        if not all(_fits(state, x) for state in states):
-            raise InputError(
-                "an activation of the network has another number of rows than its input; pass a function that "
-                "returns the pre-activations [m, ...] instead"
-            )
+        if not all(state.dim() > 0 and len(state) == len(x) for state in states):
+            raise InputError("an activation of the network has another number of rows than its input")
         return list(states)
 
     try:
@@ -128,26 +111,6 @@ def _state_reader(network: nn.Module | Preactivations) -> Iterator[Callable[[Ten
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _preactivations(returned: object, x: Tensor) -> list[Tensor]:
-    """What a user's function returned, checked to be tensors with a row for each input."""
-    values = (
-        [returned] if isinstance(returned, Tensor) else list(returned) if isinstance(returned, list | tuple) else []
-    )
-    tensors = [z for z in values if isinstance(z, Tensor) and _fits(z, x)]
-    if not tensors or len(tensors) < len(values):
-        shapes = [tuple(z.shape) if isinstance(z, Tensor) else type(z).__name__ for z in values or [returned]]
-        raise InputError(
-            f"the function must return the pre-activations [m, ...] of its units, tensors with {len(x)} rows for inputs "
-            f"{tuple(x.shape)}; it returned {shapes}"
-        )
-    return tensors
-
-
-def _fits(z: Tensor, x: Tensor) -> bool:
-    """Whether ``z`` has a row for each row of ``x``."""
-    return z.dim() > 0 and len(z) == len(x)
 
 
 def _state(z: Tensor, breaks: tuple[float, ...]) -> Tensor:

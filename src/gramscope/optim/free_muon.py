@@ -150,7 +150,7 @@ class FreeMuon(Optimizer):
         self._arguments: dict[str, Any] = {"layers": layers, "split": split, "process_group": process_group}
         self.model, self._root = model, unwrap(model)
         self._choice = choose_trained(model, layers, embeddings=True, split=split)
-        self._exchange = find_exchange(process_group, None, model)
+        self._exchange = find_exchange(process_group, model)
         self._compared = False
         #: the matrices of each parameter; several for packed projections of attention
         self._matrices: dict[Tensor, list[WeightMatrix]] = defaultdict(list)

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -25,9 +25,6 @@ from gramscope.optim.procrustes import Nearest, check_tolerance, nearest
 from gramscope.optim.weight_matrix import WeightMatrix
 from gramscope.optim.whitening_processes import Correction, Roles, divided, local, sharded, shards
 from gramscope.optim.wrapper import OptimizerWrapper
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 #: equal-shaped matrices are worked on together up to this many entries
 _STACK_ENTRIES = 1 << 22
@@ -48,7 +45,6 @@ class _GramUpdate(OptimizerWrapper):
         method: PolarMethod = "auto",
         tolerance: float = 0.02,
         process_group: Group = None,
-        mesh: DeviceMesh | None = None,
     ) -> None:
         if method not in get_args(PolarMethod):
             raise InputError(f"method={method!r}; choose one of {', '.join(map(repr, get_args(PolarMethod)))}")
@@ -56,8 +52,8 @@ class _GramUpdate(OptimizerWrapper):
         self._method, self._tolerance = method, tolerance
         super().__init__(optimizer)
         # without a sign that processes hold the same weights, each corrects its own
-        known = process_group is not None or mesh is not None or isinstance(model, DistributedDataParallel)
-        self._exchange = find_exchange(process_group, mesh, model) if known else None
+        known = process_group is not None or isinstance(model, DistributedDataParallel)
+        self._exchange = find_exchange(process_group, model) if known else None
         self._model = model
         several = isinstance(params, Iterable) and not isinstance(params, str | Tensor)
         self._params = list(params) if several else params  # type: ignore[arg-type]
@@ -273,7 +269,6 @@ class GramWhitened(_GramUpdate):
         process_group: processes that hold the same weights and divide the corrections among them, by default those of a
             ``DistributedDataParallel`` model; ``False``: every process corrects all. Parameters sharded by ``fully_shard`` or
             as other DTensors are corrected by the processes that hold them (:mod:`gramscope.optim.whitening_processes`).
-        mesh: a device mesh of one dimension, in place of ``process_group``.
 
     Example:
         >>> import torch, gramscope as gs

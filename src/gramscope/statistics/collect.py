@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,9 +34,6 @@ from gramscope.statistics.result import (
 from gramscope.statistics.run import run
 from gramscope.statistics.structure import Tokens
 from gramscope.statistics.sums import EVERY, OUTPUT, LeftOut, Plan, Seen, Sum
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 
 @checks_names
@@ -71,7 +68,6 @@ def collect(
     dtype: torch.dtype = torch.float64,
     progress: bool = True,
     process_group: Group = None,
-    mesh: DeviceMesh | None = None,
 ) -> Statistics:
     """Collect the statistics of every layer in one run over ``loader``; results do not depend on the batch size.
 
@@ -126,7 +122,6 @@ def collect(
         process_group: the processes whose data are one sample: by default those of a ``DistributedDataParallel`` model, else
             the default group of ``torch.distributed`` where there is one; ``False`` for this process alone. Every process of
             the group must make this call; one that waits 30 seconds warns for which others.
-        mesh: a device mesh of one dimension, in place of ``process_group``.
 
     >>> import torch, gramscope as gs
     >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
@@ -150,7 +145,7 @@ def collect(
     plan = Plan((*(kind for kind, is_wanted in wanted.items() if is_wanted), *sums)).with_arguments(arguments, loss)
     if reference is not None:
         plan = replace(plan, jacobians=True)
-    return collect_planned(model, loader, loss, plan, reference, find_exchange(process_group, mesh, model), progress)
+    return collect_planned(model, loader, loss, plan, reference, find_exchange(process_group, model), progress)
 
 
 def collect_planned(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property, reduce
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,9 +21,6 @@ from gramscope.linalg.arrays import row_norm
 from gramscope.statistics.features import Features
 from gramscope.statistics.matrix_sums import CenteredKernel, Covariance, Gradient, Kernel, ParameterGradient, SquareSum
 from gramscope.statistics.sums import EVERY, OUTPUT, BatchResult, NotCollected, Sum
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 Part = TypeVar("Part")
 CPU = torch.device("cpu")
@@ -278,16 +275,16 @@ class Statistics:
         merged = Statistics(layers, outputs, network, notes, left_out, self.options, self.processes, order)
         return merged.with_totals()
 
-    def all_reduce(self, process_group: Group = None, mesh: DeviceMesh | None = None) -> Statistics:
+    def all_reduce(self, process_group: Group = None) -> Statistics:
         """Statistics of all processes, the same in each; unchanged where there is one, or where they are those of all already.
 
         ``gs.collect`` does this itself; it is for statistics that were collected with ``process_group=False``, or loaded. All
         processes must have collected with the same options and the same weights.
 
         Args:
-            process_group, mesh: as for :func:`gramscope.collect`.
+            process_group: as for :func:`gramscope.collect`.
         """
-        exchange = find_exchange(process_group, mesh)
+        exchange = find_exchange(process_group)
         if exchange is None or self.processes > 1:
             return self
         return over_processes(self, exchange, next((layer.weight.device for layer in self), torch.device("cpu")))

@@ -8,7 +8,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -29,9 +29,6 @@ from gramscope.optim.vcl.processes import batches_of_all
 from gramscope.optim.vcl.recursion import Recursion, factors, rebased, recursive_step, start
 from gramscope.optim.vcl.warm_up import warm_up
 from gramscope.optim.weight_matrix import WeightMatrix
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 Solver: TypeAlias = Literal["recursive", "exact"]
 #: makes the optimizer of all parameters that VCL does not train
@@ -77,7 +74,6 @@ class VCL(Optimizer):
         process_group: the processes that average their gradients: by default those of a ``DistributedDataParallel`` model,
             else the default group of ``torch.distributed``; ``False`` where every process trains a model of its own. The steps
             are those of one process on the batches of all.
-        mesh: a device mesh of one dimension, in place of ``process_group``.
 
     Example:
         >>> import torch, gramscope as gs
@@ -107,19 +103,18 @@ class VCL(Optimizer):
         solver: Solver = "recursive",
         rank: int | None = None,
         process_group: Group = None,
-        mesh: DeviceMesh | None = None,
         **unknown: Any,
     ) -> None:
-        known = "model gamma alpha reduction layers readout solver rank process_group mesh"
+        known = "model gamma alpha reduction layers readout solver rank process_group"
         refuse_arguments("VCL", unknown, known, _INSTEAD)
         _check_arguments(gamma, alpha, reduction, solver, rank)
         self._arguments: dict[str, Any] = {  # for __deepcopy__
             "gamma": gamma, "alpha": alpha, "reduction": reduction, "layers": layers, "readout": readout,
-            "solver": solver, "rank": rank, "process_group": process_group, "mesh": mesh,
+            "solver": solver, "rank": rank, "process_group": process_group,
         }  # fmt: skip
         self.model, self.solver, self.alpha = model, solver, alpha
         self._choice = choose_trained(model, layers, embeddings=False)
-        self._exchange = find_exchange(process_group, mesh, model)
+        self._exchange = find_exchange(process_group, model)
         self._ranks = {matrix: _rank(matrix, rank) for matrix in self.matrices}
         self._collectors = {
             matrix: GradientCollector(matrix, _precision(matrix.parameter, solver), self._exchange is not None)
