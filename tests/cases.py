@@ -16,6 +16,10 @@ from torch.utils.checkpoint import checkpoint
 
 import gramscope as gs
 from gramscope.errors import InputError
+from gramscope.linalg.moments import Moments
+from gramscope.linalg.psd import EPS
+from gramscope.linalg.ridge import fit_moments
+from gramscope.measures.linearity import checked
 
 
 @dataclass(frozen=True)
@@ -120,6 +124,11 @@ def refused(
     """Assert that ``call(*args, **kwargs)`` raises ``error`` with a message that ``match`` describes."""
     with pytest.raises(error, match=match):
         call(*args, **kwargs)
+
+
+def target_linearity_from_moments(m: Moments, ridge: float = 0.0, intercept: bool = False, eps: float = EPS) -> Tensor:
+    """Target linearity from collected moments, as tables have it."""
+    return checked(fit_moments(m, ridge, intercept, eps)).explained()
 
 
 def close_to_autograd(tape: gs.Tape, total: Tensor) -> None:

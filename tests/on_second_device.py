@@ -159,10 +159,10 @@ LINALG: dict[str, Callable[[Any], Any]] = {
     "polar": lambda on: (gs.polar(on(A)), gs.polar(on(A), method="newton-schulz")),
     "nearest": lambda on: procrustes.nearest(on(A), on(A.sin())).matrix,
     "orthogonalised": lambda on: orthogonalise.quintic_polar(on(A.float())),
-    "similarity": lambda on: (float(gs.linear_cka(on(A), on(A.cos()))), float(gs.linear_probe_accuracy(on(A), on(LABELS)))),
+    "similarity": lambda on: float(gs.linear_cka(on(A), on(A.cos()))),
     "probes": lambda on: stochastic.gram_times(on(A), stochastic.probes(7, 3, on(A))),
     "onto columns": lambda on: stochastic.onto_columns(on(A), on(A.cos())),
-    "moments": lambda on: moments.merge(moments.moments(on(A), on(A.sin())), moments.moments(on(A.cos()), on(A))).C_hy,
+    "moments": lambda on: moments.moments(on(A), on(A.sin())).merge(moments.moments(on(A.cos()), on(A))).C_hy,
 }  # fmt: skip
 
 

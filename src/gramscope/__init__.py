@@ -44,17 +44,14 @@ if TYPE_CHECKING:
     from gramscope.measures.linearity import target_linearity as target_linearity
     from gramscope.measures.series import Series as Series
     from gramscope.measures.similarity import linear_cka as linear_cka
-    from gramscope.measures.similarity import linear_probe_accuracy as linear_probe_accuracy
     from gramscope.measures.spectrum import feature_spectrum as feature_spectrum
     from gramscope.measures.spectrum import large_weight_spectrum as large_weight_spectrum
     from gramscope.measures.spectrum import weight_spectrum as weight_spectrum
     from gramscope.measures.surrogate_theory import linearity_bound as linearity_bound
     from gramscope.measures.surrogate_theory import moving_target as moving_target
-    from gramscope.measures.surrogate_theory import surrogate_step as surrogate_step
     from gramscope.measures.table import Table as Table
     from gramscope.measures.virtual import fle_residual as fle_residual
     from gramscope.measures.virtual import gram_shift as gram_shift
-    from gramscope.measures.virtual import gram_shift_residual as gram_shift_residual
     from gramscope.measures.virtual import lipschitz_constant as lipschitz_constant
     from gramscope.measures.virtual import virtual_against_actual as virtual_against_actual
     from gramscope.measures.virtual import virtual_covariance_shift as virtual_covariance_shift
@@ -93,13 +90,13 @@ _MODULES = {
     "measures.alignment": "corrupted cosine double_centered_ratio nfa",
     "measures.column": "Column",
     "measures.linearity": "fit_linear gram_induced_error held_out_target_linearity surrogate target_linearity",
-    "measures.similarity": "linear_cka linear_probe_accuracy",
+    "measures.similarity": "linear_cka",
     "measures.spectrum": "feature_spectrum large_weight_spectrum weight_spectrum",
-    "measures.surrogate_theory": "linearity_bound moving_target surrogate_step",
+    "measures.surrogate_theory": "linearity_bound moving_target",
     "measures.series": "Series",
     "measures.table": "Table",
     "measures.virtual": (
-        "fle_residual gram_shift gram_shift_residual lipschitz_constant virtual_against_actual "
+        "fle_residual gram_shift lipschitz_constant virtual_against_actual "
         "virtual_covariance_shift virtual_trajectory virtual_update weight_gram"
     ),
     "optim.free_muon": "FreeMuon",

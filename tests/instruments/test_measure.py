@@ -152,8 +152,13 @@ def test_prediction_of_theorem_3_is_exact_at_the_readout_to_first_order() -> Non
     model = nn.Sequential(nn.Linear(5, 8, bias=False), nn.ReLU(), nn.Linear(8, 3, bias=False)).double()
     x, y = normal(40, 5), torch.arange(40) % 3
     names = ["surrogate_change", "surrogate_change_predicted"]
-    row = gs.measure(model, (x, y), nn.CrossEntropyLoss(), measures=names, gamma=1e-7)["2"]
-    assert row["surrogate_change_predicted"] == pytest.approx(row["surrogate_change"], rel=1e-5)
+    table = gs.measure(model, (x, y), nn.CrossEntropyLoss(), measures=names, gamma=1e-7)
+    assert table["2"]["surrogate_change_predicted"] == pytest.approx(table["2"]["surrogate_change"], rel=1e-5)
+    one_hot, f = nn.functional.one_hot(y).double(), model(x).detach()
+    Y, E = one_hot - one_hot.mean(0), one_hot - f.softmax(1)
+    for name, H in (("0", x), ("2", model[:2](x).detach())):  # written out, sample by sample
+        expected = torch.einsum("jc,lc,jd,id,im,lm->", Y, Y, f, E, H, H) * 2e-7 / 40
+        assert table[name]["surrogate_change_predicted"] == pytest.approx(float(expected), rel=1e-8)
 
 
 def test_default_measures_without_loss_or_targets() -> None:

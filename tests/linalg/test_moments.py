@@ -14,18 +14,10 @@ from torch import Tensor
 from cases import normal, randoms, refused
 from gramscope.errors import InputError
 from gramscope.linalg.arrays import OneHotRows
-from gramscope.linalg.moments import (
-    ClassMoments,
-    Moments,
-    block_moments,
-    class_moments,
-    is_constant,
-    merge,
-    moments,
-)
+from gramscope.linalg.moments import Moments, block_moments, is_constant, moments
 
 
-def same(a: Moments | ClassMoments, b: Moments | ClassMoments, scale: float = 1.0) -> bool:
+def same(a: Moments, b: Moments, scale: float = 1.0) -> bool:
     pairs = [(getattr(a, field.name), getattr(b, field.name)) for field in fields(a)]
     return all(
         torch.allclose(x, y, rtol=1e-10, atol=1e-10 * scale) if isinstance(x, Tensor) else x == y for x, y in pairs
@@ -51,7 +43,7 @@ def test_merge_equals_one_pass(split: tuple[int, list[Tensor]], gram: bool, offs
     n, parts = split
     H, Y = randoms((n, 3), (n, 2), seed=seed)
     H, Y = H + offset, Y - offset
-    merged = reduce(merge, (moments(H[part], Y[part], gram) for part in parts))
+    merged = reduce(Moments.merge, (moments(H[part], Y[part], gram) for part in parts))
     assert same(merged, moments(H, Y, gram), 1 + offset)
 
 
@@ -60,8 +52,8 @@ def test_class_merge_equals_one_pass(split: tuple[int, list[Tensor]], seed: int)
     n, parts = split
     generator = torch.Generator().manual_seed(seed)
     H, labels = normal(n, 3, seed=seed), torch.randint(4, (n,), generator=generator)
-    merged = reduce(merge, (class_moments(H[part], coded(labels[part], 4)) for part in parts))
-    assert same(merged, class_moments(H, coded(labels, 4)))
+    merged = reduce(Moments.merge, (moments(H[part], coded(labels[part], 4)) for part in parts))
+    assert same(merged, moments(H, coded(labels, 4)))
 
 
 def test_uncentred_forms_come_back() -> None:
@@ -75,15 +67,23 @@ def test_uncentred_forms_come_back() -> None:
     assert torch.allclose(centred.YtY, (Y - Y.mean(0)).T @ (Y - Y.mean(0)))
 
 
-def test_class_moments_hold_the_one_hot_moments(generator: torch.Generator) -> None:
-    H, labels = normal(30, 4) + 2, torch.randint(3, (30,), generator=generator)
+@pytest.mark.parametrize("entries", [8, 2**17])
+def test_labels_have_the_moments_of_their_one_hot_rows(entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gramscope.linalg.moments.CACHED_ENTRIES", entries)
+    H, labels = normal(30, 4) + 2, torch.randint(3, (30,), generator=torch.Generator().manual_seed(0))
     one_hot = torch.nn.functional.one_hot(labels, 3).double()
-    assert same(class_moments(H, coded(labels, 3)).to_moments(), moments(H, one_hot))
+    found = moments(H, coded(labels, 3))
+    assert same(found, moments(H, one_hot))
+    h = H - H.mean(0)
+    assert torch.allclose(found.require_gram(), h.T @ h)
+    counts, means = found.class_means()
+    assert counts.tolist() == one_hot.sum(0).tolist()
+    assert torch.allclose(means, torch.stack([H[labels == c].mean(0) for c in range(3)]))
 
 
 def test_groups_have_moments_of_their_own() -> None:
     h, y = randoms((2, 9, 3), (9, 2))
-    stacked = merge(block_moments(h[:, :4], y[:4]), block_moments(h[:, 4:], y[4:]))
+    stacked = block_moments(h[:, :4], y[:4]).merge(block_moments(h[:, 4:], y[4:]))
     for group in range(2):
         alone = moments(h[group], y)
         assert torch.allclose(stacked.HtY[group], alone.HtY)
@@ -92,9 +92,8 @@ def test_groups_have_moments_of_their_own() -> None:
 
 def test_kinds_that_do_not_fit_are_refused() -> None:
     H, labels = torch.ones(3, 2), torch.arange(3)
-    refused(merge, moments(H, H), moments(H, H, gram=False), match="different kinds")
-    refused(merge, class_moments(H, coded(labels, 3)), class_moments(H, coded(labels, 4)), match="different kinds")
-    refused(merge, moments(H, H), class_moments(H, coded(labels, 3)), match="cannot merge Moments with ClassMoments")
+    refused(moments(H, H).merge, moments(H, H, gram=False), match="different kinds")
+    refused(moments(H, coded(labels, 3)).merge, moments(H, coded(labels, 4)), match="different kinds")
     with pytest.raises(InputError, match="gram=True"):
         _ = moments(H, H, gram=False).HtH
 

@@ -6,12 +6,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 import gramscope as gs
 from cases import randoms, refused
 from gramscope.measures.linearity import target_rows
-from gramscope.measures.surrogate_theory import linearity_bound, moving_target, surrogate_step
+from gramscope.measures.surrogate_theory import linearity_bound, moving_target
 
 
 @pytest.mark.filterwarnings("ignore::gramscope.errors.ResultWarning")
@@ -36,54 +35,6 @@ def test_the_bound_is_tight_where_kantorovich_is() -> None:
     result = linearity_bound(torch.eye(4), torch.tensor([1.0, 2.0, -1.0, -2.0]), 0.5)
     assert result.slack == pytest.approx(0.0, abs=1e-12)
     refused(linearity_bound, torch.eye(4), torch.arange(4.0), 0.0, match="ridge > 0")
-
-
-def net(weights: list[Tensor], x: Tensor) -> Tensor:
-    for W in weights[:-1]:
-        x = torch.relu(x @ W.T)
-    return x @ weights[-1].T
-
-
-@pytest.mark.parametrize("outputs", [1, 3])
-@pytest.mark.parametrize("layer", [0, 1, 2])
-def test_surrogate_step_on_a_relu_net(layer: int, outputs: int) -> None:
-    x, *weights = randoms((15, 4), (6, 4), (5, 6), (outputs, 5))
-    y = randoms((15, outputs), seed=9)[0]
-    y = y - y.mean(0)
-    for W in weights:
-        W.requires_grad_()
-    yhat = net(weights, x)
-    ((yhat - y).square().sum() / 2).backward()
-    with torch.no_grad():
-        H = x
-        for W in weights[:layer]:
-            H = torch.relu(H @ W.T)
-        W = weights[layer]
-        D, gamma = W.grad, 1e-4
-        assert D is not None
-        e = y - yhat
-        step = surrogate_step(W, D, H, y, e, yhat, gamma)
-        before, after = gs.surrogate(H, y, W), gs.surrogate(H, y, W - gamma * D)
-        assert step.before == pytest.approx(float(before), rel=1e-10)
-        assert step.change == pytest.approx(float(after - before), rel=1e-7)
-        # Theorem 3 written out, sample by sample
-        predicted = 0.0
-        for i in range(15):
-            for j in range(15):
-                for l in range(15):
-                    predicted += float((y[j] @ y[l]) * (yhat[j] @ e[i]) * (H[i] @ H[l]))
-        assert step.predicted == pytest.approx(2 * gamma * predicted, rel=1e-9)
-        if layer == 2:  # exact at the readout
-            assert step.predicted == pytest.approx(step.first_order, rel=1e-9)
-            assert step.predicted * step.change > 0
-            assert step.ratio == pytest.approx(step.predicted / step.change)
-
-
-def test_surrogate_step_names_what_does_not_fit() -> None:
-    W, H, y = torch.ones(2, 3), torch.ones(4, 3), torch.arange(4.0)
-    refused(surrogate_step, W, W, H, y, torch.ones(4, 2), torch.ones(4, 2), 0.1, match="must agree")
-    refused(surrogate_step, W, W, H, y, torch.ones(3), torch.ones(4), 0.1, match="same samples")
-    refused(surrogate_step, W[None], W[None], H, y, y, y, 0.1, match="one matrix")
 
 
 @pytest.mark.parametrize("ridge", [0.0, 0.01])

@@ -14,9 +14,9 @@ from mpmath import mpf
 from numpy.typing import NDArray
 
 import gramscope as gs
+from cases import target_linearity_from_moments
 from gramscope.errors import RescueWarning
-from gramscope.linalg.moments import merge, moments
-from gramscope.measures.linearity import target_linearity_from_moments
+from gramscope.linalg.moments import moments
 
 Array = NDArray[np.float64]
 N = 24
@@ -90,7 +90,7 @@ def test_hard_features_are_right_or_announced(way: str, intercept: bool) -> None
             if way == "arrays":
                 found = float(gs.target_linearity(H, Y, intercept=intercept))
             else:
-                m = moments(H, Y) if way == "moments" else merge(moments(H[:8], Y[:8]), moments(H[8:], Y[8:]))
+                m = moments(H, Y) if way == "moments" else moments(H[:8], Y[:8]).merge(moments(H[8:], Y[8:]))
                 found = float(target_linearity_from_moments(m, intercept=intercept))
         said = [re.search(r"up to ([-+.e\d]+)", str(w.message)) for w in caught if w.category is RescueWarning]
         size = sum(float(match[1]) for match in said if match)

@@ -13,13 +13,13 @@ from mpmath import mpf
 from torch import Tensor
 
 import gramscope as gs
-from gramscope.linalg.moments import class_moments, moments
+from cases import target_linearity_from_moments
+from gramscope.linalg.moments import moments
 from gramscope.measures.collapse import neural_collapse_from_rows
 from gramscope.measures.linearity import (
     held_out_from_moments,
     label_rows,
     surrogate_from_moments,
-    target_linearity_from_moments,
 )
 from gramscope.measures.similarity import linear_cka_from_moments
 from gramscope.measures.spectrum import feature_spectrum_from_moments
@@ -127,23 +127,18 @@ def collapse(H: Numbers, R: Numbers) -> dict[str, Any]:
     lengths = [norm(m) for m in M]
     average = sum(lengths) / classes
     cosine = (M[0] @ M[1]) / (lengths[0] * lengths[1])
-    Y = one_hot(n)
-    h = H - mean
     return {
         "nc1": (np.trace(within @ inverse(between)) / classes, np.trace(within) / np.trace(between)),
         "nc2_equinorm": (mpmath.sqrt(sum((x - average) ** 2 for x in lengths) / classes) / average, 1),
         "nc2_simplex": (abs(cosine + mpf(1)), 1),
         "nc3": (norm(R / norm(R) - M / norm(M)) ** 2, 1),
-        "normalized_surrogate": (norm(h.T @ Y) ** 2 / (norm(h.T @ h) * norm(Y.T @ Y)), 1),
     }
 
 
 def collapse_found(H: Tensor, R: Tensor) -> dict[str, Any]:
     found = neural_collapse_from_rows(H, labels(len(H)), R)
     assert found.nc4 is None or 0 <= found.nc4 <= 1
-    return {
-        name: getattr(found, name) for name in ("nc1", "nc2_equinorm", "nc2_simplex", "nc3", "normalized_surrogate")
-    }
+    return {name: getattr(found, name) for name in ("nc1", "nc2_equinorm", "nc2_simplex", "nc3")}
 
 
 def bound_of(H: Numbers, Y: Numbers) -> dict[str, Any]:
@@ -163,18 +158,6 @@ def moving(H: Numbers, Y: Numbers, F: Numbers) -> dict[str, Any]:
 def moving_found(H: Tensor, Y: Tensor, F: Tensor) -> dict[str, Any]:
     found = gs.moving_target(H, Y, F)
     return {"error": found.error, "features": found.features, "chase": found.chase}
-
-
-def step(W: Numbers, D: Numbers, H: Numbers, Y: Numbers) -> dict[str, Any]:
-    S, moved = W @ H.T @ Y, D @ H.T @ Y
-    first, second = -2 * GAMMA * (S * moved).sum(), GAMMA**2 * (moved * moved).sum()
-    size = abs(first) + second + norm(S) * norm(moved)
-    return {"before": (S * S).sum(), "change": (first + second, size), "first_order": (first, size)}
-
-
-def step_found(W: Tensor, D: Tensor, H: Tensor, Y: Tensor) -> dict[str, Any]:
-    found = gs.surrogate_step(W, D, H, Y, torch.ones(Y.shape), torch.ones(Y.shape), GAMMA)
-    return {"before": found.before, "change": found.change, "first_order": found.first_order}
 
 
 def probe(H: Tensor, Y: Tensor) -> dict[str, Any]:
@@ -252,13 +235,6 @@ ROUTINES = {
         {"W": "kd", "D": "kd"},
         lambda W, D: {"": gs.gram_shift(W, D, GAMMA)},
         lambda W, D: {"": (GAMMA**2 * D.T @ D - GAMMA * (W.T @ D + D.T @ W), abs(W.T @ D).max() + abs(D.T @ D).max())},
-    ),
-    "Gram shift residual": Routine(
-        {"W": "kd", "D": "kd", "Sigma": "kk"},
-        lambda **a: {"": gs.gram_shift_residual(**a, gamma=GAMMA)},
-        lambda W, D, Sigma: {
-            "": (GAMMA**2 * (D.T @ D - W.T @ Sigma @ W), abs(D.T @ D).max() + abs(W.T @ Sigma @ W).max())
-        },
     ),
     "FLE residual": Routine(
         {"W": "kd", "D": "kd", "G": "dd"},
@@ -361,7 +337,7 @@ ROUTINES = {
     ),
     "class moments": Routine(
         {"H": "nd"},
-        lambda H: {"": class_moments(H, label_rows(labels(max(len(H), 2)))).means},
+        lambda H: {"": moments(H, label_rows(labels(max(len(H), 2)))).class_means()[1]},
         lambda H: {"": (np.stack([H[c::2].sum(0) / len(H[c::2]) for c in range(2)]), abs(H).max())},
     ),
     "moments": Routine(
@@ -387,7 +363,6 @@ ROUTINES = {
         1e4,
         least=-1000,
     ),
-    "surrogate step": Routine({"W": "kd", "D": "kd", "H": "nd", "Y": "nc"}, step_found, step, 1e4),
     "egop": Routine(
         {"inputs": "nd"},
         lambda inputs: {"": gs.egop(lambda x: (x * x).sum(1), inputs)},

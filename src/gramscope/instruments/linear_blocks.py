@@ -14,7 +14,7 @@ from gramscope.errors import InputError, LayerError, no_such
 from gramscope.layers.batches import Unpack, batches, first_tensor, to_device
 from gramscope.layers.model_call import call_model, evaluating, model_device, model_dtype
 from gramscope.layers.modules import unwrap
-from gramscope.linalg.moments import Moments, block_moments, merge
+from gramscope.linalg.moments import Moments, block_moments
 from gramscope.names import split_name
 
 
@@ -78,7 +78,7 @@ def linear_blocks(
                 f"block {name!r} turns {tuple(x.shape)} into {tuple(y.shape)}: no map of single positions does that"
             )
         found = block_moments(x.flatten(0, -2).double(), y.flatten(0, -2).double(), True)
-        sums[name] = merge(sums[name], found) if name in sums else found
+        sums[name] = sums[name].merge(found) if name in sums else found
 
     with ExitStack() as stack:
         for name in names:

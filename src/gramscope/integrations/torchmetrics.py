@@ -16,9 +16,10 @@ from typing_extensions import override
 
 from gramscope.errors import InputError, load_extra
 from gramscope.linalg.arrays import OneHotRows, Rows, as_nonempty_floats
-from gramscope.linalg.moments import ClassMoments, Moments, class_moments, merge, moments
+from gramscope.linalg.moments import Moments, moments
+from gramscope.linalg.ridge import fit_moments
 from gramscope.measures.collapse import neural_collapse_from_moments
-from gramscope.measures.linearity import as_labels, surrogate_from_moments, target_linearity_from_moments
+from gramscope.measures.linearity import as_labels, checked, surrogate_from_moments
 from gramscope.measures.similarity import linear_cka_from_moments
 
 Metric: Any = load_extra("torchmetrics", "torchmetrics").Metric
@@ -63,8 +64,7 @@ class _MomentsMetric(Metric):  # type: ignore[misc]
         if self.labelled:
             labels = as_labels(targets, "targets")
             values = torch.arange(self.c, dtype=torch.int64, device=labels.device)
-            batch = class_moments(rows, OneHotRows(labels, values, torch.zeros_like(values).float(), "targets"))
-            packed = _pack(batch.to_moments())
+            columns: Rows = OneHotRows(labels, values, torch.zeros_like(values).float(), "targets")
         else:
             floats = as_nonempty_floats(targets.detach(), "targets")
             columns = Rows(floats[:, None] if floats.dim() == 1 else floats, "targets")
@@ -72,7 +72,7 @@ class _MomentsMetric(Metric):  # type: ignore[misc]
                 raise InputError(
                     f"targets have {columns.width} columns, but {type(self).__name__} was made for {self.c}"
                 )
-            packed = _pack(moments(rows, columns))
+        packed = _pack(moments(rows, columns))
         self.moments = _merge_packed(torch.stack([self.moments, packed.to(self.moments.device)]), self.d, self.c)
 
     def _merged(self, centred: bool = False) -> Moments:
@@ -103,7 +103,7 @@ class TargetLinearity(_MomentsMetric):
 
     def compute(self) -> Tensor:
         """A float64 number."""
-        return target_linearity_from_moments(self._merged(self.labelled), **self.settings)
+        return checked(fit_moments(self._merged(self.labelled), **self.settings)).explained()
 
 
 class Surrogate(_MomentsMetric):
@@ -124,7 +124,7 @@ class Surrogate(_MomentsMetric):
 
 
 class NeuralCollapse(_MomentsMetric):
-    """NC1 and NC2 of all batches, and the normalised surrogate; NC3 and NC4 need a readout: :func:`gramscope.neural_collapse`.
+    """NC1 and NC2 of all batches; NC3 and NC4 need a readout: :func:`gramscope.neural_collapse`.
 
     >>> metric = NeuralCollapse(num_features=1, num_classes=2)
     >>> metric.update(torch.tensor([[2.0], [2.0], [-1.0]]), torch.tensor([0, 0, 1]))
@@ -133,14 +133,14 @@ class NeuralCollapse(_MomentsMetric):
     """
 
     higher_is_better = False
-    NAMES = ("nc1", "nc2_equinorm", "nc2_equiangular", "nc2_simplex", "normalized_surrogate")
+    NAMES = ("nc1", "nc2_equinorm", "nc2_equiangular", "nc2_simplex")
 
     def __init__(self, num_features: int, num_classes: int, **options: Any) -> None:
         super().__init__(num_features, num_classes, **options)
 
     def compute(self) -> dict[str, Tensor]:
         """Float64 numbers by name, see :class:`gramscope.measures.collapse.NeuralCollapse`."""
-        result = neural_collapse_from_moments(ClassMoments.of(self._merged()))
+        result = neural_collapse_from_moments(self._merged())
         return {name: self.moments.new_tensor(getattr(result, name)) for name in self.NAMES}
 
 
@@ -175,4 +175,4 @@ def _unpack(vector: Tensor, d: int, c: int) -> Moments:
 
 def _merge_packed(stacked: Tensor, d: int, c: int) -> Tensor:
     """Merge packed states ``[states, length]`` into one, as ``dist_reduce_fx`` of torchmetrics does."""
-    return _pack(reduce(merge, [_unpack(vector, d, c) for vector in stacked]))
+    return _pack(reduce(Moments.merge, [_unpack(vector, d, c) for vector in stacked]))

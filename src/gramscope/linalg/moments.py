@@ -1,4 +1,4 @@
-"""Mergeable first and second moments of features and targets, in float64.
+"""Mergeable first and second moments of features and targets, in float64; labels count as one-hot rows.
 
 Centred co-moments merge exactly under any split and order (Chan, Golub and LeVeque 1979), and everything that target
 linearity, the surrogate, CKA, spectra and neural collapse need follows from them. Their size does not depend on the
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -79,8 +79,19 @@ class Moments:
         """The same moments for the targets ``y − ȳ``; one-hot labels become the centred ones of the other measures."""
         return replace(self, mean_y=torch.zeros_like(self.mean_y))
 
+    def class_means(self) -> tuple[Tensor, Tensor]:
+        """Samples ``[c]`` and mean features ``[c, d]`` of every class, where the targets are one-hot rows of labels."""
+        counts = (self.n * self.mean_y).round()
+        offsets = (self.C_hy / counts.clamp(min=1)).mT
+        return counts, torch.where(counts[:, None] > 0, self.mean_h + offsets, 0.0)
+
     def merge(self, other: Moments) -> Moments:
-        """Moments of the union of both samples."""
+        """Moments of the union of both samples, exact for any split and order.
+
+        >>> h = torch.tensor([[1.0], [3.0], [8.0]])
+        >>> moments(h[:2], h[:2]).merge(moments(h[2:], h[2:])).C_hy.item(), moments(h, h).C_hy.item()
+        (26.0, 26.0)
+        """
         if self.C_hy.shape != other.C_hy.shape or (self.C_hh is None) != (other.C_hh is None):
             raise InputError(
                 f"moments of different kinds cannot be merged: C_hy {tuple(self.C_hy.shape)} and "
@@ -111,79 +122,14 @@ class Moments:
         return self.C_hh
 
 
-@dataclass(frozen=True)
-class ClassMoments:
-    """Counts and means of every class and the scatter around the class means.
-
-    Args:
-        counts: ``[c]``, float64.
-        means: ``[c, d]``; zero for a class without samples.
-        within: ``Σ_i (h_i − μ_{y_i})(h_i − μ_{y_i})ᵀ``, ``[d, d]``, or None where d² is too large to keep.
-    """
-
-    counts: Tensor
-    means: Tensor
-    within: Tensor | None
-
-    def __repr__(self) -> str:
-        return shapes_of(self)
-
-    @classmethod
-    def of(cls, m: Moments) -> ClassMoments:
-        """Those of labels, from moments of one-hot rows of them."""
-        counts = (m.n * m.mean_y).round()
-        offsets = (m.C_hy / counts.clamp(min=1)).mT
-        means = torch.where(counts[:, None] > 0, m.mean_h + offsets, 0.0)
-        within = None if m.C_hh is None else torch.addmm(m.C_hh, m.C_hy, offsets, alpha=-1)
-        return cls(counts, means, within)
-
-    @property
-    def n(self) -> int:
-        """Number of samples."""
-        return int(self.counts.sum())
-
-    @property
-    def mean(self) -> Tensor:
-        """Mean over samples, ``[d]``."""
-        return self.counts @ self.means / self.counts.sum()
-
-    def merge(self, other: ClassMoments) -> ClassMoments:
-        """Class moments of the union of both samples."""
-        if self.means.shape != other.means.shape or (self.within is None) != (other.within is None):
-            raise InputError(
-                f"class moments of different kinds cannot be merged: means {tuple(self.means.shape)} and "
-                f"{tuple(other.means.shape)}, within {'kept' if self.within is not None else 'not kept'} and "
-                f"{'kept' if other.within is not None else 'not kept'}"
-            )
-        counts = self.counts + other.counts
-        share = other.counts / counts.clamp(min=1)
-        seen = (self.counts > 0)[:, None]
-        delta = torch.where(seen, other.means - self.means, 0.0)
-        means = torch.where(seen, self.means + share[:, None] * delta, other.means)
-        within = None
-        if self.within is not None and other.within is not None:
-            within = self.within + other.within + delta.mT @ ((self.counts * share)[:, None] * delta)
-        return ClassMoments(counts, means, within)
-
-    def to_moments(self) -> Moments:
-        """The moments of (h, one-hot label); no n × c matrix is formed."""
-        total = self.counts.sum()
-        mean = self.mean
-        offsets = self.means - mean
-        C_hy = (self.counts[:, None] * offsets).mT
-        C_hh = None if self.within is None else torch.addmm(self.within, C_hy, offsets)
-        C_yy = torch.diag(self.counts) - torch.outer(self.counts, self.counts) / total
-        return Moments(self.n, mean, self.counts / total, C_hh, C_hy, C_yy)
-
-
 #: entries of the blocks in which arrays are read, 1 MB
 CACHED_ENTRIES = 2**17
 
-AnyMoments = TypeVar("AnyMoments", Moments, ClassMoments)
-
 
 def moments(H: Array | Rows, Y: Array | Rows, gram: bool = True) -> Moments:
-    """Moments of features ``H [n, d]`` and float targets ``Y [n, c]``, read in blocks.
+    """Moments of features ``H [n, d]`` and float targets ``Y [n, c]``, or labels as one-hot rows that are not formed.
+
+    Blocks of rows are read once and merged. What :class:`OneHotRows` subtracts does not count.
 
     >>> m = moments(torch.tensor([[1.0], [3.0]]), torch.tensor([[0.0], [1.0]]))
     >>> m.n, m.mean_h.item(), m.C_hy.item()
@@ -192,20 +138,27 @@ def moments(H: Array | Rows, Y: Array | Rows, gram: bool = True) -> Moments:
     features = H if isinstance(H, Rows) else Rows(H, "H")
     targets = Y if isinstance(Y, Rows) else Rows(Y, "Y")
     check_pair(features, targets)
-    mean_h, mean_y = features.mean(), targets.mean()
     d, c = features.width, targets.width
-    total, C_yh, C_yy = (
-        SymmetricSum(d if gram else 0, device=mean_h.device),
-        mean_h.new_zeros(c, d),
-        mean_h.new_zeros(c, c),
+    empty = features.block(0, 0)
+    whole, total, offsets = (
+        Moments.nothing(empty.new_zeros(d), c),
+        SymmetricSum(d if gram else 0, device=empty.device),
+        [],
     )
     for start, stop in spans(features.n, d + c, least=min(d, 256), entries=CACHED_ENTRIES):
-        h, y = features.block(start, stop) - mean_h, targets.block(start, stop) - mean_y
-        C_yh.addmm_(y.mT, h)
-        C_yy.addmm_(y.mT, y)
+        h = features.block(start, stop)
+        if isinstance(targets, OneHotRows):
+            part = label_moments(h, targets.index(start, stop).to(h.device), c, gram=False)
+        else:
+            part = block_moments(h, targets.block(start, stop), gram=False)
         if gram:
-            total.add_gram(h)
-    return Moments(features.n, mean_h, mean_y, total.dense() if gram else None, C_yh.mT, C_yy)
+            total.add_gram(h - part.mean_h)
+            offsets.append(between(whole, part))
+        whole = whole.merge(part)
+    if not gram:
+        return whole
+    total.add_gram(torch.cat(offsets))
+    return replace(whole, C_hh=total.dense())
 
 
 def block_moments(h: Tensor, y: Tensor, gram: bool = True) -> Moments:
@@ -231,29 +184,8 @@ def label_moments(h: Tensor, labels: Tensor, c: int, gram: bool = True) -> Momen
     return Moments(m, mean_h, counts / m, h.mT @ h if gram else None, C_hy, C_yy)
 
 
-def class_moments(H: Array | Rows, labels: OneHotRows, gram: bool = True) -> ClassMoments:
-    """Class moments of features ``H [n, d]`` under labels, read in blocks."""
-    features = H if isinstance(H, Rows) else Rows(H, "H")
-    check_pair(features, labels)
-
-    parts = [*spans(features.n, features.width, entries=CACHED_ENTRIES)]
-    first = features.block(*parts[0])
-    counts, sums = first.new_zeros(labels.width), first.new_zeros(labels.width, features.width)
-    for start, stop in parts:
-        index = labels.index(start, stop).to(sums.device)
-        counts += torch.bincount(index, minlength=labels.width)
-        sums.index_add_(0, index, features.block(start, stop))
-    means = sums.div_(counts.clamp(min=1)[:, None])
-    if not gram:
-        return ClassMoments(counts, means, None)
-    within = SymmetricSum(features.width, device=sums.device)
-    for start, stop in spans(features.n, features.width, least=min(features.width, 256), entries=CACHED_ENTRIES):
-        within.add_gram(features.block(start, stop) - means[labels.index(start, stop).to(means.device)])
-    return ClassMoments(counts, means, within.dense())
-
-
 def between(a: Moments, b: Moments) -> Tensor:
-    """The row whose Gram matrix :func:`merge` adds to the d×d sums of both, ``[1, d]``."""
+    """The row whose Gram matrix :meth:`Moments.merge` adds to the d×d sums of both, ``[1, d]``."""
     return math.sqrt(a.n * b.n / max(a.n + b.n, 1)) * (b.mean_h - a.mean_h)[None]
 
 
@@ -261,19 +193,6 @@ def is_constant(n: int, mean: Tensor, scatter: Tensor) -> bool:
     """Whether a sum of squared deviations from ``mean`` is no more than rounding leaves of a constant."""
     check_range(scatter, "a sum of squared deviations")
     return float(scatter) <= n * (8 * torch.finfo(mean.dtype).eps) ** 2 * float(mean.square().sum())
-
-
-def merge(a: AnyMoments, b: AnyMoments) -> AnyMoments:
-    """Moments of the union of two samples, exact for any split and order.
-
-    >>> h = torch.tensor([[1.0], [3.0], [8.0]])
-    >>> merge(moments(h[:2], h[:2]), moments(h[2:], h[2:])).C_hy.item(), moments(h, h).C_hy.item()
-    (26.0, 26.0)
-    """
-    if type(a) is not type(b):
-        raise InputError(f"cannot merge {type(a).__name__} with {type(b).__name__}")
-    merged: AnyMoments = a.merge(b)
-    return merged
 
 
 def _outer(a: Tensor, b: Tensor) -> Tensor:

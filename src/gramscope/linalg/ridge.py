@@ -21,14 +21,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from gramscope.errors import InputError
 from gramscope.linalg.arrays import Array, MappedRows, OneHotRows, Rows, check_pair, spans
-from gramscope.linalg.moments import Moments, class_moments, moments
+from gramscope.linalg.moments import Moments, moments
 from gramscope.linalg.psd import EPS, SymmetricSum, eigh, svd, svdvals
 
 #: the part of a target along a direction counts as real above this many standard deviations of that along a random one
@@ -97,31 +96,26 @@ class RidgeFit:
 
 def check_ridge(ridge: float) -> float:
     """The ridge as a float; negative, infinite or NaN ones are refused."""
-    value = _number(ridge)
+    value = float(ridge) if isinstance(ridge, Real | Tensor) else math.nan
     if not 0.0 <= value < math.inf:
         raise InputError(f"ridge must be a finite number ≥ 0, got {ridge!r}")
     return value
 
 
-def _number(value: Any) -> float:
-    """A number as a float, anything else as NaN."""
-    return float(value) if isinstance(value, Real | Tensor) else math.nan
-
-
 # --- features that are there -------------------------------------------------------------------------------------------
 
 
-def fit_rows(H: Rows, Y: Rows, ridge: float = 0.0, intercept: bool = False, rtol: float | None = None) -> RidgeFit:
+def fit_rows(H: Rows, Y: Rows, ridge: float = 0.0, intercept: bool = False) -> RidgeFit:
     """The fit of ``Y [n, c]`` on ``H [n, d]``; extra memory is a few blocks and ``min(n, d)²``.
+
+    Without a ridge, and with every feature scaled to length 1 where n ≥ d, singular values up to ``max(n, d)·2.2e-16`` times
+    the largest count as zero, and those as short as the rounding of features that came in less than float64.
 
     Args:
         H: features.
         Y: targets.
         ridge: λ.
         intercept: fit a constant too, which is not penalised.
-        rtol: singular values up to ``rtol`` times the largest (of the uncentred H) count as zero. By default, without a ridge
-            and with every feature scaled to length 1 where n ≥ d: those up to ``max(n, d)·2.2e-16`` times the largest, and
-            those as short as the rounding of features that came in less than float64.
 
     >>> fit = fit_rows(Rows(torch.tensor([[1.0], [2.0], [3.0]]), "H"), Rows(torch.tensor([[1.0], [0.0], [1.0]]), "Y"))
     >>> round(float(fit.residuals), 4), fit.rank
@@ -129,27 +123,23 @@ def fit_rows(H: Rows, Y: Rows, ridge: float = 0.0, intercept: bool = False, rtol
     """
     check_pair(H, Y)
     ridge = check_ridge(ridge)
-    if rtol is not None and not 0.0 <= _number(rtol) < 1.0:
-        raise InputError(f"rtol={rtol!r}: give a number from 0 to below 1, or None")
     if H.n < H.width:
-        return _fit_wide(H, Y, ridge, intercept, rtol)
-    if rtol is None and H.eps > EPS:
+        return _fit_wide(H, Y, ridge, intercept)
+    if H.eps > EPS:
         return fit_moments(_moments_of(H, Y), ridge, intercept, H.eps)
-    fit = _fit_clear(_moments_of(H, Y), ridge, intercept, EPS) if rtol is None and ridge and H.width > SMALL else None
+    fit = _fit_clear(_moments_of(H, Y), ridge, intercept, EPS) if ridge and H.width > SMALL else None
     if fit is not None:
         return fit
     mean_y, totals = _spread(Y)
     mean_h = H.mean() if intercept else None
     features, targets = (MappedRows(H, shift=mean_h), MappedRows(Y, shift=mean_y)) if intercept else (H, Y)
     R, rhs, outside = triangular_factor(features, targets)
-    return _fit_few(FewRows(H.n, R, rhs, outside, totals, mean_h, mean_y), ridge, rtol)
+    return _fit_few(FewRows(H.n, R, rhs, outside, totals, mean_h, mean_y), ridge)
 
 
 def _moments_of(H: Rows, Y: Rows) -> Moments:
-    if not isinstance(Y, OneHotRows):
-        return moments(H, Y)
-    m = class_moments(H, Y).to_moments()
-    return replace(m, mean_y=m.mean_y - Y.shift)
+    m = moments(H, Y)
+    return replace(m, mean_y=m.mean_y - Y.shift) if isinstance(Y, OneHotRows) else m
 
 
 def _spread(Y: Rows) -> tuple[Tensor, Tensor]:
@@ -158,15 +148,15 @@ def _spread(Y: Rows) -> tuple[Tensor, Tensor]:
     return mean, torch.stack([(block - mean).square().sum(0) for block in Y.blocks()]).sum(0)
 
 
-def _fit_wide(H: Rows, Y: Rows, ridge: float, intercept: bool, rtol: float | None) -> RidgeFit:
+def _fit_wide(H: Rows, Y: Rows, ridge: float, intercept: bool) -> RidgeFit:
     """The fit of n < d from ``HHᵀ`` where that is far from singular, else from a QR factorisation of ``Hᵀ``."""
     mean_y, totals = _spread(Y)
     y = Y.block(0, Y.n) - (mean_y if intercept else 0.0)
     mean_h = H.mean() if intercept else None
-    rounded = H.eps > EPS and rtol is None and not ridge
+    rounded = H.eps > EPS and not ridge
 
     weights, fit = None, None
-    if rtol is None and (ridge or not intercept):  # centred rows sum to zero
+    if ridge or not intercept:  # centred rows sum to zero
         total = SymmetricSum(H.n, device=y.device)
         for block in _columns(H, mean_h):
             total.add_gram(block.mT)
@@ -185,7 +175,7 @@ def _fit_wide(H: Rows, Y: Rows, ridge: float, intercept: bool, rtol: float | Non
         U, s, _ = svd(_wide_factor(H, mean_h).mT)
         largest = math.hypot(float(s[0]), 0.0 if mean_h is None else math.sqrt(H.n) * float(mean_h.norm()))
         noise = 4 * H.eps * _longest(H) if rounded else 0.0
-        tolerance = max(noise, largest * (max(H.n, H.width, 8) * EPS if rtol is None else rtol))
+        tolerance = max(noise, largest * max(H.n, H.width, 8) * EPS)
         angles = math.sqrt(H.width) * EPS * largest / s.clamp(min=TINY)
         rows = FewRows(H.n, y[:0], y, torch.zeros_like(totals), totals, mean_h, mean_y, eps=H.eps)
         fit = _fit_directions(rows, s, U.mT @ y, rows.outside, ridge, tolerance, angles)
@@ -362,11 +352,11 @@ class FewRows:
     lost: bool = False
 
 
-def _fit_few(p: FewRows, ridge: float, rtol: float | None = None) -> RidgeFit:
+def _fit_few(p: FewRows, ridge: float) -> RidgeFit:
     """The fit from the singular values of the rows, every column scaled to length 1 where there is no ridge."""
     d, scale = p.rows.shape[1], p.rows.new_ones(p.rows.shape[1])
     offset = torch.zeros_like(scale) if p.mean_h is None else math.sqrt(p.n) * p.mean_h
-    equilibrate = ridge == 0.0 and rtol is None  # changes no fit without a ridge but the choice among equally good ones
+    equilibrate = ridge == 0.0  # changes no fit without a ridge but the choice among equally good ones
     if equilibrate:
         scale = torch.cat([p.rows, offset[None]]).norm(dim=0)
         scale = torch.where(scale > 0, scale, 1.0)
@@ -375,7 +365,7 @@ def _fit_few(p: FewRows, ridge: float, rtol: float | None = None) -> RidgeFit:
     targets = U.mT @ p.targets
     outside = p.outside + (p.targets - U @ targets).square().sum(0)
     largest = math.hypot(float(s[0]) if s.numel() else 0.0, float((offset / scale).norm()))
-    tolerance = largest * (max(p.n, d) * EPS if rtol is None else rtol)
+    tolerance = largest * max(p.n, d) * EPS
     tolerance = max(tolerance, input_noise(p.n, d, EPS)) if equilibrate else tolerance
     moved = torch.full_like(s, math.sqrt(p.n) * EPS * largest)
     if p.angles is not None:

@@ -11,7 +11,6 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,55 +18,45 @@ from torch import Tensor
 from gramscope.errors import InputError, ResultWarning
 from gramscope.linalg.arrays import (
     Array,
-    OneHotRows,
     Rows,
     as_float_tensor,
     as_matrices,
-    check_pair,
     check_same_device,
     spans,
     to_double,
 )
-from gramscope.linalg.moments import CACHED_ENTRIES, ClassMoments, class_moments
+from gramscope.linalg.moments import CACHED_ENTRIES, Moments, moments
 from gramscope.linalg.psd import EPS, eigh, psd_power, svd
-from gramscope.measures.linearity import label_rows, surrogate, surrogate_from_moments
+from gramscope.measures.linearity import label_rows
 
 
 @dataclass(frozen=True)
 class NeuralCollapse:
-    """How collapsed the features are; all but ``nc4`` and ``normalized_surrogate`` fall to 0 at full collapse.
+    """How collapsed the features are; all but ``nc4`` fall to 0 at full collapse.
 
     Args:
-        nc1: ``tr(Σ_W Σ_B⁺)/C``, within-class against between-class scatter.
+        nc1: ``tr(Σ_W Σ_B⁺)/C``, within-class against between-class scatter; None where the scatter was not collected.
         nc2_equinorm: standard deviation of ``‖μ_c − μ‖`` over its mean.
         nc2_equiangular: standard deviation of the cosines between centred class means.
         nc2_simplex: mean ``|cos + 1/(C−1)|``: the angles of a simplex equiangular tight frame.
         nc3: ``‖W/‖W‖_F − M/‖M‖_F‖_F²``, readout against centred class means; None without a readout.
         nc4: share of samples where readout and nearest class mean agree, 1 at collapse; None where it was not measured.
-        normalized_surrogate: ``⟨G, YYᵀ⟩/(‖G‖‖YYᵀ‖)`` of centred features and labels, 1 at NC1 and NC2 ([Gram] Prop. 2);
-            None where it was not asked for.
         classes: classes that occur.
         missing: for each measure that is None, why.
     """
 
-    nc1: float
+    nc1: float | None
     nc2_equinorm: float
     nc2_equiangular: float
     nc2_simplex: float
     nc3: float | None
     nc4: float | None
-    normalized_surrogate: float | None
     classes: int
     missing: dict[str, str]
 
 
 def neural_collapse_from_rows(
-    H: Array,
-    labels: Array,
-    weight: Array | None = None,
-    bias: Array | None = None,
-    *,
-    normalized_surrogate: bool = True,
+    H: Array, labels: Array, weight: Array | None = None, bias: Array | None = None
 ) -> NeuralCollapse:
     """NC1–NC4 of penultimate features.
 
@@ -81,7 +70,6 @@ def neural_collapse_from_rows(
         labels: integers ``[n]``; with a readout its row numbers.
         weight: the readout's weight ``[C, d]``, needed for NC3 and NC4.
         bias: the readout's bias ``[C]``.
-        normalized_surrogate: whether it is wanted: it takes a matrix d×d or n×n, and NC1 to NC4 take none.
 
     >>> H = torch.tensor([[1.0, 0.0], [1.0, 0.0], [-1.0, 0.0], [-1.0, 0.0]])
     >>> result = neural_collapse_from_rows(H, torch.tensor([0, 0, 1, 1]), torch.tensor([[1.0, 0.0], [-1.0, 0.0]]))
@@ -90,22 +78,21 @@ def neural_collapse_from_rows(
     """
     features = Rows(H, "H")
     targets = label_rows(labels, name="labels")
-    check_pair(features, targets)
-    gram = normalized_surrogate and features.n >= features.width
-    classes = class_moments(features, targets, gram=gram)
-    if gram:
-        result = neural_collapse_from_moments(classes, weight, targets.classes)
-    else:
-        result = _measures(classes, weight, targets.classes, partial(_scatter, features, targets, classes.means))
-        if normalized_surrogate and not math.isnan(result.nc1):
-            found = surrogate(features.data, labels, normalized=True, center=True)
-            result = replace(result, normalized_surrogate=float(found))
+    m = moments(features, targets, gram=False)
+    means = m.class_means()[1]
+
+    def scatter(directions: Tensor) -> Tensor:
+        total = means.new_zeros(len(directions))
+        for start, stop in spans(features.n, features.width, entries=CACHED_ENTRIES):
+            centred = features.block(start, stop) - means[targets.index(start, stop).to(means.device)]
+            total += (directions @ centred.mT).square().sum(1)
+        return total
+
+    result = _measures(m, weight, targets.classes, scatter)
     if weight is None:
         return result
     matrix = _readout_weight(weight, targets.classes, features.width)
-    constant = (
-        matrix.new_zeros(matrix.shape[0]) if bias is None else as_float_tensor(bias, "bias of the readout", dim=1)
-    )
+    constant = matrix.new_zeros(len(matrix)) if bias is None else as_float_tensor(bias, "bias of the readout", dim=1)
     if constant.shape[0] != matrix.shape[0]:
         raise InputError(f"the bias has {constant.shape[0]} entries but the readout has {matrix.shape[0]} rows")
     agree = 0
@@ -113,76 +100,54 @@ def neural_collapse_from_rows(
     for start, stop in spans(features.n, features.width + matrix.shape[0], entries=CACHED_ENTRIES):
         block = features.block(start, stop)
         chosen = (_scores(block, matrix) + constant).argmax(1)
-        agree += int((targets.classes[nearest_class(block, classes)] == chosen).sum())
+        agree += int((targets.classes[nearest_class(block, m)] == chosen).sum())
     return replace(result, nc4=agree / features.n, missing={})
 
 
-def nearest_class(H: Tensor, m: ClassMoments) -> Tensor:
+def nearest_class(H: Tensor, m: Moments) -> Tensor:
     """For each row of ``H [n, d]`` the class of ``m`` whose mean is nearest, among those with samples, ``[n]``.
 
-    >>> from gramscope.linalg.moments import class_moments
-    >>> m = class_moments(torch.tensor([[1.0], [1.0], [-1.0]]), label_rows(torch.tensor([0, 0, 1])))
+    >>> m = moments(torch.tensor([[1.0], [1.0], [-1.0]]), label_rows(torch.tensor([0, 0, 1])))
     >>> nearest_class(torch.tensor([[-3.0], [2.0]], dtype=torch.float64), m)
     tensor([1, 0])
     """
-    present = _occurring(m).nonzero().flatten()
-    means = m.means[present] - m.mean
-    return present[(_scores(H - m.mean, means) - means.square().sum(1) / 2).argmax(1)]
+    counts, means = m.class_means()
+    present = (counts > 0).nonzero().flatten()
+    means = means[present] - m.mean_h
+    return present[(_scores(H - m.mean_h, means) - means.square().sum(1) / 2).argmax(1)]
 
 
-def _scatter(features: Rows, targets: OneHotRows, means: Tensor, directions: Tensor) -> Tensor:
-    """``Σ_i (v·(h_i − μ_{y_i}))²`` along directions ``[r, d]`` of length 1, ``[r]``."""
-    total = means.new_zeros(directions.shape[0])
-    for start, stop in spans(features.n, features.width, entries=CACHED_ENTRIES):
-        centred = features.block(start, stop) - means[targets.index(start, stop).to(means.device)]
-        total += (directions @ centred.mT).square().sum(1)
-    return total
-
-
-def neural_collapse_from_moments(
-    m: ClassMoments, weight: Array | None = None, labels: Tensor | None = None, *, normalized_surrogate: bool = True
-) -> NeuralCollapse:
-    """:func:`neural_collapse_from_rows` from collected class moments; NC4 needs the samples and stays None.
+def neural_collapse_from_moments(m: Moments, weight: Array | None = None) -> NeuralCollapse:
+    """:func:`neural_collapse_from_rows` from moments of features and one-hot labels; NC4 needs the samples and stays None.
 
     Args:
-        m: moments, with the scatter within classes; classes without samples are left out.
-        weight: of the readout; row c belongs to class c of ``m``, or to ``labels[c]``.
-        labels: label value of each class of ``m``.
-        normalized_surrogate: whether it is wanted.
+        m: moments; classes without samples are left out. Without ``C_hh`` NC1 stays None too.
+        weight: of the readout; row c belongs to class c of ``m``.
 
-    >>> from gramscope.linalg.moments import class_moments
-    >>> m = class_moments(torch.tensor([[1.0], [1.0], [-1.0]]), label_rows(torch.tensor([0, 0, 1])))
+    >>> m = moments(torch.tensor([[1.0], [1.0], [-1.0]]), label_rows(torch.tensor([0, 0, 1])))
     >>> neural_collapse_from_moments(m).missing["nc4"]
     'needs the samples and a readout'
     """
-    within = m.within
-    if within is None:
-        _occurring(m)
-        raise InputError(
-            "these class moments were collected without the scatter within classes; collect with gram=True"
-        )
-    result = _measures(m, weight, labels, lambda directions: ((directions @ within) * directions).sum(1))
-    if not normalized_surrogate or math.isnan(result.nc1):
-        return result
-    present = _occurring(m)
-    joint = ClassMoments(m.counts[present], m.means[present], within).to_moments().with_centred_targets()
-    return replace(result, normalized_surrogate=float(surrogate_from_moments(joint, normalized=True, center=True)))
+    names = torch.arange(m.mean_y.numel(), dtype=torch.int64, device=m.mean_y.device)
+    if m.C_hh is None:
+        result = _measures(m, weight, names, lambda directions: directions[:, 0] * math.nan)
+        return replace(result, nc1=None, missing={**result.missing, "nc1": "needs HᵀH; collect it with gram=True"})
+    counts, means = m.class_means()
+    within = torch.addmm(m.C_hh, m.C_hy, (counts[:, None] > 0) * (means - m.mean_h), alpha=-1)
+    return _measures(m, weight, names, lambda directions: ((directions @ within) * directions).sum(1))
 
 
-def collapse_of_means(m: ClassMoments, weight: Array | None = None) -> NeuralCollapse:
-    """NC2 and NC3, which need the class means alone; NC1 is NaN. Arguments as for :func:`neural_collapse_from_moments`."""
-    return _measures(m, weight, None, lambda directions: directions[:, 0] * math.nan)
+def _measures(m: Moments, weight: Array | None, names: Tensor, scatter: Callable[[Tensor], Tensor]) -> NeuralCollapse:
+    """All but NC4; ``scatter`` is ``Σ_i (v·(h_i − μ_{y_i}))²`` along directions ``[r, d]`` of length 1, ``[r]``.
 
-
-def _measures(
-    m: ClassMoments, weight: Array | None, labels: Tensor | None, scatter: Callable[[Tensor], Tensor]
-) -> NeuralCollapse:
-    """All but NC4 and the normalised surrogate; ``scatter`` is that within classes along directions ``[r, d]``, ``[r]``."""
-    present = _occurring(m)
-    names = torch.arange(m.counts.numel(), dtype=torch.int64, device=m.counts.device) if labels is None else labels
-    kept = ClassMoments(m.counts[present], m.means[present], None)
-    means = kept.means - kept.mean
-    count = means.shape[0]
+    ``names`` are the label values of the classes of ``m``.
+    """
+    counts, means = m.class_means()
+    present = counts > 0
+    count = int(present.sum())
+    if count < 2:
+        raise InputError(f"neural collapse needs at least two classes with samples, got {count}")
+    means = means[present] - m.mean_h
     missing = {"nc4": "needs the samples and a readout"}
     nc3 = None
     if weight is None:
@@ -193,17 +158,17 @@ def _measures(
             warnings.warn("the readout is zero: NC3 is undefined (NaN)", ResultWarning, stacklevel=2)
         nc3 = float((readout / readout.norm() - means / means.norm()).square().sum())
     _, s, Vt = svd(means)
-    scale = math.hypot(float(s[0]), math.sqrt(count) * float(kept.mean.square().sum().sqrt()))
+    scale = math.hypot(float(s[0]), math.sqrt(count) * float(m.mean_h.norm()))
     if float(s[0]) <= max(means.shape) * EPS * scale:
         warnings.warn("the class means coincide: neural collapse is undefined (NaN)", ResultWarning, stacklevel=2)
         nan = math.nan
-        return NeuralCollapse(nan, nan, nan, nan, None if nc3 is None else nan, None, nan, count, missing)
+        return NeuralCollapse(nan, nan, nan, nan, None if nc3 is None else nan, None, count, missing)
     # The centred means span at most C − 1 directions; what lies below is rounding.
     directions = (s > max(means.shape) * EPS * scale) & (
         torch.arange(s.numel(), dtype=torch.int64, device=s.device) < count - 1
     )
     s, Vt = s[directions], Vt[directions]
-    within = scatter(Vt) / m.counts.sum()
+    within = scatter(Vt) / m.n
     nc1 = float((within / s.square()).sum())  # Σ_B⁺ = C V S⁻² Vᵀ, and C cancels
     norms = means.square().sum(1).sqrt()
     central = (norms <= max(means.shape) * EPS * scale).nonzero().flatten().tolist()
@@ -224,7 +189,6 @@ def _measures(
         float((off + 1 / (count - 1)).abs().mean()),
         nc3,
         None,
-        None,
         count,
         missing,
     )
@@ -233,14 +197,6 @@ def _measures(
 def _scores(H: Tensor, W: Tensor) -> Tensor:
     """``H Wᵀ`` of many rows ``[n, d]`` and few ``[c, d]``, which takes half the time as ``W Hᵀ``."""
     return (W @ H.mT).mT.contiguous()
-
-
-def _occurring(m: ClassMoments) -> Tensor:
-    """Which classes have samples; an error unless there are two."""
-    present = m.counts > 0
-    if int(present.sum()) < 2:
-        raise InputError(f"neural collapse needs at least two classes with samples, got {int(present.sum())}")
-    return present
 
 
 def _readout_weight(weight: Array, labels: Tensor, d: int) -> Tensor:

@@ -15,13 +15,9 @@ from gramscope.linalg.arrays import row_product
 from gramscope.linalg.measured import Measured, ratio
 from gramscope.linalg.moments import Moments
 from gramscope.linalg.ridge import RidgeFit, fit_moments
-from gramscope.measures.collapse import (
-    collapse_of_means,
-    neural_collapse_from_moments,
-    neural_collapse_from_rows,
-)
+from gramscope.measures.collapse import neural_collapse_from_moments, neural_collapse_from_rows
 from gramscope.measures.column import Column, LayerView, Missing, Value, features_of
-from gramscope.measures.linearity import checked, fit_features, held_out_from_moments, surrogate, surrogate_from_moments
+from gramscope.measures.linearity import checked, fit_linear, held_out_from_moments, surrogate, surrogate_from_moments
 from gramscope.measures.spectrum import feature_spectrum_from_moments, spectrum_of_few_rows
 from gramscope.statistics.features import PROJECTION, Features, projected
 from gramscope.statistics.result import LayerStatistics
@@ -64,7 +60,7 @@ def _fit_targets(layer: LayerStatistics, ridge: float, intercept: bool) -> Ridge
     Y = projected(part.row_targets) if part.labels else part.row_targets
     if part.labels or (part.centred and not part.labelled):
         Y = Y - part.joint.mean_y
-    return fit_features(part.rows, Y, ridge, intercept)
+    return fit_linear(part.rows, Y, ridge, intercept)
 
 
 def _target_linearity(view: LayerView) -> Measured:
@@ -163,26 +159,23 @@ def _collapse(what: str) -> Callable[[LayerView], Value]:
             raise Missing(f"{part.labels:,} labels are too many for a mean each; targets= gives labels of your own")
         if classes is None:
             raise Missing("neural collapse needs class labels")
-        if classes.n > 2 and int((classes.counts > 0).sum()) == classes.n:
+        if classes.n > 2 and int((classes.mean_y > 0).sum()) == classes.n:
             raise Missing(
                 f"each of the {classes.n} rows has a class of its own; numbers to regress on are floating-point"
             )
         readout = view.layer.weight if what == "nc3" else None
-        if what in ("nc3", "nc4") and (not view.is_readout or view.layer.weight.shape[-2] < classes.counts.shape[0]):
+        if what in ("nc3", "nc4") and (not view.is_readout or view.layer.weight.shape[-2] < len(classes.mean_y)):
             raise Missing("it is defined only at the readout, the layer executed last")
         if what == "nc4":
             if view.context.nearest_mean is None:
                 raise Missing("NC4 needs the samples a second time")
             return view.context.nearest_mean(view.layer)
         if part.rows is not None and part.row_targets is not None:
-            found = neural_collapse_from_rows(part.rows, part.row_targets, readout, normalized_surrogate=False)
+            found = neural_collapse_from_rows(part.rows, part.row_targets, readout)
         else:
-            if classes.within is None and what == "nc1":
-                raise _no_gram(part.joint)
-            if classes.within is None:
-                found = collapse_of_means(classes, readout)
-            else:
-                found = neural_collapse_from_moments(classes, readout, normalized_surrogate=False)
+            found = neural_collapse_from_moments(classes, readout)
+        if what in found.missing:
+            raise _no_gram(part.joint)
         return float(getattr(found, what))
 
     return compute

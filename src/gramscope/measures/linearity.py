@@ -25,14 +25,11 @@ from gramscope.linalg.arrays import (
     spans,
     to_double,
 )
-from gramscope.linalg.moments import Moments, class_moments, is_constant
-from gramscope.linalg.psd import EPS
+from gramscope.linalg.moments import Moments, is_constant, moments
 from gramscope.linalg.ridge import RidgeFit, check_ridge, fit_moments, fit_rows
 
 
-def target_linearity(
-    H: Array, Y: Array, ridge: float = 0.0, intercept: bool = False, *, rtol: float | None = None
-) -> Tensor:
+def target_linearity(H: Array, Y: Array, ridge: float = 0.0, intercept: bool = False) -> Tensor:
     """``TL = 1 − ‖Y − Hβ‖² / ‖Y − ȳ‖²``, ``β = (HᵀH + λI)⁻¹HᵀY`` ([Gram] Definition 2): the R² of ridge regression.
 
     Norms are Frobenius norms over all targets and ȳ is the mean over samples, so it is scikit-learn's variance-weighted
@@ -44,8 +41,6 @@ def target_linearity(
         Y: integer labels ``[n]`` (they become centred one-hot) or float targets ``[n]`` or ``[n, c]``.
         ridge: λ ≥ 0, on the scale of ``HᵀH`` (a sum over samples).
         intercept: fit a constant as well, unpenalised.
-        rtol: singular values of H up to ``rtol`` times the largest count as zero; by default those that are rounding
-            (:func:`gramscope.linalg.ridge.fit_rows`).
 
     Returns:
         A float64 number (0-dimensional tensor). Where H can fit any target (n ≤ rank) a :class:`ResultWarning` says so, and
@@ -56,28 +51,7 @@ def target_linearity(
     >>> target_linearity(H, H @ torch.tensor([2.0, -1.0])).item()
     1.0
     """
-    return checked(fit_features(H, Y, ridge, intercept, rtol)).explained()
-
-
-def target_linearity_from_moments(m: Moments, ridge: float = 0.0, intercept: bool = False, eps: float = EPS) -> Tensor:
-    """:func:`target_linearity` from collected moments (for labels take those ``with_centred_targets()``).
-
-    The moments hold ``HᵀH``, whose condition number is squared: directions of the centred features shorter than
-    ``√(d·2.2e-16)``, with every feature scaled to length 1, count as absent (a :class:`RescueWarning` where it matters);
-    so do those as short as the rounding ``eps`` of the features as they came.
-
-    >>> from gramscope.linalg.moments import moments
-    >>> H = torch.tensor([[1.0], [2.0], [4.0]])
-    >>> round(target_linearity_from_moments(moments(H, 3 * H)).item(), 12)
-    1.0
-    """
-    return checked(fit_moments(m, ridge, intercept, eps)).explained()
-
-
-def fit_features(H: Array, Y: Array, ridge: float, intercept: bool, rtol: float | None = None) -> RidgeFit:
-    """The fit behind :func:`target_linearity`."""
-    features = Rows(H, "H")
-    return fit_rows(features, target_rows(Y, features.n), ridge, intercept, rtol)
+    return checked(fit_linear(H, Y, ridge, intercept)).explained()
 
 
 def checked(fit: RidgeFit) -> RidgeFit:
@@ -103,9 +77,7 @@ def checked(fit: RidgeFit) -> RidgeFit:
     return fit
 
 
-def fit_linear(
-    H: Array, Y: Array, ridge: float = 0.0, intercept: bool = False, *, rtol: float | None = None
-) -> RidgeFit:
+def fit_linear(H: Array, Y: Array, ridge: float = 0.0, intercept: bool = False) -> RidgeFit:
     """The ridge fit behind :func:`target_linearity`, for held-out data; same arguments.
 
     >>> H = torch.tensor([[0.0], [1.0], [2.0]])
@@ -115,7 +87,7 @@ def fit_linear(
     """
     features = Rows(H, "H")
     targets = target_rows(Y, features.n)
-    fit = fit_rows(features, targets, ridge, intercept, rtol)
+    fit = fit_rows(features, targets, ridge, intercept)
     return replace(fit, classes=targets.classes, shift=targets.shift) if isinstance(targets, OneHotRows) else fit
 
 
@@ -141,26 +113,6 @@ def held_out_target_linearity(fit: RidgeFit, H: Array, Y: Array) -> Tensor:
     return check_range(1.0 - residual.sum() / total.sum(), "the residual divided by the spread of the targets")
 
 
-def probe_accuracy(fit: RidgeFit, H: Array, labels: Array) -> Tensor:
-    """Share of samples whose label has the largest prediction, for a fit made on labels.
-
-    >>> H = torch.tensor([[-2.0], [-1.0], [1.0], [2.0]])
-    >>> y = torch.tensor([0, 0, 1, 1])
-    >>> probe_accuracy(fit_linear(H, y), H, y).item()
-    1.0
-    """
-    if fit.classes is None or fit.shift is None:
-        raise InputError("probe_accuracy needs a fit made on integer labels")
-    features = fit.features(H)
-    targets = OneHotRows(as_labels(labels), fit.classes, fit.shift, "labels")
-    check_pair(features, targets)
-    right = torch.zeros((), dtype=torch.int64, device=fit.beta.device)
-    for start, stop in spans(features.n, features.width + targets.width):
-        predicted = (fit.predict_block(features.block(start, stop)) + fit.shift).argmax(1)
-        right += (predicted == targets.index(start, stop).to(predicted.device)).sum()
-    return right.double() / features.n
-
-
 def _coded(fit: RidgeFit, Y: Array, n: int) -> Rows:
     """Targets coded as in training: labels with the training classes and frequencies."""
     if fit.classes is None or fit.shift is None:
@@ -182,11 +134,7 @@ def held_out_from_moments(train: Moments, test: Moments, ridge: float = 0.0, int
     >>> round(held_out_from_moments(moments(H, 3 * H), moments(H + 1, 3 * H + 3)), 12)
     1.0
     """
-    return held_out_of_fit(fit_moments(train, ridge, intercept), test)
-
-
-def held_out_of_fit(fit: RidgeFit, test: Moments) -> float:
-    """``1 − ‖Y − Hβ − b‖² / ‖Y − ȳ‖²`` of a fit on data with the moments ``test``, whose targets are coded alike."""
+    fit = fit_moments(train, ridge, intercept)
     beta, total = fit.beta, float(test.C_yy.trace())
     if total <= 0:
         raise InputError(f"the held-out targets are constant over the {test.n} samples")
@@ -267,9 +215,9 @@ def gram_induced_error(H: Array, Y: Array, ridge: float, W: Array | None = None)
 
 
 def cross_product(features: Rows, targets: Rows) -> Tensor:
-    """``HᵀY [d, c]``; for labels from class means, which costs one addition per feature instead of c products."""
+    """``HᵀY [d, c]``; for labels one addition per feature instead of c products."""
     if isinstance(targets, OneHotRows):
-        return class_moments(features, targets, gram=False).to_moments().C_hy
+        return moments(features, targets, gram=False).C_hy
     cross = torch.zeros(targets.width, features.width, dtype=torch.float64, device=targets.block(0, 1).device)
     for start, stop in spans(features.n, features.width + targets.width):
         cross.addmm_(targets.block(start, stop).mT, features.block(start, stop))

@@ -1,4 +1,4 @@
-"""How alike features are: linear CKA, debiased CKA, kernel–target alignment, and the accuracy of a linear probe.
+"""How alike features are: linear CKA, debiased CKA and kernel–target alignment.
 
 CKA is large by chance where there are many features and few samples. The unbiased estimate of HSIC removes that (Song et
 al. 2012; for CKA Nguyen, Raghu and Kornblith 2021). For a linear kernel of features that are centred over the n samples, with
@@ -18,7 +18,7 @@ from torch import Tensor
 from gramscope.errors import InputError
 from gramscope.linalg.arrays import Array, MappedRows, Rows, check_pair, to_double
 from gramscope.linalg.moments import Moments, is_constant
-from gramscope.measures.linearity import fit_linear, probe_accuracy, square_inner
+from gramscope.measures.linearity import square_inner
 
 #: samples that the unbiased estimate needs
 FEWEST = 4
@@ -78,28 +78,6 @@ def linear_cka_from_moments(m: Moments) -> Tensor:
         return C_hh.new_full((), float("nan"))
     cka: Tensor = (m.C_hy.norm() / C_hh.norm()) * (m.C_hy.norm() / m.C_yy.norm())
     return cka
-
-
-def linear_probe_accuracy(
-    H: Array,
-    labels: Array,
-    H_test: Array | None = None,
-    labels_test: Array | None = None,
-    ridge: float = 0.0,
-    intercept: bool = True,
-) -> Tensor:
-    """Accuracy of a linear (ridge) classifier on the features: on test data where given, else on its training data.
-
-    >>> H = torch.tensor([[0.0], [1.0], [4.0], [5.0]])
-    >>> linear_probe_accuracy(H, torch.tensor([0, 0, 1, 1])).item()
-    1.0
-    """
-    if (H_test is None) != (labels_test is None):
-        raise InputError("pass both H_test and labels_test, or neither")
-    fit = fit_linear(H, labels, ridge, intercept)
-    if H_test is None or labels_test is None:
-        return probe_accuracy(fit, H, labels)
-    return probe_accuracy(fit, H_test, labels_test)
 
 
 def batch_hsic(left: Tensor, right: Tensor) -> Tensor:

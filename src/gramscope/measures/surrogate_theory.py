@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from gramscope.errors import InputError
-from gramscope.linalg.arrays import Array, Rows, as_float_tensor, check_pair, check_range, spans
+from gramscope.linalg.arrays import Array, Rows, as_float_tensor, check_pair, spans
 from gramscope.linalg.ridge import check_ridge, fit_rows, singular_values
 from gramscope.measures.linearity import checked, cross_product, fit_linear, target_rows
-from gramscope.measures.virtual import matrices
 
 
 @dataclass(frozen=True)
@@ -66,72 +65,6 @@ def linearity_bound(H: Array, Y: Array, ridge: float) -> LinearityBound:
 
 
 @dataclass(frozen=True)
-class SurrogateStep:
-    """The surrogate's change in one gradient step, true and predicted.
-
-    Args:
-        before: ``S = ‖W HᵀY‖_F²``.
-        change: ``S⁺ − S`` of the step ``W − γD``, exact.
-        first_order: its part linear in γ.
-        predicted: [Gram] Theorem 3's prediction of that part.
-    """
-
-    before: float
-    change: float
-    first_order: float
-    predicted: float
-
-    @property
-    def ratio(self) -> float:
-        """Predicted over true change."""
-        return self.predicted / self.change if self.change else float("nan")
-
-
-def surrogate_step(W: Array, D: Array, H: Array, Y: Array, e: Array, yhat: Array, gamma: float) -> SurrogateStep:
-    """The exact ``S⁺ − S = −2γ⟨WHᵀY, DHᵀY⟩ + γ²‖DHᵀY‖²`` beside [Gram] Theorem 3's ``2γ tr(ŶᵀY · YᵀH · HᵀE)``.
-
-    For one target the prediction reads ``2γ (ŷᵀy)(eᵀHHᵀy)``. It is exact at a readout without bias; at hidden layers it
-    rests on ``h_jᵀ∇f(h_i) ≈ f(h_j)`` and is often far off: that is why both are given.
-
-    Args:
-        W: the layer's weight ``[k, d]``.
-        D: gradient of the summed loss ``[k, d]``.
-        H: the layer's inputs ``[n, d]``.
-        Y: labels or float targets.
-        e: ``−∂L_i/∂ŷ_i [n, c]`` (or ``[n]``).
-        yhat: the network's outputs ``[n, c]`` (or ``[n]``).
-        gamma: learning rate γ.
-
-    >>> W, H, y = torch.tensor([[1.0]]), torch.tensor([[1.0], [-1.0]]), torch.tensor([3.0, -3.0])
-    >>> yhat = (H @ W.T).flatten()
-    >>> e = y - yhat
-    >>> step = surrogate_step(W, -(e @ H)[None], H, y, e, yhat, gamma=0.1)
-    >>> round(step.predicted - step.first_order, 9), step.change > step.first_order
-    (0.0, True)
-    """
-    (weight, gradient), _ = matrices(W=W, D=D)
-    if weight.dim() != 2:
-        raise InputError(f"W must be one matrix [k, d], got shape {tuple(weight.shape)}")
-    features = Rows(H, "H")
-    targets = target_rows(Y, features.n)
-    errors, outputs = _columns(e, "e"), _columns(yhat, "yhat")
-    for other in (targets, errors, outputs):
-        check_pair(features, other)
-    if features.width != weight.shape[1] or errors.width != outputs.width or errors.width != targets.width:
-        raise InputError(
-            f"W has {weight.shape[1]} inputs and H {features.width} features; Y, e and yhat have {targets.width}, "
-            f"{errors.width} and {outputs.width} columns, which must agree"
-        )
-    HtY, HtE, FtY = cross_product(features, targets), cross_product(features, errors), cross_product(outputs, targets)
-    S, moved = weight @ HtY, gradient @ HtY
-    first = -2 * gamma * (S * moved).sum()
-    predicted = 2 * gamma * (FtY @ HtY.mT @ HtE).trace()
-    change = first + gamma**2 * moved.square().sum()
-    found = check_range(torch.stack([S.square().sum(), change, first, predicted]), "the change of the surrogate")
-    return SurrogateStep(*found.tolist())
-
-
-@dataclass(frozen=True)
 class MovingTarget:
     """[Gram] B.4: ``‖Y − Ŷ‖ ≤ ‖Y − Y_ols‖ + ‖Y_ols − Ŷ‖``, Y_ols the best linear fit from the penultimate features.
 
@@ -168,7 +101,8 @@ def moving_target(H: Array, Y: Array, yhat: Array, ridge: float = 0.0, intercept
     """
     features = Rows(H, "H")
     targets = target_rows(Y, features.n)
-    outputs = _columns(yhat, "yhat")
+    given = as_float_tensor(yhat, "yhat")
+    outputs = Rows(given[:, None] if given.dim() == 1 else given, "yhat")
     check_pair(features, outputs)
     if outputs.width != targets.width:
         raise InputError(f"yhat has {outputs.width} columns, Y has {targets.width}")
@@ -179,8 +113,3 @@ def moving_target(H: Array, Y: Array, yhat: Array, ridge: float = 0.0, intercept
         linear = fit.predict_block(features.block(start, stop))
         sums += torch.stack([(y - f).square().sum(), (y - linear).square().sum(), (linear - f).square().sum()])
     return MovingTarget(*sums.sqrt().tolist())
-
-
-def _columns(x: Array, name: str) -> Rows:
-    tensor = as_float_tensor(x, name)
-    return Rows(tensor[:, None] if tensor.dim() == 1 else tensor, name)

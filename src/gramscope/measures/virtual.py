@@ -26,7 +26,7 @@ from gramscope.linalg.arrays import (
     result_dtype,
     to_double,
 )
-from gramscope.linalg.gram import Factor, Factored, shift_factor
+from gramscope.linalg.gram import shift_factor
 
 Activation: TypeAlias = Callable[[Tensor], Tensor]
 
@@ -64,24 +64,6 @@ def gram_shift(W: Array, D: Array, gamma: float) -> Tensor:
     (weight, gradient), dtype = matrices(W=W, D=D)
     half = weight.mT @ gradient
     return check_range((gamma**2 * (gradient.mT @ gradient) - gamma * (half + half.mT)).to(dtype), "the Gram's change")
-
-
-def gram_shift_residual(W: Array, D: Array, Sigma: Array, gamma: float) -> Tensor:
-    """``γ² (DᵀD − WᵀΣW)``: exactly what :func:`gram_shift` has beyond the virtual covariance shift ([Gram] Theorem 1).
-
-    Args:
-        W: weight ``[..., k, d]``.
-        D: summed gradient ``[..., k, d]``.
-        Sigma: ``Σ_i δ_i δ_iᵀ [..., k, k]``.
-        gamma: step size γ.
-
-    >>> one = torch.ones(1, 1)
-    >>> gram_shift_residual(one, 2 * one, 3 * one, gamma=0.5)
-    tensor([[0.2500]])
-    """
-    (weight, gradient, sigma), dtype = matrices(W=W, D=D, Sigma=Sigma)
-    residual = gamma**2 * (gradient.mT @ gradient - weight.mT @ (sigma @ weight))
-    return check_range(residual.to(dtype), "γ² (DᵀD − WᵀΣW)")
 
 
 def fle_residual(W: Array, D: Array, G: Array) -> float:
@@ -133,21 +115,9 @@ def virtual_covariance_shift(W: Array, D: Array, Sigma: Array, gamma: float) -> 
     >>> virtual_covariance_shift(one, 2 * one, 4 * one, gamma=0.5)   # h = 1, δ = 2: (1 − ½·2)² − 1
     tensor([[-1.]])
     """
-    dtype = result_dtype(*(as_matrices(x, name) for x, name in ((W, "W"), (D, "D"), (Sigma, "Sigma"))))
-    shift = virtual_covariance_factors(W, D, Sigma, gamma).dense().to(dtype)
-    return check_range(shift, "the virtual covariance shift")
-
-
-def virtual_covariance_factors(W: Array, D: Array, Sigma: Array, gamma: float) -> Factored:
-    """:func:`virtual_covariance_shift` as its factors W and M in float64, for layers whose d² is too large to form.
-
-    >>> one = torch.ones(1, 1)
-    >>> float(virtual_covariance_factors(one, 2 * one, 4 * one, gamma=0.5).trace())
-    -1.0
-    """
-    (weight, gradient, sigma), _ = matrices(W=W, D=D, Sigma=Sigma)
-    half = Factored.of(Factor(weight), Factor(shift_factor(weight, gradient, sigma, gamma)))
-    return half + half.mT
+    (weight, gradient, sigma), dtype = matrices(W=W, D=D, Sigma=Sigma)
+    half = weight.mT @ shift_factor(weight, gradient, sigma, gamma)
+    return check_range((half + half.mT).to(dtype), "the virtual covariance shift")
 
 
 def virtual_trajectory(x: Array, gradients: Iterable[Array], gamma: float, every: int = 1) -> Tensor:

@@ -21,7 +21,7 @@ from gramscope.errors import InputError, NumericalError
 from gramscope.layers.kinds import EmbeddingLayer
 from gramscope.linalg.arrays import to_double
 from gramscope.linalg.budget import Budget
-from gramscope.linalg.moments import ClassMoments, Moments, between, block_moments, label_moments, merge
+from gramscope.linalg.moments import Moments, between, block_moments, label_moments
 from gramscope.linalg.psd import SymmetricSum, kept_entries
 from gramscope.statistics.structure import Unpaired
 from gramscope.statistics.sums import LeftOut, Plan, Seen, Sum
@@ -168,7 +168,7 @@ class Features(Sum):
                 self._moments, self.labelled, self.labels = new.moments, new.labelled, new.labels
             else:
                 alike, new = self._coded_like(new), new._coded_like(self)
-                self._moments, self.labels = merge(alike.moments, new.moments), max(alike.labels, new.labels)
+                self._moments, self.labels = alike.moments.merge(new.moments), max(alike.labels, new.labels)
             if self._total is not None:
                 self._total.add_gram(double - new.moments.mean_h)
                 if old is not None:  # what merging adds to the sums of both
@@ -234,9 +234,9 @@ class Features(Sum):
         return m if bool(seen.all()) else m.with_targets(seen)
 
     @property
-    def classes(self) -> ClassMoments | None:
-        """Counts, means and scatter of every class; None where targets are no labels, or projected ones."""
-        return ClassMoments.of(self.moments) if self.labelled and not self.labels else None
+    def classes(self) -> Moments | None:
+        """Moments of rows and one-hot labels; None where targets are no labels, or projected ones."""
+        return self.moments if self.labelled and not self.labels else None
 
     @property
     def centred(self) -> bool:
@@ -286,7 +286,7 @@ class Features(Sum):
                 torch.cat([a.row_targets, b.row_targets.to(a.rows.device)]),
             )
         return a._with(
-            _moments=merge(a.moments, b.moments),
+            _moments=a.moments.merge(b.moments),
             HtE=None if a.HtE is None or b.HtE is None else a.HtE + b.HtE.to(a.HtE.device),  # of all rows, or of none
             eps=max(a.eps, b.eps),
             labels=max(a.labels, b.labels),
