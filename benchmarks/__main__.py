@@ -110,7 +110,9 @@ def _speed(options: argparse.Namespace) -> None:
         ) from error
     chosen = list(BENCHMARKS) if options.name == ALL else [options.name]
     rows: dict[str, list[object]] = {}
+    threads = torch.get_num_threads()
     for name in chosen:
+        torch.set_num_threads(threads)  # peers leave one
         rows[name] = []
         if not options.json:
             print(f"{name} on {device}: {BENCHMARKS[name]}", flush=True)

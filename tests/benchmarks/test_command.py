@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks import vcl_speed
 from benchmarks.__main__ import BENCHMARKS, main
@@ -50,6 +51,11 @@ def test_bench_all_runs_them_all(monkeypatch: pytest.MonkeyPatch, capsys: pytest
         yield Row(name, "m", 1.0, "b", 1.0)
         printed.append(capsys.readouterr().out)  # before the benchmark goes on
 
+    def threads(count: int) -> None:
+        asked.append(count)
+
+    asked: list[int] = []
+    monkeypatch.setattr("torch.set_num_threads", threads)
     monkeypatch.setattr("benchmarks.__main__.run_benchmark", run)
     for arguments in (["--json"], []):
         assert main(["all", *arguments]) == 0
@@ -59,6 +65,7 @@ def test_bench_all_runs_them_all(monkeypatch: pytest.MonkeyPatch, capsys: pytest
             assert out["whiten"][0]["ratio"] == 1.0
             printed.clear()
     assert len(printed) == len(BENCHMARKS)
+    assert asked == 2 * len(BENCHMARKS) * [torch.get_num_threads()]
     for name, text in zip(BENCHMARKS, printed, strict=True):
         assert text.startswith(f"{name} on cpu")
         assert "1.000 ms" in text
