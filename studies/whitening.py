@@ -146,7 +146,8 @@ def optimizer_for(method: str, model: SideBySide, lr: float, momentum: float) ->
     if method == "sgd":
         return sgd
     if method == "whitened-hidden":
-        return GramWhitened(sgd, model, params=[m.weight for layer in layers[:-1] for m in layer])
+        hidden = {m for layer in layers[:-1] for m in layer}
+        return GramWhitened(sgd, model, layers=[name for name, m in model.named_modules() if m in hidden])
     return {"whitened": GramWhitened, "fixed": GramFixed, "published": Published}[method](sgd, model)
 
 

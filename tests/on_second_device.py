@@ -156,7 +156,7 @@ LINALG: dict[str, Callable[[Any], Any]] = {
     "virtual shift": lambda on: gs.virtual_covariance_shift(on(A), on(A.cos()), on(A @ A.T), 0.1),
     "spectra": lambda on: (gs.weight_spectrum(on(A)).values, gs.feature_spectrum(on(A)).values),
     "large spectrum": lambda on: float(gs.large_weight_spectrum(on(A), top=3).effective_rank),
-    "polar": lambda on: (gs.polar(on(A)), gs.polar(on(A), method="newton-schulz")),
+    "polar": lambda on: (gs.polar(on(A)), gs.polar(on(A), method="svd")),
     "nearest": lambda on: procrustes.nearest(on(A), on(A.sin())).matrix,
     "orthogonalised": lambda on: orthogonalise.quintic_polar(on(A.float())),
     "similarity": lambda on: float(gs.linear_cka(on(A), on(A.cos()))),

@@ -85,8 +85,8 @@ def case_whitened_updates_of_shards(folder: Path) -> None:
                 gradients = [[torch.randn(v.shape, generator=generator).to(dtype) for v in values] for _ in range(3)]
                 plain = [nn.Parameter(v.clone()) for v in values]
                 placed = [nn.Parameter(distribute_tensor(v, world(), [Shard(axis)])) for v in values]
-                one = kind(torch.optim.SGD(plain, lr=0.02, momentum=0.9), params=plain, method="svd")
-                several = kind(torch.optim.SGD(placed, lr=0.02, momentum=0.9), params=placed, method="svd")
+                one = kind(torch.optim.SGD(plain, lr=0.02, momentum=0.9), method="svd")
+                several = kind(torch.optim.SGD(placed, lr=0.02, momentum=0.9), method="svd")
                 for step in gradients:
                     for p, q, g in zip(plain, placed, step, strict=True):
                         p.grad, q.grad = g.clone(), distribute_tensor(g, world(), [Shard(axis)])
@@ -96,7 +96,6 @@ def case_whitened_updates_of_shards(folder: Path) -> None:
                     full = q.full_tensor().detach()
                     assert_same_bits(full)
                     assert error(full, p.detach()) < tolerance, (dtype, kind, axis, tuple(p.shape))
-                assert sorted(several.excess) == sorted(one.excess)
 
 
 def case_whitened_training_with_fsdp2(folder: Path) -> None:

@@ -34,12 +34,12 @@ class Formulas:
         self.z, self.x, self.scale = W.detach().clone(), W.detach().clone(), scale
         self.mean, self.n, self.c, self.last, self.shortened = torch.zeros_like(self.z), 0, 1.0, None, 0
 
-    def step(self, D: torch.Tensor, lr: float = 1.0, split: int = 1) -> None:
+    def step(self, D: torch.Tensor, lr: float = 1.0) -> None:
         self.n += 1
         n, f = self.n, min(1, (8 / self.n) ** 0.7)
         beta = min(0.95, n / (n + 20))
         self.mean = beta * self.mean + (1 - beta) * D
-        O = torch.cat([orthogonalised(part) for part in (beta * self.mean + (1 - beta) * D).chunk(split)])
+        O = orthogonalised(beta * self.mean + (1 - beta) * D)
         if self.last is not None and float((D * self.last).sum()) < -self.before / 2:
             self.c, self.shortened = 0.7 * self.c, self.shortened + 1
         else:
@@ -49,23 +49,22 @@ class Formulas:
         self.x = self.x + 9 / (n + 8) * (self.z - self.x)
 
 
-@pytest.mark.parametrize("split", [1, 3])
 @pytest.mark.parametrize("sizes", [(12, 6, 3), (30, 6, 3), (5, 9, 3)])
-def test_steps_are_those_of_the_formulas_under_a_schedule(sizes: tuple[int, ...], split: int):
+def test_steps_are_those_of_the_formulas_under_a_schedule(sizes: tuple[int, ...]):
     model, mirror = mlp(*sizes), mlp(*sizes)  # the mirror has the weights z
     x, y = data(sizes[0])
-    optimizer = gs.FreeMuon(model, split={"0": split})
+    optimizer = gs.FreeMuon(model)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, 40)
     rest = [mirror[0].bias, *mirror[2].parameters()]
     averages = [p.detach().clone() for p in rest]
     adam = torch.optim.AdamW(rest, lr=0.02, betas=(0.9, 0.99), weight_decay=0.0, eps=1e-100)
-    own = Formulas(mirror[0].weight, math.sqrt(max(1, sizes[1] / split / sizes[0])))
+    own = Formulas(mirror[0].weight, math.sqrt(max(1, sizes[1] / sizes[0])))
     for n in range(1, 40):
         lr, share = 1 - (n - 1) / 40, min(1, (8 / n) ** 0.7)
         adam.param_groups[0]["lr"] = lr * 0.02 * share
         y = y.roll(n // 6)  # so that some steps overshoot
         train(mirror, adam, x, y)
-        own.step(mirror[0].weight.grad, lr, split)
+        own.step(mirror[0].weight.grad, lr)
         mirror[0].weight.data, mirror[0].weight.grad = own.z.clone(), None
         averages = [a.lerp(p.detach(), 9 / (n + 8)) for a, p in zip(averages, rest, strict=True)]
         train(model, optimizer, x, y)
@@ -316,20 +315,6 @@ def test_weights_on_the_meta_device_are_refused():
         model = nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 3))
     with pytest.raises(LayerError, match=r"meta device: load its weights first"):
         gs.FreeMuon(model)
-
-
-@pytest.mark.parametrize(
-    ("split", "words"),
-    [({"0": 4}, r"0\.weight has 6 outputs, which are not 4 equal blocks"), ({"0": 0}, "not 0 equal blocks"),
-     ({"qkv": 3}, "no trained layer is called 'qkv'; there are 0")],
-)  # fmt: skip
-def test_splits_that_do_not_fit_are_refused(split: dict[str, int], words: str):
-    with pytest.raises(InputError, match=words):
-        gs.FreeMuon(mlp(7, 6, 3), split=split)
-
-
-def test_split_matrices_show_in_the_summary():
-    assert "3 of 2 × 7" in gs.FreeMuon(mlp(7, 6, 3), split={"*": 3}).summary()
 
 
 def test_a_step_needs_no_more_memory_than_half_the_weights():

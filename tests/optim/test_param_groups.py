@@ -40,25 +40,11 @@ def names(model: nn.Module, **options: Any) -> list[str]:
 
 def test_groups_hold_hidden_matrices_and_the_rest() -> None:
     assert names(convolutional()) == ["4.weight"]
-    assert names(convolutional(), not_2d="matrix") == ["0.weight", "2.weight", "4.weight"]
     assert names(convolutional(), head=True) == ["4.weight", "6.weight"]
     assert names(convolutional(), head=True, exclude="4") == ["6.weight"]
     frozen = convolutional()
     frozen[4].weight.requires_grad_(False)
     assert names(frozen, head=True) == ["6.weight"]
-
-
-def test_shapes_say_which_matrices_a_parameter_holds() -> None:
-    matrices, _ = gs.param_groups(convolutional(), not_2d="matrix")
-    assert matrices["shapes"] == [(4, 27), (2, 2, 18), (8, 16)]
-    block = nn.TransformerEncoderLayer(4, 2, 8)
-    matrices, _ = gs.param_groups(block, not_2d="matrix", head=True)
-    assert dict(zip(matrices["param_names"], matrices["shapes"], strict=True)) == {
-        "self_attn.in_proj_weight": (3, 4, 4),
-        "self_attn.out_proj.weight": (4, 4),
-        "linear1.weight": (8, 4),
-        "linear2.weight": (4, 8),
-    }
 
 
 def test_embeddings_positions_and_tied_heads_are_the_rest() -> None:
@@ -80,11 +66,6 @@ def test_experts_are_stacks_of_matrices_and_routers_can_be_left_out() -> None:
     prefix = "model.layers.0."
     found = [name.removeprefix(prefix) for name in names(model, exclude="*.gate")]
     assert found == [f"self_attn.{part}_proj.weight" for part in "qkvo"]
-    matrices, _ = gs.param_groups(model, not_2d="matrix")
-    shapes = dict(zip(matrices["param_names"], matrices["shapes"], strict=True))
-    assert shapes[prefix + "mlp.experts.gate_up_proj"] == (4, 24, 8)
-    assert shapes[prefix + "mlp.experts.down_proj"] == (4, 8, 12)
-    assert shapes[prefix + "mlp.gate.weight"] == (4, 8)
 
 
 def test_muon_and_adamw_train_both_groups() -> None:
@@ -113,6 +94,5 @@ def test_one_optimizer_takes_both_groups() -> None:
 
 def test_wrong_arguments_are_refused() -> None:
     assert_refused("no hidden weight matrix", gs.param_groups, nn.Linear(3, 2))
-    assert_refused("not_2d='flat'", gs.param_groups, convolutional(), not_2d="flat")
     assert_refused("matrix=0.02", gs.param_groups, convolutional(), 0.02)
     assert_refused("key 'params'", gs.param_groups, convolutional(), rest={"params": []})

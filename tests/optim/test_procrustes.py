@@ -11,9 +11,9 @@ from torch import Tensor
 import reference
 from cases import refused
 from gramscope.errors import NumericalError
-from gramscope.optim.procrustes import nearest, nearest_with_gram
+from gramscope.optim.procrustes import nearest_with_gram
 
-METHODS = ("auto", "svd", "newton-schulz")
+METHODS = ("auto", "svd")
 SHAPES = ((12, 30), (16, 16), (30, 12), (17, 16), (40, 12), (1, 7), (7, 1), (40, 200))
 
 
@@ -40,7 +40,6 @@ def gram_error(X: Tensor, W: Tensor) -> float:
     change=st.sampled_from([0.0, 1e-5, 1e-3, 1e-2, 0.3, 10.0]),
     seed=st.integers(0, 10**6),
 )
-@pytest.mark.filterwarnings("ignore::gramscope.errors.RescueWarning")
 def test_has_the_gram_and_is_nearest(
     method: str, shape: tuple[int, int], decades: float, change: float, seed: int
 ) -> None:
@@ -66,23 +65,9 @@ def test_the_distance_is_within_the_tolerance(shape: tuple[int, int], change: fl
     D = torch.randn(shape[0], 8, generator=generator) @ torch.randn(8, shape[1], generator=generator)
     W2 = W1 + D * (change * W1.norm() / D.norm())
     least = (reference.nearest_with_gram(W1, W2) - W1).norm()
-    for tolerance in (0.1, 0.02, 0.005):
-        X, (estimate,) = nearest(W1[None], W2[None], tolerance=tolerance)
-        excess = float((X[0].double() - W1).norm() / least) - 1
-        assert gram_error(X[0], W2) < 2e-7
-        assert estimate <= tolerance
-        assert excess <= tolerance + 2 * change**2  # what an equation of first order leaves out
-
-
-def test_ill_conditioned_matrices_report_their_excess() -> None:
-    """No number of iterations gets there; the Gram is exact all the same."""
-    W1, W2 = pair(128, 128, 6, 2e-3, 0)
-    X, (estimate,) = nearest(W1[None], W2[None])
-    excess = float((X[0].double() - W1).norm() / (reference.nearest_with_gram(W1, W2) - W1).norm()) - 1
-    assert gram_error(X[0], W2) < 2e-7
-    assert estimate > 0.02
-    assert excess > 0.02
-    assert 0.5 * excess < estimate < 5 * excess
+    X = nearest_with_gram(W1, W2)
+    assert gram_error(X, W2) < 2e-7
+    assert (X.double() - W1).norm() <= (1.02 + 2 * change**2) * least  # what an equation of first order leaves out
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -97,7 +82,6 @@ def test_extreme_scales(shape: tuple[int, int], scale: float) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.filterwarnings("ignore::gramscope.errors.RescueWarning")
 def test_rank_deficient_products_keep_the_gram_exact(method: str, shape: tuple[int, int]) -> None:
     k, d = shape
     W1, W2 = pair(k, d, 0, 0.1, 0)
@@ -176,12 +160,6 @@ def test_the_source_is_not_changed_and_reduced_precision_is_not_used() -> None:
         torch.backends.mkldnn.matmul.fp32_precision = allowed
     assert torch.equal(W2, before)
     assert gram_error(X, W2) < 2e-7
-
-
-@pytest.mark.parametrize("tolerance", [0.0, -1.0, 1.0, float("nan")])
-def test_tolerances_out_of_range_raise(tolerance: float) -> None:
-    W = torch.eye(2)
-    refused(nearest_with_gram, W, W, tolerance=tolerance, match="tolerance=.* must be between 0 and 1")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

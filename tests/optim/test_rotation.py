@@ -25,8 +25,7 @@ def weights(kind: str, generator: torch.Generator) -> Tensor:
 def test_rotations_are_orthogonal(k: int, size: float, iterations: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     W, D = torch.randn(1, k, 15, generator=generator), torch.randn(1, k, 15, generator=generator)
-    E, figures = rotation(W, size * D * W.norm() / D.norm(), iterations)
-    (one,) = Figures.read(figures)
+    E, (one,) = rotation(W, size * D * W.norm() / D.norm(), 0.0, iterations)
     Q = torch.eye(k, dtype=torch.float64) + E[0].double()
     if one.angle <= 0.5:
         assert one.orthogonal
@@ -38,17 +37,16 @@ def test_rotations_are_orthogonal(k: int, size: float, iterations: int, seed: in
 def test_no_change_is_no_rotation(generator: torch.Generator) -> None:
     W = torch.randn(2, 5, 9, generator=generator)
     W[1, :3] = 0
-    E, figures = rotation(W, torch.zeros_like(W), 4)
+    E, found = rotation(W, torch.zeros_like(W), 0.0, 4)
     assert torch.equal(E, torch.zeros(2, 5, 5))
-    assert [one.excess() for one in Figures.read(figures)] == [0.0, 0.0]
+    assert [one.excess() for one in found] == [0.0, 0.0]
 
 
 def test_gains_are_what_the_iteration_gains(generator: torch.Generator) -> None:
     """``‖D − K W‖²`` falls by the gains, down to its least value."""
     W, D = torch.randn(1, 8, 20, generator=generator), 1e-4 * torch.randn(1, 8, 20, generator=generator)
     for iterations in (1, 3, 8, 28):
-        E, figures = rotation(W, D, iterations)
-        (one,) = Figures.read(figures)
+        E, (one,) = rotation(W, D, 0.0, iterations)
         K = 0.5 * (E[0] - E[0].mT)
         assert one.step - one.gained[-1] == pytest.approx(float((D[0] - K @ W[0]).square().sum()), rel=1e-3)
     least = (reference.nearest_with_gram(W[0] + D[0], W[0]) - W[0] - D[0]).square().sum()
@@ -64,8 +62,7 @@ def test_the_estimate_follows_the_excess(kind: str, change: float, generator: to
     D *= change * W.norm() / D.norm()
     least = float((reference.nearest_with_gram(W + D, W) - W - D).norm())
     for iterations in (2, 3, 4, 5, 6, 8, 12, 16, 24):
-        E, figures = rotation(W[None], D[None], iterations)
-        (one,) = Figures.read(figures)
+        E, (one,) = rotation(W[None], D[None], 0.0, iterations)
         excess = float((W + E[0] @ W - W - D).norm()) / least - 1
         if iterations >= 6:
             assert one.excess() > 0.4 * excess - 1e-4
@@ -78,7 +75,7 @@ def test_the_estimate_follows_the_excess(kind: str, change: float, generator: to
 
 def test_the_estimate_of_known_series() -> None:
     def estimate(left: list[float]) -> float:
-        return Figures(step=2.0, weights=1.0, longest=1.0, gained=[1 - x for x in left]).excess()
+        return Figures(step=2.0, weights=1.0, gained=[1 - x for x in left]).excess()
 
     for n in (8, 16, 32):
         power, geometric = [1 / (i + 1) ** 2 for i in range(n + 1)], [0.75**i for i in range(n + 1)]
@@ -86,7 +83,7 @@ def test_the_estimate_of_known_series() -> None:
         assert estimate(geometric) > 0.9 * ((1 + geometric[-1]) ** 0.5 - 1)
     assert estimate(geometric) < 1e-3
     assert estimate([1.0, 0.5]) == float("inf")
-    assert Figures(step=0.0, weights=1.0, longest=1.0, gained=[0.0] * 3).excess() == 0.0
+    assert Figures(step=0.0, weights=1.0, gained=[0.0] * 3).excess() == 0.0
 
 
 DEVICES = [

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 import gramscope as gs
 import reference
-from gramscope.errors import InputError, NumericalError, ResultWarning
+from gramscope.errors import InputError, LayerError, NumericalError, ResultWarning
 from gramscope.layers.kinds import Layer
-from gramscope.layers.select import select_layers
+from gramscope.layers.select import LayerSelector, select_layers
 
 
 def gram(W: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ def layers_of(model: nn.Module) -> list[Layer]:
     return [layer for layer in select_layers(model) if not isinstance(layer.module, nn.Embedding)]
 
 
-@pytest.mark.parametrize("method", ["auto", "svd", "newton-schulz"])
+@pytest.mark.parametrize("method", ["auto", "svd"])
 @pytest.mark.parametrize("lr", [1e-4, 1e-2, 0.5])
 @pytest.mark.parametrize("kind", [gs.GramWhitened, gs.GramFixed])
 def test_every_layer_gets_the_gram_and_the_nearest_weights(kind: type, lr: float, method: str) -> None:
@@ -286,19 +286,6 @@ def test_two_thousand_steps_keep_to_the_gram_of_float64() -> None:
         assert total[name].norm() < 2e-6 * gram(model.get_parameter(name).detach()).norm(), name
 
 
-def test_ill_conditioned_weights_are_reported() -> None:
-    g = torch.Generator().manual_seed(0)
-    U, V = (torch.linalg.qr(torch.randn(96, 96, generator=g))[0] for _ in range(2))
-    model = nn.Linear(96, 96, bias=False)
-    model.weight.data = (U * torch.logspace(0, -6, 96)) @ V.mT
-    model.weight.grad = 1e-4 * torch.randn(96, 96, generator=g)
-    optimizer = gs.GramWhitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
-    assert optimizer.excess == {}
-    optimizer.step()
-    assert optimizer.excess["weight"] > 0.02
-    assert "longer than the shortest one with its Gram (tolerance 2 %" in optimizer.summary()
-
-
 # --- which parameters --------------------------------------------------------------------------------------------------
 
 
@@ -327,49 +314,29 @@ def test_readout_can_be_left_to_the_optimizer() -> None:
     assert not torch.equal(model.wide.weight, plain.wide.weight)
 
 
-def test_params_by_tensor_pair_and_name() -> None:
-    for choose in (
-        lambda m: [m[0].weight],
-        lambda m: m[0].weight,
-        lambda m: [("first", m[0].weight)],
-        lambda m: ["0"],
-        lambda m: "0",
-        lambda m: ["0.weight"],
-        lambda m: (p for p in [m[0].weight]),
-    ):
-        model, plain = (nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4)) for _ in range(2))
-        fill(model), fill(plain)
-        optimizer = gs.GramWhitened(torch.optim.SGD(model.parameters(), lr=0.1), model, params=choose(model))
-        optimizer.step()
-        torch.optim.SGD(plain.parameters(), lr=0.1).step()
-        assert torch.equal(model[1].weight, plain[1].weight)
-        assert not torch.equal(model[0].weight, plain[0].weight)
-        assert "1.weight" in optimizer.summary()
+@pytest.mark.parametrize("layers", ["0", ["0"], "[01]", nn.Conv2d])
+def test_layers_by_name_glob_and_type(layers: LayerSelector) -> None:
+    model, plain = (nn.Sequential(nn.Conv2d(8, 12, 3, groups=4), nn.ReLU(), nn.Linear(5, 4)) for _ in range(2))
+    fill(model), fill(plain)
+    optimizer = gs.GramWhitened(torch.optim.SGD(model.parameters(), lr=0.1), model, layers=layers)
+    optimizer.step()
+    torch.optim.SGD(plain.parameters(), lr=0.1).step()
+    assert torch.equal(model[2].weight, plain[2].weight)
+    assert not torch.equal(model[0].weight, plain[0].weight)
+    assert "2.weight                not whitened: not among layers=" in optimizer.summary()
 
 
 def test_equal_names_are_told_apart() -> None:
     """Of two modules, say; nothing is dropped."""
     a, b = nn.Linear(150, 150, bias=False), nn.Linear(140, 140, bias=False)
     groups = [{"params": list(module.named_parameters())} for module in (a, b)]
-    pairs = [*a.named_parameters(), *b.named_parameters(), *b.named_parameters()]
-    for optimizer in (
-        gs.GramWhitened(torch.optim.SGD(groups, lr=0.01)),
-        gs.GramWhitened(torch.optim.SGD([*a.parameters(), *b.parameters()], lr=0.01), params=pairs),
-    ):
-        summary = optimizer.summary()
-        assert summary.count("whitened") == 2
-        assert "weight (2)" in summary
-        for _ in range(2):
-            (a(torch.ones(8, 150)).square().mean() + b(torch.ones(8, 140)).square().mean()).backward()
-            optimizer.step()
-
-
-def test_params_with_a_model_use_the_layers_form() -> None:
-    first, second = nn.Conv2d(8, 12, 3, groups=4), nn.Conv2d(8, 12, 3, groups=4)
-    fill(first), fill(second)
-    gs.GramWhitened(torch.optim.SGD(first.parameters(), lr=0.1), first, params=[first.weight]).step()
-    gs.GramWhitened(torch.optim.SGD(second.parameters(), lr=0.1), second).step()
-    assert torch.equal(first.weight, second.weight)
+    optimizer = gs.GramWhitened(torch.optim.SGD(groups, lr=0.01))
+    summary = optimizer.summary()
+    assert summary.count("whitened") == 2
+    assert "weight (2)" in summary
+    for _ in range(2):
+        (a(torch.ones(8, 150)).square().mean() + b(torch.ones(8, 140)).square().mean()).backward()
+        optimizer.step()
 
 
 def test_without_a_model_every_matrix_is_taken_and_groups_are_mentioned() -> None:
@@ -415,18 +382,12 @@ def test_bad_arguments() -> None:
         gs.GramWhitened(torch.optim.SGD)
     with pytest.raises(InputError, match="'exact'; choose one of"):
         gs.GramWhitened(sgd, model, method="exact")
-    with pytest.raises(InputError, match="tolerance=0 must be between 0 and 1"):
-        gs.GramWhitened(sgd, model, tolerance=0)
-    with pytest.raises(InputError, match="readout=False needs model="):
+    with pytest.raises(InputError, match="readout=False need model="):
         gs.GramWhitened(sgd, readout=False)
-    with pytest.raises(InputError, match="0.bias has shape \\(\\d+,\\), which is not that of a matrix"):
-        gs.GramWhitened(sgd, model, params=[model[0].bias])
-    with pytest.raises(InputError, match="shape \\(3, 3\\) is not in the optimizer"):
-        gs.GramWhitened(sgd, params=[torch.zeros(3, 3)])
-    with pytest.raises(InputError, match="needs model="):
-        gs.GramWhitened(sgd, params=["0"])
-    with pytest.raises(InputError, match="params: 'nope' is neither a weight nor a layer"):
-        gs.GramWhitened(sgd, model, params=["nope"])
+    with pytest.raises(InputError, match="layers= and .* need model="):
+        gs.GramWhitened(sgd, layers="0")
+    with pytest.raises(LayerError, match="nope"):
+        gs.GramWhitened(sgd, model, layers=["nope"])
     with pytest.raises(InputError, match="no weight matrix"):
         gs.GramWhitened(torch.optim.SGD([model[0].bias], lr=0.1))
     with pytest.raises(InputError, match="differentiable"):

@@ -376,7 +376,7 @@ ROUTINES = {
             64,
             "A",
         )
-        for method in ("svd", "newton-schulz")
+        for method in ("svd",)
         for shape in ("kd",)
     },
     **{
@@ -387,7 +387,7 @@ ROUTINES = {
             64,
             "W",
         )
-        for method in ("auto", "svd", "newton-schulz")
+        for method in ("auto", "svd")
     },
 }
 __all__ = ["ROUTINES", "TALL", "WIDE", "Routine", "exact"]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +19,6 @@ from gramscope.layers.select import LayerSelector, select_layers
 from gramscope.optim.weight_matrix import WeightMatrix
 from gramscope.optim.whitening_processes import why_not_sharded
 from gramscope.text_table import text_table
-
-#: tensors, ``(name, tensor)`` pairs as of ``named_parameters()``, or, with a model, names of layers or of their weights
-Parameters: TypeAlias = Iterable[Tensor | tuple[str, Tensor] | str]
 
 
 @dataclass(frozen=True)
@@ -48,64 +44,68 @@ class Choice:
 
 
 def choose_matrices(
-    groups: Sequence[dict[str, Any]], model: nn.Module | None, params: Parameters | None, readout: bool | str
+    groups: Sequence[dict[str, Any]], model: nn.Module | None, layers: LayerSelector, readout: bool | str
 ) -> Choice:
-    """Resolve ``model=``, ``params=`` and ``readout=`` of an optimizer wrapper against its parameter groups.
+    """The matrices among the parameter groups of an optimizer that is wrapped.
 
-    ``params`` alone decides where it is given. With a model alone these are the weights of all linear-like layers in matrix
-    form, except for embeddings; with neither, all tensors of two or more dimensions, read as ``[shape[0], -1]``. For
-    ``readout="auto"`` see :func:`_readout_left_out`.
+    With a model these are the weights of all linear-like layers in matrix form, or of those that ``layers`` names, except for
+    embeddings; without, all tensors of two or more dimensions, read as ``[shape[0], -1]``. For ``readout="auto"`` see
+    :func:`_readout_left_out`.
 
     Raises:
-        InputError: a parameter in ``params`` is not in the optimizer or is no matrix, or no matrix is left.
+        InputError: an argument has no meaning here, or no matrix is left.
     """
-    if model is not None:
-        check_not_flattened(model)
-    names = _names(groups, model)
-    known = {id(p): p for group in groups for p in group["params"]}
     if readout not in (True, False, "auto"):
         raise InputError(f"readout={readout!r}: give 'auto', True or False")
-    if not readout and (model is None or params is not None):
-        raise InputError("readout=False needs model= (to know which layer is the readout) and no params=")
-    candidates, others = _layer_matrices(model, names) if model is not None else ([], {})
-    if params is not None:
-        chosen = _named(params, model, candidates, names)
-    elif model is not None:
-        chosen = candidates
-        left_out = _readout_left_out(candidates[-1], model, readout) if candidates else ""
-        if left_out:
-            chosen, others[candidates[-1].name] = candidates[:-1], left_out
-    else:
+    if model is None and (layers is not None or not readout):
+        raise InputError("layers= and readout=False need model=, to know its layers")
+    names = _names(groups, model)
+    known = {id(p): p for group in groups for p in group["params"]}
+    others: dict[str, str] = {}
+    if model is None:
         chosen = [WeightMatrix(names[key], p) for key, p in known.items() if p.dim() >= 2]
         _warn_about_groups(chosen)
-    matrices: list[WeightMatrix] = []
-    for matrix in chosen:
-        reason = _refusal(matrix, known)
-        if reason is None:
-            matrices.append(matrix)
-        elif params is not None:
-            raise InputError(f"params: {matrix.name} {reason}")
-        else:
-            others[matrix.name] = reason
+    else:
+        check_not_flattened(model)
+        chosen, others = _layer_matrices(model, names)
+        left_out = _readout_left_out(chosen[-1], model, readout) if chosen and layers is None else ""
+        if left_out:
+            others[chosen.pop().name] = left_out
+        if layers is not None:
+            wanted = {layer.name for layer in select_layers(model, layers, factors=True)}
+            others |= {m.name: "not among layers=" for m in chosen if not any(x.name in wanted for x in m.layers)}
+            chosen = [matrix for matrix in chosen if matrix.name not in others]
+    reasons = [_refusal(matrix, known) for matrix in chosen]
+    others |= {matrix.name: reason for matrix, reason in zip(chosen, reasons, strict=True) if reason}
+    matrices = [matrix for matrix, reason in zip(chosen, reasons, strict=True) if not reason]
     if not matrices:
         listing = "; ".join(f"{name}: {reason}" for name, reason in others.items())
         raise InputError(f"there is no weight matrix to work on{': ' + listing if listing else ''}")
-    taken = {id(matrix.parameter) for matrix in matrices}
-    for key, p in known.items():
-        name = names[key]
-        if key not in taken and not any(other == name or other.startswith(name + "[") for other in others):
-            others[name] = _reason(p, params, model)
-    return Choice(tuple(matrices), others, {p: names[key] for key, p in known.items()})
+    return _choice(matrices, others, list(known.values()), names)
 
 
-def choose_trained(
-    model: nn.Module, layers: LayerSelector, *, embeddings: bool, split: Mapping[str, int] | None = None
+def _choice(
+    matrices: Sequence[WeightMatrix],
+    others: dict[str, str],
+    parameters: Sequence[Tensor],
+    names: Mapping[int, str],
+    head: tuple[Layer, ...] = (),
 ) -> Choice:
+    """The choice, with a reason for every other parameter."""
+    taken = {id(matrix.parameter) for matrix in matrices}
+    for p in parameters:
+        name = names[id(p)]
+        if id(p) not in taken and not any(other == name or other.startswith(name + "[") for other in others):
+            vector = f"{p.dim()}-dimensional, not a matrix"
+            others[name] = vector if p.dim() < 2 else "no linear-like layer has it as its weight"
+    return Choice(tuple(matrices), others, {p: names[id(p)] for p in parameters}, head)
+
+
+def choose_trained(model: nn.Module, layers: LayerSelector, *, embeddings: bool) -> Choice:
     """The matrices that an optimizer with steps of its own trains.
 
     With ``layers=None`` these are the weights of all linear-like layers, except for the head where there are others
-    (:func:`head_layers`), and with ``embeddings`` also lookup tables that nothing else uses. ``split`` gives the number of
-    blocks of some layers' outputs.
+    (:func:`head_layers`), and with ``embeddings`` also lookup tables that nothing else uses.
 
     Raises:
         LayerError: a layer asked for by ``layers`` cannot be trained, or none can.
@@ -147,14 +147,7 @@ def choose_trained(
         raise LayerError(f"no layer of {type(root).__name__} can be trained: {listing}")
     for matrix in matrices:
         _check_packed(matrix, matrices)
-    for name, blocks in (split or {}).items():
-        matrices = _split(matrices, name, blocks)
-    taken = {id(matrix.parameter) for matrix in matrices}
-    for p in trained:
-        name = names[id(p)]
-        if id(p) not in taken and not any(other == name or other.startswith(name + "[") for other in others):
-            others[name] = _reason(p, None, root)
-    return Choice(tuple(matrices), others, {p: names[id(p)] for p in trained}, head)
+    return _choice(matrices, others, trained, names, head)
 
 
 def head_layers(model: nn.Module) -> tuple[Layer, ...]:
@@ -196,22 +189,6 @@ def _untrainable(matrix: WeightMatrix) -> str:
     if p.numel() == 0:
         return f"is empty, of shape {tuple(p.shape)}"
     return ""
-
-
-def _split(matrices: Sequence[WeightMatrix], name: str, blocks: int) -> list[WeightMatrix]:
-    """The matrices with those of the layers of this name or glob in blocks of their outputs."""
-    found = [
-        matrix for matrix in matrices for layer in matrix.layers if fnmatchcase(layer.name, name) and not matrix.part
-    ]
-    if not found:
-        names = [layer.name for matrix in matrices for layer in matrix.layers]
-        raise InputError(f"split: no trained layer is called {name!r}; there are {', '.join(names)}")
-    for matrix in found:
-        if not (isinstance(blocks, int) and blocks > 0 and len(matrix.shape) == 2 and matrix.shape[0] % blocks == 0):
-            raise InputError(
-                f"split: {matrix.name} has {matrix.shape[-2]} outputs, which are not {blocks!r} equal blocks"
-            )
-    return [replace(matrix, blocks=blocks) if matrix in found else matrix for matrix in matrices]
 
 
 def _check_packed(matrix: WeightMatrix, matrices: Sequence[WeightMatrix]) -> None:
@@ -278,42 +255,6 @@ def _layer_matrices(model: nn.Module, names: dict[int, str]) -> tuple[list[Weigh
     return matrices, others
 
 
-def _named(
-    params: Parameters, model: nn.Module | None, candidates: Sequence[WeightMatrix], names: dict[int, str]
-) -> list[WeightMatrix]:
-    """The matrices that ``params=`` asks for, in the form of their layer where the model has one."""
-    if isinstance(params, Tensor | str) or not isinstance(params, Iterable):
-        params = [params]
-    chosen: list[WeightMatrix] = []
-    for item in params:
-        if isinstance(item, str):
-            if model is None:
-                raise InputError(f"params: the name {item!r} needs model= to be looked up")
-            found = [matrix for matrix in candidates if matrix.name == item] or _of_layers(item, model, candidates)
-        else:
-            name, tensor = item if isinstance(item, tuple) else (None, item)
-            if not isinstance(tensor, Tensor):
-                raise InputError(
-                    f"params: expected tensors, (name, tensor) pairs or names, got {type(tensor).__name__}"
-                )
-            found = [matrix for matrix in candidates if matrix.parameter is tensor]
-            found = found or [matrix for matrix in chosen if matrix.parameter is tensor]
-            name = name or names.get(id(tensor), f"a tensor of shape {tuple(tensor.shape)}")
-            found = found or [WeightMatrix(_unique(name, {matrix.name for matrix in chosen}), tensor)]
-        chosen += [matrix for matrix in found if not any(matrix.name == other.name for other in chosen)]
-    if model is None:
-        _warn_about_groups(chosen)
-    return chosen
-
-
-def _of_layers(name: str, model: nn.Module, candidates: Sequence[WeightMatrix]) -> list[WeightMatrix]:
-    try:
-        layers = {layer.name for layer in select_layers(model, name, factors=True)}
-    except LayerError as error:
-        raise InputError(f"params: {name!r} is neither a weight nor a layer ({error})") from None
-    return [matrix for matrix in candidates if any(layer.name in layers for layer in matrix.layers)]
-
-
 def _refusal(matrix: WeightMatrix, known: dict[int, Tensor]) -> str | None:
     """Why this matrix cannot be worked on, or None."""
     p = matrix.parameter
@@ -330,14 +271,6 @@ def _refusal(matrix: WeightMatrix, known: dict[int, Tensor]) -> str | None:
     if not p.is_floating_point():
         return f"is {p.dtype}; only real floating-point weights have a Gram here"
     return None
-
-
-def _reason(p: Tensor, params: Parameters | None, model: nn.Module | None) -> str:
-    if p.dim() < 2:
-        return f"{p.dim()}-dimensional, not a matrix"
-    if params is not None:
-        return "not among params="
-    return "no linear-like layer has it as its weight" if model is not None else "not a real matrix"
 
 
 def _names(groups: Sequence[dict[str, Any]], model: nn.Module | None) -> dict[int, str]:

@@ -109,8 +109,6 @@ class FreeMuon(Optimizer):
         layers: names, globs or module types of the layers whose weights take Muon's steps. ``None``: every linear-like layer
             but the head, and embeddings whose weight is not tied. The head is what a Hugging Face model names in
             ``get_output_embeddings()``, else the layer registered last. :meth:`summary` shows the choice.
-        split: names of layers, each with the number of equal blocks of its outputs that are matrices of their own: 3 for query,
-            key and value in one layer, three times the number of heads for one matrix a head.
         process_group: the processes that have the same gradients, which divide the work: by default those of a
             ``DistributedDataParallel`` model, else the default group of ``torch.distributed``; ``False`` where every process
             trains a model of its own.
@@ -142,14 +140,13 @@ class FreeMuon(Optimizer):
         self,
         model: nn.Module,
         layers: LayerSelector = None,
-        split: Mapping[str, int] | None = None,
         process_group: Group = None,
         **unknown: Any,
     ) -> None:
-        refuse_arguments("FreeMuon", unknown, "model layers split process_group", _INSTEAD)
-        self._arguments: dict[str, Any] = {"layers": layers, "split": split, "process_group": process_group}
+        refuse_arguments("FreeMuon", unknown, "model layers process_group", _INSTEAD)
+        self._arguments: dict[str, Any] = {"layers": layers, "process_group": process_group}
         self.model, self._root = model, unwrap(model)
-        self._choice = choose_trained(model, layers, embeddings=True, split=split)
+        self._choice = choose_trained(model, layers, embeddings=True)
         self._exchange = find_exchange(process_group, model)
         self._compared = False
         #: the matrices of each parameter; several for packed projections of attention

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
@@ -18,7 +18,6 @@ def param_groups(
     matrix: Mapping[str, Any] | None = None,
     rest: Mapping[str, Any] | None = None,
     *,
-    not_2d: Literal["rest", "matrix"] = "rest",
     head: bool = False,
     exclude: LayerSelector = None,
 ) -> list[dict[str, Any]]:
@@ -28,16 +27,12 @@ def param_groups(
     head, norms, biases, tokens and positions, and whatever no linear-like layer has as its weight.
 
     Weights that are not two-dimensional (convolutions ``[out, in, *kernel]``, stacked experts ``[experts, out, in]``) go to the
-    rest by default, because ``torch.optim.Muon`` refuses them. With ``not_2d="matrix"`` they are among the matrices, for
-    optimizers that bring them to matrix form themselves. The group then says which form that is: ``group["shapes"]`` holds for
-    every parameter ``(k, d)``, or ``(groups, k, d)`` for grouped convolutions and experts. The weight of a fused attention
-    projection is one parameter and stays whole, ``[3k, d]``; its shape is given as ``(3, k, d)``.
+    rest, because ``torch.optim.Muon`` refuses them. The weight of a fused attention projection stays whole, ``[3k, d]``.
 
     Args:
         model: any module; compiled and DDP wrappers are looked through.
         matrix: options of the first group, such as ``{"lr": 0.02}``.
         rest: options of the second group.
-        not_2d: where matrices that are stored with more than two axes go.
         head: keep the head among the matrices. The head is what a Hugging Face model names in ``get_output_embeddings()``, else
             the linear-like layer registered last.
         exclude: names, globs or types of further layers that belong to the rest, such as second heads or routers.
@@ -52,42 +47,27 @@ def param_groups(
     (['1.weight'], ['0.weight', '1.bias', '3.weight', '3.bias', '4.weight', '4.bias'])
     >>> optimizers = torch.optim.Muon([matrices]), torch.optim.AdamW([others])
     """
-    if not_2d not in ("rest", "matrix"):
-        raise InputError(f"not_2d={not_2d!r}: give 'rest' or 'matrix'")
     for name, given in (("matrix", matrix), ("rest", rest)):
         if given is not None and not isinstance(given, Mapping):
             raise InputError(f"{name}={given!r}: give the options of that group as a dict, such as {{'lr': 0.02}}")
-        reserved = {"params", "param_names", "shapes"}.intersection(given or ())
+        reserved = {"params", "param_names"}.intersection(given or ())
         if reserved:
             raise InputError(f"{name} has the key {min(reserved)!r}, which param_groups sets itself")
     root = unwrap(model)
     trained = {public_name(name): p for name, p in root.named_parameters() if p.requires_grad}
     everything = [{"params": list(trained.values()), "param_names": list(trained)}]
-    shapes: dict[int, list[tuple[int, ...]]] = {}
-    for found in choose_matrices(everything, root, None, True).matrices:
-        shapes.setdefault(id(found.parameter), []).append(tuple(found.shape))
+    weights = {id(found.parameter) for found in choose_matrices(everything, root, None, True).matrices}
     left_out = _embeddings(root) | _parameters_of(root, exclude)
     if not head:
         left_out |= {id(layer.parameter) for layer in head_layers(root)}
-    names = [
-        name
-        for name, p in trained.items()
-        if id(p) in shapes and id(p) not in left_out and (p.dim() == 2 or not_2d == "matrix")
-    ]
+    names = [name for name, p in trained.items() if id(p) in weights - left_out and p.dim() == 2]
     if not names:
         raise InputError(
-            f"{type(root).__name__} has no hidden weight matrix for the first group; look at head=, exclude= and not_2d="
+            f"{type(root).__name__} has no hidden weight matrix for the first group; look at head= and exclude="
         )
     first: dict[str, Any] = {"params": [trained[name] for name in names], "param_names": names, **(matrix or {})}
-    if not_2d == "matrix":
-        first["shapes"] = [_joined(shapes[id(trained[name])]) for name in names]
     others = [name for name in trained if name not in set(names)]
     return [first, {"params": [trained[name] for name in others], "param_names": others, **(rest or {})}]
-
-
-def _joined(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """The shape of a parameter that holds one matrix, or several of one shape."""
-    return shapes[0] if len(shapes) == 1 else (len(shapes), *shapes[0])
 
 
 def _embeddings(model: nn.Module) -> set[int]:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-import warnings
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
-from typing_extensions import override
 
-from gramscope.errors import InputError, NumericalError, RescueWarning
+from gramscope.errors import InputError, NumericalError
 
 #: how to compute it; see :func:`polar`
-PolarMethod: TypeAlias = Literal["auto", "svd", "newton-schulz"]
+PolarMethod: TypeAlias = Literal["auto", "svd"]
 
 #: the scaling assumes singular values of at least this; smaller values would gain 3 % per step and lose accuracy,
 #: because the optimal polynomial for [l, 1] sends the largest singular value to about 2.6·l before it comes back
@@ -38,9 +35,8 @@ def polar(
 
     Args:
         A: ``[…, m, n]``, real. bfloat16 and float16 are computed in float32, anything else in its own precision.
-        method: ``"svd"`` is the reference; ``"newton-schulz"`` uses products only and falls back to the singular value
-            decomposition for rank-deficient matrices, with a :class:`~gramscope.errors.RescueWarning`; ``"auto"`` is
-            ``"svd"`` on the CPU and ``"newton-schulz"`` elsewhere, with the same fallback but no warning.
+        method: ``"svd"`` is the reference, which ``"auto"`` takes on the CPU. Elsewhere ``"auto"`` takes products only
+            (:func:`newton_schulz`), and for rank-deficient matrices the reference.
         toward: ``T`` above, of the shape of ``A``.
         tolerance: Newton–Schulz stops this close to orthonormal columns (‖QᵀQ − I‖); rounding when None.
 
@@ -72,18 +68,16 @@ def polar(
         return polar(A.mT, method, toward=None if toward is None else toward.mT, tolerance=tolerance).mT
     if method == "svd" or (method == "auto" and A.device.type == "cpu"):
         return _by_svd(A, toward)
+    return by_products(A, toward, tolerance)
+
+
+def by_products(A: Tensor, toward: Tensor | None = None, tolerance: float | None = None) -> Tensor:
+    """The polar factor of ``A``, m ≥ n, by :func:`newton_schulz`; of rank-deficient matrices by the reference."""
     matrices = A.reshape(-1, *A.shape[-2:])
     X, deficient = newton_schulz(matrices, tolerance)
     if deficient is not None:
         rest = None if toward is None else toward.expand_as(A).reshape(matrices.shape)[deficient]
         X[deficient] = _by_svd(matrices[deficient], rest)
-        if method == "newton-schulz":
-            warnings.warn(
-                f"{int(deficient.sum())} of {len(matrices)} matrices of shape {tuple(A.shape[-2:])} are (nearly) "
-                "rank-deficient to working precision; their polar factors come from a singular value decomposition",
-                RescueWarning,
-                stacklevel=2,
-            )
     return X.reshape(A.shape)
 
 
@@ -91,37 +85,12 @@ def _by_svd(A: Tensor, toward: Tensor | None) -> Tensor:
     """The polar factor of ``A``, m ≥ n, from its singular value decomposition."""
     if not bool(A.isfinite().all()):
         raise NumericalError(f"polar factor of a matrix with NaN or infinite entries, shape {tuple(A.shape)}")
-    Q: Tensor = _SvdPolar.apply(A, toward)  # type: ignore[no-untyped-call]
-    return Q
-
-
-class _SvdPolar(torch.autograd.Function):
-    """Differentiable also where singular values are equal, which a singular value decomposition is not.
-
-    ``dQ = U ((UᵀdA V − VᵀdAᵀU)_ij / (s_i + s_j)) Vᵀ + (I − UUᵀ) dA V S⁻¹ Vᵀ``, a linear map that is its own adjoint.
-    """
-
-    @staticmethod
-    @override
-    def forward(ctx: Any, A: Tensor, toward: Tensor | None) -> Tensor:
-        U, S, Vh = torch.linalg.svd(A, full_matrices=False)
-        ctx.save_for_backward(U, S, Vh)
-        rank = (rank_tolerance(A) * S[..., :1] < S).sum(-1)
-        Q = U @ Vh
-        if not bool((rank == A.shape[-1]).all()):
-            Q = _completed(A, Q, rank, toward)
-        return polish(Q)
-
-    @staticmethod
-    @override
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        U, S, Vh = ctx.saved_tensors
-        GV = grads[0] @ Vh.mT
-        inner = U.mT @ GV
-        turn = (inner - inner.mT) / (S.unsqueeze(-1) + S.unsqueeze(-2))
-        outside = (GV - U @ inner) / S.unsqueeze(-2)
-        return (U @ turn + outside) @ Vh, None
+    U, S, Vh = torch.linalg.svd(A, full_matrices=False)
+    rank = (rank_tolerance(A) * S[..., :1] < S).sum(-1)
+    Q: Tensor = U @ Vh
+    if not bool((rank == A.shape[-1]).all()):
+        Q = _completed(A, Q, rank, toward)
+    return polish(Q)
 
 
 def _completed(A: Tensor, Q: Tensor, rank: Tensor, toward: Tensor | None) -> Tensor:

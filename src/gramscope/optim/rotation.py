@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from gramscope.optim.orthogonalise import has_bfloat16
 
+#: how much longer than the shortest a step may be, as a part of it
+TOLERANCE = 0.02
 #: conjugate-gradient iterations at most
 MOST_ITERATIONS = 40
 #: polishes at most: the term −⅛K⁴, then Newton–Schulz steps, of which two bring ‖K‖₂ = ½ to rounding
@@ -38,8 +39,6 @@ LARGEST_ANGLE = 0.5
 #: a product of bfloat16 pairs is off stay below rounding of the weights
 LARGEST_STEP = 0.2
 LARGEST_STEP_OF_PAIRS = 0.1
-#: squared row lengths outside this range are scaled first, so that S neither overflows nor underflows
-SQUARED_LENGTHS = (1e-20, 1e20)
 #: gains are compared at three points of the iteration: at this part of it, at the square of this part, and at its end
 _WINDOW = 0.55
 #: at most this ratio of successive gains is used to estimate the sum of all gains to come
@@ -52,43 +51,37 @@ _TINY = 1e-37
 _SHORTEST_ROW = 1e-6
 
 
-def rotation(source: Tensor, change: Tensor, iterations: int, tolerance: float | None = None) -> tuple[Tensor, Tensor]:
-    """``Q − I`` for the rotation Q that brings ``source`` near ``source + change``, and figures that say how well.
+def rotation(
+    source: Tensor, change: Tensor, tolerance: float = TOLERANCE, iterations: int = MOST_ITERATIONS
+) -> tuple[Tensor, list[Figures]]:
+    """``Q − I`` for the rotation Q that brings ``source`` near ``source + change``, and for each matrix how well.
 
     Args:
         source, change: W and D above, ``[batch, k, d]``, float32.
-        iterations: of conjugate gradients.
-        tolerance: end the iteration when the estimated excess distance is below this, which reads numbers back.
-
-    Returns:
-        ``Q − I`` ``[batch, k, k]``, and what :class:`Figures` reads, ``[5 + iterations, batch]``.
+        tolerance: the iteration ends when the estimated excess distance is below this.
+        iterations: of conjugate gradients at most.
     """
     W, D = coarse(source), coarse(change)
     S = coarse_product(W, W.mT)
     cross = coarse_product(D, W.mT)
-    lengths = S.diagonal(dim1=-2, dim2=-1)
-    step = torch.linalg.vector_norm(change, dim=(-2, -1)).square()
-    known = [step, lengths.sum(-1), lengths.amax(-1)]
-    seen = None
-    if tolerance is not None:
-        nothing = torch.zeros_like(step)
-        figures = torch.stack([*known, nothing, nothing])
-        seen = Figures.read(figures)
-        if not any(one.usable() for one in seen):
-            return torch.zeros_like(S), figures
-    K, gains = _antisymmetric_solution(S, cross - cross.mT, iterations, seen, tolerance)
-    E, angle, residual = _orthogonal(K)
-    return E, torch.cat([torch.stack([*known, angle, residual]), gains])
+    steps = torch.linalg.vector_norm(change, dim=(-2, -1)).square()
+    sizes = torch.stack([steps, S.diagonal(dim1=-2, dim2=-1).sum(-1)])
+    found = [Figures(step, weights) for step, weights in sizes.mT.tolist()]
+    if not any(one.usable() for one in found):
+        return torch.zeros_like(S), found
+    E, angle, residual = _orthogonal(_antisymmetric_solution(S, cross - cross.mT, found, tolerance, iterations))
+    for one, *bounds in zip(found, angle.tolist(), residual.tolist(), strict=True):
+        one.angle, one.residual = bounds
+    return E, found
 
 
-@dataclass(frozen=True)
+@dataclass
 class Figures:
     """How well one rotation was found.
 
     Attributes:
         step: ``‖D‖²``.
         weights: ``‖W‖²``.
-        longest: the largest squared length of a row of W.
         angle: a bound on ``‖K‖₂``.
         residual: a bound on ``‖QᵀQ − I‖_F``.
         gained: by how much ``‖D − K W‖²`` has fallen after 0, 1, 2, … iterations.
@@ -96,48 +89,27 @@ class Figures:
 
     step: float
     weights: float
-    longest: float
     angle: float = 0.0
     residual: float = 0.0
     gained: list[float] = field(default_factory=lambda: [0.0])
 
-    @classmethod
-    def read(cls, figures: Tensor) -> list[Figures]:
-        """The figures of every matrix of a stack; this waits for the device."""
-        result = []
-        for step, weights, longest, angle, residual, *gains in figures.mT.tolist():
-            while len(gains) > 2 and gains[-1] == 0:  # this matrix needed fewer iterations than others
-                gains.pop()
-            result.append(cls(step, weights, longest, angle, residual, list(accumulate(gains, initial=0.0))))
-        return result
-
-    @property
-    def iterations(self) -> int:
-        """Of conjugate gradients."""
-        return len(self.gained) - 1
-
-    @property
-    def scaled(self) -> bool:
-        """Whether the squares of the weights are finite and neither so large nor so small that S loses digits."""
-        return SQUARED_LENGTHS[0] < self.longest < SQUARED_LENGTHS[1]
-
     def usable(self, largest_step: float = LARGEST_STEP) -> bool:
         """Whether step and rotation are small enough for an equation of first order."""
-        return self.scaled and self.step <= largest_step**2 * self.weights and self.angle <= LARGEST_ANGLE
+        return self.step <= largest_step**2 * self.weights and self.angle <= LARGEST_ANGLE
 
     @property
     def orthogonal(self) -> bool:
         """Whether Q is orthogonal to rounding."""
         return self.residual <= ORTHOGONAL
 
-    def excess(self, iterations: int | None = None) -> float:
-        """By how much ``‖QW − T‖`` exceeds the least distance, as a part of it: an estimate from the first iterations, or all.
+    def excess(self) -> float:
+        """By how much ``‖QW − T‖`` exceeds the least distance, as a part of it: an estimate.
 
         Let the gains between q²n and qn iterations sum to A and those between qn and n to B, q = 0.55. A remainder that falls
         like a power of n then has ``B²/(A − B)`` left after n iterations; one that falls exponentially has less. B/A counts
         as 0.85 where it is larger. The estimate is infinite while it does not show that the least distance is above zero.
         """
-        n = self.iterations if iterations is None else iterations
+        n = len(self.gained) - 1
         if n < 2:
             return math.inf
         end, middle, start = self.gained[n], self._gained(_WINDOW * n), self._gained(_WINDOW**2 * n)
@@ -148,10 +120,9 @@ class Figures:
         left = (end - middle) * ratio / (1 - ratio)
         return math.sqrt(squared / (squared - left)) - 1 if left < squared else math.inf
 
-    def enough(self, tolerance: float, iterations: int | None = None) -> bool:
+    def enough(self, tolerance: float) -> bool:
         """Whether the iteration may end: the estimate is within the tolerance; before the sixth gain, within a tenth of it."""
-        n = self.iterations if iterations is None else iterations
-        return self.excess(n) <= (tolerance if n >= 6 else 0.1 * tolerance)
+        return self.excess() <= (tolerance if len(self.gained) > 6 else 0.1 * tolerance)
 
     def _gained(self, n: float) -> float:
         """``gained`` after n iterations, between whole numbers interpolated."""
@@ -160,13 +131,10 @@ class Figures:
         return self.gained[whole] if not part else (1 - part) * self.gained[whole] + part * self.gained[whole + 1]
 
 
-def _antisymmetric_solution(
-    S: Tensor, R: Tensor, iterations: int, seen: list[Figures] | None, tolerance: float | None
-) -> tuple[Tensor, Tensor]:
-    """K with ``K S + S K ≈ R`` ``[batch, k, k]``, and the gain ``[iterations, batch]`` of each iteration.
+def _antisymmetric_solution(S: Tensor, R: Tensor, found: list[Figures], tolerance: float, iterations: int) -> Tensor:
+    """K with ``K S + S K ≈ R`` ``[batch, k, k]``, until the figures of all matrices, which get the gains, say enough.
 
-    The preconditioner is the diagonal of the operator, ``S_ii + S_jj``. With a tolerance, gains are added to ``seen`` as they
-    come, and the iteration ends when these say so.
+    The preconditioner is the diagonal of the operator, ``S_ii + S_jj``.
     """
     lengths = S.diagonal(dim1=-2, dim2=-1)
     lengths = lengths.clamp_min(_SHORTEST_ROW * lengths.amax(-1, keepdim=True)).add(_TINY)
@@ -175,33 +143,25 @@ def _antisymmetric_solution(
     K = torch.zeros_like(R)
     residual = R
     direction = residual * inverse
-    sizes, steps = [_inner(residual, direction)], []
+    size = _inner(residual, direction)
     for _ in range(iterations):
         image = coarse_product(S, coarse(direction))
         image = image - image.mT
-        steps.append(sizes[-1] / (_inner(direction, image) + _TINY))
-        K.addcmul_(direction, steps[-1])
-        residual.addcmul_(image, steps[-1], value=-1)
+        step = size / (_inner(direction, image) + _TINY)
+        K.addcmul_(direction, step)
+        residual.addcmul_(image, step, value=-1)
         image = torch.mul(residual, inverse, out=image)
-        sizes.append(_inner(residual, image))
-        if seen is not None and tolerance is not None:
-            unfinished = _unfinished(seen, (0.5 * sizes[-2] * steps[-1]).flatten().tolist(), tolerance)
-            if not any(unfinished):
-                break
-            if not all(unfinished):  # a size of zero keeps a matrix as it is
-                kept = torch.tensor(unfinished, dtype=torch.bool, device=R.device)
-                sizes[-1] = sizes[-1] * kept.reshape(-1, 1, 1)
-        direction = torch.addcmul(image, direction, sizes[-1] / (sizes[-2] + _TINY))
-    gains = 0.5 * torch.stack(sizes[: len(steps)]) * torch.stack(steps)
-    return K, gains.reshape(len(steps), -1)
-
-
-def _unfinished(seen: list[Figures], gains: list[float], tolerance: float) -> list[bool]:
-    """Add the gains of one iteration to what was seen, and say which matrices need more iterations."""
-    for one, gain in zip(seen, gains, strict=True):
-        if not one.enough(tolerance):
-            one.gained.append(one.gained[-1] + gain)
-    return [not one.enough(tolerance) for one in seen]
+        before, size = size, _inner(residual, image)
+        for one, gain in zip(found, (0.5 * before * step).flatten().tolist(), strict=True):
+            if not one.enough(tolerance):
+                one.gained.append(one.gained[-1] + gain)
+        unfinished = [not one.enough(tolerance) for one in found]
+        if not any(unfinished):
+            break
+        if not all(unfinished):  # a size of zero keeps a matrix as it is
+            size = size * torch.tensor(unfinished, dtype=torch.bool, device=R.device).reshape(-1, 1, 1)
+        direction = torch.addcmul(image, direction, size / (before + _TINY))
+    return K
 
 
 def _inner(A: Tensor, B: Tensor) -> Tensor:

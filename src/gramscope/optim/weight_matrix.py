@@ -19,13 +19,11 @@ class WeightMatrix:
         name: for messages.
         parameter: the tensor.
         layers: the linear-like layers that apply it; without any the tensor is read as ``[shape[0], -1]``.
-        blocks: the number of equal blocks of outputs that are matrices of their own, ``[blocks, k/blocks, d]``.
     """
 
     name: str
     parameter: Tensor = field(repr=False)
     layers: tuple[Layer, ...] = field(default=(), repr=False)
-    blocks: int = 1
 
     @cached_property
     def shape(self) -> torch.Size:
@@ -40,10 +38,7 @@ class WeightMatrix:
 
     def view(self, tensor: Tensor) -> Tensor:
         """A tensor of the parameter's shape in matrix form."""
-        if not self.layers:
-            return tensor.flatten(1)
-        matrix = self.layers[0].to_matrix(tensor)
-        return matrix.unflatten(-2, (self.blocks, -1)) if self.blocks > 1 else matrix  # type: ignore[no-untyped-call]
+        return self.layers[0].to_matrix(tensor) if self.layers else tensor.flatten(1)
 
     def read(self) -> Tensor:
         """The weights, detached."""
@@ -64,8 +59,7 @@ class WeightMatrix:
         else:  # some layouts (channels last) have no view as a matrix
             into.copy_(self.native(matrix))
 
-    def native(self, matrix: Tensor, shape: torch.Size | None = None) -> Tensor:
-        """A matrix, or some of its columns, in the parameter's own form, or in that of a part of it of another ``shape``."""
-        shape = self.parameter.shape if shape is None else shape
-        matrix = matrix.flatten(-3, -2) if self.blocks > 1 else matrix
+    def native(self, matrix: Tensor) -> Tensor:
+        """A matrix of :attr:`shape` in the parameter's own form."""
+        shape = self.parameter.shape
         return self.layers[0].from_matrix(matrix, shape) if self.layers else matrix.reshape(shape)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, get_args
 
@@ -17,13 +17,14 @@ from typing_extensions import override
 from gramscope.distributed.exchange import Group, find_exchange, is_sharded
 from gramscope.errors import InputError, NumericalError
 from gramscope.layers.modules import outside_graphs
+from gramscope.layers.select import LayerSelector
 from gramscope.linalg.arrays import without_autocast
 from gramscope.optim.checks import check_gradients
-from gramscope.optim.choose_matrices import Parameters, choose_matrices
+from gramscope.optim.choose_matrices import choose_matrices
 from gramscope.optim.polar import PolarMethod
-from gramscope.optim.procrustes import Nearest, check_tolerance, nearest
+from gramscope.optim.procrustes import nearest_with_gram
 from gramscope.optim.weight_matrix import WeightMatrix
-from gramscope.optim.whitening_processes import Correction, Roles, divided, local, sharded, shards
+from gramscope.optim.whitening_processes import divided, local, sharded, shards
 from gramscope.optim.wrapper import OptimizerWrapper
 
 #: equal-shaped matrices are worked on together up to this many entries
@@ -40,36 +41,25 @@ class _GramUpdate(OptimizerWrapper):
         self,
         optimizer: Optimizer,
         model: nn.Module | None = None,
-        params: Parameters | None = None,
+        layers: LayerSelector = None,
         readout: bool | str = "auto",
         method: PolarMethod = "auto",
-        tolerance: float = 0.02,
         process_group: Group = None,
     ) -> None:
         if method not in get_args(PolarMethod):
             raise InputError(f"method={method!r}; choose one of {', '.join(map(repr, get_args(PolarMethod)))}")
-        check_tolerance(tolerance)
-        self._method, self._tolerance = method, tolerance
+        self._method: PolarMethod = method
         super().__init__(optimizer)
         # without a sign that processes hold the same weights, each corrects its own
         known = process_group is not None or isinstance(model, DistributedDataParallel)
         self._exchange = find_exchange(process_group, model) if known else None
         self._model = model
-        several = isinstance(params, Iterable) and not isinstance(params, str | Tensor)
-        self._params = list(params) if several else params  # type: ignore[arg-type]
-        self._readout = readout
-        #: name of each matrix -> by how much its last step exceeded the least distance, as a part of it (an estimate)
-        self.excess: dict[str, float] = {}
+        self._layers, self._readout = layers, readout
         self._choose()
-
-    @property
-    def method(self) -> PolarMethod:
-        """How the nearest matrix is found."""
-        return self._method
 
     def _choose(self) -> None:
         self._snapshots: dict[Tensor, Tensor] = {}
-        self._choice = choose_matrices(self.param_groups, self._model, self._params, self._readout)
+        self._choice = choose_matrices(self.param_groups, self._model, self._layers, self._readout)
         self._shards = [matrix for matrix in self._choice.matrices if is_sharded(matrix.parameter)]
         self._count = self._parameter_count()
 
@@ -80,27 +70,13 @@ class _GramUpdate(OptimizerWrapper):
         return sum(len(group["params"]) for group in self.param_groups)
 
     @abstractmethod
-    def roles(self, before: Tensor, proposed: Tensor) -> Roles:
-        """Which of the weights before and after the wrapped optimizer's step keep their Gram, and which are approached."""
-
-    def corrected(self, before: Tensor, proposed: Tensor) -> Nearest:
+    def corrected(self, before: Tensor, proposed: Tensor) -> Tensor:
         """The weights ``[count, k, d]`` that replace the proposal of the wrapped optimizer."""
-        return nearest(*self.roles(before, proposed), self._method, self._tolerance)
 
     def summary(self) -> str:
-        """A table of all parameters: which are corrected, as which matrices, and why the others are not.
-
-        A further line names each matrix whose last step was longer than the tolerance allows.
-        """
+        """A table of all parameters: which are corrected, as which matrices, and why the others are not."""
         self._follow_groups()
-        lines = [f"{type(self).__name__} around {type(self.optimizer).__name__}", self._choice.table(self.verb)]
-        lines += [
-            f"{name}: the last step was about {100 * excess:.0f} % longer than the shortest one with its Gram "
-            f"(tolerance {100 * self._tolerance:g} %; the Gram is exact; method='svd' finds the shortest)"
-            for name, excess in self.excess.items()
-            if excess > self._tolerance
-        ]
-        return "\n".join(lines)
+        return f"{type(self).__name__} around {type(self.optimizer).__name__}\n{self._choice.table(self.verb)}"
 
     @override
     @outside_graphs
@@ -136,27 +112,26 @@ class _GramUpdate(OptimizerWrapper):
                     parameter.copy_(old)
             raise
         with torch.no_grad():
-            for name, write, excess in corrections:
+            for write in corrections:
                 write()
-                self.excess[name] = excess
         return loss
 
     @torch.no_grad()
-    def _all_corrections(self, matrices: Sequence[WeightMatrix], before: dict[Tensor, Tensor]) -> list[Correction]:
-        """The corrections of whole matrices, perhaps divided among processes, and of sharded ones."""
+    def _all_corrections(
+        self, matrices: Sequence[WeightMatrix], before: dict[Tensor, Tensor]
+    ) -> list[Callable[[], object]]:
+        """Functions that write the corrections of whole matrices, perhaps divided among processes, and of sharded ones."""
         others = [matrix for matrix in matrices if matrix in self._shards]
         whole = [matrix for matrix in matrices if matrix not in self._shards]
+        found: list[Callable[[], object]]
         if whole and self._exchange is not None:
             found = divided(whole, partial(self._corrections, before=before), self._exchange)
         else:
-            found = [
-                Correction(matrix.name, partial(matrix.assign, weights), excess)
-                for matrix, weights, excess in self._corrections(whole, before)
-            ]
+            found = [partial(matrix.assign, weights) for matrix, weights in self._corrections(whole, before)]
         if not others:
             return found
         with without_autocast(others[0].parameter.device):
-            return found + sharded(others, before, self.roles, self.corrected, self.method)
+            return found + sharded(others, before, self.corrected)
 
     def _checked(self, closure: Callable[[], float]) -> Callable[[], float]:
         """The closure, and a check of the gradients it leaves, before the wrapped optimizer uses them."""
@@ -207,22 +182,23 @@ class _GramUpdate(OptimizerWrapper):
     @torch.no_grad()
     def _corrections(
         self, matrices: Sequence[WeightMatrix], before: dict[Tensor, Tensor]
-    ) -> list[tuple[WeightMatrix, Tensor, float]]:
-        """For each matrix its new weights, and their excess."""
+    ) -> list[tuple[WeightMatrix, Tensor]]:
+        """The new weights of each matrix."""
         stacks: dict[tuple[Any, ...], list[WeightMatrix]] = defaultdict(list)
         for matrix in matrices:
             k, d = matrix.shape[-2:]
             stacks[k, d, matrix.parameter.dtype, matrix.parameter.device].append(matrix)
         corrections = []
         for (k, d, _, device), alike in stacks.items():
+            size = max(1, _STACK_ENTRIES // (k * d))
             with without_autocast(device):
-                for some in _portions(alike, max(1, _STACK_ENTRIES // (k * d))):
-                    corrections += self._correct_stack(some, before)
+                for start in range(0, len(alike), size):
+                    corrections += self._correct_stack(alike[start : start + size], before)
         return corrections
 
     def _correct_stack(
         self, matrices: Sequence[WeightMatrix], before: dict[Tensor, Tensor]
-    ) -> list[tuple[WeightMatrix, Tensor, float]]:
+    ) -> list[tuple[WeightMatrix, Tensor]]:
         old = _stacked([matrix.view(before[matrix.parameter]) for matrix in matrices])
         new = _stacked([matrix.view(matrix.parameter) for matrix in matrices])
         try:
@@ -236,36 +212,29 @@ class _GramUpdate(OptimizerWrapper):
             raise NumericalError(
                 f"{problem}; all parameters have their old values again. Lower the learning rate"
             ) from None
-        corrections, start = [], 0
-        for matrix in matrices:
-            end = start + matrix.shape[:-2].numel()
-            corrections.append((matrix, found.matrix[start:end].reshape(matrix.shape), max(found.excess[start:end])))
-            start = end
-        return corrections
+        parts = torch.split(found, [matrix.shape[:-2].numel() for matrix in matrices])
+        return [(matrix, part.reshape(matrix.shape)) for matrix, part in zip(matrices, parts, strict=True)]
 
 
 class GramWhitened(_GramUpdate):
     """Wraps any torch optimizer so that only the part of its step that changes the Gram WᵀW is taken.
 
     The wrapped optimizer proposes ``W₂`` from ``W₁``; the weights become ``W⁺ = polar(W₁W₂ᵀ) W₂``. ``W⁺`` has exactly the
-    Gram of ``W₂``, and its distance from ``W₁`` is within ``tolerance`` of the least one possible ([Gram] §2, B.1). Biases
+    Gram of ``W₂``, and its distance from ``W₁`` is within 2 % of the least one possible ([Gram] §2, B.1). Biases
     and everything that is not chosen move as the wrapped optimizer moves them. Momentum and other state are its own.
 
     Args:
         optimizer: a constructed torch optimizer (SGD, AdamW, Muon, …); kept as ``.optimizer``.
         model: the model it trains. Every linear-like layer's weight is whitened in its matrix form: convolutions as
-            ``[out, in·kh·kw]``, grouped ones per group, the projections inside ``nn.MultiheadAttention`` one by one.
-        params: the tensors to whiten (or ``(name, tensor)`` pairs, or names of the model's layers or weights). With neither
-            ``model`` nor ``params`` every tensor of two or more dimensions is taken as ``[shape[0], -1]``; groups of
-            convolutions cannot be known then.
+            ``[out, in·kh·kw]``, grouped ones per group, the projections inside ``nn.MultiheadAttention`` one by one. Without a
+            model every tensor of two or more dimensions is taken as ``[shape[0], -1]``; groups of convolutions cannot be known
+            then.
+        layers: names, globs or module types of the layers to whiten, in place of all.
         readout: ``False`` leaves the model's last linear-like layer (as registered) to the wrapped optimizer. ``"auto"``, the
             default, does so where it is the head of a language model: tied to an embedding, or with one output per word of
             a vocabulary (as many as an embedding has rows, or eight times its inputs). :meth:`summary` says which and why.
         method: ``"auto"`` gives the Gram to rounding and nearly the closest such matrix, by conjugate gradients where the step
-            is small (:func:`~gramscope.optim.procrustes.nearest`). ``"svd"`` and ``"newton-schulz"`` compute the
-            polar factor itself, see :func:`gramscope.polar`.
-        tolerance: ``"auto"`` may leave ``‖W⁺ − W₁‖`` by this part above its minimum. Where ill-conditioned weights would need
-            too many iterations for that, :attr:`excess` and :meth:`summary` give an estimate of what was reached.
+            is small (:func:`~gramscope.optim.procrustes.nearest_with_gram`). ``"svd"`` computes the polar factor itself.
         process_group: processes that hold the same weights and divide the corrections among them, by default those of a
             ``DistributedDataParallel`` model; ``False``: every process corrects all. Parameters sharded by ``fully_shard`` or
             as other DTensors are corrected by the processes that hold them (:mod:`gramscope.optim.whitening_processes`).
@@ -286,8 +255,8 @@ class GramWhitened(_GramUpdate):
     verb = "whitened"
 
     @override
-    def roles(self, before: Tensor, proposed: Tensor) -> Roles:
-        return Roles(target=before, source=proposed)
+    def corrected(self, before: Tensor, proposed: Tensor) -> Tensor:
+        return nearest_with_gram(before, proposed, self._method)
 
 
 class GramFixed(_GramUpdate):
@@ -300,13 +269,8 @@ class GramFixed(_GramUpdate):
     verb = "kept at its Gram"
 
     @override
-    def roles(self, before: Tensor, proposed: Tensor) -> Roles:
-        return Roles(target=proposed, source=before)
-
-
-def _portions(matrices: Sequence[WeightMatrix], size: int) -> Iterator[Sequence[WeightMatrix]]:
-    for start in range(0, len(matrices), size):
-        yield matrices[start : start + size]
+    def corrected(self, before: Tensor, proposed: Tensor) -> Tensor:
+        return nearest_with_gram(proposed, before, self._method)
 
 
 def _stacked(matrices: Sequence[Tensor]) -> Tensor:

@@ -1,52 +1,24 @@
 """Whitened updates in several processes: whole matrices divided among them, and matrices that are sharded over them.
 
 whole (DistributedDataParallel)   the owner corrects a matrix and sends it to all: k·d numbers
-rows sharded, ``Shard(0)``        the parts before and after the step are gathered on an owner, which corrects the matrix and
+sharded                           the parts before and after the step are gathered on an owner, which corrects the matrix and
                                   sends each process its part back: 3·k·d numbers, also in the owner's memory
-columns sharded, ``Shard(1)``     for k ≤ d, ``S = W₂W₂ᵀ`` and ``(W₁ − W₂)W₂ᵀ`` are summed on an owner (2k² numbers), which
-                                  finds the rotation and sends it to all (k²), so that all have the same bits; the product with
-                                  it is local
 
-Owners are balanced by cost. Matrices sharded otherwise are gathered as if their rows were.
+Owners are balanced by cost.
 """
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gramscope.distributed.exchange import Exchange, balanced, is_sharded
 from gramscope.errors import NumericalError
-from gramscope.layers.kinds import TransposedLinearLayer
-from gramscope.optim.polar import PolarMethod, polar
-from gramscope.optim.procrustes import Nearest
 from gramscope.optim.weight_matrix import WeightMatrix
-
-
-class Correction(NamedTuple):
-    """How to write the corrected weights of a matrix, and by how much the step exceeds the shortest one."""
-
-    name: str
-    write: Callable[[], object]
-    excess: float
-
-
-class Roles(NamedTuple):
-    """The matrix to be near to, and the one whose Gram is kept."""
-
-    target: Tensor
-    source: Tensor
-
-
-#: from the weights before and after the wrapped optimizer's step to their roles
-Assign = Callable[[Tensor, Tensor], Roles]
-#: the nearest matrices of two stacks ``[count, k, d]``
-Solve = Callable[[Tensor, Tensor], Nearest]
 
 
 def why_not_sharded(matrix: WeightMatrix) -> str | None:
@@ -76,10 +48,10 @@ def local(tensor: Any) -> Tensor:
 
 def divided(
     matrices: Sequence[WeightMatrix],
-    correct: Callable[[Sequence[WeightMatrix]], list[tuple[WeightMatrix, Tensor, float]]],
+    correct: Callable[[Sequence[WeightMatrix]], list[tuple[WeightMatrix, Tensor]]],
     exchange: Exchange,
-) -> list[Correction]:
-    """Corrections of whole matrices, each computed by its owner; writing them sends them to all processes."""
+) -> list[Callable[[], object]]:
+    """Corrections of whole matrices, each computed by its owner; the functions write them and send them to all processes."""
     costs: dict[int, float] = defaultdict(float)
     for matrix in matrices:
         costs[id(matrix.parameter)] += cost(matrix)
@@ -90,45 +62,32 @@ def divided(
         found = correct(mine)
     except Exception as raised:  # the others would wait for this process
         error = raised
-    device = matrices[0].parameter.device
-    exchange.raise_together(error, device)
-    place = {id(matrix): i for i, matrix in enumerate(matrices)}
-    excess = torch.full((len(matrices),), -math.inf, dtype=torch.float32, device=device)
-    for matrix, _, value in found:
-        excess[place[id(matrix)]] = value
-    exchange.largest(excess)
-    weights = {id(matrix): new for matrix, new, _ in found}
+    exchange.raise_together(error, matrices[0].parameter.device)
 
-    def write(matrix: WeightMatrix, last: bool) -> None:
-        if id(matrix) in weights:
-            matrix.assign(weights[id(matrix)])
-        if last:
-            exchange.send_from(owner[id(matrix.parameter)], matrix.parameter.data)
+    def write() -> None:
+        for matrix, weights in found:
+            matrix.assign(weights)
+        for p in dict.fromkeys(matrix.parameter for matrix in matrices):
+            exchange.send_from(owner[id(p)], p.data)
 
-    last = {id(matrix.parameter): matrix for matrix in matrices}
-    return [
-        Correction(matrix.name, lambda m=matrix: write(m, last[id(m.parameter)] is m), value)  # type: ignore[misc]
-        for matrix, value in zip(matrices, excess.tolist(), strict=True)
-    ]
+    return [write]
 
 
 def sharded(
-    matrices: Sequence[WeightMatrix], before: dict[Tensor, Tensor], roles: Assign, solve: Solve, method: PolarMethod
-) -> list[Correction]:
-    """Corrections of matrices whose parameters are sharded."""
-    found: list[Correction] = []
-    groups: dict[str, tuple[Exchange, list[WeightMatrix], list[WeightMatrix]]] = {}
+    matrices: Sequence[WeightMatrix], before: dict[Tensor, Tensor], solve: Callable[[Tensor, Tensor], Tensor]
+) -> list[Callable[[], object]]:
+    """Functions that write the corrections of matrices whose parameters are sharded."""
+    found: list[Callable[[], object]] = []
+    groups: dict[str, tuple[Exchange, list[WeightMatrix]]] = {}
     for matrix in matrices:
-        exchange, axis = shards(matrix.parameter)
+        exchange = shards(matrix.parameter)[0]
         if exchange is None:
-            new = solve(*(matrix.view(local(x)).unsqueeze(0) for x in (before[matrix.parameter], matrix.parameter)))
-            found.append(_local(matrix, matrix.native(new.matrix[0]), max(new.excess)))
-            continue
-        _, columns, rows = groups.setdefault(exchange.group.group_name, (exchange, [], []))
-        (columns if _has_columns(matrix, axis) else rows).append(matrix)
-    for exchange, columns, rows in groups.values():
-        found += _by_columns(columns, before, roles, method, exchange)
-        found += _gathered(rows, before, solve, exchange)
+            stacks = [_stack(matrix, local(x)) for x in (before[matrix.parameter], matrix.parameter)]
+            found.append(_write(matrix, matrix.native(solve(*stacks).reshape(matrix.shape))))
+        else:
+            groups.setdefault(exchange.group.group_name, (exchange, []))[1].append(matrix)
+    for exchange, members in groups.values():
+        found += _gathered(members, before, solve, exchange)
     return found
 
 
@@ -138,98 +97,43 @@ def cost(matrix: WeightMatrix) -> float:
     return float(matrix.shape.numel()) * min(k, d)
 
 
-def _has_columns(matrix: WeightMatrix, axis: int) -> bool:
-    """Whether processes hold columns of a wide matrix."""
-    k, d = matrix.shape[-2:]
-    transposed = bool(matrix.layers) and isinstance(matrix.layers[0], TransposedLinearLayer)
-    return matrix.parameter.dim() == 2 and k <= d and axis == (0 if transposed else 1)
-
-
-def _by_columns(
+def _gathered(
     matrices: Sequence[WeightMatrix],
     before: dict[Tensor, Tensor],
-    roles: Assign,
-    method: PolarMethod,
+    solve: Callable[[Tensor, Tensor], Tensor],
     exchange: Exchange,
-) -> list[Correction]:
-    if not matrices:
-        return []
-    owners = balanced([float(matrix.shape[-2]) ** 3 for matrix in matrices], exchange.size)
-    sources, products = [], []
-    for matrix, owner in zip(matrices, owners, strict=True):
-        old, new = (matrix.view(local(x)).double() for x in (before[matrix.parameter], matrix.parameter))
-        target, source = roles(old, new)
-        both = torch.stack([source @ source.mT, (target - source) @ source.mT])
-        exchange.add_on(owner, both)
-        sources.append(source)
-        products.append(both)
-    turns: list[Tensor] = []
-    error: Exception | None = None
-    for matrix, owner, (S, cross) in zip(matrices, owners, products, strict=True):
-        turn = torch.zeros_like(S)
-        if owner == exchange.rank and error is None:
-            try:
-                turn = _rotation(S + cross, method, matrix.name)
-            except Exception as raised:
-                error = raised
-        turns.append(turn)
-    exchange.raise_together(error, products[0].device)
-    found = []
-    for matrix, owner, turn, source in zip(matrices, owners, turns, sources, strict=True):
-        exchange.send_from(owner, turn)
-        found.append(_local(matrix, matrix.native(source + turn @ source, local(matrix.parameter).shape), 0.0))
-    return found
-
-
-def _rotation(A: Tensor, method: PolarMethod, name: str) -> Tensor:
-    """``polar(A) − I`` in float64."""
-    if not bool(A.isfinite().all()):
-        raise NumericalError(
-            f"the step of {name} left NaN or infinite values; all parameters have their old values again. Lower the "
-            "learning rate"
-        )
-    scaled = torch.ldexp(A, -torch.frexp(A.abs().amax()).exponent)
-    return polar(scaled, method) - torch.eye(len(A), dtype=A.dtype, device=A.device)
-
-
-def _gathered(
-    matrices: Sequence[WeightMatrix], before: dict[Tensor, Tensor], solve: Solve, exchange: Exchange
-) -> list[Correction]:
+) -> list[Callable[[], object]]:
     """Each owner corrects one matrix at a time, all owners at once."""
     owners = balanced([cost(matrix) for matrix in matrices], exchange.size)
     queues = [[m for m, owner in zip(matrices, owners, strict=True) if owner == rank] for rank in range(exchange.size)]
-    found: list[Correction] = []
+    found: list[Callable[[], object]] = []
     for number in range(max(map(len, queues))):
         turn = [(rank, queue[number]) for rank, queue in enumerate(queues) if number < len(queue)]
-        whole: tuple[WeightMatrix, list[Tensor]] | None = None
+        stacks: list[Tensor] = []
         for owner, matrix in turn:
             parts = [_gather(x, owner, exchange) for x in (before[matrix.parameter], matrix.parameter)]
-            if owner == exchange.rank:
-                whole = matrix, [part for part in parts if part is not None]
-        result: Nearest | None = None
+            stacks += [_stack(matrix, part) for part in parts if part is not None]
+        new: Tensor | None = None
         error: Exception | None = None
-        if whole is not None:
-            matrix, parts_of_all = whole
-            stacks = [matrix.view(x) for x in parts_of_all]
-            try:
-                result = solve(*(x.unsqueeze(0) if x.ndim == 2 else x for x in stacks))
-            except NumericalError as raised:
-                error = NumericalError(f"{matrix.name}: {raised}; all parameters have their old values again")
-            except Exception as raised:
-                error = raised
-        device = turn[0][1].parameter.device
-        exchange.raise_together(error, device)
-        excess = torch.full((len(turn),), -math.inf, dtype=torch.float32, device=device)
-        news = []
-        for place, (owner, matrix) in enumerate(turn):
-            native = None
-            if owner == exchange.rank and result is not None:
-                native = matrix.native(result.matrix.reshape(matrix.shape))
-                excess[place] = max(result.excess)
-            news.append(_scatter(native, matrix.parameter, owner, exchange))
-        exchange.largest(excess)
-        found += [_local(m, new, e) for (_, m), new, e in zip(turn, news, excess.tolist(), strict=True)]
+        try:
+            new = solve(*stacks) if stacks else None
+        except NumericalError as raised:
+            name = queues[exchange.rank][number].name
+            error = NumericalError(f"{name}: {raised}; all parameters have their old values again")
+        except Exception as raised:  # the others would wait for this process
+            error = raised
+        exchange.raise_together(error, turn[0][1].parameter.device)
+        for owner, matrix in turn:
+            own = new if owner == exchange.rank else None
+            native = None if own is None else matrix.native(own.reshape(matrix.shape))
+            found.append(_write(matrix, _scatter(native, matrix.parameter, owner, exchange)))
     return found
+
+
+def _stack(matrix: WeightMatrix, whole: Tensor) -> Tensor:
+    """A parameter's values as a stack of matrices."""
+    values = matrix.view(whole)
+    return values.unsqueeze(0) if values.ndim == 2 else values
 
 
 def _gather(tensor: Any, owner: int, exchange: Exchange) -> Tensor | None:
@@ -264,6 +168,6 @@ def _scatter(whole: Tensor | None, like: Any, owner: int, exchange: Exchange) ->
     return mine[: len(rows)].movedim(0, axis)
 
 
-def _local(matrix: WeightMatrix, part: Tensor, excess: float) -> Correction:
-    """A correction of this process's part of a sharded parameter."""
-    return Correction(matrix.name, lambda: local(matrix.parameter).copy_(part), excess)
+def _write(matrix: WeightMatrix, part: Tensor) -> Callable[[], object]:
+    """Writes this process's part of a sharded parameter."""
+    return lambda: local(matrix.parameter).copy_(part)

@@ -112,9 +112,7 @@ class Whitened(Options):
 
     layers: str = Field(default="", description="glob of the layers concerned; empty for all")
     whiten_readout: bool = Field(default=True, description="treat the last layer too")
-    polar: Literal["auto", "svd", "newton-schulz"] = Field(
-        default="auto", description="how the polar factor is computed"
-    )
+    polar: Literal["auto", "svd"] = Field(default="auto", description="how the nearest matrix is found")
 
 
 #: prefixes of methods that wrap another: the Gram-whitened update and its complement
