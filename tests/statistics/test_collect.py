@@ -70,7 +70,7 @@ def test_float32_sums_and_gram_choice() -> None:
     model, x, y = BY_NAME["mlp"].make()
     stats = gs.collect(model.float(), (x.float(), y), F.cross_entropy, dtype=torch.float32, gram=False)
     assert stats["0"].D.dtype == torch.float32
-    assert stats["0"].features.classes.within is None
+    assert stats["0"].features.classes.C_hh is None
     refused(gs.collect, model, (x, y), dtype=torch.bfloat16, match="dtype=torch.bfloat16")
 
 

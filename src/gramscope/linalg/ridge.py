@@ -21,6 +21,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -94,7 +95,7 @@ class RidgeFit:
         return rows
 
 
-def check_ridge(ridge: float) -> float:
+def check_ridge(ridge: Any) -> float:
     """The ridge as a float; negative, infinite or NaN ones are refused."""
     value = float(ridge) if isinstance(ridge, Real | Tensor) else math.nan
     if not 0.0 <= value < math.inf:

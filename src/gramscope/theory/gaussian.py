@@ -48,7 +48,7 @@ def gaussian_moment(word: str, data: Family, width: int, *, size: int) -> Tensor
     for (words, groups), count in _wick_terms(tuple(slots)).items():
         traces = prod((size * data.moment(w) for w in words), start=torch.ones((), dtype=torch.float64, device="cpu"))
         total = total + count * traces * _grouped_moment(groups, width)
-    return total / width**degree / size
+    return total * (1 / width) ** degree / size
 
 
 def gaussian_spectral_moments(width: int, size: int, count: int = 4) -> Tensor:
