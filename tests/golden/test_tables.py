@@ -53,6 +53,8 @@ def test_the_table_is_the_stored_one(name: str) -> None:
                 continue
             error = stored["errors"].get(layer, {}).get(column)
             new = found["values"][layer].get(column)
+            if column == "fle_residual" and value is not None and new is not None and max(value, new) < 1e-6:
+                continue  # rounding alone, which differs with the number of threads
             if not difference(value, new, error) <= (1 if error else limit):
                 wrong.append(f"{layer}.{column}: stored {value}, now {new}, error {error}")
     assert not wrong, "\n".join(wrong)

@@ -337,3 +337,17 @@ def test_a_step_needs_no_more_memory_than_half_the_weights():
         train(models[1], optimizers[1], x, y, 3)
         assert max(sizes) == 13 * 16 * 16
     same(*models, atol=1e-12, rtol=0)
+
+
+def test_a_gradient_that_is_rounding_alone_moves_its_parameter_little() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    optimizer = gs.FreeMuon(net)
+    hidden, last = net[0].bias.detach().clone(), net[2].bias.detach().clone()
+    for _ in range(5):
+        net(torch.randn(2, 6).double())
+        for p in net.parameters():
+            p.grad = torch.randn_like(p)
+        net[0].bias.grad *= 1e-17  # as that of a bias of attention's keys
+        optimizer.step()
+    assert float((net[0].bias - hidden).abs().max()) < 0.1 * float((net[2].bias - last).abs().max())

@@ -396,8 +396,9 @@ def _fit_directions(
     rank, residual = int(kept.sum()) + (p.mean_h is not None), float(residuals.sum())
     uncertain = p.uncertain + (residual if p.lost else 0.0)
     if not ridge:
-        below = along[~kept & (along > CHANCE**2 * residual / p.n)].sum()
-        uncertain += float(((tolerance / lengths).square() * kept) @ along + below)
+        uncertain += float(((tolerance / lengths).square() * kept) @ along)
+        if p.angles is None:  # of moments, near and lost have told of directions below the tolerance
+            uncertain += float(along[~kept & (along > CHANCE**2 * residual / p.n)].sum())
         turned = torch.where(kept, angles, 0.0).clamp(max=1.0)
         sideways = math.sqrt(residual / max(p.n - rank, 1))
         uncertain += float((turned.square() * along + 2 * sideways * turned * along.sqrt()).sum())

@@ -61,6 +61,8 @@ RATE = 0.02
 #: the power of the average
 POWER = 8
 _BETAS = (0.9, 0.99)
+#: gradients of Adam's parameters count as rounding up to this many ε of the largest
+_NOISE = 8.0
 #: matrices are orthogonalised together up to this share of all weights
 _CHUNK = 1 / 12
 _INSTEAD = {
@@ -341,7 +343,11 @@ class FreeMuon(Optimizer):
             torch._foreach_mul_(squares, second)
             torch._foreach_addcmul_(squares, grads, grads, 1 - second)
             sizes = torch._foreach_sqrt(squares)
-            # instead of Adam's eps, which is a scale of gradients: 0/0 is 0
+            # Instead of Adam's eps, which is a scale of gradients: sizes below the rounding of the largest count as that, so
+            # that a gradient that is zero up to rounding (of a bias of attention's keys) moves little. 0/0 is 0.
+            largest = torch.stack([norm.to(sizes[0]) for norm in torch._foreach_norm(sizes, math.inf)]).amax()
+            for size in sizes:
+                size.clamp_min_((_NOISE * torch.finfo(size.dtype).eps * largest).to(size))
             torch._foreach_clamp_min_(sizes, math.sqrt(torch.finfo(sizes[0].dtype).tiny))
             rate = float(group["lr"]) * RATE * falling(n) * math.sqrt(1 - second**n) / (1 - first**n)
             torch._foreach_addcdiv_(leads, means, sizes, -rate)
