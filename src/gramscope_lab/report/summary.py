@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,8 +39,7 @@ def sentences(runs: Runs) -> list[str]:
         found = [f"Of {plural(len(runs.claims), 'claim')} {held} {'holds' if held == 1 else 'hold'}."]
     else:
         found = [f"{plural(len(runs.all) + len(runs.others), 'run')} without evaluations of a net."]
-    best = _ranked({name: curve.values[-1] for name, curve in curves.items()}, key)[:1]
-    return [*found, *_linearity(runs), *_alignment(runs, best)]
+    return [*found, *_linearity(runs)]
 
 
 def _course(curves: Mapping[str, Curve], key: str, clock: str) -> list[str]:
@@ -53,48 +52,18 @@ def _course(curves: Mapping[str, Curve], key: str, clock: str) -> list[str]:
 
 
 def _comparison(curves: Mapping[str, Curve], key: str, clock: str) -> list[str]:
-    """Who is ahead early, where that is clear, and where everybody ends."""
+    """Where everybody ends, and who cannot be told apart from the best."""
     ends = {name: curve.values[-1] for name, curve in curves.items()}
     time = max(curve.times[-1] for curve in curves.values())
     seeds = plural(max(value.count for value in ends.values()), "seed")
-    ranked = _ranked(ends, key)
-    found = [*_lead(curves, key, clock), f"At the end ({clock} {time:g}, {seeds}) {_listed(ends, key)}."]
-    rivals = [name for name in ranked[1:] if not _apart(ends[ranked[0]], ends[name])]
+    first, *others = sorted(ends, key=lambda name: ends[name].mean, reverse=key.endswith("accuracy"))
+    rest = _several([f"{name} {_number(ends[name].mean, key)}" for name in others])
+    best = ends[first]
+    found = [f"At the end ({clock} {time:g}, {seeds}) {first} has {key_text(key)} {_number(best.mean, key)}, {rest}."]
+    rivals = [name for name in others if best.low <= ends[name].high and ends[name].low <= best.high]
     if rivals:
-        found.append(f"The spread over seeds of {_several(rivals)} overlaps with that of {ranked[0]}.")
+        found.append(f"The spread over seeds of {_several(rivals)} overlaps with that of {first}.")
     return found
-
-
-def _lead(curves: Mapping[str, Curve], key: str, clock: str) -> list[str]:
-    """The first time at which the best setting is half as far ahead as it ever is, if its spread is then apart."""
-    common = sorted(set.intersection(*(set(curve.steps) for curve in curves.values())) - {0})[:-1]
-    at = {step: {name: curve.by_step[step] for name, curve in curves.items()} for step in common}
-    leads = {step: abs(at[step][a].mean - at[step][b].mean) for step in common for a, b in [_ranked(at[step], key)[:2]]}
-    step = next((step for step in common if leads[step] >= max(leads.values()) / 2), None)
-    if step is None:
-        return []
-    leader, *others = _ranked(at[step], key)
-    if not all(_apart(at[step][leader], at[step][other]) for other in others):
-        return []
-    time = curves[leader].times[curves[leader].steps.index(step)]
-    return [f"After {time:g} {clock if time == 1 else f'{clock}s'} {_listed(at[step], key)}."]
-
-
-def _listed(values: Mapping[str, Spread], key: str) -> str:
-    """``vcl has test accuracy 95 %, sgd 94 %``, the best first."""
-    first, *others = _ranked(values, key)
-    rest = _several([f"{name} {_number(values[name].mean, key)}" for name in others])
-    return f"{first} has {key_text(key)} {_number(values[first].mean, key)}, {rest}"
-
-
-def _ranked(values: Mapping[str, Spread], key: str) -> list[str]:
-    """Names by their means, the best first."""
-    return sorted(values, key=lambda name: values[name].mean, reverse=key.endswith("accuracy"))
-
-
-def _apart(a: Spread, b: Spread) -> bool:
-    """Whether the spreads of two values do not overlap."""
-    return a.low > b.high or b.low > a.high
 
 
 def _linearity(runs: Runs) -> list[str]:
@@ -103,35 +72,17 @@ def _linearity(runs: Runs) -> list[str]:
     ends: dict[str, tuple[float, float]] = {}
     nulls = []
     for setting in runs.settings:
-        curve, null = (setting.curve(f"target_linearity{key}", layer, runs.clock) for key in ("", "_null"))
-        if curve:
-            ends[setting.name] = curve.values[0].mean, curve.values[-1].mean
+        found, null = (setting.curve(f"target_linearity{key}", layer, runs.clock) for key in ("", "_null"))
+        if found:
+            ends[setting.name] = found.values[0].mean, found.values[-1].mean
             nulls += [null.values[-1].mean] if null else []
     if not ends:
         return []
     rose = all(end > start for start, end in ends.values())
     course = _several([f"{start:.2f} to {end:.2f} with {name}" for name, (start, end) in ends.items()])
-    null = f"; random features would give {max(nulls):.2f}" if nulls else ""
+    beside = f"; random features would give {max(nulls):.2f}" if nulls else ""
     what = "the task became more linear: its" if rose else "the task's"
-    return [f"Seen from {layer}, {what} target linearity went from {course}{null}."]
-
-
-def _alignment(runs: Runs, best: Sequence[str]) -> list[str]:
-    """The layer that stands out from the null of the ansatz most; who ends ``best`` is named if another one leads there."""
-    above: dict[str, dict[str, float]] = {}
-    for setting in runs.settings:
-        for layer in runs.measures.get("nfa_null", []):
-            nfa, null = (setting.curve(key, layer, runs.clock) for key in ("nfa", "nfa_null"))
-            if nfa and null:
-                above.setdefault(layer, {})[setting.name] = nfa.values[-1].mean - null.values[-1].mean
-    if not above:
-        return []
-    layer = max(above, key=lambda layer: max(above[layer].values()))
-    ranked = sorted(above[layer].items(), key=lambda pair: -pair[1])
-    distance = _several([f"{value:+.2f} with {name}" for name, value in ranked])
-    rest = "".join(f"; the best net at the end is that of {name}" for name in best if name != ranked[0][0])
-    what = f"The weights of {layer} agree with what the output depends on, relative to chance (nfa − null)"
-    return [f"{what}: {distance}{rest}."]
+    return [f"Seen from {layer}, {what} target linearity went from {course}{beside}."]
 
 
 def _several(parts: Sequence[str]) -> str:
@@ -224,49 +175,24 @@ def _without_empty_columns(table: Table) -> Table:
 
 # -- what was run ---------------------------------------------------------------------------------------------------
 def facts(runs: Runs, root: RunDirectory) -> list[tuple[str, list[str]]]:
-    """Facts about a directory: names, each with one or several values."""
-    mine = [run for run in runs.all if run.root is root]
-    group = not any(run.directory.path == root.path for run in mine)
-    config = readable(CONFIG, lambda: root.config, {}, []) if group else mine[0].config
-    above = [root, *root.members()] if group else []
-    environments = [_environment(run) for run in above]
-    environment: Mapping[str, Any] = next(filter(None, [*environments, *(run.environment for run in mine)]), {})
-    trained = [run.config for run in mine if "method" in run.config]
-    found: list[tuple[str, Iterable[str]]] = []
-    if "experiment" in config:
-        found.append(("experiment", [f"{config['experiment']}, {config.get('scale', '')} scale"]))
-    for key in ("data", "model", "method"):
-        found.append((key, [_describe(one[key]) for one in trained if isinstance(one.get(key), Mapping)]))
-    found.append(("training loop", ["your own, watched by gs.Monitor" for run in mine if run.monitored]))
-    found.append(("configuration", [_describe(decisive(run.config)) for run in mine if run.monitored]))
-    found.append(("seeds", [", ".join(map(str, sorted({run.seed for run in mine if run.seed is not None})))]))
-    for key in ("epochs", "batch_size", "dtype"):
-        found.append((key.replace("_", " "), [value_text(key, one[key]) for one in trained if key in one]))
-    if isinstance(config.get("settings"), Mapping):
-        found.append(("settings", [_describe(config["settings"])]))
-    found += [(key, [str(environment[key])]) for key in ("device", "torch", "started") if environment.get(key)]
+    """Facts about a directory: the configuration of its runs, and how they were run; each fact with its different values."""
+    mine = [run for run in (*runs.all, *runs.others) if run.root is root]
+    found: dict[str, dict[str, None]] = {}
+    for config in (readable(CONFIG, lambda: root.config, {}, []), *(run.config for run in mine)):
+        for key, value in decisive(config).items():
+            if value not in (0, "", False, None, []) and key.split(".")[0] not in ("part", "sweep"):
+                text = value_text(key.rsplit(".", 1)[-1], value)
+                found.setdefault(key.removesuffix(".name").replace("_", " "), {})[text] = None
+    environments = [readable(ENVIRONMENT, lambda: root.environment, {}, []), *(run.environment for run in mine)]
+    environment: Mapping[str, Any] = next(filter(None, environments), {})
+    seeds = ", ".join(map(str, sorted({run.seed for run in mine if run.seed is not None})))
+    if any(run.monitored for run in mine):
+        found["training loop"] = {"your own, watched by gs.Monitor": None}
+    rest = {"seeds": seeds, **{key: environment.get(key) for key in ("device", "torch", "started")}}
     if isinstance(environment.get("command"), list):
-        program, *words = map(str, environment["command"]) if environment["command"] else [""]
-        own = program.endswith(("/gramscope", "/gramscope_lab/__main__.py"))
-        found.append(("command", [" ".join(["gramscope" if own else program, *words])]))
-    found.append(("directory", [str(root.path)]))
-    return [(key, values) for key, given in found if any(values := list(dict.fromkeys(given)))]
-
-
-def _environment(run: RunDirectory) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = readable(ENVIRONMENT, lambda: run.environment, {}, [])
-    return found
-
-
-def _describe(table: Mapping[str, Any]) -> str:
-    """A table of the configuration in one line, without options that are off and switches of single layers."""
-    rest = [
-        key.replace("_", " ") + ("" if value is True else f" {value_text(key, value)}")
-        for key, value in table.items()
-        if key not in ("name", "dir") and value not in (0, 0.0, "", False, None, []) and not isinstance(value, Mapping)
-        if not (isinstance(value, list) and all(isinstance(item, bool) for item in value))
-    ]
-    return ", ".join([*([str(table["name"])] if "name" in table else []), *rest])
+        rest["command"] = " ".join(map(str, environment["command"]))
+    known = {**rest, "directory": root.path}
+    return [(key, list(values)) for key, values in found.items()] + [(k, [str(v)]) for k, v in known.items() if v]
 
 
 def pictures(runs: Runs) -> dict[str, str]:

@@ -29,35 +29,20 @@ def test_the_story_of_two_methods(runs: Runs) -> None:
     def mean(epoch: int, speed: float) -> str:
         return percent(*(accuracy(seed, epoch, speed) for seed in (0, 1)))
 
-    assert sentences(runs)[:2] == [
-        f"After 1 epoch vcl has test accuracy {mean(1, 0.9)}, sgd {mean(1, 0.3)}.",
-        f"At the end (epoch 4, 2 seeds) vcl has test accuracy {mean(4, 0.9)}, sgd {mean(4, 0.3)}.",
-    ]
+    end = f"At the end (epoch 4, 2 seeds) vcl has test accuracy {mean(4, 0.9)}, sgd {mean(4, 0.3)}."
+    assert sentences(runs)[0] == end
     assert state(runs) == "finished · 4 runs of 2 settings · epoch 4 · 1 of 3 claims hold"
 
 
 def test_the_story_of_the_layers(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "mine", {})
     for step, linear in ((0, 0.69), (9, 0.9)):
-        row = {"target_linearity": linear, "target_linearity_null": 0.12, "nfa": 0.5, "nfa_null": 0.31}
-        run.append({"step": step, "layers": {"a": {**row, "nfa": 0.4}, "b": row}})
-    linear, above = sentences(read_runs([run.path]))[-2:]
-    assert linear == (
+        row = {"target_linearity": linear, "target_linearity_null": 0.12}
+        run.append({"step": step, "layers": {"a": {**row, "target_linearity": 0.4}, "b": row}})
+    assert sentences(read_runs([run.path]))[-1] == (
         "Seen from b, the task became more linear: its target linearity went from 0.69 to 0.90 with mine; random features "
         "would give 0.12."
     )
-    assert (
-        above
-        == "The weights of b agree with what the output depends on, relative to chance (nfa − null): +0.19 with mine."
-    )
-
-
-def test_the_best_net_need_not_be_the_most_aligned(tmp_path: Path) -> None:
-    for name, accuracy_, nfa in (("good", 0.9, 0.4), ("aligned", 0.8, 0.7)):
-        run = RunDirectory.create(tmp_path / name, {})
-        run.append({"step": 1, "layers": {"a": {"nfa": nfa, "nfa_null": 0.3}}, "network": {"accuracy": accuracy_}})
-    told = sentences(read_runs([tmp_path / "good", tmp_path / "aligned"]))[-1]
-    assert told.endswith("+0.40 with aligned, +0.10 with good; the best net at the end is that of good.")
 
 
 def test_nobody_is_called_better_within_the_spread(tmp_path: Path) -> None:
@@ -91,21 +76,11 @@ def test_a_training_loop_of_the_users_own_is_named(tmp_path: Path) -> None:
     assert dict(facts(runs, runs.roots[0]))["training loop"] == ["your own, watched by gs.Monitor"]
 
 
-def test_a_lead_worth_telling_is_told(tmp_path: Path) -> None:
-    quick = write_loop(tmp_path / "quick", {0: 0.1, 1: 0.12, 6: 0.5, 9: 0.9})
-    slow = write_loop(tmp_path / "slow", {0: 0.1, 1: 0.11, 6: 0.15, 9: 0.6})
-    runs = read_runs([quick.path, slow.path])
-    assert "After 6 steps quick has monitored sample accuracy 50.0 %, slow 15.0 %." in sentences(runs)
-    results = results_table(runs)
-    assert results is not None
-    assert "seconds" not in results.columns  # nobody recorded them
-
-
 def test_facts_and_tables(runs: Runs) -> None:
     found = dict(facts(runs, runs.roots[0]))
-    assert found["method"] == ["sgd, lr 0.1", "vcl, lr 0.1"]
+    assert (found["method"], found["method.lr"]) == (["sgd", "vcl"], ["0.1"])
     assert (found["data"], found["epochs"], found["seeds"]) == (["digits"], ["4"], ["0, 1"])
-    assert found["command"] == ["gramscope train"]
+    assert found["command"] == ["/somewhere/bin/gramscope train"]
     results, claims = results_table(runs), claims_table(runs)
     assert results is not None
     assert claims is not None
@@ -114,12 +89,6 @@ def test_facts_and_tables(runs: Runs) -> None:
     assert [row[3][0] for row in claims.rows] == ["✓ holds", "✗ does not", "? open"]
     every_run, layers = tables(runs)
     assert (len(every_run.rows), len(layers.columns)) == (4, 2 + len(MEASURES))
-
-
-def test_switches_of_layers_are_not_listed(tmp_path: Path) -> None:
-    model = {"name": "mlp", "hidden": [6, 6], "bias": [False, True, True], "norm": True}
-    runs = read_runs([RunDirectory.create(tmp_path / "x", {"model": model, "method": {"name": "sgd"}}).path])
-    assert dict(facts(runs, runs.roots[0]))["model"] == ["mlp, hidden 6×6, norm"]
 
 
 def test_pictures_of_an_experiment_are_embedded_and_links_are_not_followed(tmp_path: Path) -> None:
