@@ -1,6 +1,6 @@
 """The measures of layers: over training, by block in deep nets, and over depth at the end.
 
-A few layers are lines over training, many layers a map, and nets of blocks (transformers) a map kind × block with a slider.
+Layers are lines over training; in nets of blocks (transformers) they are a map kind × block with a slider.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from gramscope_lab.report.read import Runs, Setting, distinct, shorten, spread_s
 #: rows of cells of a map, each a layer and a step
 Cells: TypeAlias = Sequence[Sequence[tuple[str | None, int]]]
 
-#: most layers that are drawn as lines over training, most settings drawn as maps, most columns, rows and moments of maps
-LINES, SETTINGS, COLUMNS_SHOWN, ROWS, MOMENTS = 6, 12, 60, 240, 12
+#: most layers without a look for blocks, most layers drawn as lines, most settings drawn as maps, most moments of maps
+FEW, LINES, SETTINGS, MOMENTS = 6, 24, 12, 12
 #: most cells of a panel's maps, so that a page stays below 8 MB
 CELLS = 40_000
 #: fewer blocks than this are shown as single layers
@@ -108,7 +108,7 @@ def _short_stacks(stacks: Sequence[str]) -> dict[str, str]:
 
 # -- panels ---------------------------------------------------------------------------------------------------------
 def layer_panels(runs: Runs) -> list[Panel]:
-    """The layers compared at the end, one panel for each group of measures, and every layer of a deep net over training."""
+    """The layers compared at the end, and one panel for each group of measures."""
     found = Measured(runs)
     if not found.names:
         return []
@@ -120,9 +120,6 @@ def layer_panels(runs: Runs) -> list[Panel]:
     panels += [
         _over_training(found, group, titles.get(group, group), names) for group, names in groups.items() if names
     ]
-    if found.layout is not None:
-        sentence = "Every layer over training, from input to output."
-        panels.append(_maps(found, "every-layer", "Every layer over training", sentence, found.names))
     return panels
 
 
@@ -160,7 +157,7 @@ class Measured:
     @cached_property
     def layout(self) -> BlockLayout | None:
         """The layers by kind and block, if the net has blocks."""
-        return block_layout(self.layers) if len(self.layers) > LINES else None
+        return block_layout(self.layers) if len(self.layers) > FEW else None
 
     def settings(self, name: str) -> list[Setting]:
         """Settings with the measure."""
@@ -191,22 +188,21 @@ def _over_training(found: Measured, group: str, title: str, names: Sequence[str]
         sentence += "Dotted lines, or the second number on hovering, are nulls: the value to expect without learning. "
     if found.layout is not None:
         return _blocks(found, found.layout, f"layers-{group}", title, sentence.strip(), names)
-    if len(found.layers) > LINES:
-        return _maps(found, f"layers-{group}", title, sentence.strip(), names)
     return _lines(found, f"layers-{group}", title, sentence.strip(), names)
 
 
 # -- lines ----------------------------------------------------------------------------------------------------------
 def _lines(found: Measured, key: str, title: str, sentence: str, names: Sequence[str]) -> Panel:
     """One plot for each layer, one line for each setting."""
-    layers = [layer for layer in found.layers if any(layer in found.runs.measures[name] for name in names)]
+    known = [layer for layer in found.layers if any(layer in found.runs.measures[name] for name in names)]
+    layers = thin(known, LINES)
     clock, views = found.runs.clock, []
     for name in names:
         log = found.logarithmic(name)
         facets = [_layer_lines(found, name, layer, log) for layer in layers]
         y = {"matches": True, "type": "log" if log else "linear", "nticks": 6}
         views.append(View(_plain(name), facets, [*map(layer_label, layers)], {"title.text": clock}, y))
-    return Panel(key, _SECTION, title, sentence, views, terms=terms(names))
+    return Panel(key, _SECTION, title, sentence, views, terms=terms(names), note=_left_out((layers, known, "layers")))
 
 
 def _layer_lines(found: Measured, name: str, layer: str, log: bool) -> list[Trace]:
@@ -274,30 +270,18 @@ def _depth_line(
 
 
 # -- maps -----------------------------------------------------------------------------------------------------------
-def _maps(found: Measured, key: str, title: str, sentence: str, names: Sequence[str]) -> Panel:
-    """A map layer × time for each setting."""
-    settings, layers = found.runs.settings[:SETTINGS], thin(found.layers, ROWS)
-    times = found.times(names, settings)
-    steps = thin(list(times), max(2, min(COLUMNS_SHOWN, CELLS // (len(layers) * len(names) * len(settings)))))
-    x, y = distinct(f"{times[step]:.4g}" for step in steps), distinct(map(layer_label, layers))
-    cells = [[(layer, step) for step in steps] for layer in layers]
-    axes = _axes(x, y, found.runs.clock)
-    views = [_map_view(found, name, settings, [cells], axes, f"%{{y}}<br>{found.runs.clock} %{{x}}") for name in names]
-    note = _left_out(
-        (layers, found.layers, "layers"), (steps, times, "moments"), (settings, found.runs.settings, "settings")
-    )
-    height = _height(len(y))
-    return Panel(key, _SECTION, title, sentence, views, width=420, height=height, terms=terms(names), note=note)
-
-
 def _blocks(found: Measured, layout: BlockLayout, key: str, title: str, sentence: str, names: Sequence[str]) -> Panel:
     """A map kind × block for each setting, with a slider over training."""
     settings, rows = found.runs.settings[:SETTINGS], layout.rows
     times = found.times(names, settings)
     steps = thin(list(times), max(2, min(MOMENTS, CELLS // (len(rows) * len(rows[0]) * len(names) * len(settings)))))
     cells = [[[(layer, step) for layer in row] for row in rows] for step in steps]
-    axes = _axes(layout.columns, layout.kinds, "block")
-    views = [_map_view(found, name, settings, cells, axes, "%{customdata}") for name in names]
+    axis = {"type": "category", "showgrid": False, "zeroline": False, "categoryorder": "array"}
+    axes = (
+        {**axis, "categoryarray": layout.columns, "title.text": "block", "tickangle": 0},
+        {**axis, "categoryarray": layout.kinds, "autorange": "reversed", "dtick": 1 + len(rows) // 80, "matches": True},
+    )
+    views = [_map_view(found, name, settings, cells, axes) for name in names]
     for trace in (facet[0] for view in views for facet in view.facets):
         trace["customdata"] = [[layer_label(layer) if layer else "" for layer in row] for row in rows]
     sentence = f"{sentence} Kind of layer × block; layers outside the blocks are whole columns.".strip()
@@ -313,7 +297,6 @@ def _map_view(
     settings: Sequence[Setting],
     moments: Sequence[Cells],
     axes: tuple[Trace, Trace],
-    at: str,
 ) -> View:
     """Maps of one measure, one for each setting, with one colour scale."""
     log, null = found.logarithmic(name), found.nulls.get(name)
@@ -323,19 +306,8 @@ def _map_view(
         grids = [found.grid(setting, name, cells) for cells in moments]
         values += [cell.mean for grid in grids for row in grid for cell in row if cell]
         nulls = [found.grid(setting, null, cells) for cells in moments] if null else []
-        facets.append([heat_map(grids, x, y, at, nulls=nulls, log=log)])
+        facets.append([heat_map(grids, x, y, "%{customdata}", nulls=nulls, log=log)])
     return View(_plain(name), facets, [setting.name for setting in settings], *axes, colour_scale(values, log=log))
-
-
-def _axes(x: Sequence[str], y: Sequence[str], title: str) -> tuple[Trace, Trace]:
-    """The axes of maps, by the names of columns and rows."""
-    named = {"type": "category", "showgrid": False, "zeroline": False, "categoryorder": "array"}
-    rows = {"autorange": "reversed", "dtick": 1 + len(y) // 80, "matches": True}
-    return {**named, "categoryarray": [*x], "title.text": title, "tickangle": 0}, {
-        **named,
-        "categoryarray": [*y],
-        **rows,
-    }
 
 
 def _height(rows: int) -> int:

@@ -82,7 +82,7 @@ def test_only_the_pages_own_scripts_may_run(page: str) -> None:
 
 
 def test_hostile_names_are_shown_and_not_obeyed(tmp_path: Path) -> None:
-    layers = (*HOSTILE, "six", "seven")  # enough for a map
+    layers = [f"layers.{i}.{name}" for i in range(3) for name in HOSTILE]  # enough for a map
     run = write_run(tmp_path / "x", method=HOSTILE[0], layers=layers, epochs=1)
     run.append({"kind": HOSTILE[1], HOSTILE[0]: HOSTILE[1]})
     claim = {"kind": "claim", "claim": HOSTILE[0], "published": HOSTILE[1], "measured": HOSTILE[2], "holds": None}

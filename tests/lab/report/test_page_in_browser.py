@@ -155,7 +155,8 @@ def test_hovering_shows_values(browser: Any, report: Path) -> None:
 
 def test_hostile_names_run_nothing(browser: Any, tmp_path: Path) -> None:
     hostile = "<img src=x onerror=\"window.hurt='yes'\">"
-    layers = (hostile, "</script><script>window.hurt=1</script>", *"abcdef")  # enough for a map
+    kinds = (hostile, "</script><script>window.hurt=1</script>", "fc")
+    layers = [f"layers.{i}.{kind}" for i in range(3) for kind in kinds]  # enough for a map
     run = write_run(tmp_path / "x", method=hostile, layers=layers, epochs=2)
     write_run(tmp_path / "y", method="=1+1", layers=layers, epochs=2)
     with opened(browser, write_report([run.path, tmp_path / "y"], tmp_path / "out")) as page:
