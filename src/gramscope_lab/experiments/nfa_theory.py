@@ -308,22 +308,11 @@ def decays(settings: Decaying, target: str, seed: int) -> Iterator[Record]:
     for alpha in settings.alphas:
         generator = torch.Generator().manual_seed(seed)
         x, y = polynomial_task(settings.n, settings.d, alpha, target, generator)
-        p = labelled_inputs(x, y)
         for activation in settings.activations:
-            limit = speeds_from_kernel(p, tangent_kernel_at_infinite_width(x, activation, DEPTH)).correlation
-            for width in settings.widths:
-                net = RandomMLP(settings.d, (width,) * DEPTH, activation)
-                draws = net.draws(x, settings.nets, generator)
-                observed = torch.cat([speeds_from_tangents(j, p).correlation for j, _, _ in draws])
-                yield {
-                    "alpha": alpha,
-                    "target": target,
-                    "activation": activation,
-                    "width": width,
-                    "predicted": float(limit),
-                    "observed": float(observed.mean()),
-                    "observed_error": float(observed.std()) / math.sqrt(observed.numel()),
-                }
+            options: dict[str, Any] = {"activation": activation, "depth": DEPTH, "nets": settings.nets}
+            for row in compare_cnfa(x, y, settings.widths, **options, generator=generator):
+                if row["prediction"] == "infinite width":
+                    yield {"alpha": alpha, "target": target, "activation": activation, **row}
 
 
 def _panels_of(settings: Decaying) -> list[tuple[str, str]]:
