@@ -8,63 +8,32 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from gramscope.errors import InputError
 from gramscope_lab.experiments.experiment import Results
-from gramscope_lab.experiments.plots import Figure, band, curve, legend_below, mean, panels, percent
+from gramscope_lab.experiments.plots import Figure, Line, band, curve, legend_below, panels, percent
 from gramscope_lab.runs.records import Record
-from gramscope_lab.spread import spread
+from gramscope_lab.spread import Spread, spread
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Accuracy over epochs of one setting, the mean over its seeds."""
+    """Test accuracy over epochs of one setting."""
 
     setting: str
     records: list[Record] = field(repr=False)
-    key: str = "test_accuracy"
+
+    @cached_property
+    def line(self) -> Line:
+        """Means and deviations over seeds."""
+        return curve(self.records, "epoch", "test_accuracy")
 
     @property
-    def points(self) -> tuple[list[float], list[float], list[float]]:
-        """Epochs, means, deviations."""
-        return curve(self.records, "epoch", self.key)
-
-    @property
-    def final(self) -> float:
-        """Mean accuracy after the last epoch."""
-        return self.points[1][-1]
-
-    @property
-    def best(self) -> tuple[float, float]:
-        """Highest mean accuracy, and the epoch it is first reached."""
-        epochs, means, _ = self.points
-        top = max(means)
-        return top, epochs[means.index(top)]
-
-    def at(self, epoch: float) -> float:
-        """Mean accuracy at the first recorded epoch from ``epoch`` on, or at the last one recorded."""
-        epochs, means, _ = self.points
-        return next((value for e, value in zip(epochs, means, strict=True) if e >= epoch), means[-1])
-
-    def reaches(self, accuracy: float) -> float:
-        """First epoch with at least this mean accuracy; infinite if there is none."""
-        return first_epoch(*self.points[:2], accuracy)
-
-    def final_values(self) -> list[float]:
-        """The last accuracy of every seed."""
-        last = self.points[0][-1]
-        return [r[self.key] for r in self.records if r["epoch"] == last]
-
-    def spread_over_training(self) -> float:
-        """Deviation over seeds, averaged over the second half of the epochs."""
-        deviations = self.points[2]
-        return mean(deviations[len(deviations) // 2 :])
-
-
-def first_epoch(epochs: list[float], values: list[float], level: float) -> float:
-    """The first epoch with at least this value; infinite if there is none."""
-    return next((e for e, value in zip(epochs, values, strict=True) if value >= level), math.inf)
+    def finals(self) -> Spread | None:
+        """The last accuracies of all seeds."""
+        return spread(r["test_accuracy"] for r in self.records if r["epoch"] == self.line.x[-1])
 
 
 def settings_of(results: Results[Any], part: str) -> dict[str, list[Record]]:
@@ -91,16 +60,16 @@ def choose(results: Results[Any], part: str) -> Curve:
     settings = settings_of(results, part)
     setting = next(iter(settings))
     if len(settings) > 1:
-        setting = max(settings, key=lambda name: Curve(name, settings[name], "validation_accuracy").best[0])
+        setting = max(settings, key=lambda name: curve(settings[name], "epoch", "validation_accuracy").best[0])
     return Curve(setting, settings[setting])
 
 
 def compare_finals(first: Curve, second: Curve) -> tuple[float, str]:
     """Difference of the final mean accuracies in points; and as text both accuracies, difference and standard error."""
-    found = [spread(curve.final_values()) for curve in (first, second)]
-    difference = 100 * (first.final - second.final)
-    error = 100 * math.sqrt(sum(s.deviation**2 / s.count for s in found if s is not None))
-    return difference, f"{percent(first.final)} and {percent(second.final)} ({difference:+.1f} ± {error:.1f})"
+    error = 100 * math.sqrt(sum(s.deviation**2 / s.count for s in (first.finals, second.finals) if s is not None))
+    a, b = first.line.final, second.line.final
+    difference = 100 * (a - b)
+    return difference, f"{percent(a)} and {percent(b)} ({difference:+.1f} ± {error:.1f})"
 
 
 def accuracy_figure(shown: Mapping[str, Mapping[str, Curve]], columns: int = 4) -> Figure:

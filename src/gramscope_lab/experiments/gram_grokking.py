@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from gramscope_lab.experiments.accuracy_curves import first_epoch
 from gramscope_lab.experiments.experiment import Claim, Experiment, Options, Results, Training
-from gramscope_lab.experiments.gram_linearity import draw_accuracies, draw_layers, layers_config, over_training
-from gramscope_lab.experiments.plots import PALETTE, Figure, curve, epoch_text, legend_below, panels
-from gramscope_lab.runs.records import Record
+from gramscope_lab.experiments.gram_linearity import LayerRun, layers_config
+from gramscope_lab.experiments.plots import PALETTE, Figure, epoch_text, legend_below, panels
 
 DEPTH = 3
 #: training accuracy that counts as memorised, and test accuracy that counts as grokked
@@ -53,50 +51,44 @@ def parts(settings: Settings, options: Options) -> list[Training]:
 
 # -- reading the records ------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class _Run:
+class _Run(LayerRun):
     """Means over seeds of one weight decay."""
 
-    decay: float
-    evaluated: list[Record]
-    measured: list[Record]
-
-    def accuracy(self, part: str) -> tuple[list[float], list[float]]:
-        return curve(self.evaluated, "epoch", f"{part}_accuracy")[:2]
+    decay: float = 0.0
 
     @property
     def memorised(self) -> float:
-        return first_epoch(*self.accuracy("train"), MEMORISED)
+        return self.accuracy("train").reaches(MEMORISED)
 
     @property
     def grokked(self) -> float:
-        return first_epoch(*self.accuracy("test"), GROKKED)
+        return self.accuracy("test").reaches(GROKKED)
 
     @property
     def delayed(self) -> bool:
         """Whether it generalises, later than it memorises."""
         return self.memorised < self.grokked < math.inf
 
-    def linearity(self, layer: int) -> tuple[list[float], list[float]]:
-        return over_training(self.measured, "target_linearity", layer, DEPTH)
-
     def gap(self) -> tuple[list[float], list[float]]:
         """TL of the last hidden layer minus that of the one before, over training."""
-        epochs, last = self.linearity(DEPTH)
-        return epochs, [a - b for a, b in zip(last, self.linearity(DEPTH - 1)[1], strict=True)]
+        last, before = self.line(DEPTH), self.line(DEPTH - 1)
+        return last.x, [a - b for a, b in zip(last.means, before.means, strict=True)]
 
 
 def _runs(results: Results[Settings]) -> list[_Run]:
-    return [
-        _Run(decay, *(results.records(kind, weight_decay=decay) for kind in ("evaluation", "measurement")))
+    kinds = ("evaluation", "measurement")
+    runs = (
+        (decay, [results.records(kind, weight_decay=decay) for kind in kinds])
         for decay in results.settings.weight_decays
-    ]
+    )
+    return [_Run(f"weight decay {decay:g}", DEPTH, *records, decay=decay) for decay, records in runs]
 
 
 # -- claims -------------------------------------------------------------------------------------------------------
 def groks(results: Results[Settings]) -> Iterator[Claim]:
     """[Gram] Fig. 13: with weight decay the net generalises long after it has memorised."""
     for run in _runs(results):
-        test = run.accuracy("test")[1][-1]
+        test = run.accuracy("test").final
         text = f"memorised (train {MEMORISED:.0%}): {epoch_text(run.memorised)}, grokked (test {GROKKED:.0%}): "
         measured = f"{text}{epoch_text(run.grokked)}, test at the end {test:.0%}"
         if run.decay == 0:
@@ -115,8 +107,8 @@ def _why(run: _Run) -> str:
         return "the training set is not memorised in these epochs"
     if math.isinf(run.grokked):
         return "not generalised in these epochs"
-    epochs, train = run.accuracy("train")
-    return f"test accuracy reaches {GROKKED:.0%} before all is memorised (training {train[epochs.index(run.grokked)]:.0%} then)"
+    train = run.accuracy("train").at(run.grokked)
+    return f"test accuracy reaches {GROKKED:.0%} before all is memorised (training {train:.0%} then)"
 
 
 def rises_after_memorisation(results: Results[Settings]) -> Iterator[Claim]:
@@ -132,8 +124,7 @@ def rises_after_memorisation(results: Results[Settings]) -> Iterator[Claim]:
                 absent = "no grokking" if math.isinf(run.grokked) else "no delay"
                 yield Claim(claim, published, absent, None, _why(run))
                 continue
-            at = dict(zip(*run.linearity(layer), strict=True))
-            a, b = at[run.memorised], at[run.grokked]
+            a, b = (run.line(layer).at(epoch) for epoch in (run.memorised, run.grokked))
             yield Claim(claim, published, f"{a:.2f} → {b:.2f}", b > a)
 
 
@@ -178,7 +169,7 @@ def _columns(runs: list[_Run], labels: tuple[str, str]) -> tuple[Figure, Any]:
             for epoch, style in ((run.memorised, ":"), (run.grokked, "-")):
                 if epoch < math.inf:
                     place.axvline(epoch, color="grey", linestyle=style, linewidth=0.8)
-        column[0].set_title(f"weight decay {run.decay:g}")
+        column[0].set_title(run.name)
         column[1].set_xlabel("epoch")
     for place, label in zip(axes[:, 0], labels, strict=True):
         place.set_ylabel(label)
@@ -190,8 +181,8 @@ def curves_figure(results: Results[Settings]) -> Figure:
     runs = _runs(results)
     page, axes = _columns(runs, ("accuracy", "target linearity"))
     for column, run in zip(axes.T, runs, strict=True):
-        draw_accuracies(column[0], run.evaluated)
-        draw_layers(column[1], run.measured, "target_linearity", DEPTH)
+        run.draw_accuracies(column[0])
+        run.draw_layers(column[1])
     axes[0, 0].legend(loc="center right")
     legend_below(page, axes[1, 0], "dotted: memorised, solid grey: grokked")
     return page
@@ -202,8 +193,8 @@ def gap_figure(results: Results[Settings]) -> Figure:
     runs = _runs(results)
     page, axes = _columns(runs, ("train − test accuracy", f"TL: layer {DEPTH} − layer {DEPTH - 1}"))
     for column, run in zip(axes.T, runs, strict=True):
-        (epochs, train), (_, test) = run.accuracy("train"), run.accuracy("test")
-        column[0].plot(epochs, [a - b for a, b in zip(train, test, strict=True)], color=PALETTE[1])
+        train, test = run.accuracy("train"), run.accuracy("test")
+        column[0].plot(train.x, [a - b for a, b in zip(train.means, test.means, strict=True)], color=PALETTE[1])
         column[1].plot(*run.gap(), color=PALETTE[0])
     page.supxlabel("dotted: memorised, solid grey: grokked", fontsize=7)
     return page

@@ -23,7 +23,6 @@ from typing import Any
 from gramscope.measures.linearity import target_linearity
 from gramscope_lab.data import load
 from gramscope_lab.data.dataset import DataSet
-from gramscope_lab.experiments.accuracy_curves import first_epoch
 from gramscope_lab.experiments.experiment import (
     Claim,
     Computation,
@@ -36,7 +35,18 @@ from gramscope_lab.experiments.experiment import (
     part_name,
     training_config,
 )
-from gramscope_lab.experiments.plots import PALETTE, Figure, band, curve, legend_below, listed, mean, panels, percent
+from gramscope_lab.experiments.plots import (
+    PALETTE,
+    Figure,
+    Line,
+    band,
+    curve,
+    legend_below,
+    listed,
+    mean,
+    panels,
+    percent,
+)
 from gramscope_lab.runs.records import Record
 from gramscope_lab.training.config import DataTable, TrainConfig
 from gramscope_lab.training.job import load_data
@@ -59,39 +69,38 @@ def layers_config(settings: Any, options: Options, samples: int, **tables: Any) 
     return training_config(settings, options, **always, **tables)
 
 
-def features_of(records: Sequence[Record], layer: int, depth: int) -> list[Record]:
-    """Measurements of the features of hidden layer ``layer`` (from 1) of ``depth``."""
-    name = "readout" if layer == depth else f"hidden{layer + 1}"
-    return [r for r in records if r.get("layer") == name]
+@dataclass(frozen=True)
+class LayerRun:
+    """All seeds of one setting of a net with ``depth`` hidden layers, counted from 1."""
 
+    name: str
+    depth: int
+    evaluated: list[Record]
+    measured: list[Record]
 
-def over_training(records: Sequence[Record], key: str, layer: int, depth: int) -> tuple[list[float], list[float]]:
-    """Epochs and means over seeds of a measure of one hidden layer."""
-    return curve(features_of(records, layer, depth), "epoch", key)[:2]
+    def accuracy(self, part: str) -> Line:
+        """Accuracy on the training or test set."""
+        return curve(self.evaluated, "epoch", f"{part}_accuracy")
 
+    def features(self, layer: int) -> list[Record]:
+        """Measurements of the features of a hidden layer."""
+        name = "readout" if layer == self.depth else f"hidden{layer + 1}"
+        return [r for r in self.measured if r["layer"] == name]
 
-def by_depth(records: Sequence[Record], key: str, depth: int, epoch: float) -> list[float]:
-    """Means over seeds at one epoch, hidden layer by hidden layer."""
-    at = [r for r in records if r["epoch"] == epoch]
-    return [mean(r[key] for r in features_of(at, layer, depth)) for layer in range(1, depth + 1)]
+    def line(self, layer: int, key: str = "target_linearity") -> Line:
+        """A measure of one hidden layer over epochs."""
+        return curve(self.features(layer), "epoch", key)
 
+    def draw_layers(self, axes: Any, key: str = "target_linearity") -> None:
+        """One curve per hidden layer."""
+        for layer in range(1, self.depth + 1):
+            band(axes, self.features(layer), "epoch", key, index=layer - 1, label=f"layer {layer}")
 
-def draw_layers(axes: Any, records: Sequence[Record], key: str, depth: int) -> None:
-    """One curve per hidden layer."""
-    for layer in range(1, depth + 1):
-        band(axes, features_of(records, layer, depth), "epoch", key, index=layer - 1, label=f"layer {layer}")
-
-
-def draw_accuracies(axes: Any, records: Sequence[Record], factor: float = 1.0) -> None:
-    """Training and test accuracy, in colours that no layer has."""
-    for index, part in enumerate(("train", "test")):
-        scaled = [{**r, "shown": factor * r[f"{part}_accuracy"]} for r in records]
-        band(axes, scaled, "epoch", "shown", index=index, color=PALETTE[6 - 2 * index], label=part)
-
-
-def half_rise(epochs: list[float], values: list[float]) -> float:
-    """The epoch by which half of a rise is done."""
-    return first_epoch(epochs, values, values[0] + 0.5 * (max(values) - values[0]))
+    def draw_accuracies(self, axes: Any) -> None:
+        """Training and test accuracy, in colours that no layer has."""
+        for index, part in enumerate(("train", "test")):
+            key = f"{part}_accuracy"
+            band(axes, self.evaluated, "epoch", key, index=index, color=PALETTE[6 - 2 * index], label=part)
 
 
 # -- gram-fig4 and gram-fig9 --------------------------------------------------------------------------------------
@@ -143,81 +152,54 @@ def _inputs(name: str, folder: str | None, scale: dict[str, Any], samples: int, 
     )
 
 
-@dataclass(frozen=True)
-class _Run:
-    """All seeds of one setting on one data set."""
-
-    data: str
-    text: str
-    measured: list[Record]
-    evaluated: list[Record]
-
-    @property
-    def end(self) -> float:
-        """The last epoch."""
-        return float(max(r["epoch"] for r in self.evaluated))
-
-    def last(self, key: str) -> float:
-        """Mean over seeds of an evaluation at the end."""
-        return mean(r[key] for r in self.evaluated if r["epoch"] == self.end)
-
-    @property
-    def untrained(self) -> str:
-        train = self.last("train_accuracy")
-        return f"hardly trained: {percent(train)} on the training set" if train < 0.4 else ""
-
-
-def _runs(results: Results[Settings]) -> list[_Run]:
-    """Every setting on every data set."""
-    s = results.settings
-    sweep = _sweep(s)
-    found = []
+def _runs(results: Results[Settings]) -> dict[str, list[LayerRun]]:
+    """Every setting, for each data set."""
+    s, sweep = results.settings, _sweep(results.settings)
+    found: dict[str, list[LayerRun]] = {data: [] for data in s.data}
     for data, values in product(s.data, product(*sweep.values())):
-        setting = dict(zip(sweep, values, strict=True))
-        part = part_name(s.method, data)
-        kinds = (results.records(kind, part=part, **setting) for kind in ("measurement", "evaluation"))
-        found.append(_Run(data, listed("{} {:g}", setting, values), *kinds))
+        match = {"part": part_name(s.method, data), **dict(zip(sweep, values, strict=True))}
+        kinds = (results.records(kind, **match) for kind in ("evaluation", "measurement"))
+        found[data].append(LayerRun(f"{data}, {listed('{} {:g}', sweep, values)}", len(s.hidden), *kinds))
     return found
 
 
-def _judged(results: Results[Settings]) -> list[_Run]:
-    """For each data set the first setting and the one with the highest training accuracy."""
+def _judged(results: Results[Settings]) -> list[tuple[LayerRun, str]]:
+    """For each data set the first setting and the one with the highest training accuracy; and if they hardly trained."""
     found = []
-    for data in results.settings.data:
-        runs = [run for run in _runs(results) if run.data == data]
-        best = max(runs, key=lambda run: run.last("train_accuracy"))
-        found += [runs[0]] if best is runs[0] else [runs[0], best]
-    return found
+    for first, *others in _runs(results).values():
+        best = max((first, *others), key=lambda run: run.accuracy("train").final)
+        found += [first] if best is first else [first, best]
+    ends = [(run, run.accuracy("train").final) for run in found]
+    return [(run, f"hardly trained: {percent(end)} on the training set" if end < 0.4 else "") for run, end in ends]
 
 
 def grow(results: Results[Settings]) -> Iterator[Claim]:
     """[Gram] Fig. 4: TL and surrogate grow with training and with depth."""
-    depth = len(results.settings.hidden)
-    for run in _judged(results):
+    for run, untrained in _judged(results):
         for key, name, form in (("target_linearity", "TL", "{:.2f}"), ("surrogate", "surrogate", "{:.1e}")):
-            first, last = (by_depth(run.measured, key, depth, epoch) for epoch in (0.0, run.end))
+            lines = [run.line(layer, key).means for layer in range(1, run.depth + 1)]
+            first, last = [values[0] for values in lines], [values[-1] for values in lines]
             yield Claim(
-                f"{run.data}, {run.text}: {name} grows with training in every layer",
+                f"{run.name}: {name} grows with training in every layer",
                 "grows throughout training",
                 listed(f"{form} → {form}", first, last),
                 all(a < b for a, b in zip(first, last, strict=True)),
-                run.untrained,
+                untrained,
             )
             yield Claim(
-                f"{run.data}, {run.text}: at the end {name} grows with depth",
+                f"{run.name}: at the end {name} grows with depth",
                 "increases with the layer",
                 listed(form, last),
                 all(a < b for a, b in pairwise(last)),
-                run.untrained,
+                untrained,
             )
 
 
 def shapes(results: Results[Settings]) -> Iterator[Claim]:
     """[Gram] §4.3: the surrogate grows roughly exponentially, TL roughly logarithmically."""
-    depth = len(results.settings.hidden)
-    for run in _judged(results):
-        epochs, linearity = over_training(run.measured, "target_linearity", depth, depth)
-        logarithms = [math.log(value) for value in over_training(run.measured, "surrogate", depth, depth)[1]]
+    for run, untrained in _judged(results):
+        epochs, linearity, _ = run.line(run.depth)
+        logarithms = [math.log(value) for value in run.line(run.depth, "surrogate").means]
         surrogates = [math.exp(value) for value in logarithms]
         late = [math.log(epoch) for epoch in epochs[1:]]
         fits = (
@@ -230,9 +212,7 @@ def shapes(results: Results[Settings]) -> Iterator[Claim]:
         )  # fmt: skip
         for claim, published, better, worse in fits:
             measured = f"R² {better:.2f} and {worse:.2f}"
-            yield Claim(
-                f"{run.data}, {run.text}: last layer, {claim}", published, measured, better > worse, run.untrained
-            )
+            yield Claim(f"{run.name}: last layer, {claim}", published, measured, better > worse, untrained)
 
 
 def determination(x: Sequence[float], y: Sequence[float]) -> float:
@@ -245,40 +225,39 @@ def determination(x: Sequence[float], y: Sequence[float]) -> float:
 
 def accuracies(results: Results[Settings]) -> Iterator[Claim]:
     """[Gram] §4.3: training and test accuracy, last-layer TL, of every setting."""
-    depth = len(results.settings.hidden)
-    for run in _runs(results):
-        train, test = (run.last(f"{part}_accuracy") for part in ("train", "test"))
-        linearity = by_depth(run.measured, "target_linearity", depth, run.end)[-1]
+    for data, run in ((data, run) for data, runs in _runs(results).items() for run in runs):
+        end = run.accuracy("train").x[-1]
+        train, test = (run.accuracy(part).final for part in ("train", "test"))
+        linearity = run.line(run.depth).final
         measured = f"train {percent(train)}, test {percent(test)}, TL {linearity:.2f}"
-        claim = f"{run.data}, {run.text}: accuracies and last-layer TL after {run.end:g} epochs"
-        if run.data not in PUBLISHED:
+        claim = f"{run.name}: accuracies and last-layer TL after {end:g} epochs"
+        if data not in PUBLISHED:
             yield Claim(claim, "of CIFAR-10 and CIFAR-100 alone", measured, None, "nothing published to compare")
             continue
-        known = PUBLISHED[run.data]
+        known = PUBLISHED[data]
         published = f"train > {known[0]:.0%}, test > {known[1]:.0%}, TL > {known[2]}"
         holds = all(value > wanted for value, wanted in zip((train, test, linearity), known, strict=True))
-        early = f"published after {PUBLISHED_EPOCHS} epochs" if not holds and run.end < PUBLISHED_EPOCHS else ""
+        early = f"published after {PUBLISHED_EPOCHS} epochs" if not holds and end < PUBLISHED_EPOCHS else ""
         yield Claim(claim, published, measured, None if early else holds, early)
 
 
 def figure(results: Results[Settings]) -> Figure:
     """A row for each data set and setting: surrogate, target linearity, accuracies."""
-    runs = _runs(results)
-    depth = len(results.settings.hidden)
+    runs = [(data, run) for data, found in _runs(results).items() for run in found]
     page, axes = panels(len(runs), 3, width=2.6, height=2.0, sharex=True)
-    for row, run in zip(axes, runs, strict=True):
-        logarithms = [{**r, "log": math.log10(r["surrogate"])} for r in run.measured]
-        draw_layers(row[0], logarithms, "log", depth)
-        row[0].set_ylabel(f"{run.data}, {results.settings.method}\n{run.text}")
-        draw_layers(row[1], run.measured, "target_linearity", depth)
-        (inputs,) = results.records("input", data=run.data)
+    for row, (data, run) in zip(axes, runs, strict=True):
+        run.draw_layers(row[0], "surrogate")
+        row[0].set_yscale("log")
+        row[0].set_ylabel(run.name.replace(",", f", {results.settings.method}\n", 1))
+        run.draw_layers(row[1])
+        (inputs,) = results.records("input", data=data)
         row[1].axhline(inputs["target_linearity"], color="grey", linestyle=":", label="input")
         row[1].set_ylim(0, 1)
-        draw_accuracies(row[2], run.evaluated, 100)
-        row[2].set_ylim(0, 102)
+        run.draw_accuracies(row[2])
+        row[2].set_ylim(0, 1.02)
         row[2].legend(loc="lower right")
-    surrogate = r"$\log_{10}$ surrogate $\mathrm{tr}(Y^\top H H^\top Y)$"
-    for place, title in zip(axes[0], (surrogate, "target linearity", "accuracy (%)"), strict=True):
+    titles = (r"surrogate $\mathrm{tr}(Y^\top H H^\top Y)$", "target linearity", "accuracy")
+    for place, title in zip(axes[0], titles, strict=True):
         place.set_title(title)
     for place in axes[-1]:
         place.set_xlabel("epoch")
@@ -346,20 +325,21 @@ def _with_noisy_test(table: DataTable) -> Callable[[], DataSet]:
     return given
 
 
-def _final(results: Results[Noisy], data: str, fraction: float) -> tuple[float, float, float]:
-    """Training accuracy, test accuracy, and TL of the last hidden layer at the end."""
-    part = _part(data, fraction)
-    train, test = (curve(results.records("evaluation", part=part), "epoch", f"{k}_accuracy") for k in ("train", "test"))
-    depth = len(results.settings.hidden)
-    linearity = by_depth(results.records("measurement", part=part), "target_linearity", depth, train[0][-1])
-    return train[1][-1], test[1][-1], linearity[-1]
+def _noisy_runs(results: Results[Noisy], data: str) -> list[LayerRun]:
+    """A run for each fraction."""
+    s = results.settings
+    kinds = ("evaluation", "measurement")
+    runs = ((p, [results.records(kind, part=_part(data, p)) for kind in kinds]) for p in s.fractions)
+    return [LayerRun(f"{data}, p = {p:g}", len(s.hidden), *records) for p, records in runs]
 
 
 def falls(results: Results[Noisy]) -> Iterator[Claim]:
     """[Gram] Fig. 12: with p the last layer's TL falls and the generalisation gap grows."""
     fractions = results.settings.fractions
     for data in results.settings.data:
-        train, test, last = zip(*(_final(results, data, p) for p in fractions), strict=True)
+        runs = _noisy_runs(results, data)
+        train, test = ([run.accuracy(part).final for run in runs] for part in ("train", "test"))
+        last = [run.line(run.depth).final for run in runs]
         gaps = [a - b for a, b in zip(train, test, strict=True)]
         yield Claim(
             f"{data}: TL of the last layer is lower at p {fractions[-1]:g} than at p {fractions[0]:g}, by over 0.05",
@@ -377,13 +357,10 @@ def falls(results: Results[Noisy]) -> Iterator[Claim]:
 
 def late(results: Results[Noisy]) -> Iterator[Claim]:
     """[Gram] B.8: at high p the middle layers' TL rises late, at low p early."""
-    depth = len(results.settings.hidden)
-    layer = max(1, depth - 1)
+    layer = max(1, len(results.settings.hidden) - 1)
     for data in results.settings.data:
-        measured = (
-            results.records("measurement", part=_part(data, results.settings.fractions[end])) for end in (0, -1)
-        )
-        early, half = (half_rise(*over_training(records, "target_linearity", layer, depth)) for records in measured)
+        clean, *_, noisy = (run.line(layer) for run in _noisy_runs(results, data))
+        early, half = (line.reaches((line.means[0] + max(line.means)) / 2) for line in (clean, noisy))
         yield Claim(
             f"{data}: layer {layer} has half its rise in TL later at the highest p than without noise",
             "sudden late increase at high p",
@@ -394,14 +371,12 @@ def late(results: Results[Noisy]) -> Iterator[Claim]:
 
 def noisy_figure(results: Results[Noisy]) -> Figure:
     """A column per fraction: target linearity of the hidden layers above, accuracies below."""
-    settings = results.settings
-    data = settings.data[0]
-    page, axes = panels(2, len(settings.fractions), width=1.9, height=1.8, sharex=True, sharey="row")
-    for column, fraction in zip(axes.T, settings.fractions, strict=True):
-        part = _part(data, fraction)
-        draw_layers(column[0], results.records("measurement", part=part), "target_linearity", len(settings.hidden))
-        draw_accuracies(column[1], results.records("evaluation", part=part))
-        column[0].set_title(f"{data}, p = {fraction:g}")
+    runs = _noisy_runs(results, results.settings.data[0])
+    page, axes = panels(2, len(runs), width=1.9, height=1.8, sharex=True, sharey="row")
+    for column, run in zip(axes.T, runs, strict=True):
+        run.draw_layers(column[0])
+        run.draw_accuracies(column[1])
+        column[0].set_title(run.name)
         column[1].set_xlabel("epoch")
         column[1].set_ylim(0, 1.03)
     axes[0, 0].set_ylabel("target linearity")

@@ -30,7 +30,7 @@ from gramscope_lab.experiments.experiment import (
     part_name,
     training_config,
 )
-from gramscope_lab.experiments.plots import Figure, epoch_text, percent
+from gramscope_lab.experiments.plots import Figure, epoch_text, mean, percent
 
 #: share of the training set held out to choose hyper-parameters on
 VALIDATION = 0.1
@@ -143,13 +143,13 @@ class VCLSettings:
 def efficient(results: Results[VCLSettings]) -> Iterator[Claim]:
     """[VCL] §3.2: VC reaches SGD's best accuracy in one or two epochs."""
     for case, sgd, vcl in _pairs(results):
-        best, at = sgd.best
-        reached = vcl.reaches(best)
+        best, at = sgd.line.best
+        reached = vcl.line.reaches(best)
         reason = f"SGD: {sgd.setting}; VC: {vcl.setting}; the warm-up ({results.settings.warm_up:g} epochs) is counted"
         yield Claim(
             f"{case.title}: VC reaches SGD's best mean accuracy within two epochs",
             "in one or two epochs",
-            f"{epoch_text(reached)}, within half a point of it {epoch_text(vcl.reaches(best - 0.005))}",
+            f"{epoch_text(reached)}, within half a point of it {epoch_text(vcl.line.reaches(best - 0.005))}",
             reached <= 2,
             reason,
         )
@@ -158,7 +158,7 @@ def efficient(results: Results[VCLSettings]) -> Iterator[Claim]:
             "SGD: 13 on CIFAR-100, 18 on SVHN",
             f"{epoch_text(reached)} and {epoch_text(at)} ({percent(best)})",
             reached < at / 2,
-            f"VC's best is {percent(vcl.best[0])}, in {epoch_text(vcl.best[1])}",
+            f"VC's best is {percent(vcl.line.best[0])}, in {epoch_text(vcl.line.best[1])}",
         )
 
 
@@ -177,17 +177,18 @@ def robust(results: Results[VCLSettings]) -> Iterator[Claim]:
     for case, sgd, vcl in _pairs(results):
         text = f"{case.title}: VC varies less over seeds than SGD (second half of training)"
         yield _varies_less(text, "consistently low variance", vcl, sgd)
-        best, at = vcl.best
+        best, at = vcl.line.best
         yield Claim(
             f"{case.title}: VC ends less than 1 point below its best epoch",
             "does not overfit",
-            f"{percent(vcl.final)} at the end, best {percent(best)} in epoch {at:g}",
-            best - vcl.final < 0.01,
+            f"{percent(vcl.line.final)} at the end, best {percent(best)} in epoch {at:g}",
+            best - vcl.line.final < 0.01,
         )
 
 
 def _varies_less(text: str, published: str, curve: Curve, other: Curve, reason: str = "") -> Claim:
-    a, b = 100 * curve.spread_over_training(), 100 * other.spread_over_training()
+    deviations = (found.line.deviations for found in (curve, other))
+    a, b = (100 * mean(values[len(values) // 2 :]) for values in deviations)
     return Claim(text, published, f"deviation {a:.2f} and {b:.2f} points", a < b, reason)
 
 
@@ -209,8 +210,8 @@ def also_works(results: Results[VCLSettings]) -> Iterator[Claim]:
         yield Claim(
             f"{case.title}: VC learns (over half right), and ends at most 5 points below SGD",
             "also works",
-            f"{measured}; after epoch 1: {percent(vcl.at(1.0))} and {percent(sgd.at(1.0))}",
-            difference >= -5 and vcl.final > 0.5,
+            f"{measured}; after epoch 1: {percent(vcl.line.at(1.0))} and {percent(sgd.line.at(1.0))}",
+            difference >= -5 and vcl.line.final > 0.5,
             f"SGD: {sgd.setting}; VC: {vcl.setting}",
         )
 
@@ -253,7 +254,7 @@ class GramSettings:
 
 
 def _used(plain: Curve, whitened: Curve) -> str:
-    (sgd, at), (best, when) = plain.best, whitened.best
+    (sgd, at), (best, when) = plain.line.best, whitened.line.best
     best_epochs = f"best epochs: {percent(best)} ({when:g}) and {percent(sgd)} ({at:g})"
     return f"SGD: {plain.setting}; whitened: {whitened.setting}; {best_epochs}"
 
@@ -289,16 +290,16 @@ def same_setting(results: Results[GramSettings]) -> Iterator[Claim]:
 def early(results: Results[GramSettings]) -> Iterator[Claim]:
     """[Gram] §2: on SVHN and CIFAR-10 SGD's best is reached in four to five epochs."""
     for case, plain, whitened in _pairs(results):
-        best, at = plain.best
-        epoch = whitened.reaches(best)
+        best, at = plain.line.best
+        epoch = whitened.line.reaches(best)
         published = case.data in ("svhn", "cifar10")
-        close = f"within a point of it {epoch_text(whitened.reaches(best - 0.01), 'after ')}"
+        close = f"within a point of it {epoch_text(whitened.line.reaches(best - 0.01), 'after ')}"
         yield Claim(
             f"{case.title}: whitened reaches SGD's best mean accuracy "
             + ("within five epochs" if published else "no later than SGD"),
             "in four to five epochs" if published else "of SVHN and CIFAR-10: in four to five epochs",
             f"{epoch_text(epoch, 'after ')} (SGD: {percent(best)} after {at:g}; "
-            f"whitened: {percent(whitened.best[0])} after {whitened.best[1]:g})",
+            f"whitened: {percent(whitened.line.best[0])} after {whitened.line.best[1]:g})",
             epoch <= (5 if published else at),
             close if published else f"{close}; not claimed of this data set",
         )

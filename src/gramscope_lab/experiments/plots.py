@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -86,8 +86,35 @@ def save_figure(figure: Figure, directory: RunDirectory, name: str) -> tuple[Pat
 
 
 # -- lines --------------------------------------------------------------------------------------------------------
-def curve(records: Iterable[Record], x: str, y: str) -> tuple[list[float], list[float], list[float]]:
-    """Mean and standard deviation of ``y`` over the records with equal ``x``: ``xs, means, deviations``.
+class Line(NamedTuple):
+    """A value over training: where it was recorded, and its mean and standard deviation there."""
+
+    x: list[float]
+    means: list[float]
+    deviations: list[float]
+
+    @property
+    def final(self) -> float:
+        """The last mean."""
+        return self.means[-1]
+
+    @property
+    def best(self) -> tuple[float, float]:
+        """The highest mean, and where it is first reached."""
+        top = max(self.means)
+        return top, self.reaches(top)
+
+    def at(self, x: float) -> float:
+        """The mean at the first place from ``x`` on, or at the last one recorded."""
+        return next((value for place, value in zip(self.x, self.means, strict=True) if place >= x), self.final)
+
+    def reaches(self, level: float) -> float:
+        """The first place with at least this mean; infinite if there is none."""
+        return next((place for place, value in zip(self.x, self.means, strict=True) if value >= level), math.inf)
+
+
+def curve(records: Iterable[Record], x: str, y: str) -> Line:
+    """Mean and standard deviation of ``y`` over the records with equal ``x``.
 
     Records where ``y`` is missing or was not finite are left out; one record has deviation 0.
     """
@@ -95,9 +122,8 @@ def curve(records: Iterable[Record], x: str, y: str) -> tuple[list[float], list[
     for record in records:
         if record.get(y) is not None:
             groups.setdefault(record[x], []).append(record[y])
-    found = {key: spread(groups[key]) for key in sorted(groups)}
-    known = {key: value for key, value in found.items() if value is not None}
-    return list(known), [value.mean for value in known.values()], [value.deviation for value in known.values()]
+    known = {key: value for key in sorted(groups) if (value := spread(groups[key])) is not None}
+    return Line(list(known), [value.mean for value in known.values()], [value.deviation for value in known.values()])
 
 
 def mean(values: Iterable[float]) -> float:

@@ -22,12 +22,13 @@ def curve(*seeds: list[float]) -> Curve:
 
 def test_curve_reads_means_over_seeds() -> None:
     found = curve([0.1, 0.6, 0.5], [0.1, 0.8, 0.7])
-    assert found.final == pytest.approx(0.6)
-    assert found.best == (pytest.approx(0.7), 1.0)
-    assert found.reaches(0.65) == 1.0
-    assert math.isinf(found.reaches(0.9))
-    assert found.at(2.0) == pytest.approx(0.6)
-    assert found.spread_over_training() == pytest.approx(0.2 / math.sqrt(2))
+    line = found.line
+    assert line.final == pytest.approx(0.6)
+    assert line.best == (pytest.approx(0.7), 1.0)
+    assert line.reaches(0.65) == 1.0
+    assert math.isinf(line.reaches(0.9))
+    assert line.at(2.0) == pytest.approx(0.6)
+    assert line.deviations[1:] == [pytest.approx(0.2 / math.sqrt(2))] * 2
     difference, text = compare_finals(found, curve([0.0, 0.0, 0.4], [0.0, 0.0, 0.4]))
     assert difference == pytest.approx(20.0)
     assert text == "60.0 % and 40.0 % (+20.0 ± 10.0)"

@@ -53,8 +53,9 @@ def test_every_hidden_layer_is_measured_at_its_output(results: Read) -> None:
     found = results("gram-fig4")
     measured = found.records("measurement")
     assert {r["layer"] for r in measured} == {"hidden2", "readout"}
-    assert {r["layer"] for r in gram_linearity.features_of(measured, 1, 2)} == {"hidden2"}
-    assert len(gram_linearity.by_depth(measured, "target_linearity", 2, 3.0)) == 2
+    fast, _ = gram_linearity._runs(found)["digits"]
+    assert [{r["layer"] for r in fast.features(layer)} for layer in (1, 2)] == [{"hidden2"}, {"readout"}]
+    assert fast.line(2).x == [0, 1, 2, 3]
     (inputs,) = found.records("input")
     data = load("digits").flat()
     expected = gs.target_linearity(data.subset(300).x_train, data.subset(300).y_train)
@@ -63,11 +64,11 @@ def test_every_hidden_layer_is_measured_at_its_output(results: Read) -> None:
 
 def test_settings_are_told_apart_and_the_fitting_one_is_judged(results: Read, done: Run) -> None:
     made = done("gram-fig4")
-    fast, slow = gram_linearity._runs(results("gram-fig4"))
-    assert (fast.text, slow.text) == ("lr 0.1, momentum 0.9", "lr 0.01, momentum 0.9")
+    fast, slow = gram_linearity._runs(results("gram-fig4"))["digits"]
+    assert (fast.name, slow.name) == ("digits, lr 0.1, momentum 0.9", "digits, lr 0.01, momentum 0.9")
     assert len(fast.evaluated) == len(slow.evaluated) == 2 * 4
-    assert fast.last("train_accuracy") > slow.last("train_accuracy") + 0.2
-    assert [run.text for run in gram_linearity._judged(results("gram-fig4"))] == [fast.text]
+    assert fast.accuracy("train").final > slow.accuracy("train").final + 0.2
+    assert [run.name for run, _ in gram_linearity._judged(results("gram-fig4"))] == [fast.name]
     assert sum("accuracies" in claim.claim for claim in made.claims) == 2
 
 
