@@ -6,9 +6,6 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-#: a standard deviation of fewer values says little: their range is shown instead
-FEW = 5
-
 
 @dataclass(frozen=True)
 class Spread:
@@ -19,16 +16,6 @@ class Spread:
     count: int
     least: float
     largest: float
-
-    @property
-    def low(self) -> float:
-        """Lower end of a band: mean − 2σ, of fewer than :data:`FEW` values the least."""
-        return self.least if self.count < FEW else self.mean - 2 * self.deviation
-
-    @property
-    def high(self) -> float:
-        """Upper end of a band: mean + 2σ, of fewer than :data:`FEW` values the largest."""
-        return self.largest if self.count < FEW else self.mean + 2 * self.deviation
 
 
 def spread(values: Iterable[float | None]) -> Spread | None:

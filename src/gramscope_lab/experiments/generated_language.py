@@ -16,11 +16,14 @@ from gramscope_lab.experiments.bert import Examples, require
 #: symbol -> its forms, drawn with equal chances: symbols, and classes of words with the entity they are part of
 RULES: dict[str, tuple[str, ...]] = {
     "sentence": ("clause stop", "clause stop", "clause stop", "clause conjunction clause stop"),
-    "clause": ("phrase verb phrase where", "phrase verb phrase where adverb", "phrase verb phrase with phrase"),
-    "phrase": ("person", "person", "firm", "article description noun", "article description noun", "some description plural"),
+    "clause": ("phrase verb phrase rest manner",),
+    "phrase": (*["person"] * 3, "firm", *["article description noun", "some description plural"] * 3),
     "person": ("surname:B-PER", "first-name:B-PER surname:I-PER"),
     "firm": ("surname:B-ORG inc:I-ORG", "town:B-ORG inc:I-ORG"),
-    "where": ("", "preposition town:B-LOC"),
+    "place": ("preposition town:B-LOC",),
+    "where": ("", "place", "place"),
+    "rest": (*[""] * 3, *["place"] * 5, *["with phrase"] * 2),
+    "manner": ("", "", "", "adverb", "adverb"),
     "description": ("", "adjective", "adjective", "degree adjective"),
 }  # fmt: skip
 #: class of words -> part of speech

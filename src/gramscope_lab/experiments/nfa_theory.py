@@ -175,8 +175,7 @@ def reversals(
 ) -> Iterator[Record]:
     """[NFA] Fig. 3 with n = k = d = ``size``: one quadratic net for all data, predictions from moments over ``nets`` others.
 
-    ``free_…`` are free-probability predictions with the moments of R averaged over nets (as [NFA] does: ``predicted``), with
-    their exact Gaussian values, and of the observed net itself; ``gaussian`` is the ratio of exact mean traces.
+    ``predicted`` is the free-probability prediction with the moments of R averaged over nets, as [NFA] has it.
 
     Works with d×d products only: per data set four products for the moments of A and B and three for the observed
     traces. ``scale`` multiplies X₁, see :func:`~gramscope_lab.data.synthetic.alignment_reversing`: 1 (the text) and
@@ -184,23 +183,18 @@ def reversals(
     """
     generator = torch.Generator().manual_seed(seed)
     r = weight_matrix(size, size, generator)
-    sampled = torch.stack([spectral_moments(weight_matrix(size, size, generator)) for _ in range(nets)]).mean(0)
-    moments = {"sampled": sampled, "exact": gaussian_spectral_moments(size, size), "own": spectral_moments(r)}
+    moments = torch.stack([spectral_moments(weight_matrix(size, size, generator)) for _ in range(nets)]).mean(0)
     for data_seed in range(data_seeds):
         draw = draw_alignment_reversing(size, size, balance, torch.Generator().manual_seed(1000 * seed + data_seed))
         for scale, inverse in product((1.0, small / math.sqrt(size)), INVERSES):
             matrices = data_matrices(*draw.build(inverse, scale))
-            family = MatrixFamily(matrices)
-            free = {name: float(free_traces(family, of_r).correlation) for name, of_r in moments.items()}
             yield {
                 "balance": balance,
                 "data_seed": data_seed,
                 "inverse": inverse,
                 "scale": scale,
-                "predicted": free["sampled"],
+                "predicted": float(free_traces(MatrixFamily(matrices), moments).correlation),
                 "observed": float(observed_traces(matrices, r).correlation),
-                **{f"free_{name}_moments": value for name, value in free.items()},
-                "gaussian": float(gaussian_traces(family, size).correlation),
             }
 
 

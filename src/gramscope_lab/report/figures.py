@@ -157,7 +157,7 @@ def _slider(moments: Sequence[str]) -> dict[str, Any]:
 
 
 # -- lines ----------------------------------------------------------------------------------------------------------
-def line(name: str, index: int, x: Sequence[Any], values: Sequence[Spread], at: str, log: bool) -> list[Trace]:
+def line(name: str, index: int, x: Sequence[Any], values: Sequence[Spread], at: str) -> list[Trace]:
     """A line with a band over seeds, the band first; ``at`` says on hovering where a point is."""
     kept = thin(range(len(x)), POINTS)
     x, values = [x[i] for i in kept], [values[i] for i in kept]
@@ -169,7 +169,7 @@ def line(name: str, index: int, x: Sequence[Any], values: Sequence[Spread], at: 
     }
     traces = []
     if any(value.deviation for value in values):
-        ends = [*(value.high for value in values), *(_low(value, log) for value in reversed(values))]
+        ends = [*(value.largest for value in values), *(value.least for value in reversed(values))]
         flat = {"fill": "toself", "fillcolor": faint(colour(index), 0.18), "line": {"width": 0}, "hoverinfo": "skip"}
         around = {"type": "scatter", "mode": "lines", "x": [*x, *reversed(x)], "y": rounded(ends), "showlegend": False}
         traces.append({"name": label(name), "legendgroup": name, **around, **flat})
@@ -188,14 +188,9 @@ def _points(name: str, x: Sequence[Any], values: Sequence[Spread], at: str) -> T
     trace |= {"x": list(x), "y": rounded(value.mean for value in values)}
     ends = ""
     if any(value.deviation for value in values):
-        trace["customdata"] = [rounded((value.low, value.high)) for value in values]
+        trace["customdata"] = [rounded((value.least, value.largest)) for value in values]
         ends = " (%{customdata[0]:.4~g} to %{customdata[1]:.4~g})"
     return trace | {"hovertemplate": f"{label(name)}<br>{at}<br>%{{y:.4~g}}{ends}<extra></extra>"}
-
-
-def _low(value: Spread, log: bool) -> float:
-    """The lower end of a band; on a logarithmic axis a hundredth of the mean where it is not positive."""
-    return value.low if value.low > 0 or not log else value.mean / 100
 
 
 # -- maps -----------------------------------------------------------------------------------------------------------
@@ -231,7 +226,7 @@ def heat_map(
 def _cell_text(cell: Spread | None, null: Spread | None) -> str:
     if cell is None:
         return ""
-    ends = f" ({cell.low:.4g} to {cell.high:.4g})" if cell.deviation else ""
+    ends = f" ({cell.least:.4g} to {cell.largest:.4g})" if cell.deviation else ""
     return f"{cell.mean:.4g}{ends}" + ("" if null is None else f", null {null.mean:.4g}")
 
 
@@ -307,11 +302,11 @@ def training_panels(runs: Runs) -> list[Panel]:
 def _over_training(runs: Runs, what: str) -> Panel | None:
     parts = evaluated_parts(runs.all, what)
     curves = [s.curve(f"{part}_{what}", None, runs.clock) for s in runs.settings for part in parts]
-    positive = all(value.mean > 1e-300 for curve in curves for value in curve.values)
+    positive = all(value.least > 1e-300 for curve in curves for value in curve.values)
     scales = ("linear", "log") if what == "loss" and positive else ("linear",)
     views = []
     for clock, scale in [*((runs.clock, scale) for scale in scales), ("seconds", "linear")]:
-        facets = [[t for s in runs.settings for t in _lines(s, f"{part}_{what}", clock, scale)] for part in parts]
+        facets = [[t for s in runs.settings for t in _lines(s, f"{part}_{what}", clock)] for part in parts]
         label = f"over {clock}, logarithmic" if scale == "log" else f"over {clock}"
         titles = [PARTS.get(part, part) for part in parts]
         if any(facets):
@@ -322,7 +317,7 @@ def _over_training(runs: Runs, what: str) -> Panel | None:
     return Panel(what, "Training", what.capitalize(), sentence, views, terms=[(what, *_TERMS[what])])
 
 
-def _lines(setting: Setting, key: str, clock: str, scale: str) -> list[Trace]:
+def _lines(setting: Setting, key: str, clock: str) -> list[Trace]:
     curve = setting.curve(key, None, clock)
     at = f"{clock} %{{x:.4~g}}"
-    return line(setting.name, setting.index, curve.times, curve.values, at, scale == "log") if curve else []
+    return line(setting.name, setting.index, curve.times, curve.values, at) if curve else []

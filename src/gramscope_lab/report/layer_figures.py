@@ -167,7 +167,7 @@ class Measured:
         """Whether a measure is drawn on a logarithmic scale: it ranges over orders of magnitude and is positive."""
         layers, clock = self.runs.measures[name], self.runs.clock
         curves = (setting.curve(name, layer, clock) for setting in self.runs.settings for layer in layers)
-        return name in LOGARITHMIC and all(value.mean > 1e-300 for curve in curves for value in curve.values)
+        return name in LOGARITHMIC and all(value.least > 1e-300 for curve in curves for value in curve.values)
 
     def times(self, names: Sequence[str], settings: Sequence[Setting]) -> dict[int, float]:
         """The time of each step at which one of the measures was taken."""
@@ -199,18 +199,18 @@ def _lines(found: Measured, key: str, title: str, sentence: str, names: Sequence
     clock, views = found.runs.clock, []
     for name in names:
         log = found.logarithmic(name)
-        facets = [_layer_lines(found, name, layer, log) for layer in layers]
+        facets = [_layer_lines(found, name, layer) for layer in layers]
         y = {"matches": True, "type": "log" if log else "linear", "nticks": 6}
         views.append(View(_plain(name), facets, [*map(layer_label, layers)], {"title.text": clock}, y))
     return Panel(key, _SECTION, title, sentence, views, terms=terms(names), note=_left_out((layers, known, "layers")))
 
 
-def _layer_lines(found: Measured, name: str, layer: str, log: bool) -> list[Trace]:
+def _layer_lines(found: Measured, name: str, layer: str) -> list[Trace]:
     clock, traces = found.runs.clock, list[Trace]()
     at = f"{clock} %{{x:.4~g}}"
     for setting in found.settings(name):
         if curve := setting.curve(name, layer, clock):
-            traces += line(setting.name, setting.index, curve.times, curve.values, at, log)
+            traces += line(setting.name, setting.index, curve.times, curve.values, at)
         null = name in found.nulls and setting.curve(found.nulls[name], layer, clock)
         if null:
             traces.append(null_line(setting.name, setting.index, null.times, null.values, at))
@@ -227,15 +227,12 @@ def _by_depth(found: Measured) -> Panel:
     for name in found.names:
         log = found.logarithmic(name)
         if layout is None:
-            lines = [
-                _depth_line(found, s, name, s.name, s.index, found.layers, ticks, log) for s in found.runs.settings
-            ]
+            lines = [_depth_line(found, s, name, s.name, s.index, found.layers, ticks) for s in found.runs.settings]
             facets, titles = [[trace for own in lines for trace in own]], [""]
         else:
             rows = list(enumerate(zip(layout.kinds, layout.inside, strict=True)))
             facets = [
-                [t for i, (k, row) in rows for t in _depth_line(found, s, name, k, i, row, ticks, log)]
-                for s in settings
+                [t for i, (k, row) in rows for t in _depth_line(found, s, name, k, i, row, ticks)] for s in settings
             ]
             titles = [s.name for s in settings]
         views.append(View(_plain(name), facets, titles, x, {"matches": True, "type": "log" if log else "linear"}))
@@ -254,7 +251,6 @@ def _depth_line(
     index: int,
     layers: Sequence[str | None],
     ticks: Sequence[str],
-    log: bool,
 ) -> list[Trace]:
     """The last values of a row of layers, and their nulls."""
     traces = []
@@ -263,7 +259,7 @@ def _depth_line(
         known = {tick: curve.values[-1] for tick, curve in zip(ticks, curves, strict=True) if curve}
         x, values = list(known), list(known.values())
         if known and measure == name:
-            traces += line(title, index, x, values, "%{x}", log)
+            traces += line(title, index, x, values, "%{x}")
         elif known:
             traces.append(null_line(title, index, x, values, "%{x}"))
     return traces

@@ -8,7 +8,7 @@ import hashlib
 import html
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -106,7 +106,7 @@ def render(runs: Runs, *, refresh: int = 0) -> str:
     for panel in panels:
         sections.setdefault(panel.section, []).append(panel)
     shown = [tag("section", tag("h2", section), *map(_panel, own)) for section, own in sections.items()]
-    main = tag("main", _outcome(runs, title), *shown, _how(runs), _tables(runs, panels))
+    main = tag("main", _outcome(runs, title), *shown, _how(runs), _tables(runs))
     head = [
         Html('<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'),
         Html('<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'),
@@ -198,24 +198,9 @@ def _panel(panel: Panel) -> Html:
     )
 
 
-def _tables(runs: Runs, panels: Sequence[Panel]) -> Html:
+def _tables(runs: Runs) -> Html:
     shown = [part for table in summary.tables(runs) for part in (tag("h3", table.title), table_html(table))]
-    hints = [tag("div", tag("dt", what), tag("dd", how)) for what, how in _not_recorded(panels)]
-    missing = [tag("h2", "Not recorded"), tag("dl", *hints, class_="facts")] if hints else []
-    return tag("section", tag("h2", "Tables"), *shown, *missing, id="tables")
-
-
-def _not_recorded(panels: Sequence[Panel]) -> Iterator[tuple[str, str]]:
-    """What the page cannot show, and how to record it."""
-    shown = {panel.key for panel in panels}
-    if not any(panel.section == "Layers" for panel in panels):
-        yield (
-            "measures of layers",
-            "gramscope train … --measure-every 1; in a loop of your own, gs.Monitor(…, log=run.append)",
-        )
-    if "spectra" not in shown or "diagonals" not in shown:
-        own = "in a loop of your own, save_spectra and save_diagonals of gramscope_lab.runs.layer_snapshots"
-        yield "spectra and diagonals", f"measure.matrices = true; {own}"
+    return tag("section", tag("h2", "Tables"), *shown, id="tables")
 
 
 # -- HTML -----------------------------------------------------------------------------------------------------------

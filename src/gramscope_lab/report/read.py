@@ -18,7 +18,7 @@ from gramscope.names import printable
 from gramscope_lab.runs.directory import RunDirectory
 from gramscope_lab.runs.files import CONFIG, ENVIRONMENT, RECORDS
 from gramscope_lab.runs.records import Record
-from gramscope_lab.spread import FEW, Spread, spread
+from gramscope_lab.spread import Spread, spread
 
 if TYPE_CHECKING:
     pass
@@ -235,15 +235,12 @@ def read_runs(paths: Sequence[Path | str]) -> Runs:
 
 
 def spread_sentence(runs: Runs) -> str:
-    """What bands and error bars show, which depends on the number of seeds."""
+    """What bands and error bars show."""
     counts = sorted({len(setting.runs) for setting in runs.settings})
     if not counts or counts[-1] == 1:
         return "There is one seed, so no spread is shown."
     seeds = f"{counts[0]} seeds" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
-    if counts[-1] < FEW:
-        return f"{seeds}: bands and bars show the range of the values, from the least to the largest."
-    less = "" if counts[0] >= FEW else f", of fewer than {FEW} seeds the range of the values"
-    return f"{seeds}: bands and bars show mean ± 2σ, σ the standard deviation over seeds{less}."
+    return f"{seeds}: bands and bars show the range of the values, from the least to the largest."
 
 
 # -- one directory --------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 from gramscope_lab.report.read import Curve, Runs, decisive, evaluated_keys, key_text, readable, value_text
 from gramscope_lab.runs.directory import RunDirectory
 from gramscope_lab.runs.files import CONFIG, ENVIRONMENT, read_file
-from gramscope_lab.spread import FEW, Spread
+from gramscope_lab.spread import Spread
 
 #: most settings whose values are all named, most rows of a table, and most bytes of pictures in a page
 NAMED, ROWS, PICTURE_BYTES = 4, 300, 1_500_000
@@ -60,7 +60,7 @@ def _comparison(curves: Mapping[str, Curve], key: str, clock: str) -> list[str]:
     rest = _several([f"{name} {_number(ends[name].mean, key)}" for name in others])
     best = ends[first]
     found = [f"At the end ({clock} {time:g}, {seeds}) {first} has {key_text(key)} {_number(best.mean, key)}, {rest}."]
-    rivals = [name for name in others if best.low <= ends[name].high and ends[name].low <= best.high]
+    rivals = [name for name in others if best.least <= ends[name].largest and ends[name].least <= best.largest]
     if rivals:
         found.append(f"The spread over seeds of {_several(rivals)} overlaps with that of {first}.")
     return found
@@ -130,7 +130,7 @@ def results_table(runs: Runs) -> Table | None:
         last = (main.times[-1], len(setting.runs), seconds.values[-1].mean if seconds else None)
         rows.append([*row, *map(cell, last)])
     several = any(len(setting.runs) > 1 for setting, _ in found)
-    note = f"Means over seeds with ± 2σ, of fewer than {FEW} seeds with their range." if several else ""
+    note = "Means over seeds with their range." if several else ""
     return _without_empty_columns(Table("Results", columns, rows, note))
 
 
@@ -232,15 +232,11 @@ def _number(value: float, key: str) -> str:
 
 
 def with_spread(value: Spread, key: str) -> str:
-    """Mean and spread, ± 2σ or the range of few seeds; accuracies in per cent."""
+    """Mean and range over seeds; accuracies in per cent."""
     if value.count == 1:
         return _number(value.mean, key)
-    if value.count < FEW:
-        low, high = (_number(end, key).removesuffix(" %") for end in (value.least, value.largest))
-        return f"{_number(value.mean, key)} ({low} to {high})"
-    if key.endswith("accuracy"):
-        return f"{100 * value.mean:.1f} ± {200 * value.deviation:.1f} %"
-    return f"{_number(value.mean, key)} ± {2 * value.deviation:.2g}"
+    low, high = (_number(end, key).removesuffix(" %") for end in (value.least, value.largest))
+    return f"{_number(value.mean, key)} ({low} to {high})"
 
 
 def plural(count: int, noun: str) -> str:

@@ -100,15 +100,6 @@ def test_hostile_names_are_shown_and_not_obeyed(tmp_path: Path) -> None:
     ]
 
 
-def test_what_was_not_recorded_is_said(tmp_path: Path) -> None:
-    run = RunDirectory.create(tmp_path / "bare", {"method": {"name": "sgd"}})
-    bare = render(read_runs([run.path]))
-    for words in ("--measure-every", "gs.Monitor(", "measure.matrices = true", "save_spectra"):
-        assert words in bare
-    run.append({"step": 0, "layers": {"fc": {"weight_norm": 1.0}}, "network": {}})
-    assert "gs.Monitor(" not in render(read_runs([run.path]))
-
-
 def test_the_page_is_written_where_it_belongs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = write_run(tmp_path / "one", epochs=1, layers=(), snapshots=False)
     assert write_report([run.path]) == tmp_path / "one" / "figures" / "report.html"

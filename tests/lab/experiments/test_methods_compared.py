@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from gramscope_lab.experiments import methods_compared
-from gramscope_lab.experiments.accuracy_curves import Curve, choose, compare_finals, settings_of
 from gramscope_lab.experiments.experiment import Options, Results, part_name
+from gramscope_lab.experiments.methods_compared import Curve, choose, compare_finals, settings_of
 from gramscope_lab.runs.directory import RunDirectory
 from refusals import assert_refused
 
