@@ -51,7 +51,7 @@ def _against_itself(cells: Iterable[By]) -> str:
         met = mean >= -max(least, 0.0 if math.isnan(error) else ERRORS * error)
         reached += met
         both = (_number(line, statistics.fmean(line.tests[seed] for seed in seeds)) for line in (ours, theirs))
-        difference = f"{'+' if mean >= 0 else '−'}{_number(ours, mean)} ± {_number(ours, error)}"
+        difference = f"{'+' if mean >= 0 else '−'}{_number(ours, mean)}{_spread(ours, error)}"
         rows.append((*_names(ours), *both, difference, "yes" if met else "**no**"))
     head = ("net, data", "steps", "FreeMuon", "linear schedule", "difference (+ is better)", "as good")
     text = (
@@ -121,8 +121,12 @@ def _names(line: Line) -> tuple[str, str]:
 
 
 def _score(line: Line) -> str:
-    spread = "" if math.isnan(line.error) else f" ± {_number(line, line.error)}"
-    return _number(line, line.score) + spread + ("" if line.rate is None else f" ({line.rate:g})")
+    rate = "" if line.rate is None else f" ({line.rate:g})"
+    return _number(line, line.score) + _spread(line, line.error) + rate
+
+
+def _spread(line: Line, error: float) -> str:
+    return "" if math.isnan(error) else f" ± {_number(line, error)}"
 
 
 def _number(line: Line, value: float) -> str:

@@ -169,6 +169,8 @@ def test_the_report_has_differences_peers_sensitivity_and_time() -> None:
     assert "| mlp, digits | 10 | **91.0 ± 1.0** | 71.0 ± 1.0 (0.3) |" in text
     assert "| mlp, digits | 10 | FreeMuon | 30.0 | 35.0 | 90.0 | 45.0 | 40.0 |" in text
     assert "| mlp, digits | 10.0 | 10.0 | 10.0 |" in text  # milliseconds
+    alone = [t for t in trials if t.seed == 0]
+    assert "| mlp, digits | 10 | 90.0 | 91.0 | −1.0 | **no** |" in report(alone, methods)
     loss = [replace(t, net="gpt", data="text", validation=-t.validation, test=-t.test) for t in trials]
     assert "| gpt, text | 10 | 91.000 | 92.000 | +1.000 ± 0.000 | yes |" in report(loss, methods)
 
