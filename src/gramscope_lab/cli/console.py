@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 from rich.text import Text
 from typing_extensions import override
@@ -87,18 +87,8 @@ def cell(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else printable(str(value))
 
 
-class _Rate(ProgressColumn):
-    """Units a second."""
-
-    @override
-    def render(self, task: Any) -> Text:
-        speed = task.finished_speed or task.speed
-        rate = "" if speed is None else f"{speed:.3g} {task.fields['unit']}s/s"
-        return Text(rate, style="progress.data.speed", no_wrap=True)
-
-
 class TerminalReporter(Reporter):
-    """Bars with rate and time left on a terminal, one line an evaluation elsewhere."""
+    """Bars with the time left on a terminal, one line an evaluation elsewhere."""
 
     def __init__(self) -> None:
         self._console = messages()
@@ -119,12 +109,11 @@ class TerminalReporter(Reporter):
             TextColumn("{task.description}", table_column=Column(no_wrap=True)),
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
-            _Rate(),
             TimeRemainingColumn(),
             TextColumn("{task.fields[news]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
             console=self._console,
         )
-        self._task = self._progress.add_task(label, total=total, unit=unit, news="")
+        self._task = self._progress.add_task(label, total=total, news="")
         self._progress.start()
 
     @override

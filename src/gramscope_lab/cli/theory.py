@@ -19,9 +19,7 @@ def command(
     context: typer.Context,
     data: Annotated[
         str,
-        typer.Option(
-            help="isotropic, decay, alignment-reversing, or an .npz/.safetensors file with x (n × d) and y (n)."
-        ),
+        typer.Option(help="isotropic, decay, alignment-reversing, or an .npz file with x (n × d) and y (n)."),
     ] = "isotropic",
     widths: Annotated[str, typer.Option(help="Hidden widths, comma separated.")] = "32,128,512",
     activation: Annotated[str, typer.Option(help="quadratic, relu, erf or linear.")] = "quadratic",
@@ -51,7 +49,7 @@ def command(
     from gramscope_lab.experiments.nfa_theory import compare_cnfa, polynomial_task
 
     generator = torch.Generator().manual_seed(seed)
-    from_file = Path(data).suffix in (".npz", ".safetensors")
+    from_file = data.endswith(".npz")
     reversing = [] if data == "alignment-reversing" else ["balance", "inverse", "scale"]
     polynomial = [] if data == "decay" else ["alpha"] if data == "isotropic" else ["alpha", "target"]
     refuse_unused(context, [*reversing, *polynomial, *(["n", "d"] if from_file else [])], f"with --data {data}")
@@ -62,7 +60,7 @@ def command(
     elif data in ("isotropic", "decay"):
         x, y = polynomial_task(n, d, alpha if data == "decay" else None, target, generator)
     else:
-        raise InputError(f"--data {data}: give isotropic, decay, alignment-reversing, or an .npz or .safetensors file")
+        raise InputError(f"--data {data}: give isotropic, decay, alignment-reversing, or an .npz file")
     records = compare_cnfa(
         x, y, numbers("--widths", widths, int, 1), activation=activation, depth=depth, nets=nets, generator=generator
     )
@@ -73,15 +71,11 @@ def command(
 def _load(path: Path) -> tuple[Tensor, Tensor]:
     import numpy as np
     import torch
-    from safetensors.torch import load_file
 
     if not path.is_file():
         raise InputError(f"--data {path}: no such file")
-    if path.suffix == ".npz":
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {key: torch.from_numpy(archive[key]) for key in archive.files}
-    else:
-        arrays = load_file(path)
+    with np.load(path, allow_pickle=False) as archive:
+        arrays = {key: torch.from_numpy(archive[key]) for key in archive.files}
     if not {"x", "y"} <= set(arrays):
         raise InputError(f"--data {path} holds {sorted(arrays)}; x [n, d] and y [n] are needed")
     return arrays["x"].double(), arrays["y"].double().squeeze()

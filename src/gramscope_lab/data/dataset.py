@@ -188,12 +188,19 @@ class DataSet:
             y_train=self.y_train[order[count:]],
         )
 
-    def with_label_noise(self, fraction: float, seed: int = 0) -> DataSet:
-        """Give a fraction of the training samples labels drawn at random; test and validation samples keep theirs."""
+    def with_label_noise(self, fraction: float, seed: int = 0, *, test: bool = False) -> DataSet:
+        """Give a fraction of the training samples labels drawn at random; with ``test`` the test samples too.
+
+        Validation samples keep their labels: split them off first.
+        """
         if self.classes is None:
             raise InputError(f"{self.name} is a regression set: label noise needs classes")
         source = generator(seed, "label noise", "train")
-        return replace(self, y_train=randomise_labels(self.y_train, fraction, self.classes, source))
+        noisy = replace(self, y_train=randomise_labels(self.y_train, fraction, self.classes, source))
+        if test:
+            source = generator(seed, "label noise", "test")
+            noisy = replace(noisy, y_test=randomise_labels(self.y_test, fraction, self.classes, source))
+        return noisy
 
 
 def _permutation(n: int, seed: int) -> Tensor:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from gramscope.errors import GramscopeError, InputError, MissingExtraError
+from gramscope.errors import GramscopeError, InputError
 
 #: environment variable that names the data directory
 ENVIRONMENT = "GRAMSCOPE_DATA"
@@ -55,10 +55,8 @@ def data_root(data_dir: str | Path | None = None) -> Path:
     chosen = data_dir or os.environ.get(ENVIRONMENT)
     if chosen:
         return Path(chosen).expanduser()
-    try:
-        import pooch
-    except ImportError:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gramscope"
+    import pooch
+
     return Path(pooch.os_cache("gramscope"))
 
 
@@ -135,10 +133,8 @@ def ensure(source: Source, root: Path, *, download: bool = True, force: bool = F
 
 
 def _fetch(source: Source, folder: Path, force: bool) -> None:
-    try:
-        import pooch
-    except ImportError as error:
-        raise MissingExtraError("downloading needs pooch: pip install pooch") from error
+    import pooch
+
     for file in source.archives:
         path = folder / file.name
         if path.exists() and not force and pooch.file_hash(path) != file.sha256:

@@ -48,8 +48,10 @@ def catalogue() -> tuple[Entry, ...]:
 
 
 def _entry(name: str, input_shape: list[int], source: dict[str, Any] | None = None, **facts: Any) -> Entry:
-    files = source and Source(name, **{**source, "archives": [RemoteFile(**file) for file in source["archives"]]})
-    return Entry(name, input_shape=tuple(input_shape), source=files, **facts)
+    if source is not None:
+        archives = [RemoteFile(**file) for file in source["archives"]]
+        facts["source"] = Source(name, **{**source, "archives": archives})
+    return Entry(name, input_shape=tuple(input_shape), **facts)
 
 
 def find_entry(name: str) -> Entry:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -349,23 +348,16 @@ def newest_intact(runs: Sequence[RunDirectory], steps: Iterable[int]) -> list[Ch
 
 
 # -- what a run was made with ------------------------------------------------------------------------------------------
-PACKAGES = ("torch", "numpy", "safetensors")
-
-#: facts that decide whether the same configuration gives the same bits
-DECISIVE = ("torch", "device", "machine", "threads")
-
-
 def describe_environment(device: str = "cpu") -> dict[str, Any]:
     """Facts about this process and ``device``, as plain values for JSON."""
     import torch
 
     kind = torch.device(device).type
-    versions = {name: _version(name) for name in PACKAGES}
     return {
         "started": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "gramscope": gramscope.__version__,
-        **versions,
+        "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "device": torch.cuda.get_device_name(device) if kind == "cuda" else kind,
         "machine": f"{platform.system()} {platform.machine()} {platform.processor()}".strip(),
@@ -374,11 +366,6 @@ def describe_environment(device: str = "cpu") -> dict[str, Any]:
         "git": git_state(),
         "command": sys.argv,
     }
-
-
-def differences(before: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Decisive facts that changed: with any, a resumed run need not have the bits of an undisturbed one."""
-    return {key: (before.get(key), now.get(key)) for key in DECISIVE if before.get(key) != now.get(key)}
 
 
 def git_state() -> dict[str, Any] | None:
@@ -393,10 +380,3 @@ def git_state() -> dict[str, Any] | None:
 def _git(*arguments: str) -> str:
     done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=True, timeout=5)
     return done.stdout.strip()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None

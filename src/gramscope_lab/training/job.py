@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import math
 import sys
 from collections.abc import Callable, Mapping
@@ -240,8 +239,10 @@ def build_model(table: ModelTable, seed: int, input_shape: tuple[int, ...], outp
     with PrivateRandomState(seed, "factory").active():
         if ":" in table.name:
             factory = load_factory(table.name)
-            _check_arguments(table, factory)
-            model = factory(**table.options)
+            try:
+                model = factory(**table.options)
+            except TypeError as error:
+                raise InputError(f"model.name = {table.name!r} with {table.options}: {error}") from error
             if not isinstance(model, nn.Module):
                 raise InputError(f"model.name = {table.name!r}: returned {type(model).__name__}, not a torch module")
             return model
@@ -280,20 +281,6 @@ def load_factory(path: str) -> Callable[..., Any]:
     if not callable(function):
         raise InputError(f"{path!r}: module {module_name} has no function {attribute!r}")
     return function  # type: ignore[no-any-return]
-
-
-def _check_arguments(table: ModelTable, factory: Callable[..., Any]) -> None:
-    try:
-        signature = inspect.signature(factory)
-    except ValueError:  # written in C
-        return
-    try:
-        signature.bind(**table.options)
-    except TypeError as error:
-        known = ", ".join(map(str, signature.parameters.values())) or "nothing"
-        raise InputError(
-            f"model.name = {table.name!r}: {error}; it takes {known}, given as model.NAME = value"
-        ) from error
 
 
 # -- do net, data and loss fit? Two samples tell, before anything is written ----------------------------------------------

@@ -7,7 +7,6 @@ optimizers are read from their signatures, when one is first needed; ``--help`` 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
@@ -126,20 +125,6 @@ METHODS |= {
     for name in ("sgd", "adam", "adamw", "muon")
     for prefix in WRAPPERS
 }
-
-
-def optimizer_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that an optimizer of torch takes: from ``given``, or its defaults; other keys are left out."""
-    beside = ("readout", "adamw_lr")
-    return {key: given.get(key, value) for key, value in METHODS[name]() if key not in beside}
-
-
-def library_options(optimizer: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the options whose defaults are the library's."""
-    import gramscope
-
-    own = inspect.signature(getattr(gramscope, optimizer)).parameters.keys() - {"layers", "readout", "reduction"}
-    return {key: value for key, value in given.items() if key in own}
 
 
 def split_wrapper(name: str) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from typing_extensions import override
 from gramscope.errors import InputError
 from gramscope.layers.select import select_layers
 from gramscope_lab.training.config import MethodTable
-from gramscope_lab.training.method_options import library_options, optimizer_options, split_wrapper
+from gramscope_lab.training.method_options import METHODS, split_wrapper
 
 if TYPE_CHECKING:
     from gramscope.optim.vcl import VCL
@@ -120,7 +120,10 @@ def _plain(name: str, model: nn.Module, options: Mapping[str, Any]) -> Method:
 
 def torch_optimizer(name: str, parameters: Iterable[Tensor], options: Mapping[str, Any]) -> optim.Optimizer:
     """An optimizer of torch with those of the options that it takes."""
-    arguments = optimizer_options(name, options)
+    defaults = dict(METHODS[name]())
+    arguments = {
+        key: options.get(key, default) for key, default in defaults.items() if key not in ("readout", "adamw_lr")
+    }
     if "beta1" in arguments:
         arguments["betas"] = (arguments.pop("beta1"), arguments.pop("beta2"))
     if "adjust" in arguments:
@@ -173,6 +176,6 @@ def _vcl(model: nn.Module, options: Mapping[str, Any], reduction: str, steps_per
     def readout(parameters: list[nn.Parameter]) -> optim.Optimizer:
         return torch_optimizer(options["readout"], parameters, beside)
 
-    own = library_options("VCL", options)
+    own = {key: options[key] for key in ("gamma", "alpha", "solver", "rank")}
     vcl = VCL(model, reduction=reduction, layers=options["layers"] or None, readout=readout, **own)
     return VCLMethod(vcl, round(float(options["warm_up_epochs"]) * steps_per_epoch))

@@ -31,8 +31,6 @@ Stack: TypeAlias = dict[str, Tensor]
 
 #: methods that treat every number alone
 _BY_NUMBER = ("sgd", "adam", "adamw")
-_RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)
-_RUNNING = (nn.modules.batchnorm._NormBase,)
 
 
 class StackedEngine(Engine):
@@ -260,9 +258,7 @@ def member_obstacle(job: Job) -> str:
     if config.clip:
         return "each run's gradient is clipped on its own"
     for module in job.model.modules():
-        if isinstance(module, _RANDOM) and getattr(module, "p", 1.0) != 0.0:
-            return f"{type(module).__name__} draws random numbers"
-        if isinstance(module, _RUNNING) and module.track_running_stats:
+        if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
             return f"{type(module).__name__} keeps running statistics"
     return ""
 

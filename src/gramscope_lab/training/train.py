@@ -17,7 +17,7 @@ from torch import nn
 
 from gramscope.errors import InputError, ResultWarning
 from gramscope_lab.data.dataset import DataSet
-from gramscope_lab.runs.directory import RunDirectory, describe_environment, differences
+from gramscope_lab.runs.directory import RunDirectory, describe_environment
 from gramscope_lab.runs.files import RECORDS
 from gramscope_lab.runs.records import last_record
 from gramscope_lab.training import sweep
@@ -321,9 +321,12 @@ def _record_start(root: RunDirectory, device: str, execution: str, resume: bool)
     """Record the environment of a new run; compare that of a resumed one with what is recorded."""
     now = describe_environment(device)
     before = root.environment if resume else {}
-    changed = differences(before, now) if before else {}
-    if changed:
-        changes = "; ".join(f"{key}: {old} then, {new} now" for key, (old, new) in changed.items())
+    decisive = ("torch", "device", "machine", "threads")  # for the last bits
+    changed = [
+        f"{key}: {before.get(key)} then, {now.get(key)} now" for key in decisive if before.get(key) != now.get(key)
+    ]
+    if before and changed:
+        changes = "; ".join(changed)
         warnings.warn(
             f"resuming {root.path} elsewhere ({changes}): the last bits may differ", ResultWarning, stacklevel=3
         )

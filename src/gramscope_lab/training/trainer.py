@@ -8,14 +8,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from gramscope.errors import GramscopeError, InputError, NumericalError
+from gramscope.errors import InputError, NumericalError
 from gramscope_lab.runs.directory import RunDirectory, newest_intact
 from gramscope_lab.runs.layer_snapshots import save_diagonals, save_spectra
 from gramscope_lab.training.job import Job, probe
@@ -100,10 +99,7 @@ class Engine(ABC):
     def load_states(self, states: Sequence[tuple[Mapping[str, Tensor], dict[str, Any]]]) -> None:
         """Continue from stored weights and states."""
         for index, (job, (weights, state)) in enumerate(zip(self.jobs, states, strict=True)):
-            try:
-                job.model.load_state_dict(dict(weights))
-            except RuntimeError as error:
-                raise InputError(f"it has weights of another model: {error}") from error
+            job.model.load_state_dict(dict(weights))
             self._loss_sum[index] = state["loss_sum"].to(job.device)
             self._loss_count = int(state["loss_count"])
         self.load_training_states([state for _, state in states])
@@ -237,7 +233,6 @@ class Trainer:
         self._measure = measure
         self._reporter = reporter or Reporter()
         self._progress = Progress()
-        self._resumed: Path | None = None  # the run whose checkpoint the next step continues
         self._diverged = [False] * len(engine.jobs)
         self._config = engine.jobs[0].config
 
@@ -263,9 +258,7 @@ class Trainer:
         plan, progress = self.engine.plan, self._progress
         while progress.step < plan.steps:
             try:
-                with _continuing(self._resumed):
-                    self.engine.advance(progress.step)
-                self._resumed = None
+                self.engine.advance(progress.step)
             except NumericalError as error:
                 self._save()
                 return Outcome(progress.step, True, f"diverged: {error}")
@@ -352,28 +345,17 @@ class Trainer:
                 run.rewind(None)
             return 0
         checkpoints = newest_intact(self.runs, common)
-        self._resumed = self.runs[0].path
-        with _continuing(self._resumed):
+        try:
             self.engine.load_states([(c.model, c.state["training"]) for c in checkpoints])
             state = checkpoints[0].state
             self._progress = Progress(checkpoints[0].step, float(state["seconds"]))
             self._diverged = [bool(checkpoint.state["diverged"]) for checkpoint in checkpoints]
+        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise InputError(
+                f"the checkpoint of {self.runs[0].path} does not fit its configuration ({type(error).__name__}: {error}); "
+                "restore both, or start again with --force"
+            ) from error
         for index, (run, checkpoint) in enumerate(zip(self.runs, checkpoints, strict=True)):
             run.rewind(checkpoint)
             self.records[index] = run.records()
         return self._progress.step
-
-
-@contextmanager
-def _continuing(path: Path | None) -> Iterator[None]:
-    """Name the run where what its checkpoint holds cannot be loaded, or fails in the first step: it may be somebody else's."""
-    try:
-        yield
-    except (ArithmeticError, AssertionError, LookupError, AttributeError, RuntimeError, TypeError, ValueError) as error:
-        documented = isinstance(error, InputError)
-        if path is None or (isinstance(error, torch.OutOfMemoryError | GramscopeError) and not documented):
-            raise
-        reason = str(error) if documented else f"{type(error).__name__}: {error}"
-        raise InputError(
-            f"the checkpoint of {path} does not fit its configuration ({reason}); restore both, or start again with --force"
-        ) from error

@@ -58,12 +58,13 @@ def test_subset_draws_without_replacement_and_by_seed() -> None:
         assert_refused("30 training samples", data.subset, wrong)
 
 
-def test_label_noise_touches_train_only() -> None:
+def test_label_noise_touches_train_only_by_default() -> None:
     data = small(400, 200)
     noisy = data.with_label_noise(0.5, seed=3)
     changed = (noisy.y_train != data.y_train).float().mean()
     assert 0.3 < float(changed) < 0.45  # half of them redrawn, of which three quarters differ
     assert torch.equal(noisy.y_test, data.y_test)
+    assert not torch.equal(data.with_label_noise(0.5, test=True).y_test, data.y_test)
     regression = from_tensors("r", torch.rand(4, 2), torch.rand(4), torch.rand(2, 2), torch.rand(2))
     assert_refused("needs classes", regression.with_label_noise, 0.5)
 

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from gramscope.errors import InputError, MissingExtraError
+from gramscope.errors import InputError
 from gramscope_lab.cli.data import app
 from gramscope_lab.data import catalogue, load, named_sets
-from gramscope_lab.data.downloads import DownloadError, RemoteFile, Source, data_root, ensure, unpack
+from gramscope_lab.data.downloads import DownloadError, RemoteFile, Source, ensure, unpack
 from official_files import cifar_records, random_images, tar_bytes
 from refusals import assert_refused
 
@@ -114,17 +114,6 @@ def test_a_file_in_the_way_is_kept_unless_forced(site: Site, tmp_path: Path) -> 
     assert (tmp_path / "things" / "file.dat").read_bytes() == b"precious"
     ensure(source, tmp_path, force=True)
     assert (tmp_path / "things" / "file.dat").read_bytes() == CONTENT
-
-
-def test_without_pooch_only_downloading_fails(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pooch", None)
-    monkeypatch.delenv("GRAMSCOPE_DATA", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert data_root() == tmp_path / "gramscope"
-    with pytest.raises(MissingExtraError, match="pip install pooch"):
-        ensure(one_file(site), tmp_path)
-    (tmp_path / "things" / "file.dat").write_bytes(CONTENT)
-    assert ensure(one_file(site), tmp_path)["file"].read_bytes() == CONTENT
 
 
 def test_a_data_directory_that_cannot_be_written(site: Site, tmp_path: Path) -> None:

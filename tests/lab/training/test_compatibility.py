@@ -61,7 +61,7 @@ def test_own_factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: 
     (tmp_path / "ownnet.py").write_text("from torch import nn\n\n\ndef build(width=4):\n    return nn.Linear(8, 3)\n")
     monkeypatch.chdir(tmp_path)
     train(config(model={"name": "ownnet:build", "width": 5}, epochs=0), data=blobs)
-    with pytest.raises(InputError, match="unexpected keyword argument 'foo'; it takes width=4, given as model.NAME"):
+    with pytest.raises(InputError, match="unexpected keyword argument 'foo'"):
         train(config(model={"name": "ownnet:build", "foo": 2}), data=blobs)
     for wrong in (":build", "./ownnet.py:build", "ownnet:", "own-net:build", "a..b:c"):
         assert_refused("give package.module:function, such as mynet:build", load_factory, wrong)
