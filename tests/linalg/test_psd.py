@@ -55,7 +55,7 @@ def test_random_rotations_are_uniform(generator: torch.Generator) -> None:
     assert (Q[:, 0, 0].square().mean() - 1 / 3).abs() < 0.02
 
 
-@pytest.mark.parametrize("d", [1, 96, 97, 250])
+@pytest.mark.parametrize("d", [1, 64, 65, 250])
 @pytest.mark.parametrize("stack", [(), (3,)])
 def test_sum_is_the_whole_product(d: int, stack: tuple[int, ...]) -> None:
     rows = torch.randn(3, *stack, 20, d, dtype=torch.float64)

@@ -150,7 +150,7 @@ def check_size(x: Tensor, name: str, limit: float = LIMIT) -> Tensor:
     """``x``; raises :class:`NumericalError` where its largest entry is above ``limit`` or below its inverse."""
     if x.dtype != torch.float64 or not x.numel() or x.is_meta:
         return x  # products of the smaller types are within the range of float64
-    largest = float(torch.linalg.vector_norm(x, torch.inf))
+    largest = max(abs(float(extreme)) for extreme in torch.aminmax(x))  # a tenth of the time of a norm
     if limit <= largest < math.inf or 0 < largest <= 1 / limit:
         raise NumericalError(
             f"{name} has entries up to {largest:.1e}, and their products exceed the range of float64; multiply it (or the "

@@ -196,7 +196,7 @@ class SymmetricSum:
 def kept_entries(d: int) -> int:
     """How many of the d² entries a sum keeps.
 
-    >>> kept_entries(192) / 192**2
+    >>> kept_entries(128) / 128**2
     0.75
     """
     return sum((i.stop - i.start) * (d - i.start) for i in _strips(d))
@@ -213,6 +213,6 @@ def for_products(rows: Tensor) -> Tensor:
 
 
 def _strips(d: int) -> Iterator[slice]:
-    size = max(96, d // 16)
+    size = max(64, d // 16)
     for start in range(0, d, size):
         yield slice(start, min(d, start + size))
