@@ -111,10 +111,8 @@ def nearest_class(H: Tensor, m: Moments) -> Tensor:
     >>> nearest_class(torch.tensor([[-3.0], [2.0]], dtype=torch.float64), m)
     tensor([1, 0])
     """
-    counts, means = m.class_means()
-    present = (counts > 0).nonzero().flatten()
-    means = means[present] - m.mean_h
-    return present[(_scores(H - m.mean_h, means) - means.square().sum(1) / 2).argmax(1)]
+    present, means = _occurring(m)
+    return present.nonzero().flatten()[(_scores(H - m.mean_h, means) - means.square().sum(1) / 2).argmax(1)]
 
 
 def neural_collapse_from_moments(m: Moments, weight: Array | None = None) -> NeuralCollapse:
@@ -142,12 +140,8 @@ def _measures(m: Moments, weight: Array | None, names: Tensor, scatter: Callable
 
     ``names`` are the label values of the classes of ``m``.
     """
-    counts, means = m.class_means()
-    present = counts > 0
-    count = int(present.sum())
-    if count < 2:
-        raise InputError(f"neural collapse needs at least two classes with samples, got {count}")
-    means = means[present] - m.mean_h
+    present, means = _occurring(m)
+    count = len(means)
     missing = {"nc4": "needs the samples and a readout"}
     nc3 = None
     if weight is None:
@@ -197,6 +191,15 @@ def _measures(m: Moments, weight: Array | None, names: Tensor, scatter: Callable
 def _scores(H: Tensor, W: Tensor) -> Tensor:
     """``H Wᵀ`` of many rows ``[n, d]`` and few ``[c, d]``, which takes half the time as ``W Hᵀ``."""
     return (W @ H.mT).mT.contiguous()
+
+
+def _occurring(m: Moments) -> tuple[Tensor, Tensor]:
+    """Which classes have samples ``[c]``, and their means less that of all; an error unless there are two."""
+    counts, means = m.class_means()
+    present = counts > 0
+    if int(present.sum()) < 2:
+        raise InputError(f"neural collapse needs at least two classes with samples, got {int(present.sum())}")
+    return present, means[present] - m.mean_h
 
 
 def _readout_weight(weight: Array, labels: Tensor, d: int) -> Tensor:
