@@ -69,6 +69,8 @@ def nearest_mean_agreement(
     name, classes = layer.name, None if layer.features is None else layer.features.classes
     if classes is None:
         raise InputError("NC4 needs class labels")
+    if (count := int((classes.mean_y > 0).sum())) < 2:
+        raise InputError(f"NC4 needs at least two classes with samples, got {count}")
     again = replace(plan, sums=(Features,), layers=[name], outputs=[name], residuals=False, notes=Notes())
 
     def read() -> tuple[int, int]:
