@@ -66,9 +66,9 @@ class Language:
         self.words = {**FUNCTION_WORDS, "noun": nouns, "plural": [noun + "s" for noun in nouns]}
         self.words |= {"first-name": take(30), "surname": take(30) + names, "town": take(30) + names}
         for polarity in POLARITIES:
-            verbs, adjectives = take(12) + actions, take(20) + plain
+            verbs, adjectives = take(12) + actions, take(20)
             self.words[f"{polarity} verb"] = [verb + ending for verb in verbs for ending in ("s", "ed")]
-            self.words[f"{polarity} adjective"] = adjectives
+            self.words[f"{polarity} adjective"] = adjectives + plain
             self.words[f"{polarity} adverb"] = [adjective + "ly" for adjective in adjectives]
         function = sorted({word for words in FUNCTION_WORDS.values() for word in words} | {"not"})
         self.pieces = [*SPECIAL, *made[: len(made) - len(list(stems))], *function, "##s", "##ed", "##ly"]
