@@ -370,23 +370,20 @@ def _root(path: Path, config: dict[str, Any], device: str, *, force: bool) -> Ru
         stored = root.config
         if stored == config:
             return root
-        if (
-            stored.get("experiment") != config["experiment"] or root.members()
-        ):  # otherwise it failed before anything ran
-            difference = _difference(stored, config)
-            raise InputError(f"{path} holds {difference}; start again with --force, or choose another --out")
+        differing = [key for key in config if stored.get(key) != config[key]]
+        if differing[0] == "experiment" or root.members():  # otherwise it failed before anything ran
+            said = ", ".join(_difference(key, stored.get(key), config[key]) for key in differing)
+            raise InputError(f"{path} was made with {said}; start again with --force, or choose another --out")
         force = True
     root = RunDirectory.create(path, config, force=force)
     root.write_environment(found)
     return root
 
 
-def _difference(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    if stored.get("experiment") != wanted["experiment"]:
-        return f"{stored.get('experiment') or 'a run'}, not {wanted['experiment']}"
-    before, now = {**stored, **stored.get("settings", {})}, {**wanted, **wanted["settings"]}
-    keys = [key for key in {**before, **now} if key != "settings" and before.get(key) != now.get(key)]
-    return f"{wanted['experiment']} with " + ", ".join(f"{k} = {before.get(k)}, not {now.get(k)}" for k in keys)
+def _difference(key: str, stored: Any, wanted: Any) -> str:
+    if isinstance(stored, dict) and isinstance(wanted, dict):
+        return ", ".join(_difference(k, stored.get(k), v) for k, v in wanted.items() if stored.get(k) != v)
+    return f"{key} = {stored}, not {wanted}"
 
 
 # -- settings of the user -----------------------------------------------------------------------------------------

@@ -244,23 +244,9 @@ def colour_scale(values: Sequence[float], *, log: bool) -> dict[str, Any]:
     if high <= low:
         low, high = (low / 2, high * 2) if log else (low - max(0.5, abs(low) / 2), high + max(0.5, abs(high) / 2))
     if log:
-        marks = log_ticks(low, high)
-        scale["colorbar"] |= {"tickmode": "array", "tickvals": [*map(math.log10, marks)]}
-        scale["colorbar"] |= {"ticktext": [f"{mark:.3g}" for mark in marks]}
+        scale["colorbar"] |= {"tickprefix": "10<sup>", "ticksuffix": "</sup>"}
         low, high = math.log10(low), math.log10(high)
     return {**scale, "cmin": low, "cmax": high}
-
-
-def log_ticks(low: float, high: float) -> list[float]:
-    """Round numbers in a range of positive numbers: powers of ten, or with 2 and 5 between where these are few.
-
-    >>> log_ticks(3, 150)
-    [5, 10, 20, 50, 100]
-    """
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    inside = [mark for power in powers for factor in (1, 2, 5) if low <= (mark := factor * 10**power) <= high]
-    tens = [mark for mark in inside if math.isclose(math.log10(mark) % 1, 0, abs_tol=1e-9)]
-    return tens[:: max(1, len(tens) // 6)] if len(tens) >= 3 else inside or [low, high]
 
 
 # -- both -----------------------------------------------------------------------------------------------------------

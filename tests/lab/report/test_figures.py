@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 import torch
 
 from gramscope_lab.report import snapshot_figures
-from gramscope_lab.report.figures import Panel, View, figure, log_ticks
+from gramscope_lab.report.figures import Panel, View, figure
 from gramscope_lab.report.layer_figures import LINES, MOMENTS, block_layout, layer_label, layer_panels
 from gramscope_lab.report.read import read_runs
 from gramscope_lab.report.snapshot_figures import snapshot_panels
@@ -217,9 +216,3 @@ def test_artefacts_of_any_type_and_size(tmp_path: Path, monkeypatch: pytest.Monk
     spectra, diagonals = snapshot_panels(read_runs([run.path]))
     assert len(spectra.moments) == len(diagonals.moments) == 4
     assert list(spectra.views[0].titles) == ["hidden1"]
-
-
-def test_ticks_of_a_logarithmic_colour_scale() -> None:
-    assert log_ticks(0.02, 9000) == pytest.approx([0.1, 1, 10, 100, 1000])
-    assert all(0.31 <= mark <= 0.62 for mark in log_ticks(0.31, 0.62))
-    assert all(math.isfinite(mark) for mark in log_ticks(1e-12, 1e12))
