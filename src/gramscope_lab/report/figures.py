@@ -178,9 +178,13 @@ def line(name: str, index: int, x: Sequence[Any], values: Sequence[Spread], at: 
 
 def null_line(name: str, index: int, x: Sequence[Any], values: Sequence[Spread], at: str) -> Trace:
     """The values to expect without learning, dotted in the colour of what is read against them."""
-    kept = thin(range(len(x)), POINTS)
-    look = {"mode": "lines", "line": {"color": colour(index), "dash": "dot", "width": 1.5}, "showlegend": False}
-    return {**_points(name, [x[i] for i in kept], [values[i] for i in kept], f"null, {at}"), **look}
+    drawn = line(name, index, x, values, f"null, {at}")[-1]
+    return {
+        **drawn,
+        "mode": "lines",
+        "line": {"color": colour(index), "dash": "dot", "width": 1.5},
+        "showlegend": False,
+    }
 
 
 def _points(name: str, x: Sequence[Any], values: Sequence[Spread], at: str) -> Trace:

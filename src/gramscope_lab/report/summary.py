@@ -33,7 +33,7 @@ def sentences(runs: Runs) -> list[str]:
     key = next(iter(evaluated_keys(runs)), "")  # test accuracy, else another accuracy, else a loss
     curves = {s.name: curve for s in runs.settings if (curve := s.curve(key, None, runs.clock))}
     if curves:
-        found = _course(curves, key, runs.clock) if len(curves) == 1 else _comparison(curves, key, runs.clock)
+        found = _ends(curves, key, runs.clock)
     elif runs.claims:
         held = sum(claim.get("holds") is True for claim in runs.claims)
         found = [f"Of {plural(len(runs.claims), 'claim')} {held} {'holds' if held == 1 else 'hold'}."]
@@ -42,24 +42,16 @@ def sentences(runs: Runs) -> list[str]:
     return [*found, *_linearity(runs)]
 
 
-def _course(curves: Mapping[str, Curve], key: str, clock: str) -> list[str]:
-    """Where one setting begins and ends."""
-    ((name, curve),) = curves.items()
-    first, last = curve.values[0], curve.values[-1]
-    end = f"{with_spread(last, key)} at {clock} {curve.times[-1]:g} ({plural(last.count, 'seed')})"
-    start = f"{_number(first.mean, key)} at {clock} {curve.times[0]:g}"
-    return [f"The {key_text(key)} of {name} goes from {start} to {end}."]
-
-
-def _comparison(curves: Mapping[str, Curve], key: str, clock: str) -> list[str]:
-    """Where everybody ends, and who cannot be told apart from the best."""
+def _ends(curves: Mapping[str, Curve], key: str, clock: str) -> list[str]:
+    """Where every setting ends, and which ones cannot be told apart from the best."""
     ends = {name: curve.values[-1] for name, curve in curves.items()}
     time = max(curve.times[-1] for curve in curves.values())
     seeds = plural(max(value.count for value in ends.values()), "seed")
     first, *others = sorted(ends, key=lambda name: ends[name].mean, reverse=key.endswith("accuracy"))
-    rest = _several([f"{name} {_number(ends[name].mean, key)}" for name in others])
     best = ends[first]
-    found = [f"At the end ({clock} {time:g}, {seeds}) {first} has {key_text(key)} {_number(best.mean, key)}, {rest}."]
+    rest = [f"{first} has {key_text(key)} {_number(best.mean, key)}"]
+    rest += [f"{name} {_number(ends[name].mean, key)}" for name in others]
+    found = [f"At the end ({clock} {time:g}, {seeds}) {_several(rest)}."]
     rivals = [name for name in others if best.least <= ends[name].largest and ends[name].least <= best.largest]
     if rivals:
         found.append(f"The spread over seeds of {_several(rivals)} overlaps with that of {first}.")
