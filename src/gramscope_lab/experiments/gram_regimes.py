@@ -15,7 +15,7 @@ from itertools import pairwise, product
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from gramscope.layers.model_call import evaluating
 from gramscope.measures.surrogate_theory import moving_target
@@ -71,19 +71,12 @@ def parts(settings: Settings, options: Options) -> list[Training]:
 def _split(width: int, ridge: float, model: nn.Module, job: Job, step: int) -> Iterator[dict[str, Any]]:
     """The three norms of [Gram] B.4 on the training set."""
     x, y = job.data.x_train, job.data.y_train
+    names = [name for name, _ in model.named_children()]
     with torch.no_grad(), evaluating(model):
-        split = moving_target(inputs_of(model, "readout", x), y, model(x), ridge=ridge)
+        features = nn.Sequential(*list(model.children())[: names.index("readout")])(x)
+        split = moving_target(features, y, model(x), ridge=ridge)
     norms = {name: getattr(split, name) for name in NORMS}
     yield {"width": width, **norms, "target": float(y.norm()), "mse": split.error**2 / len(x)}
-
-
-def inputs_of(model: nn.Module, layer: str, x: Tensor) -> Tensor:
-    """What a named child of a sequential net receives."""
-    for name, module in model.named_children():
-        if name == layer:
-            return x
-        x = module(x)
-    raise ValueError(f"{type(model).__name__} has no child {layer!r}")
 
 
 # -- claims -------------------------------------------------------------------------------------------------------

@@ -116,7 +116,7 @@ def layer_panels(runs: Runs) -> list[Panel]:
     for name in found.names:
         groups[COLUMNS[name].group if name in COLUMNS else "other"].append(name)
     titles = {**GROUPS, "other": "Other measures"}
-    panels = [_by_depth(found)] if len(found.layers) > 1 else []
+    panels = [_by_depth(found)] if len(found.layers) > 1 and found.layout is None else []
     panels += [
         _over_training(found, group, titles.get(group, group), names) for group, names in groups.items() if names
     ]
@@ -218,50 +218,32 @@ def _layer_lines(found: Measured, name: str, layer: str) -> list[Trace]:
 
 
 def _by_depth(found: Measured) -> Panel:
-    """Each measure against depth at the last measurement: a line for each setting, or in deep nets for each kind."""
-    layout, views = found.layout, []
-    settings = found.runs.settings[:SETTINGS]
-    ticks = distinct(map(layer_label, found.layers)) if layout is None else list(layout.blocks)
+    """Each measure against depth at the last measurement: a line for each setting."""
+    ticks = distinct(map(layer_label, found.layers))
     x: Trace = {"type": "category", "categoryorder": "array", "categoryarray": ticks}
-    x |= {"title.text": "layer, from input to output"} if layout is None else {"title.text": "block", "tickangle": 0}
+    x["title.text"] = "layer, from input to output"
+    views = []
     for name in found.names:
-        log = found.logarithmic(name)
-        if layout is None:
-            lines = [_depth_line(found, s, name, s.name, s.index, found.layers, ticks) for s in found.runs.settings]
-            facets, titles = [[trace for own in lines for trace in own]], [""]
-        else:
-            rows = list(enumerate(zip(layout.kinds, layout.inside, strict=True)))
-            facets = [
-                [t for i, (k, row) in rows for t in _depth_line(found, s, name, k, i, row, ticks)] for s in settings
-            ]
-            titles = [s.name for s in settings]
-        views.append(View(_plain(name), facets, titles, x, {"matches": True, "type": "log" if log else "linear"}))
-    kinds = "; in deep nets one line for each kind of layer over the blocks" if layout else ""
+        lines = [trace for setting in found.runs.settings for trace in _depth_line(found, setting, name, ticks)]
+        y = {"matches": True, "type": "log" if found.logarithmic(name) else "linear"}
+        views.append(View(_plain(name), [lines], [""], x, y))
     nulls = " Dotted lines are nulls: the value to expect without learning." if found.nulls else ""
-    sentence = f"The last measurement of every layer, from input to output{kinds}.{nulls} {spread_sentence(found.runs)}"
+    sentence = f"The last measurement of every layer, from input to output.{nulls} {spread_sentence(found.runs)}"
     title = "Layers compared at the end"
     return Panel("by-layer", _SECTION, title, sentence, views, width=420, height=270, terms=terms(found.names))
 
 
-def _depth_line(
-    found: Measured,
-    setting: Setting,
-    name: str,
-    title: str,
-    index: int,
-    layers: Sequence[str | None],
-    ticks: Sequence[str],
-) -> list[Trace]:
-    """The last values of a row of layers, and their nulls."""
+def _depth_line(found: Measured, setting: Setting, name: str, ticks: Sequence[str]) -> list[Trace]:
+    """The last values of all layers, and their nulls."""
     traces = []
     for measure in (name, found.nulls.get(name)):
-        curves = [layer and measure and setting.curve(measure, layer, found.runs.clock) for layer in layers]
+        curves = [measure and setting.curve(measure, layer, found.runs.clock) for layer in found.layers]
         known = {tick: curve.values[-1] for tick, curve in zip(ticks, curves, strict=True) if curve}
         x, values = list(known), list(known.values())
         if known and measure == name:
-            traces += line(title, index, x, values, "%{x}")
+            traces += line(setting.name, setting.index, x, values, "%{x}")
         elif known:
-            traces.append(null_line(title, index, x, values, "%{x}"))
+            traces.append(null_line(setting.name, setting.index, x, values, "%{x}"))
     return traces
 
 

@@ -76,9 +76,7 @@ def test_deep_nets_are_shown_by_block_and_no_layer_is_left_out(tmp_path: Path) -
     assert last[1][10] == pytest.approx(value("nfa", 0, 2, place, 0.5), rel=1e-4)
     assert [row[11] for row in last] == pytest.approx([value("nfa", 0, 2, len(LLAMA) - 1, 0.5)] * 5, rel=1e-4)
     assert heat["customdata"][1][10:] == ["10 self_attn.k_proj", "lm_head"]
-    depth = lines(view_of(found["by-layer"], "nfa").facets[0])
-    assert [line["name"] for line in depth] == [*KINDS]
-    assert depth[0]["x"] == [*map(str, range(11))]
+    assert "by-layer" not in found  # the maps show the end first
 
 
 def test_layers_are_compared_at_their_last_measurement(panels: dict[str, Panel]) -> None:
@@ -118,9 +116,9 @@ def test_nulls_are_drawn_beside_what_they_belong_to(tmp_path: Path) -> None:
         run = RunDirectory.create(tmp_path / name, {})
         run.append({"step": 0, "layers": dict.fromkeys(layers, row)})
         found = {panel.key: panel for panel in layer_panels(read_runs([run.path]))}
-        assert [view.label for view in found["by-layer"].views] == ["nfa", "my own"]
         (view,) = found["layers-alignment"].views
         if name == "few":
+            assert [view.label for view in found["by-layer"].views] == ["nfa", "my own"]
             measure, null = view.facets[0]
             assert (measure["y"], null["y"], null["line"]["dash"]) == ([0.5], [0.25], "dot")
         else:
