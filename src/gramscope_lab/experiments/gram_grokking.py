@@ -76,12 +76,11 @@ class _Run(LayerRun):
 
 
 def _runs(results: Results[Settings]) -> list[_Run]:
-    kinds = ("evaluation", "measurement")
-    runs = (
-        (decay, [results.records(kind, weight_decay=decay) for kind in kinds])
-        for decay in results.settings.weight_decays
-    )
-    return [_Run(f"weight decay {decay:g}", DEPTH, *records, decay=decay) for decay, records in runs]
+    found = []
+    for decay in results.settings.weight_decays:
+        evaluated, measured = (results.records(kind, weight_decay=decay) for kind in ("evaluation", "measurement"))
+        found.append(_Run(f"weight decay {decay:g}", DEPTH, evaluated, measured, decay))
+    return found
 
 
 # -- claims -------------------------------------------------------------------------------------------------------

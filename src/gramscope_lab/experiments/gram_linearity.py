@@ -14,7 +14,7 @@ In gram-fig12 a fraction p of the training labels is random. The authors' code r
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise, product
@@ -22,7 +22,8 @@ from typing import Any
 
 from gramscope.measures.linearity import target_linearity
 from gramscope_lab.data import load
-from gramscope_lab.data.dataset import DataSet
+from gramscope_lab.data.dataset import DataSet, generator
+from gramscope_lab.data.synthetic import randomise_labels
 from gramscope_lab.experiments.experiment import (
     Claim,
     Computation,
@@ -157,7 +158,7 @@ def _runs(results: Results[Settings]) -> dict[str, list[LayerRun]]:
     s, sweep = results.settings, _sweep(results.settings)
     found: dict[str, list[LayerRun]] = {data: [] for data in s.data}
     for data, values in product(s.data, product(*sweep.values())):
-        match = {"part": part_name(s.method, data), **dict(zip(sweep, values, strict=True))}
+        match: dict[str, Any] = {"part": part_name(s.method, data), **dict(zip(sweep, values, strict=True))}
         kinds = (results.records(kind, **match) for kind in ("evaluation", "measurement"))
         found[data].append(LayerRun(f"{data}, {listed('{} {:g}', sweep, values)}", len(s.hidden), *kinds))
     return found
@@ -308,7 +309,7 @@ def noisy_parts(settings: Noisy, options: Options) -> list[Training]:
             model={"name": "mlp", "hidden": settings.hidden},
             method={"name": "sgd", "lr": settings.lr, "momentum": settings.momentum},
         )
-        given = _with_noisy_test(config.data) if settings.noisy_test else None
+        given = partial(_with_noisy_test, config.data) if settings.noisy_test else None
         found.append(Training(_part(data, fraction), config, data=given))
     return found
 
@@ -317,12 +318,10 @@ def _part(data: str, fraction: float) -> str:
     return part_name(f"p-{fraction:g}", data)
 
 
-def _with_noisy_test(table: DataTable) -> Callable[[], DataSet]:
-    def given() -> DataSet:
-        data = load_data(table.model_copy(update={"label_noise": 0.0}))  # training gives its own samples their noise
-        return replace(data, y_test=data.with_label_noise(table.label_noise, table.seed, test=True).y_test)
-
-    return given
+def _with_noisy_test(table: DataTable) -> DataSet:
+    data = load_data(table.model_copy(update={"label_noise": 0.0}))  # training gives its own samples their noise
+    source = generator(table.seed, "label noise", "test")
+    return replace(data, y_test=randomise_labels(data.y_test, table.label_noise, data.outputs, source))
 
 
 def _noisy_runs(results: Results[Noisy], data: str) -> list[LayerRun]:

@@ -10,7 +10,7 @@ happens where both methods have the same setting.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, TypeAlias
@@ -85,26 +85,6 @@ def compare_finals(first: Curve, second: Curve) -> tuple[float, str]:
     return difference, f"{percent(a)} and {percent(b)} ({difference:+.1f} ± {error:.1f})"
 
 
-def accuracy_figure(shown: Mapping[str, Mapping[str, Curve]], columns: int = 4) -> Figure:
-    """Test accuracy after every epoch, mean ± 2σ over seeds: a panel for each title, a curve for each method in it."""
-    rows = -(-len(shown) // columns)
-    page, axes = panels(rows, min(len(shown), columns), width=2.9, height=2.4)
-    for place, (title, curves) in zip(axes.flat, shown.items(), strict=False):
-        for index, (label, chosen) in enumerate(curves.items()):
-            scaled = [{**r, "percent": 100 * r["test_accuracy"]} for r in chosen.records if r["epoch"] > 0]
-            band(place, scaled, "epoch", "percent", index=index, label=label)
-        place.set_title(title)
-        settings = (f"{label}: {chosen.setting.replace('_', ' ')}" for label, chosen in curves.items())
-        place.set_xlabel("\n".join(["epoch", *settings]))
-        low, high = place.get_ylim()
-        place.set_ylim(max(low, 0), min(high, 101))
-    for place in list(axes.flat)[len(shown) :]:
-        place.set_visible(False)
-    axes[0, 0].set_ylabel("test accuracy (%)")
-    legend_below(page, axes[0, 0])
-    return page
-
-
 # -- cases --------------------------------------------------------------------------------------------------------
 #: share of the training set held out to choose hyper-parameters on
 VALIDATION = 0.1
@@ -112,7 +92,7 @@ VALIDATION = 0.1
 
 @dataclass(frozen=True)
 class Case:
-    """A net on a data set; ``prefix`` and ``suffix`` tell the nets of a data set apart in the names of parts."""
+    """A net on a data set; ``suffix`` tells the nets of a data set apart in the names of parts."""
 
     data: str
     title: str
@@ -154,9 +134,22 @@ def _pairs(results: Results[Any]) -> Pairs:
 
 
 def figure(results: Results[Any]) -> Figure:
-    """Test accuracy over epochs, a panel per data set and net."""
-    names = results.settings.methods.values()
-    return accuracy_figure({case.title: dict(zip(names, pair, strict=True)) for case, *pair in _pairs(results)})
+    """Test accuracy after every epoch, mean ± 2σ over seeds, a panel for each data set and net."""
+    pairs, names = _pairs(results), results.settings.methods.values()
+    columns = min(len(pairs), 4)
+    page, axes = panels(-(-len(pairs) // columns), columns, width=2.9, height=2.4)
+    for place in axes.flat[len(pairs) :]:
+        place.set_visible(False)
+    for place, (case, *curves) in zip(axes.flat, pairs, strict=False):
+        for index, (label, chosen) in enumerate(zip(names, curves, strict=True)):
+            records = [r for r in chosen.records if r["epoch"] > 0]
+            band(place, records, "epoch", "test_accuracy", index=index, label=label)
+        place.set_title(case.title)
+        settings = (f"{label}: {one.setting.replace('_', ' ')}" for label, one in zip(names, curves, strict=True))
+        place.set_xlabel("\n".join(["epoch", *settings]))
+    axes[0, 0].set_ylabel("test accuracy")
+    legend_below(page, axes[0, 0])
+    return page
 
 
 # -- virtual covariance learning ----------------------------------------------------------------------------------
