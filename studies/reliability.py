@@ -120,7 +120,6 @@ PROMISES = (
     Promise(
         "Size and depth are limited before work begins; pipes are not waited for.",
         (
-            "tests/lab/runs/test_checkpoints.py::test_files_that_claim_too_much_are_not_read",
             "tests/lab/runs/test_files.py::test_bad_toml_is_explained",
             "tests/lab/runs/test_records.py::test_pipes_and_deep_values_are_refused_at_once",
             "tests/lab/report/test_read.py::test_a_pipe_in_place_of_the_records_is_not_waited_for",
