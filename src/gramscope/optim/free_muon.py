@@ -288,11 +288,11 @@ class FreeMuon(Optimizer):
         grads = [_gradient(p) for p in parameters]
         for grad, state in zip(grads, states, strict=True):
             state["mean"].lerp_(grad, 1 - mean_weight(state["step"]))
-        directions = self._directions(parameters, grads)
         guards = torch.stack([state["guard"] for state in states])
         c, before = guards.unbind(1)
         now = torch.stack([_inner(grad, state["last"]) for grad, state in zip(grads, states, strict=True)])
         c = torch.where(now < -before / 2, 0.7 * c, (1.1 * c).clamp_max(1.0))
+        directions = self._directions(parameters, grads)
         slopes = torch.stack([_inner(grad, directions[p]) for p, grad in zip(parameters, grads, strict=True)])
         torch._foreach_copy_([state["guard"] for state in states], list(torch.stack([c, slopes], 1).unbind()))
         for p, state, share in zip(parameters, states, c.unbind(), strict=True):
