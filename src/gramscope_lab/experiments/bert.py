@@ -1,4 +1,4 @@
-"""gram-fig11's published tasks, and BERT-like encoders: masked tokens, classification, features by layer.
+"""gram-fig11's tasks, generated or by ``datasets``, and BERT-like encoders: masked tokens, classification, features by layer.
 
 Any encoder that ``transformers.AutoModel`` builds will do. Sequence tasks are measured at the [CLS] state, token tasks at
 the first sub-word of every word. A batch is one tensor ``[n, length, 3]``: token numbers, mask and segments.
@@ -6,6 +6,7 @@ the first sub-word of every word. A batch is one tensor ``[n, length, 3]``: toke
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from gramscope.errors import InputError, MissingExtraError
 from gramscope.layers.model_call import evaluating
 from gramscope.measures.linearity import target_linearity
 from gramscope_lab.data.dataset import IGNORED
+from gramscope_lab.experiments.generated_language import ENTITIES, POLARITIES, POS, RELATIONS, Language
 from gramscope_lab.training.random_state import PrivateRandomState
 
 #: task -> its columns in the published set: those of the text, and that of the labels (one a text, or one a word)
@@ -56,6 +58,39 @@ def require(package: str) -> Any:
 
 
 # -- tasks --------------------------------------------------------------------------------------------------------
+def generated(task: str, spoken: Language, n: int, seed: int) -> Examples:
+    """Examples of the generated language."""
+    draw = random.Random(seed)
+    if task == "mnli":
+        pairs = [spoken.pair(draw) for _ in range(n)]
+        labels = [RELATIONS.index(relation) for *_, relation in pairs]
+        return Examples([(premise.text, hypothesis.text) for premise, hypothesis, _ in pairs], labels, RELATIONS)
+    sentences = [spoken.sentence(draw) for _ in range(n)]
+    if task == "sst2":
+        return Examples([s.text for s in sentences], [POLARITIES.index(s.polarity) for s in sentences], POLARITIES)
+    classes, tags = (POS, "pos") if task == "pos" else (ENTITIES, "entities")
+    tagged = [[classes.index(tag) for tag in getattr(s, tags)] for s in sentences]
+    return Examples([list(s.words) for s in sentences], tagged, classes)
+
+
+def generated_tokenizer(spoken: Language) -> Any:
+    """A word-piece tokenizer for the generated language, of the same kind as BERT's."""
+    transformers = require("transformers")
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    vocabulary = {piece: number for number, piece in enumerate([*special, *spoken.pieces])}
+    tokenizer = Tokenizer(models.WordPiece(vocab=vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[(name, vocabulary[name]) for name in ("[CLS]", "[SEP]")],
+    )
+    names = {f"{name.strip('[]').lower()}_token": name for name in special}
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
+
+
 def published(task: str, folder: Path) -> tuple[Examples, Examples]:
     """Training and validation examples of a published task: from ``folder``, as ``save_to_disk`` wrote them, or the hub."""
     datasets = require("datasets")

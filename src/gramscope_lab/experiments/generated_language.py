@@ -1,127 +1,147 @@
 """A small generated language: sentences whose parts of speech, entities, polarity and entailments are known.
 
-Content words are made of two syllables; plural, tense and adverb endings are pieces of their own, so that words have several
+Content words are made of syllables; plural, tense and adverb endings are pieces of their own, so that words have several
 sub-words. Some stems are noun and verb, and some names are of people and of towns: only the context tells. The words of a
-sentence share a polarity, as those of a review do. Everything is drawn from seeds.
+sentence share a polarity, as those of a review do. Everything is drawn from one seed.
 """
 
 from __future__ import annotations
 
 import random
-from itertools import product
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
-from gramscope_lab.experiments.bert import Examples, require
-
-#: symbol -> its forms, drawn with equal chances: symbols, and classes of words with the entity they are part of
-RULES: dict[str, tuple[str, ...]] = {
-    "sentence": ("clause stop", "clause stop", "clause stop", "clause conjunction clause stop"),
-    "clause": ("phrase verb phrase rest manner",),
-    "phrase": (*["person"] * 3, "firm", *["article description noun", "some description plural"] * 3),
-    "person": ("surname:B-PER", "first-name:B-PER surname:I-PER"),
-    "firm": ("surname:B-ORG inc:I-ORG", "town:B-ORG inc:I-ORG"),
-    "place": ("preposition town:B-LOC",),
-    "where": ("", "place", "place"),
-    "rest": (*[""] * 3, *["place"] * 5, *["with phrase"] * 2),
-    "manner": ("", "", "", "adverb", "adverb"),
-    "description": ("", "adjective", "adjective", "degree adjective"),
-}  # fmt: skip
-#: class of words -> part of speech
-CLASSES = {
-    "article": "DET", "some": "DET", "adjective": "ADJ", "noun": "NOUN", "plural": "NOUN", "verb": "VERB", "adverb": "ADV",
-    "degree": "ADV", "preposition": "ADP", "with": "ADP", "conjunction": "CONJ", "first-name": "PROPN", "surname": "PROPN",
-    "town": "PROPN", "inc": "PROPN", "stop": "PUNCT",
-}  # fmt: skip
-#: words that are not made of syllables
-FUNCTION_WORDS = {
-    "article": ["the", "a"], "some": ["the", "some"], "degree": ["very"], "preposition": ["in", "near"],
-    "with": ["with", "for"], "conjunction": ["and", "but"], "inc": ["inc"], "stop": ["."],
-}  # fmt: skip
-POS = tuple(dict.fromkeys(CLASSES.values()))
+POS = ("DET", "ADJ", "NOUN", "VERB", "ADV", "ADP", "CONJ", "PROPN", "PART", "PUNCT")
 ENTITIES = ("O", "B-PER", "I-PER", "B-LOC", "B-ORG", "I-ORG")
 POLARITIES = ("negative", "positive")
 RELATIONS = ("entailment", "neutral", "contradiction")
-SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+ENDINGS = ("s", "ed", "ly")
+_FUNCTION = ("the", "a", "some", "in", "near", "with", "for", "and", "but", "not", "very", "inc", ".")
 
-Word: TypeAlias = tuple[str, str, str]  #: the word, its part of speech, its entity
+
+@dataclass(frozen=True)
+class Sentence:
+    """Words with their part of speech and entity tag, and the polarity of the whole."""
+
+    words: tuple[str, ...]
+    pos: tuple[str, ...]
+    entities: tuple[str, ...]
+    polarity: str
+
+    @property
+    def text(self) -> str:
+        """The words with spaces between."""
+        return " ".join(self.words)
 
 
+_Tagged = tuple[str, str, str]  #: word, part of speech, entity
+
+
+@dataclass
 class Language:
-    """Words and rules; :meth:`examples` draws from them.
+    """Words and a grammar; :meth:`sentence` and :meth:`pair` draw from it.
 
-    >>> Language(0).examples("pos", 1, seed=1).texts[0][-1]
-    '.'
+    >>> Language(0).sentence(random.Random(1)).pos[-1]
+    'PUNCT'
     """
 
-    def __init__(self, seed: int = 0) -> None:
-        made = ["".join(letters) for letters in product("bdfgklmnprtvz", "aeiou", repeat=2)]
-        random.Random(seed).shuffle(made)
-        stems = iter(made)
+    seed: int = 0
+    _made: set[str] = field(default_factory=set, repr=False)
 
-        def take(count: int) -> list[str]:
-            return [next(stems) for _ in range(count)]
+    def __post_init__(self) -> None:
+        draw = random.Random(self.seed)
+        new = self._maker(draw)
+        both = [new() for _ in range(20)]
+        self.nouns = [new() for _ in range(60)] + both
+        self.adjectives = {p: [new() for _ in range(20)] for p in POLARITIES}
+        self.neutral_adjectives = [new() for _ in range(10)]
+        self.verbs = {p: [new() for _ in range(12)] for p in POLARITIES}
+        self.neutral_verbs = [new() for _ in range(4)] + both
+        shared = [new() for _ in range(20)]
+        self.first_names = [new() for _ in range(30)]
+        self.surnames = [new() for _ in range(30)] + shared
+        self.towns = [new() for _ in range(30)] + shared
 
-        actions, names, plain = take(8), take(20), take(9)
-        nouns = take(60) + actions
-        self.words = {**FUNCTION_WORDS, "noun": nouns, "plural": [noun + "s" for noun in nouns]}
-        self.words |= {"first-name": take(30), "surname": take(30) + names, "town": take(30) + names}
-        for polarity in POLARITIES:
-            verbs, adjectives = take(12) + actions, take(20)
-            self.words[f"{polarity} verb"] = [verb + ending for verb in verbs for ending in ("s", "ed")]
-            self.words[f"{polarity} adjective"] = adjectives + plain
-            self.words[f"{polarity} adverb"] = [adjective + "ly" for adjective in adjectives]
-        function = sorted({word for words in FUNCTION_WORDS.values() for word in words} | {"not"})
-        self.pieces = [*SPECIAL, *made[: len(made) - len(list(stems))], *function, "##s", "##ed", "##ly"]
+    def _maker(self, draw: random.Random) -> Callable[[], str]:
+        def new() -> str:
+            while True:
+                word = "".join(draw.choice("bdfgklmnprtvz") + draw.choice("aeiou") for _ in range(draw.choice((2, 3))))
+                if word not in self._made and word not in _FUNCTION:
+                    self._made.add(word)
+                    return word
 
-    def tokenizer(self) -> Any:
-        """A word-piece tokenizer of the same kind as BERT's."""
-        transformers = require("transformers")
-        from tokenizers import Tokenizer, models, pre_tokenizers, processors
+        return new
 
-        vocabulary = {piece: number for number, piece in enumerate(self.pieces)}
-        tokenizer = Tokenizer(models.WordPiece(vocab=vocabulary, unk_token="[UNK]"))
-        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single="[CLS] $A [SEP]",
-            pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-            special_tokens=[(name, vocabulary[name]) for name in ("[CLS]", "[SEP]")],
-        )
-        names = {f"{name.strip('[]').lower()}_token": name for name in SPECIAL}
-        return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
+    @property
+    def pieces(self) -> list[str]:
+        """The vocabulary of a word-piece tokenizer: all stems, function words, and the endings as continuations."""
+        return [*sorted(self._made), *_FUNCTION, *(f"##{ending}" for ending in ENDINGS)]
 
-    def examples(self, task: str, n: int, seed: int) -> Examples:
-        """Examples of a task of gram-fig11."""
-        draw = random.Random(seed)
-        if task == "mnli":
-            pairs = [self._pair(draw) for _ in range(n)]
-            return Examples([texts for texts, _ in pairs], [relation for _, relation in pairs], RELATIONS)
-        polarities = [draw.randrange(len(POLARITIES)) for _ in range(n)]
-        sentences = [self._expand("sentence", draw, POLARITIES[polarity]) for polarity in polarities]
-        if task == "sst2":
-            return Examples([_text(words) for words in sentences], polarities, POLARITIES)
-        classes, tag = (POS, 1) if task == "pos" else (ENTITIES, 2)
-        labels = [[classes.index(word[tag]) for word in words] for words in sentences]
-        return Examples([[word for word, *_ in words] for words in sentences], labels, classes)
+    # -- drawing --------------------------------------------------------------------------------------------------
+    def sentence(self, draw: random.Random) -> Sentence:
+        """A sentence of one or two clauses."""
+        polarity = draw.choice(POLARITIES)
+        tagged = self._clause(draw, polarity)
+        if draw.random() < 0.25:
+            tagged += [(draw.choice(("and", "but")), "CONJ", "O"), *self._clause(draw, polarity)]
+        return _sentence(tagged, polarity)
 
-    def _expand(self, symbol: str, draw: random.Random, polarity: str) -> list[Word]:
-        """A symbol, or a class of words with an entity, as words."""
-        if symbol in RULES:
-            return [w for part in draw.choice(RULES[symbol]).split() for w in self._expand(part, draw, polarity)]
-        name, _, entity = symbol.partition(":")
-        words = self.words.get(name) or self.words[f"{polarity} {name}"]
-        return [(draw.choice(words), CLASSES[name], entity or "O")]
-
-    def _pair(self, draw: random.Random) -> tuple[tuple[str, str], int]:
-        """Premise and hypothesis, and their relation: part of the premise, its denial, or a statement about something else."""
+    def pair(self, draw: random.Random) -> tuple[Sentence, Sentence, str]:
+        """Premise, hypothesis and their relation: part of the premise, its denial, or a statement about something else."""
         polarity, relation = draw.choice(POLARITIES), draw.choice(RELATIONS)
-        named = ("person", "verb", "description", "noun", "where")
-        subject, verb, description, noun, where = (_text(self._expand(name, draw, polarity)) for name in named)
-        other = draw.choice([word for word in self.words["noun"] if word != noun])
-        denied = "not " if relation == "contradiction" else ""
-        premise = f"{subject} {verb} the {description} {noun} {where} ."
-        hypothesis = f"{subject} {denied}{verb} the {other if relation == 'neutral' else noun} ."
-        return (premise, hypothesis), RELATIONS.index(relation)
+        subject, verb, thing = self._person(draw), self._verb(draw, polarity), draw.choice(self.nouns)
+        premise = [*subject, verb, ("the", "DET", "O"), *self._adjective(draw, polarity), (thing, "NOUN", "O")]
+        if draw.random() < 0.7:
+            premise += self._place(draw)
+        denied: list[_Tagged] = [("not", "PART", "O")] if relation == "contradiction" else []
+        if relation == "neutral":
+            thing = draw.choice([noun for noun in self.nouns if noun != thing])
+        hypothesis = [*subject, *denied, verb, ("the", "DET", "O"), (thing, "NOUN", "O")]
+        return _sentence(premise, polarity), _sentence(hypothesis, polarity), relation
+
+    def _clause(self, draw: random.Random, polarity: str) -> list[_Tagged]:
+        tagged = [*self._noun_phrase(draw, polarity), self._verb(draw, polarity), *self._noun_phrase(draw, polarity)]
+        if draw.random() < 0.5:
+            tagged += self._place(draw)
+        elif draw.random() < 0.4:
+            tagged += [(draw.choice(("with", "for")), "ADP", "O"), *self._noun_phrase(draw, polarity)]
+        if draw.random() < 0.4:
+            tagged.append((draw.choice(self.adjectives[polarity]) + "ly", "ADV", "O"))
+        return tagged
+
+    def _noun_phrase(self, draw: random.Random, polarity: str) -> list[_Tagged]:
+        kind = draw.random()
+        if kind < 0.3:
+            return self._person(draw)
+        if kind < 0.4:
+            return [(draw.choice(self.surnames + self.towns), "PROPN", "B-ORG"), ("inc", "PROPN", "I-ORG")]
+        noun = draw.choice(self.nouns)
+        if draw.random() < 0.5:
+            return [(draw.choice(("the", "a")), "DET", "O"), *self._adjective(draw, polarity), (noun, "NOUN", "O")]
+        head = [(draw.choice(("the", "some")), "DET", "O")] if draw.random() < 0.6 else []
+        return [*head, *self._adjective(draw, polarity), (noun + "s", "NOUN", "O")]
+
+    def _person(self, draw: random.Random) -> list[_Tagged]:
+        if draw.random() < 0.5:
+            return [(draw.choice(self.surnames), "PROPN", "B-PER")]
+        return [(draw.choice(self.first_names), "PROPN", "B-PER"), (draw.choice(self.surnames), "PROPN", "I-PER")]
+
+    def _place(self, draw: random.Random) -> list[_Tagged]:
+        return [(draw.choice(("in", "near")), "ADP", "O"), (draw.choice(self.towns), "PROPN", "B-LOC")]
+
+    def _adjective(self, draw: random.Random, polarity: str) -> list[_Tagged]:
+        if draw.random() < 0.3:
+            return []
+        coloured = draw.random() < 0.7
+        word = draw.choice(self.adjectives[polarity] if coloured else self.neutral_adjectives)
+        very: list[_Tagged] = [("very", "ADV", "O")] if draw.random() < 0.2 else []
+        return [*very, (word, "ADJ", "O")]
+
+    def _verb(self, draw: random.Random, polarity: str) -> _Tagged:
+        word = draw.choice(self.verbs[polarity] if draw.random() < 0.6 else self.neutral_verbs)
+        return word + draw.choice(("s", "ed")), "VERB", "O"
 
 
-def _text(words: list[Word]) -> str:
-    return " ".join(word for word, *_ in words)
+def _sentence(tagged: list[_Tagged], polarity: str) -> Sentence:
+    words, pos, entities = zip(*tagged, (".", "PUNCT", "O"), strict=True)
+    return Sentence(words, pos, entities, polarity)

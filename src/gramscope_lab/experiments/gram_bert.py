@@ -112,7 +112,7 @@ def _config(settings: Settings, options: Options, seed: int, task: str, epochs: 
 def _tokenizer(settings: Settings) -> Any:
     """The tokenizer that belongs to the encoder; word alignment needs a fast one."""
     if not settings.model:
-        return Language().tokenizer()
+        return bert.generated_tokenizer(Language())
     tokenizer = bert.load_pretrained(settings.model, "AutoTokenizer")
     if not tokenizer.is_fast:
         raise InputError(f"model = {settings.model!r}: its tokenizer is not a fast one, which aligning words needs")
@@ -122,10 +122,10 @@ def _tokenizer(settings: Settings) -> Any:
 def _sentences(settings: Settings, seed: int) -> DataSet:
     """Single sentences and pairs, without labels."""
     spoken = Language()
-    tokenizer = spoken.tokenizer()
+    tokenizer = bert.generated_tokenizer(spoken)
     pairs = settings.sentences // 4
     counts = {"sst2": settings.sentences - pairs, "mnli": pairs}
-    texts = [spoken.examples(task, n, derive_seed(seed, "text", task)) for task, n in counts.items()]
+    texts = [bert.generated(task, spoken, n, derive_seed(seed, "text", task)) for task, n in counts.items()]
     x = torch.cat([bert.encode(tokenizer, examples, settings.length)[0] for examples in texts])
     none = torch.zeros(len(x), 1)
     return DataSet("masked-tokens", x, none, x[: bert.CHUNK], none[: bert.CHUNK])
@@ -137,7 +137,7 @@ def _task(settings: Settings, options: Options, task: str, seed: int) -> DataSet
         found = bert.published(task, data_root(options.data_dir or None))
     else:
         train, held = (
-            Language().examples(task, n, derive_seed(seed, part, task))
+            bert.generated(task, Language(), n, derive_seed(seed, part, task))
             for part, n in (("train", settings.examples), ("validation", 500))
         )
         found = train, held

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import random
 import sys
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +16,7 @@ pytest.importorskip("transformers")
 import gramscope as gs
 from gramscope_lab.data.dataset import IGNORED
 from gramscope_lab.experiments import bert, gram_bert
-from gramscope_lab.experiments.bert import Examples, encode, published
+from gramscope_lab.experiments.bert import Examples, encode, generated, generated_tokenizer, published
 from gramscope_lab.experiments.experiment import Options, reproduce
 from gramscope_lab.experiments.generated_language import ENTITIES, POS, Language
 from gramscope_lab.runs.directory import RunDirectory
@@ -33,40 +33,42 @@ SMALL = gram_bert.Settings(model="", length=40, hidden=8, layers=2, heads=2)
 
 # -- the language -------------------------------------------------------------------------------------------------
 def test_sentences_are_tagged_word_by_word_and_reproducible() -> None:
-    found = Language(3).examples("ner", 50, seed=0)
-    assert found == Language(3).examples("ner", 50, seed=0)
-    assert found.texts == Language(3).examples("pos", 50, seed=0).texts
-    for words, labels in zip(found.texts, found.labels, strict=True):
-        tags = ["O", *(ENTITIES[label] for label in labels)]
-        assert len(words) == len(labels)
-        assert all(not tag.startswith("I-") or before[2:] == tag[2:] for before, tag in pairwise(tags))
-    tagged = {pair for row in zip(found.texts, found.labels, strict=True) for pair in zip(*row, strict=True)}
+    spoken = Language(3)
+    sentences = [spoken.sentence(random.Random(i)) for i in range(50)]
+    assert sentences == [Language(3).sentence(random.Random(i)) for i in range(50)]
+    for sentence in sentences:
+        assert len(sentence.words) == len(sentence.pos) == len(sentence.entities)
+        assert set(sentence.pos) <= set(POS)
+        assert set(sentence.entities) <= set(ENTITIES)
+        for before, tag in zip(("O", *sentence.entities), sentence.entities, strict=False):
+            assert not tag.startswith("I-") or before[2:] == tag[2:]
+    tagged = {pair for s in sentences for pair in zip(s.words, s.entities, strict=True)}
     assert len(tagged) > len({word for word, _ in tagged})  # of some words only the context tells the tag
 
 
 def test_pairs_deny_or_change_what_the_premise_says() -> None:
-    spoken = Language()
-    found = spoken.examples("mnli", 50, seed=0)
-    for texts, label in zip(found.texts, found.labels, strict=True):
-        premise, hypothesis = (text.split() for text in texts)
-        assert ("not" in hypothesis) == (found.classes[label] == "contradiction")
-        assert (hypothesis[-2] in premise) == (found.classes[label] != "neutral")
+    spoken, draw = Language(), random.Random(0)
+    for _ in range(50):
+        premise, hypothesis, relation = spoken.pair(draw)
+        assert ("not" in hypothesis.words) == (relation == "contradiction")
+        nouns = [{w for w, tag in zip(s.words, s.pos, strict=True) if tag == "NOUN"} for s in (premise, hypothesis)]
+        assert (nouns[0] == nouns[1]) == (relation != "neutral")
 
 
 # -- encoding -----------------------------------------------------------------------------------------------------
 def test_labels_sit_on_first_pieces() -> None:
     spoken = Language()
-    tokenizer = spoken.tokenizer()
-    noun = spoken.words["noun"][0]
+    tokenizer = generated_tokenizer(spoken)
+    noun = spoken.nouns[0]
     x, labels = encode(tokenizer, Examples([["the", noun + "s", "."]], [[0, 2, 9]], POS), 8)
     pieces = tokenizer.convert_ids_to_tokens(x[0, :, 0])
     assert pieces == ["[CLS]", "the", noun, "##s", ".", "[SEP]", "[PAD]", "[PAD]"]
     assert labels[0].tolist() == [IGNORED, 0, 2, IGNORED, 9, IGNORED, IGNORED, IGNORED]
     assert bert.unpacked(x)["attention_mask"].tolist() == [[1] * 6]
     for task in bert.TASKS:
-        coded, _ = encode(tokenizer, spoken.examples(task, 20, 0), 40)
+        coded, _ = encode(tokenizer, generated(task, spoken, 20, 0), 40)
         assert not (coded[..., 0] == tokenizer.unk_token_id).any()
-    pair, _ = encode(tokenizer, spoken.examples("mnli", 3, 0), 40)
+    pair, _ = encode(tokenizer, generated("mnli", spoken, 3, 0), 40)
     assert set(pair[..., 2].flatten().tolist()) == {0, 1}
 
 
@@ -74,7 +76,7 @@ def test_features_are_the_cls_state_or_first_pieces() -> None:
     spoken = Language()
     encoder = gram_bert._random(SMALL, 0)
     for task in ("sst2", "ner"):
-        x, labels = encode(spoken.tokenizer(), spoken.examples(task, bert.CHUNK + 9, 1), 40)
+        x, labels = encode(generated_tokenizer(spoken), generated(task, spoken, bert.CHUNK + 9, 1), 40)
         layers, rows = bert.layer_features(encoder, x, labels)
         encoder.eval()
         with torch.no_grad():
@@ -92,7 +94,7 @@ def test_features_are_the_cls_state_or_first_pieces() -> None:
 
 def test_the_mean_over_texts_is_that_over_words() -> None:
     spoken = Language()
-    x, labels = encode(spoken.tokenizer(), spoken.examples("pos", bert.CHUNK + 5, 1), 40)
+    x, labels = encode(generated_tokenizer(spoken), generated("pos", spoken, bert.CHUNK + 5, 1), 40)
     net = bert.Classifier(gram_bert._random(SMALL, 0), len(POS), tokens=True).eval()
     with torch.no_grad():
         logits = net(x)
@@ -104,9 +106,11 @@ def test_the_mean_over_texts_is_that_over_words() -> None:
 
 def test_a_share_of_the_tokens_is_predicted() -> None:
     net = gram_bert._masked(SMALL, 0)
-    x, _ = encode(Language().tokenizer(), Language().examples("sst2", 50, 1), 40)
+    x, _ = encode(generated_tokenizer(Language()), generated("sst2", Language(), 50, 1), 40)
     torch.manual_seed(0)
-    torch.testing.assert_close(net(x).mean(), torch.tensor(float(len(Language().tokenizer()))).log(), rtol=0.1, atol=0)
+    torch.testing.assert_close(
+        net(x).mean(), torch.tensor(float(len(generated_tokenizer(Language())))).log(), rtol=0.1, atol=0
+    )
 
 
 def test_principal_components_keep_the_most_variance() -> None:
@@ -179,9 +183,9 @@ def test_the_generated_language_end_to_end(tmp_path: Path) -> None:
 
 
 def test_a_local_bert_on_published_sets_and_resuming_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for saved in (Language().tokenizer(), gram_bert._random(SMALL, 0)):
+    for saved in (generated_tokenizer(Language()), gram_bert._random(SMALL, 0)):
         saved.save_pretrained(tmp_path / "bert")
-    monkeypatch.setattr(bert, "published", lambda task, _: [Language().examples(task, 30, seed) for seed in (0, 1)])
+    monkeypatch.setattr(bert, "published", lambda task, _: [generated(task, Language(), 30, seed) for seed in (0, 1)])
     values = {"samples": 20, "length": 40, "epochs": 2, "lr": 0.01, "components": 4, "batch_size": 8}
     settings = gram_bert.Settings(data=("mnli",), model=str(tmp_path / "bert"), **values)  # type: ignore[arg-type]
     (part,) = gram_bert.parts(settings, Options(device="cpu"))
