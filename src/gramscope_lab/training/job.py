@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
 import sys
 from collections.abc import Callable, Mapping
@@ -240,9 +241,10 @@ def build_model(table: ModelTable, seed: int, input_shape: tuple[int, ...], outp
         if ":" in table.name:
             factory = load_factory(table.name)
             try:
-                model = factory(**table.options)
+                inspect.signature(factory).bind(**table.options)
             except TypeError as error:
                 raise InputError(f"model.name = {table.name!r} with {table.options}: {error}") from error
+            model = factory(**table.options)
             if not isinstance(model, nn.Module):
                 raise InputError(f"model.name = {table.name!r}: returned {type(model).__name__}, not a torch module")
             return model

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -247,11 +248,17 @@ def load_weights(model: nn.Module, path: Path) -> None:
 
 
 def _read_torch_file(path: Path) -> Any:
+    packed: list[str] = []
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                packed = [entry.filename for entry in archive.infolist() if entry.compress_type != zipfile.ZIP_STORED]
+        state = None if packed else torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # of a damaged file torch raises almost anything
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise InputError(f"{path} cannot be read as weights only, and nothing else is read: {reason}") from error
+    if packed:  # a small file could fill the memory
+        raise InputError(f"{path} has compressed entries ({packed[0]}), which torch.save never writes; save it again")
     for key in ("state_dict", "model_state_dict", "model"):
         if isinstance(state, dict) and isinstance(state.get(key), dict):
             return state[key]

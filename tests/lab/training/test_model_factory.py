@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 import tomli_w
 
 from gramscope.errors import InputError
 from gramscope_lab.cli.flags import read_config
 from gramscope_lab.runs.directory import RunDirectory
 from gramscope_lab.training.config import MeasureTable, TrainConfig
-from gramscope_lab.training.layer_measures import measure_runs
+from gramscope_lab.training.layer_measures import load_weights, measure_runs
 from gramscope_lab.training.train import resume_run, train
 
 TABLE = MeasureTable(samples=5, names=("weight_norm",))
@@ -83,3 +86,21 @@ def test_a_factory_may_import_when_it_is_called(foreign: Path, monkeypatch: pyte
     monkeypatch.setattr(sys, "path", [place for place in sys.path if place not in ("", str(foreign))])
     monkeypatch.delitem(sys.modules, "own_layers", raising=False)
     assert train(TrainConfig.from_dict(configuration())).members["seed-0"].last("test_loss") is not None
+
+
+def test_packed_weights_are_refused(tmp_path: Path) -> None:
+    """A file of a megabyte could unpack to more than the memory."""
+    model = nn.Linear(3, 2)
+    torch.save(model.state_dict(), tmp_path / "plain.pt")
+    load_weights(nn.Linear(3, 2), tmp_path / "plain.pt")
+    with zipfile.ZipFile(tmp_path / "plain.pt") as plain, zipfile.ZipFile(tmp_path / "packed.pt", "w", 8) as packed:
+        for entry in plain.infolist():
+            packed.writestr(entry.filename, plain.read(entry))
+    with pytest.raises(InputError, match=r"packed.pt has compressed entries \(plain/"):
+        load_weights(model, tmp_path / "packed.pt")
+
+
+def test_an_error_inside_a_factory_is_its_own(foreign: Path) -> None:
+    (foreign / "failing_net.py").write_text("def build(width=2):\n    return 'a' + width\n")
+    with pytest.raises(TypeError, match="concatenate"):
+        train(TrainConfig.from_dict(configuration("failing_net:build")))
