@@ -157,7 +157,7 @@ LINALG: dict[str, Callable[[Any], Any]] = {
     "spectra": lambda on: (gs.weight_spectrum(on(A)).values, gs.feature_spectrum(on(A)).values),
     "large spectrum": lambda on: float(gs.large_weight_spectrum(on(A), top=3).effective_rank),
     "polar": lambda on: (gs.polar(on(A)), gs.polar(on(A), method="svd")),
-    "nearest": lambda on: procrustes.nearest(on(A), on(A.sin())).matrix,
+    "nearest": lambda on: procrustes.nearest_with_gram(on(A), on(A.sin())),
     "orthogonalised": lambda on: orthogonalise.quintic_polar(on(A.float())),
     "similarity": lambda on: float(gs.linear_cka(on(A), on(A.cos()))),
     "probes": lambda on: stochastic.gram_times(on(A), stochastic.probes(7, 3, on(A))),

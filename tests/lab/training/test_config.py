@@ -193,7 +193,7 @@ def built(method: str, options: dict[str, Any]) -> list[Any]:
     made = build_method(MethodTable(name=method, **options), model, steps_per_epoch=4)
     facts: list[Any] = [vars(made).get("_warm_up_steps")]
     for optimizer in made.optimizers:
-        facts += [getattr(optimizer, "summary", str)(), getattr(optimizer, "method", "")]
+        facts += [getattr(optimizer, "summary", str)(), getattr(optimizer, "_method", "")]
         facts += [{key: v for key, v in getattr(optimizer, "_arguments", {}).items() if not callable(v)}]
         facts += [{**group, "params": len(group["params"])} for group in optimizer.param_groups]
     return facts
