@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import tomli_w
 import torch
 from torch import nn
-import tomli_w
 
 from gramscope.errors import InputError
 from gramscope_lab.cli.flags import read_config
