@@ -80,7 +80,8 @@ PROMISES = (
         ),
     ),
     Promise(
-        "Target linearity of nearly collinear or badly scaled features is right, or a warning says how uncertain it is.",
+        "Target linearity of nearly collinear or badly scaled features is right, or a warning says how uncertain it is; "
+        "float64 directions no longer than rounding count as absent.",
         (
             "tests/measures/test_linearity.py::test_collinear_features_are_right_or_announced",
             "tests/measures/test_linearity.py::test_collinear_features_far_from_zero_are_right_or_announced",
@@ -118,7 +119,7 @@ PROMISES = (
         ),
     ),
     Promise(
-        "Size and depth are limited before work begins; pipes are not waited for.",
+        "Values nested too deep are refused; pipes are not waited for.",
         (
             "tests/lab/runs/test_files.py::test_bad_toml_is_explained",
             "tests/lab/runs/test_records.py::test_pipes_and_deep_values_are_refused_at_once",
