@@ -274,7 +274,8 @@ def torture(found: Found) -> Iterator[str]:
     yield from (
         "## Extreme matrices",
         "",
-        "Zero, rank one, repeated singular values, 1e±30, denormal numbers, numbers beyond 1e±70 (an error), NaN and infinity, no rows, no columns, "
+        "Zero, rank one, repeated singular values, 1e±30, denormal numbers, "
+        "numbers beyond 1e±70 (an error), NaN and infinity, no rows, no columns, "
         "1×1, strided memory, float16 to float64: each routine gives the value that exact arithmetic (mpmath) gives, within "
         "a stated bound, or an error that names the argument.",
         "",
