@@ -1,6 +1,7 @@
 """Measurements and optimizers on a device other than the CPU, as far as a machine without one can tell.
 
-``test_second_device.py`` runs this file in a process of its own: ``python -m pytest tests/on_second_device.py``.
+``test_second_device.py`` runs this file in a process of its own: ``python -m pytest tests/on_second_device.py``. Where there is
+a GPU it is that device.
 """
 
 from __future__ import annotations
@@ -23,15 +24,18 @@ from gramscope.linalg import arrays, moments, psd, stochastic
 from gramscope.optim import orthogonalise, procrustes
 from second_device import register
 
+DEVICE = "cuda" if torch.cuda.is_available() else "second"
 STORED: dict[str, Any] = json.loads(store.STORED.read_text())
 
 
 @pytest.fixture(scope="module", autouse=True)
 def device() -> None:
-    register()
+    if DEVICE == "second":
+        register()
+    torch.backends.cudnn.allow_tf32 = False  # convolutions would round more coarsely than the CPU
 
 
-def moved(value: Any, device: str = "second") -> Any:
+def moved(value: Any, device: str = DEVICE) -> Any:
     """Tensors in any nesting on another device."""
     if isinstance(value, Tensor):
         return value.to(device)
@@ -48,11 +52,11 @@ def module_moved(model: nn.Module) -> nn.Module:
     for module in model.modules():
         for name, parameter in list(module._parameters.items()):
             if parameter is not None:
-                there = nn.Parameter(parameter.data.to("second"), parameter.requires_grad)
+                there = nn.Parameter(parameter.data.to(DEVICE), parameter.requires_grad)
                 setattr(module, name, new.setdefault(id(parameter), there))
         for name, buffer in list(module._buffers.items()):
             if buffer is not None:
-                setattr(module, name, buffer.to("second"))
+                setattr(module, name, buffer.to(DEVICE))
     return model
 
 
@@ -85,7 +89,7 @@ def test_a_default_device_changes_nothing() -> None:
     net = NETS["mlp estimated"]
     model, _, data, _ = made(net)
     expected = gs.measure(model, data, net.loss, **net.options).to_dict()["layers"]
-    torch.set_default_device("second")
+    torch.set_default_device(DEVICE)
     try:
         found = gs.measure(module_moved(model), data, net.loss, **net.options).to_dict()["layers"]
     finally:
@@ -101,7 +105,7 @@ def test_sums_live_where_their_layer_is() -> None:
             self.first, self.last = nn.Linear(6, 5), module_moved(nn.Linear(5, 3))
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.last(self.first(x).relu().to("second")).to("cpu")  # type: ignore[no-any-return]
+            return self.last(self.first(x).relu().to(DEVICE)).to("cpu")  # type: ignore[no-any-return]
 
     model, whole = Split(), nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
     whole.load_state_dict(
@@ -112,7 +116,7 @@ def test_sums_live_where_their_layer_is() -> None:
     for layer, twin in (("first", "0"), ("last", "2")):
         assert_close(found[layer], expected[twin])
     statistics = gs.collect(model, data, loss)
-    assert [statistics[name].D.device.type for name in ("first", "last")] == ["cpu", "second"]
+    assert [statistics[name].D.device.type for name in ("first", "last")] == ["cpu", DEVICE]
 
 
 def assert_close(found: Any, expected: Any) -> None:
@@ -173,11 +177,11 @@ def test_linear_algebra(name: str) -> None:
 
 
 def mixes_devices() -> None:
-    torch.ldexp(torch.ones(2, 2, device="second"), torch.tensor(-3))
+    torch.ldexp(torch.ones(2, 2, device=DEVICE), torch.tensor(-3))
 
 
 def takes_a_generator_of_the_cpu() -> None:
-    torch.set_default_device("second")
+    torch.set_default_device(DEVICE)
     try:
         torch.randn(3, generator=torch.Generator(device="cpu"))
     finally:
@@ -191,7 +195,7 @@ def test_the_device_refuses_what_a_gpu_refuses(crash: Callable[[], None]) -> Non
 
 
 def test_numbers_of_the_cpu_may_meet_the_device_where_a_gpu_takes_them() -> None:
-    x = torch.ones(2, device="second")
+    x = torch.ones(2, device=DEVICE)
     assert (x * torch.tensor(2.0)).tolist() == [2.0, 2.0]
     with pytest.raises(RuntimeError, match="same device"):
         x + torch.ones(2)
