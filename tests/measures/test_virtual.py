@@ -89,11 +89,13 @@ def test_convolution_weights_are_taken_in_patch_space() -> None:
     torch.testing.assert_close(gs.weight_gram(tape["(model)"].weight), W.T @ W)
 
 
-def test_trajectory_sums_the_gradients() -> None:
-    x = torch.randn(4, 2, generator=torch.Generator().manual_seed(0))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_trajectory_sums_the_gradients(dtype: torch.dtype) -> None:
+    x = torch.randn(4, 2, generator=torch.Generator().manual_seed(0)).to(dtype)
     gradients = [x * step for step in range(1, 6)]
     frames = virtual_trajectory(x, iter(gradients), gamma=0.2, every=2)
     assert frames.shape == (3, 4, 2)
+    assert torch.allclose(frames[1], 0.4 * x, atol=1e-6)
     assert torch.allclose(frames[2], -x, atol=1e-6)
     assert torch.equal(frames[0], x)
 

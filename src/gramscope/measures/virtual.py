@@ -138,13 +138,13 @@ def virtual_trajectory(x: Array, gradients: Iterable[Array], gamma: float, every
     if every < 1:
         raise InputError(f"every must be at least 1, got {every}")
     start = as_float_tensor(x, "x")
-    moved = to_double(start).clone()
+    moved = to_double(start)
     frames = [start]
     for step, gradient in enumerate(gradients, start=1):
         g = as_float_tensor(gradient, f"gradients[{step - 1}]")
         if g.shape != start.shape:
             raise InputError(f"gradients[{step - 1}] has shape {tuple(g.shape)}, x has {tuple(start.shape)}")
-        moved -= gamma * to_double(g)
+        moved = moved - gamma * to_double(g)
         if step % every == 0:
             frames.append(moved.to(start.device, start.dtype))
     return torch.stack(frames)
