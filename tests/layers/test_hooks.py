@@ -107,6 +107,7 @@ def test_spectral_norm_in_training_mode_keeps_its_own_iteration() -> None:
     close(tape["0"].delta.flatten(0, 1).mT @ tape["0"].h.flatten(0, 1), tape["0"].D)
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.:DeprecationWarning")
 @pytest.mark.parametrize("in_place", [True, False])
 def test_compiled_models_run_eagerly_inside(in_place: bool) -> None:
     model, x, y = BY_NAME["repeated"].make()
@@ -132,7 +133,7 @@ def test_compiled_models_run_eagerly_inside(in_place: bool) -> None:
 
 def test_data_parallel_wrapper_is_looked_through() -> None:
     model, x, y = BY_NAME["mlp"].make()
-    wrapped = nn.DataParallel(model)
+    wrapped = nn.DataParallel(model, device_ids=[])
     with gs.capture(wrapped) as tape:
         tape.backward(sample_losses(wrapped(x), y))
     assert list(tape.records) == ["0", "2", "4"]

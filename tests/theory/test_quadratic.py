@@ -25,5 +25,5 @@ def test_observed_traces_are_those_of_the_kernel() -> None:
 def test_degenerate_data_is_named() -> None:
     x, y = task()
     assert_refused("labels", data_matrices, x, torch.zeros(9))
-    assert_refused("exactly zero", data_matrices, torch.cat([x[:1], x[:1]]), torch.tensor([1.0, -1.0]))
+    assert_refused("is zero", data_matrices, torch.cat([x[:1], x[:1]]), torch.tensor([1.0, -1.0]))
     assert_refused("one output", data_matrices, x, torch.ones(9, 2))

@@ -134,7 +134,7 @@ def summarise(values: Tensor, rtol: float) -> Spectrum:
 def large_weight_spectrum(W: Array, top: int = 16) -> Spectrum:
     """The top singular values and the ranks of a weight ``[k, d]`` from products with thin matrices.
 
-    The top values come from ``torch.svd_lowrank`` (a randomised range finder with power iterations), the ranks from
+    The top values come from a randomised range finder with power iterations, the ranks from
     stochastic Lanczos quadrature with 16 probes. Beside W it needs about ``3000 (k + d)`` numbers of W's precision. Random
     numbers have a fixed seed, and the caller's random state stays as it was.
 
@@ -175,10 +175,19 @@ def _sum(quadrature: SingularQuadrature, power: int) -> Measured:
 
 
 def _top(W: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """``U, s, V`` of the top singular values, and the lengths of what their vectors leave over."""
-    with torch.random.fork_rng([W.device] if W.device.type == "cuda" else []):
-        torch.manual_seed(0)
-        U, s, V = (x[..., :top] for x in torch.svd_lowrank(W, min(2 * top + 8, *W.shape), POWER))
+    """``U, s, V`` of the top singular values, and the lengths of what their vectors leave over.
+
+    Every device starts from the same random matrix (Halko, Martinsson and Tropp 2009, algorithms 4.4 and 5.1).
+    """
+    tall = W if W.shape[0] >= W.shape[1] else W.mT
+    generator = torch.Generator(device="cpu").manual_seed(0)
+    start = torch.randn(tall.shape[1], min(2 * top + 8, *W.shape), generator=generator, device="cpu", dtype=W.dtype)
+    Q = torch.linalg.qr(tall @ start.to(W.device))[0]
+    for _ in range(POWER):
+        Q = torch.linalg.qr(tall @ torch.linalg.qr(tall.mT @ Q)[0])[0]
+    U, s, Vt = torch.linalg.svd(Q.mT @ tall, full_matrices=False)
+    U, s, V = (Q @ U)[:, :top], s[:top], Vt.mT[:, :top]
+    U, V = (U, V) if tall is W else (V, U)
     left = torch.linalg.vector_norm(W @ V - U * s, dim=0)
     right = torch.linalg.vector_norm(W.mT @ U - V * s, dim=0)
     return U, s.double(), V, ((left.square() + right.square()) / 2).sqrt().double()

@@ -38,7 +38,7 @@ LARGEST_ANGLE = 0.5
 #: steps above this part of the weights, in Frobenius norm, are left to the polar factor, so that the 5e-6 of the step by which
 #: a product of bfloat16 pairs is off stay below rounding of the weights
 LARGEST_STEP = 0.2
-LARGEST_STEP_OF_PAIRS = 0.1
+LARGEST_STEP_OF_PAIRS = 0.04
 #: gains are compared at three points of the iteration: at this part of it, at the square of this part, and at its end
 _WINDOW = 0.55
 #: at most this ratio of successive gains is used to estimate the sum of all gains to come

@@ -31,9 +31,10 @@ def data_matrices(x: Tensor, y: Tensor) -> dict[str, Tensor]:
         raise InputError(f"y has {y.shape[1]} columns; the quadratic net has one output")
     x, y = x.to(torch.float64), y.to(torch.float64).reshape(-1, 1)
     x = x / x.abs().max()
-    m = x.mT @ (y / y.abs().max() * x)
-    if not bool(m.any()):
-        raise InputError("XᵀYX = Σ y_i x_i x_iᵀ is exactly zero, so Ẇ = 0 and the correlation is 0/0")
+    weighted = y / y.abs().max() * x
+    m = x.mT @ weighted
+    if float(m.norm()) <= len(x) * torch.finfo(m.dtype).eps * float((x.abs().mT @ weighted.abs()).norm()):
+        raise InputError("XᵀYX = Σ y_i x_i x_iᵀ is zero up to rounding, so Ẇ = 0 and the correlation is 0/0")
     m = m / m.norm()
     a, b = m @ m, x.mT @ x
     return {"A": a / a.norm(), "B": b / b.norm()}
