@@ -108,7 +108,7 @@ class LinearFreeMuon(Optimizer):
     """FreeMuon's steps for a known end: no average, no guard, lengths like 1/√n, to be multiplied by a linear schedule."""
 
     def __init__(self, net: nn.Module, factor: float = 1.0) -> None:
-        matrices = [matrix.parameter for matrix in choose_trained(net, None, embeddings=True).matrices]
+        matrices = [matrix.parameter for matrix in choose_trained(net, None, by_gradient=True).matrices]
         rest = [p for p in net.parameters() if all(p is not matrix for matrix in matrices)]
         self._tables = {m.weight for m in net.modules() if isinstance(m, nn.Embedding)}
         groups: list[dict[str, Any]] = [{"params": matrices}, {"params": rest}]

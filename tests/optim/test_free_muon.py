@@ -164,6 +164,32 @@ def test_the_head_and_layers_that_cannot_be_trained():
         gs.FreeMuon(nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 3)))
 
 
+def test_recurrent_and_transposed_layers_and_embeddings_count_in_the_choice():
+    recurrent = ["1.weight_ih_l0", "1.weight_hh_l0"]
+    table, gru, linear = nn.Embedding(9, 4), nn.GRU(4, 5), nn.Linear(5, 3)
+    assert chosen(gs.FreeMuon(nn.Sequential(table, gru, linear))) == [*recurrent, "0.weight"]
+    assert chosen(gs.FreeMuon(nn.Sequential(table, nn.Linear(4, 3)))) == ["0.weight"]
+    assert chosen(gs.FreeMuon(nn.Sequential(nn.Linear(3, 4), gru))) == ["0.weight", *recurrent]  # without a head
+    decoder = nn.Sequential(nn.Conv1d(2, 4, 2), nn.ConvTranspose1d(4, 3, 2), nn.ConvTranspose1d(3, 2, 2))
+    assert chosen(gs.FreeMuon(decoder)) == ["0.weight", "1.weight"]
+    assert gs.VCL(nn.Sequential(table, gru, linear)).matrices[0].name == "2.weight"  # it sees no others' inputs
+
+
+def test_matrices_of_a_stack_without_a_gradient_take_no_step():
+    model = net("conv")[0]
+    optimizer = gs.FreeMuon(model)
+    x, y = data(72)
+    train(model, optimizer, x, y, 2)
+    before = model[3].weight.detach() + optimizer.state[model[3].weight]["lead"]
+    optimizer.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    model[3].weight.grad[:3] = 0  # one of two groups
+    optimizer.step()
+    moved = model[3].weight.detach() + optimizer.state[model[3].weight]["lead"] - before
+    torch.testing.assert_close(moved[:3], torch.zeros_like(moved[:3]), atol=1e-14, rtol=0)
+    assert float(moved[3:].norm()) > 0.1
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_layer_learns(kind: str):
     model, d = net(kind)

@@ -15,6 +15,7 @@ from gramscope.distributed.exchange import check_not_flattened, is_sharded
 from gramscope.errors import InputError, LayerError, ResultWarning
 from gramscope.layers.kinds import AttentionProjection, EmbeddingLayer, Layer
 from gramscope.layers.modules import public_name, unwrap
+from gramscope.layers.recurrent import RecurrentLayer
 from gramscope.layers.select import LayerSelector, select_layers
 from gramscope.optim.weight_matrix import WeightMatrix
 from gramscope.optim.whitening_processes import why_not_sharded
@@ -101,11 +102,12 @@ def _choice(
     return Choice(tuple(matrices), others, {p: names[id(p)] for p in parameters}, head)
 
 
-def choose_trained(model: nn.Module, layers: LayerSelector, *, embeddings: bool) -> Choice:
+def choose_trained(model: nn.Module, layers: LayerSelector, *, by_gradient: bool) -> Choice:
     """The matrices that an optimizer with steps of its own trains.
 
     With ``layers=None`` these are the weights of all linear-like layers, except for the head where there are others
-    (:func:`head_layers`), and with ``embeddings`` also lookup tables that nothing else uses.
+    (:func:`head_layers`). An optimizer that needs gradients alone (``by_gradient``) also trains weights whose layer has inputs
+    that are not seen, such as those of recurrent modules and fused experts, and lookup tables that nothing else uses.
 
     Raises:
         LayerError: a layer asked for by ``layers`` cannot be trained, or none can.
@@ -115,17 +117,17 @@ def choose_trained(model: nn.Module, layers: LayerSelector, *, embeddings: bool)
     trained = [p for p in root.parameters() if p.requires_grad]
     names = _names([{"params": trained}], root)
     candidates, others = _layer_matrices(root, names)
-    several = sum(not _untrainable(matrix) for matrix in candidates) > 1
-    if embeddings and layers is None:
+    if by_gradient and layers is None:
         tables = _own_tables(root, names)
         others = {name: reason for name, reason in others.items() if name not in {table.name for table in tables}}
         candidates = [*candidates, *tables]
+    several = sum(not _untrainable(matrix, by_gradient) for matrix in candidates) > 1
     wanted = None if layers is None else {layer.name for layer in select_layers(root, layers, factors=True)}
     head = head_layers(root) if wanted is None and several else ()
     matrices: list[WeightMatrix] = []
     for matrix in candidates:
         asked = wanted is not None and any(layer.name in wanted for layer in matrix.layers)
-        reason = _untrainable(matrix)
+        reason = _untrainable(matrix, by_gradient)
         if wanted is not None and not asked:
             others[matrix.name] = "not among layers="
         elif asked and reason:
@@ -154,14 +156,15 @@ def head_layers(model: nn.Module) -> tuple[Layer, ...]:
     """The layer that gives the output, or several with its weight.
 
     It is the one that a Hugging Face model names in ``get_output_embeddings()``, else the one whose weight is that of an
-    embedding, else the linear-like layer registered last.
+    embedding, else the linear-like layer registered last, of whatever kind. A recurrent layer is no head.
     """
-    layers = [layer for layer in select_layers(model, factors=True) if not layer.not_for_vcl]
+    layers = [layer for layer in select_layers(model, factors=True) if not isinstance(layer, EmbeddingLayer)]
     output = getattr(model, "get_output_embeddings", None)
     named = getattr(output() if callable(output) else None, "weight", None)
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     wanted = {id(named)} if isinstance(named, Tensor) else tables
-    return tuple(layer for layer in layers if id(layer.parameter) in wanted) or tuple(layers[-1:])
+    found = [layer for layer in layers if id(layer.parameter) in wanted] or layers[-1:]
+    return tuple(layer for layer in found if not isinstance(layer, RecurrentLayer))
 
 
 def _own_tables(model: nn.Module, names: dict[int, str]) -> list[WeightMatrix]:
@@ -175,10 +178,10 @@ def _own_tables(model: nn.Module, names: dict[int, str]) -> list[WeightMatrix]:
     ]
 
 
-def _untrainable(matrix: WeightMatrix) -> str:
+def _untrainable(matrix: WeightMatrix, by_gradient: bool) -> str:
     """Why a matrix cannot be trained by steps of our own; empty where it can."""
     p, layer = matrix.parameter, matrix.layers[0]
-    if layer.not_for_vcl and not isinstance(layer, EmbeddingLayer):
+    if layer.not_for_vcl and not by_gradient:
         return layer.not_for_vcl
     if not p.requires_grad:
         return "is frozen (requires_grad=False)"

@@ -148,7 +148,7 @@ class FreeMuon(Optimizer):
         refuse_arguments("FreeMuon", unknown, "model layers process_group", _INSTEAD)
         self._arguments: dict[str, Any] = {"layers": layers, "process_group": process_group}
         self.model, self._root = model, unwrap(model)
-        self._choice = choose_trained(model, layers, embeddings=True)
+        self._choice = choose_trained(model, layers, by_gradient=True)
         self._exchange = find_exchange(process_group, model)
         self._compared = False
         #: the matrices of each parameter; several for packed projections of attention
@@ -324,6 +324,8 @@ class FreeMuon(Optimizer):
             leads = [matrix.view(found[matrix.parameter]) for matrix in members]
             stack = torch.stack(leads) if len(leads) > 1 else leads[0].unsqueeze(0)
             for matrix, O in zip(members, orthogonalised(stack), strict=True):
+                if O.dim() == 3:  # an expert without tokens takes no step
+                    O = O * matrix.view(_gradient(matrix.parameter)).any(-1).any(-1)[:, None, None]
                 matrix.assign(O, found[matrix.parameter])
         if exchange is not None:
             for p, owner in zip(parameters, owners, strict=True):

@@ -113,7 +113,7 @@ class VCL(Optimizer):
             "solver": solver, "rank": rank, "process_group": process_group,
         }  # fmt: skip
         self.model, self.solver, self.alpha = model, solver, alpha
-        self._choice = choose_trained(model, layers, embeddings=False)
+        self._choice = choose_trained(model, layers, by_gradient=False)
         self._exchange = find_exchange(process_group, model)
         self._ranks = {matrix: _rank(matrix, rank) for matrix in self.matrices}
         self._collectors = {
