@@ -78,11 +78,11 @@ class Budget:
         return d <= GRAM_SIDE or self.decomposes(d)
 
     def most_rows(self, d: int) -> int:
-        """How many feature rows are kept as they are: fewer than d, or what fits where ``HᵀH`` does not."""
+        """How many feature rows are kept as they are: up to d, or what fits where ``HᵀH`` does not."""
         if d <= ROWS_SIDE:
             return 0
         fit = (self.memory if d > GRAM_SIDE else MEMORY) // (16 * d)
-        return min(fit, d - 1) if self.keeps_gram(d) else fit
+        return min(fit, d) if self.keeps_gram(d) else fit
 
     def outputs_at_once(self, each: int, on_cpu: bool) -> int:
         """How many outputs a chunk of Jacobians takes, of ``each`` bytes; at least one."""

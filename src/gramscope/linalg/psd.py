@@ -14,6 +14,8 @@ from gramscope.errors import InputError, NumericalError, RescueWarning
 from gramscope.linalg.arrays import to_double, without_autocast
 
 EPS = torch.finfo(torch.float64).eps
+#: eigenvalues above this share of the largest are precise enough for their roots
+CLEAR = 1e-10
 
 
 def eigh(A: Tensor) -> tuple[Tensor, Tensor]:
@@ -45,7 +47,15 @@ def svd(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def svdvals(A: Tensor) -> Tensor:
-    """Singular values (descending) of ``A [..., m, n]``, several times faster than with singular vectors."""
+    """Singular values (descending) of ``A [..., m, n]`` in float64, to ``1e-9`` of the largest or better.
+
+    They are the roots of the eigenvalues of ``AᵀA`` where all of these are clear of rounding, several times faster than by a
+    decomposition of A.
+    """
+    tall = A if A.shape[-2] >= A.shape[-1] else A.mT
+    squares = eigvalsh(tall.mT @ tall)
+    if bool((squares > CLEAR * squares.amax(-1, keepdim=True)).all()):
+        return squares.sqrt().flip(-1)
     with _explained(A, "singular values"):
         values: Tensor = torch.linalg.svdvals(A)
     return values
@@ -213,6 +223,6 @@ def for_products(rows: Tensor) -> Tensor:
 
 
 def _strips(d: int) -> Iterator[slice]:
-    size = max(64, d // 16)
+    size = max(64, d // 8)
     for start in range(0, d, size):
         yield slice(start, min(d, start + size))

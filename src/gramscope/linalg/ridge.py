@@ -4,7 +4,7 @@ With ``H = U S Vᵀ`` the residual of the ridge fit is, exactly and without canc
 
     ‖Y − Hβ‖² = ‖(I − UUᵀ) Y‖² + Σ_r (λ / (s_r² + λ))² ‖u_rᵀ Y‖²
 
-Of float64 arrays S and UᵀY come from a QR factorisation updated block by block (of ``Hᵀ`` where n < d): the condition number
+Of float64 arrays S and UᵀY come from a QR factorisation updated block by block (of ``Hᵀ`` where n ≤ d): the condition number
 is not squared, so that singular values down to ``max(n, d)·2.2e-16`` of the largest are seen. Of moments, and of features that
 came in float32, they come from ``HᵀH`` with every feature scaled to unit length, so that neither offsets nor mixed
 scales cost digits. There directions shorter than ``√(d·2.2e-16)``, about 2e-7 at d = 256, cannot be told from rounding: float32
@@ -109,7 +109,7 @@ def check_ridge(ridge: Any) -> float:
 def fit_rows(H: Rows, Y: Rows, ridge: float = 0.0, intercept: bool = False) -> RidgeFit:
     """The fit of ``Y [n, c]`` on ``H [n, d]``; extra memory is a few blocks and ``min(n, d)²``.
 
-    Without a ridge, and with every feature scaled to length 1 where n ≥ d, singular values up to ``max(n, d)·2.2e-16`` times
+    Without a ridge, and with every feature scaled to length 1 where n > d, singular values up to ``max(n, d)·2.2e-16`` times
     the largest count as zero, and those as short as the rounding of features that came in less than float64.
 
     Args:
@@ -124,7 +124,7 @@ def fit_rows(H: Rows, Y: Rows, ridge: float = 0.0, intercept: bool = False) -> R
     """
     check_pair(H, Y)
     ridge = check_ridge(ridge)
-    if H.n < H.width:
+    if H.n <= H.width:
         return _fit_wide(H, Y, ridge, intercept)
     if H.eps > EPS:
         return fit_moments(_moments_of(H, Y), ridge, intercept, H.eps)
@@ -150,7 +150,7 @@ def _spread(Y: Rows) -> tuple[Tensor, Tensor]:
 
 
 def _fit_wide(H: Rows, Y: Rows, ridge: float, intercept: bool) -> RidgeFit:
-    """The fit of n < d from ``HHᵀ`` where that is far from singular, else from a QR factorisation of ``Hᵀ``."""
+    """The fit of n ≤ d from ``HHᵀ`` where that is far from singular, else from a QR factorisation of ``Hᵀ``."""
     mean_y, totals = _spread(Y)
     y = Y.block(0, Y.n) - (mean_y if intercept else 0.0)
     mean_h = H.mean() if intercept else None
@@ -163,7 +163,7 @@ def _fit_wide(H: Rows, Y: Rows, ridge: float, intercept: bool) -> RidgeFit:
             total.add_gram(block.mT)
         gram = total.dense()
         gram.diagonal().add_(ridge)
-        factor = _clear_factor(gram, input_noise(H.width, H.n, H.eps) ** 2 if rounded else 0.0)
+        factor = clear_factor(gram, input_noise(H.width, H.n, H.eps) ** 2 if rounded else 0.0)
         if factor is not None:
             R, scale = factor
             weights = torch.cholesky_solve(y / scale[:, None], R, upper=True) / scale[:, None]
@@ -263,7 +263,7 @@ def _fit_clear(m: Moments, ridge: float, intercept: bool, eps: float) -> RidgeFi
     # centring costs digits
     ratio = float((m.HtH.diagonal() / gram.diagonal()).amax()) if intercept else 1.0
     A = gram + ridge * torch.eye(d, dtype=gram.dtype, device=gram.device)
-    factor = _clear_factor(A, 0.0 if ridge else input_noise(n, d, eps) ** 2 * ratio, EPS * math.sqrt(ratio))
+    factor = clear_factor(A, 0.0 if ridge else input_noise(n, d, eps) ** 2 * ratio, EPS * math.sqrt(ratio))
     if factor is None:
         return None
     R, scale = factor
@@ -425,7 +425,7 @@ def _limit(eps: float) -> float:
     return 1e-6 if eps <= EPS else 1e-3
 
 
-def _clear_factor(A: Tensor, noise: float, rounding: float = 0.0) -> tuple[Tensor, Tensor] | None:
+def clear_factor(A: Tensor, noise: float, rounding: float = 0.0) -> tuple[Tensor, Tensor] | None:
     """The upper Cholesky factor of ``A`` scaled to a diagonal of ones, and the scale ``[d]``.
 
     None where some eigenvalue of the scaled matrix is not clearly above that of ``rounding`` in its entries, or above ``noise``

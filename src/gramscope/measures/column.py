@@ -19,6 +19,7 @@ from gramscope.linalg.budget import FEWEST, Budget
 from gramscope.linalg.gram import Dense, Estimated, Factor, Factored, Gram, correlation, cosine
 from gramscope.linalg.measured import Measured, combine
 from gramscope.linalg.psd import psd_power
+from gramscope.linalg.ridge import clear_factor
 from gramscope.linalg.stochastic import onto_columns, probes
 from gramscope.measures.spectrum import Spectrum, large_weight_spectrum, weight_spectrum
 from gramscope.statistics.features import Features
@@ -402,12 +403,21 @@ def exact_ansatz(W: Factor, parts: Tensor, at_inputs: bool = False) -> Ansatz:
     k, d = W.rows.shape[-2:]
     weight, parts = Factored.of(W).small(), to_double(parts)
     agop = Dense(parts) if at_inputs else Factored.of(W, W, parts).small()
+    kernel = Dense(parts)
     if isinstance(weight, Dense) and isinstance(agop, Dense) and k > d:
-        half = psd_power(weight.dense(), -0.5)
-        kernel = Dense(half @ agop.parts @ half)
-    else:
-        kernel = Dense(parts)
+        kernel = Dense(_on_column_space(weight.dense(), agop.parts))
     return Ansatz(weight, agop, kernel, _trace_square(W.rows), min(k, d))
+
+
+def _on_column_space(gram: Tensor, agop: Tensor) -> Tensor:
+    """K on the column space of W from ``WᵀW`` and ``WᵀKW``, in some orthonormal basis: ``L⁻¹ WᵀKW L⁻ᵀ`` with ``LLᵀ = WᵀW``."""
+    factor = clear_factor(gram, 0.0) if gram.dim() == 2 else None
+    if factor is None:
+        half = psd_power(gram, -0.5)
+        return half @ agop @ half
+    R, scale = factor
+    once = torch.linalg.solve_triangular(R.mT, agop / torch.outer(scale, scale), upper=False)
+    return torch.linalg.solve_triangular(R, once, upper=True, left=False)
 
 
 def estimated_ansatz(W: Tensor, products: Tensor) -> Ansatz:

@@ -68,10 +68,7 @@ def weight_spectrum(W: Array) -> Spectrum:
     (2, 2.0, 2.0, 2.0)
     """
     weight = to_double(as_weight(W))
-    tall = weight if weight.shape[-2] >= weight.shape[-1] else weight.mT
-    # The triangular factor has the same singular values and is small where one side is.
-    R = torch.linalg.qr(tall, mode="r").R if tall.shape[-2] > 2 * tall.shape[-1] else tall
-    return summarise(svdvals(R).reshape(-1), max(weight.shape[-2:]) * EPS)
+    return summarise(svdvals(weight).reshape(-1), max(weight.shape[-2:]) * EPS)
 
 
 def feature_spectrum(H: Array, center: bool = True) -> Spectrum:

@@ -99,7 +99,7 @@ def collect(
         ignore_index: the label of positions or samples to leave out; by default the loss's own, or −100.
         features: keep moments of the layers' inputs with the targets.
         gram: keep ``HᵀH``: ``"auto"`` where d ≤ 4096 or three such matrices fit ``memory`` (for d > 512 the rows themselves
-            while they are fewer than d; for larger d while ``memory`` has 16 bytes an entry), ``True`` or ``False`` for all.
+            while they are d or fewer; for larger d while ``memory`` has 16 bytes an entry), ``True`` or ``False`` for all.
         gradients: keep ``D`` (where there is a loss); ``False`` evaluates the loss alone.
         covariance: keep ``Σ`` beside ``D``.
         residuals: keep ``HᵀE`` with ``E = −∂L/∂f``, for the predicted change of the surrogate ([Gram] Theorem 3).

@@ -38,21 +38,18 @@ def projected(labels: Tensor) -> Tensor:
     >>> projected(torch.tensor([7, 7, 70_000])).square().sum(1)
     tensor([1., 1., 1.], dtype=torch.float64)
     """
-    result = torch.empty(labels.shape[0], PROJECTION, dtype=torch.float64, device=labels.device)
-    block = labels // 4096
-    for number in set(block.tolist()):
-        chosen = block == number
-        result[chosen] = _signs(number).to(labels.device)[labels[chosen] - 4096 * number].double()
-    return result.div_(PROJECTION**0.5)
+    signs = _signs(int(labels.max()) // 4096 + 1, labels.device)
+    return signs[labels].double().div_(PROJECTION**0.5)
 
 
 @cache
-def _signs(block: int) -> Tensor:
-    """The rows of labels ``4096·block`` on, which do not depend on how many labels there are."""
-    generator = torch.Generator(device="cpu").manual_seed(block)
-    signs = torch.randint(2, (4096, PROJECTION), generator=generator, dtype=torch.int8, device="cpu")
-    result: Tensor = signs.mul_(2).sub_(1)
-    return result
+def _signs(blocks: int, device: torch.device) -> Tensor:
+    """The rows of the first ``4096·blocks`` labels, each block from a seed of its own: no row depends on how many there are."""
+    found = []
+    for block in range(blocks):
+        generator = torch.Generator(device="cpu").manual_seed(block)
+        found.append(torch.randint(2, (4096, PROJECTION), generator=generator, dtype=torch.int8, device="cpu"))
+    return torch.cat(found).mul_(2).sub_(1).to(device)
 
 
 #: largest number of real target columns whose c×c moments are kept
@@ -114,9 +111,8 @@ class Features(Sum):
             return
         if target is None:
             target = rows.new_zeros(rows.shape[0], 0)
-        target = _checked(target, rows.shape[0], self._ignored)
-        if not target.is_floating_point() and bool((target == self._ignored).any()):
-            kept = target != self._ignored
+        target, kept = _checked(target, rows.shape[0], self._ignored)
+        if kept is not None:
             rows, target, residual = rows[kept], target[kept], None if residual is None else residual[kept]
         if rows.shape[0] == 0:
             return
@@ -314,25 +310,26 @@ def _rows_alike(a: Features, b: Features) -> tuple[Features, Features]:
     return a.without_rows(gram), b.without_rows(gram)
 
 
-def _checked(target: Tensor, m: int, ignored: int) -> Tensor:
-    """Real targets ``[m, c]`` or labels ``[m]``."""
+def _checked(target: Tensor, m: int, ignored: int) -> tuple[Tensor, Tensor | None]:
+    """Real targets ``[m, c]`` or labels ``[m]``, and which of them count where some are ignored."""
     if target.is_floating_point():
         target = target.reshape(m, -1)
         if target.shape[1] > TARGET_LIMIT:
             raise Unpaired(
                 f"the target has {target.shape[1]} columns, more than {TARGET_LIMIT}; choose some with targets="
             )
-        return target
+        return target, None
     labels = target[:, 0] if target.dim() == 2 and target.shape[1] == 1 else target
     if labels.dim() != 1:
         raise Unpaired(
             f"integer targets of shape {tuple(target.shape)} do not give one label to each of {m} rows: labels of "
             "positions need a layer that has these positions; targets= gives each sample one label"
         )
-    seen = labels[labels != ignored]
-    if seen.numel() == 0:
-        return labels.long()
-    low, high = (int(v) for v in torch.aminmax(seen))
+    kept = labels != ignored
+    counted = torch.where(kept, labels, 0)
+    low, high, all_kept = torch.stack(
+        [counted.amin(), counted.amax(), kept.all()]
+    ).tolist()  # at once: a GPU is waited for
     if low < 0:
         raise InputError(
             f"labels must not be negative, found {low}; ignore_index= ({ignored}) marks rows to leave out, "
@@ -340,4 +337,4 @@ def _checked(target: Tensor, m: int, ignored: int) -> Tensor:
         )
     if high >= CLASS_LIMIT:
         raise InputError(f"labels reach {high}, at least {CLASS_LIMIT}; number the classes from 0 with targets=")
-    return labels.long()
+    return labels.long(), None if all_kept else kept

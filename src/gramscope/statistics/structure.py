@@ -447,12 +447,12 @@ def _marked(
 ) -> tuple[Tensor, Tensor | None]:
     if per_token and target is not None:
         mask = mask & (target != ignore_index)
-    rows = h[mask]
+    index = mask.flatten().nonzero().squeeze(1)
+    rows = h.flatten(0, 1)[index]
     if target is None:
         return rows, None
-    if per_token:
-        return rows, target[mask]
-    return rows, target.unsqueeze(1).expand(-1, mask.shape[1], *target.shape[1:])[mask]
+    each = target if per_token else target.unsqueeze(1).expand(-1, mask.shape[1], *target.shape[1:])
+    return rows, each.flatten(0, 1)[index]
 
 
 def layer_rows(
