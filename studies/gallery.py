@@ -77,6 +77,8 @@ def verdicts(found: dict[str, Any], paper: str) -> str:
     for name, value in own.items():
         counts = [sum(claim["holds"] is held for claim in value["claims"]) for held in (True, False, None)]
         count = ", ".join(f"{n} {word}" for n, word in zip(counts, HOLDS.values(), strict=True) if n)
+        seeds = value["facts"].split(";")[0].count(",") + 1
+        count += f"; {seeds} seed{'s' if seeds > 1 else ''}"
         picture = f'<a href="gallery/{name}.png"><img src="gallery/{name}.png" width="170" alt="{name}"></a>'
         lines.append(f"| {picture} | **{name}**: {value['title']}. {count} | `{value['command']}` |")
     return "\n".join(lines)

@@ -111,9 +111,18 @@ def _why(run: _Run) -> str:
 
 
 def rises_after_memorisation(results: Results[Settings]) -> Iterator[Claim]:
-    """[Gram] B.8: with decay TL goes on rising after memorisation until grokking; layer 2 jumps with it."""
+    """[Gram] B.8: with decay TL goes on rising after memorisation until grokking; layer 2 jumps with it.
+
+    The run without decay is the control: if its TL rises too, a rise is no sign of grokking to come.
+    """
     for run in _runs(results):
         if run.decay == 0:
+            line = run.line(DEPTH)
+            claim = "decay 0, the control that never groks: TL of the last layer does not rise after memorisation"
+            if run.memorised < math.inf and math.isinf(run.grokked):
+                before, after = line.at(run.memorised), line.final
+                measured = f"{before:.2f} → {after:.2f}, to the end"
+                yield Claim(claim, "the rise is told of decay > 0", measured, after <= before)
             continue
         for layer in (DEPTH, DEPTH - 1):
             name = "the last layer" if layer == DEPTH else f"layer {layer}"
