@@ -281,6 +281,17 @@ class Own(nn.Module):
         return self.net(x)
 
 
+def test_an_exported_program_holds_the_average() -> None:
+    model = mlp(9, 6, 3)
+    optimizer = gs.FreeMuon(model)
+    for _ in range(3):
+        train(model, optimizer, X, Y)
+    before = copy.deepcopy(model.state_dict())
+    found = torch.export.export(model.train(), (X,)).module()(X)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    torch.testing.assert_close(found, model.eval()(X))
+
+
 @pytest.mark.filterwarnings("ignore:.torch.jit.:DeprecationWarning")
 @pytest.mark.parametrize("make", [lambda: mlp(9, 6, 3), Own])
 @pytest.mark.parametrize("way", ["wrapped", "in place"])

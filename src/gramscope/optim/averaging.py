@@ -81,7 +81,8 @@ class Averaging:
                 remainder.sub_(p)
 
     def _called(self, module: nn.Module, args: Any) -> None:
-        if self.in_step or not module.training or not torch.is_grad_enabled() or torch.compiler.is_exporting():
+        # the flag behind torch.compiler.is_exporting(), which torch 2.11 compiles as true
+        if self.in_step or not module.training or not torch.is_grad_enabled() or torch.compiler._is_exporting_flag:
             return
         self.add(self._parameters, self._leads, self._remainders, 1.0)
         self.in_step = True
