@@ -1,9 +1,8 @@
 # %% [markdown]
 # # A Hugging Face language model, layer by layer
 #
-# `gs.measure` takes a model as `transformers` makes it and batches as your loader yields them. Here a GPT-2 of three blocks
-# learns to predict the next character of a real text: the source code of gramscope itself, which is on your disk already.
-# Any other model is measured by the same line. You need `gramscope[transformers,report]`.
+# A GPT-2 of three blocks learns to predict the next character of a real text: the source code of gramscope itself, which is
+# on your disk already. Any other model of `transformers` is measured by the same line. You need `gramscope[transformers,lab]`.
 
 # %%
 from pathlib import Path
@@ -52,9 +51,8 @@ batches = [{"input_ids": part, "labels": part} for part in held.split(20)]
 # %% [markdown]
 # ## Measure before, train, measure after
 #
-# The batches have the labels that `transformers` expects, and no loss is given: the model's own is used. gramscope asks
-# the model whether it shifts its labels, so *accuracy* and *target linearity* are those of the **next** character. Below
-# the table a note says so.
+# The batches have the labels that `transformers` expects, and the model's own loss is used. gramscope asks the model whether it
+# shifts its labels, so *target linearity* is that of the **next** character.
 
 # %%
 names = ["target_linearity", "nfa", "nfa_null", "gradient_norm"]
@@ -73,8 +71,7 @@ print(table)
 # %% [markdown]
 # ## By kind of layer
 #
-# A transformer repeats its block, so the useful view is kind of layer against depth. `table.by_block()` prints it; here as a
-# picture, before and after.
+# A transformer repeats its block, so the useful view is kind of layer against depth; `table.by_block()` prints it.
 
 # %%
 kinds = {
@@ -100,12 +97,8 @@ plt.show()
 
 # %% [markdown]
 # Every point is the target linearity of that layer's **inputs**. The inputs of *q k v* and of *MLP in* are the residual
-# stream after its norm: they are flat or falling before training, and after it the next character is easier to read the
-# deeper you
-# look. The inputs of *MLP out* are 256 hidden units instead of 64, so their level is higher; compare them with each
-# other. The inputs of *attention, output* are mixtures of earlier positions and know less about the next character than
-# the stream they are added to.
+# stream after its norm: after training the next character is easier to read from it the deeper you look. The inputs of
+# *MLP out* are 256 hidden units instead of 64, so their level is higher; compare them with each other. Those of
+# *attention, output* are mixtures of earlier positions.
 #
-# **Padding**: put an `attention_mask` into the batch, as `transformers` does, and pads are left out everywhere. **Large
-# vocabularies**: above 256 outputs the Jacobians are sketched and the table prints a standard error beside the number.
-# Both are explained in [language models](../models.md).
+# Padding, large vocabularies and other kinds of models: [your model](../models.md).

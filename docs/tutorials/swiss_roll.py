@@ -2,12 +2,8 @@
 # # The Swiss roll and virtual covariance
 #
 # Gradient descent moves weights. What if it moved the *data* instead? Give every input $x$ the step that would lower its
-# loss,
-#
-# $$x^+ = x - \gamma\,\frac{\partial L}{\partial x},$$
-#
-# and never take it: this is the **virtual update**. It says where the network would like its inputs to be. This tutorial lets
-# it act on points of a Swiss roll, and then shows that the first layer's weights record exactly this wish.
+# loss, $x^+ = x - \gamma\,\partial L/\partial x$, and never take it: this **virtual update** says where the network would
+# like its inputs to be. We let it act on a Swiss roll, and see that the first layer's weights record exactly this wish.
 
 # %%
 import matplotlib.pyplot as plt
@@ -18,10 +14,7 @@ import gramscope as gs
 from gramscope_lab.data import load
 
 data = load("swiss-roll", seed=0)
-x, y = (
-    data.x_train,
-    data.y_train,
-)  # points in the plane; the target is the position along the roll
+x, y = data.x_train, data.y_train  # points; the target is the position along the roll
 torch.manual_seed(0)
 net = nn.Sequential(
     nn.Linear(2, 32, bias=False),
