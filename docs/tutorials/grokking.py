@@ -2,8 +2,9 @@
 # # Grokking and target linearity
 #
 # A network that learns to add modulo a prime first *memorises* the training pairs. Much later, with weight decay, it suddenly
-# *generalises*: it groks. Does target linearity of the layers show it coming? This is a small version of Figure 13 of the weight-Gram paper (`gramscope reproduce gram-fig13` runs
-# the published one), with the control that the question needs: the same net without weight decay, which never groks.
+# *generalises*: it groks. Does target linearity of the layers show it coming? This is a small version of Figure 13 of the
+# weight-Gram paper (`gramscope reproduce gram-fig13` runs the published one), with the control that the question needs: the
+# same net without weight decay, which never groks.
 
 # %%
 import matplotlib.pyplot as plt
@@ -37,12 +38,8 @@ def train(weight_decay):
     for step in range(1000):
         if step % 25 == 0:
             with torch.no_grad():
-                accuracies.append(
-                    [
-                        float((net(a).argmax(1) == b).double().mean())
-                        for a, b in ((x, y), (x_test, y_test))
-                    ]
-                )
+                right = net(x).argmax(1) == y, net(x_test).argmax(1) == y_test
+            accuracies.append([float(each.double().mean()) for each in right])
         optimizer.zero_grad()
         nn.functional.cross_entropy(net(x), y).backward()
         optimizer.step()
