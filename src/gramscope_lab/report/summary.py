@@ -72,7 +72,7 @@ def _linearity(runs: Runs) -> list[str]:
         return []
     rose = all(end > start for start, end in ends.values())
     course = _several([f"{start:.2f} to {end:.2f} with {name}" for name, (start, end) in ends.items()])
-    beside = f"; random features would give {max(nulls):.2f}" if nulls else ""
+    beside = f"; targets that are noise would give {max(nulls):.2f}" if nulls else ""
     what = "the task became more linear: its" if rose else "the task's"
     return [f"Seen from {layer}, {what} target linearity went from {course}{beside}."]
 

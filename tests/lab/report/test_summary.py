@@ -40,8 +40,8 @@ def test_the_story_of_the_layers(tmp_path: Path) -> None:
         row = {"target_linearity": linear, "target_linearity_null": 0.12}
         run.append({"step": step, "layers": {"a": {**row, "target_linearity": 0.4}, "b": row}})
     assert sentences(read_runs([run.path]))[-1] == (
-        "Seen from b, the task became more linear: its target linearity went from 0.69 to 0.90 with mine; random features "
-        "would give 0.12."
+        "Seen from b, the task became more linear: its target linearity went from 0.69 to 0.90 with mine; targets "
+        "that are noise would give 0.12."
     )
 
 
