@@ -96,6 +96,12 @@ class Layer(ABC):
         with loaded(self.owner()[0]):
             return self.stored_weight()
 
+    def bias(self) -> Tensor | None:
+        """The bias in use, detached; ``None`` where there is none."""
+        with loaded(self.module):
+            bias = getattr(self.module, "bias", None)
+            return bias.detach() if isinstance(bias, Tensor) else None
+
     def weight_source(self) -> Tensor | Callable[[], Tensor]:
         """The weight, or where it is computed or offloaded a function that gives it, so that it need not be kept."""
         return self.weight if self.parameter is None or self.parameter.is_meta else self.weight()

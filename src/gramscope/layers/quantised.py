@@ -8,6 +8,7 @@ come from inputs and gradients as for other layers.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from gramscope.layers.kinds import Layer, LinearLayer, TransposedLinearLayer
+from gramscope.layers.modules import loaded
 
 #: inputs that a packed module gets at once to show its weight
 _BLOCK = 1024
@@ -90,10 +92,17 @@ class LoraLayer(LinearLayer):
         weight = self.base.native_weight()
         if layer.disable_adapters or layer.merged:
             return weight
-        for adapter in layer.active_adapters:
-            if adapter in layer.lora_A:
-                weight = weight + layer.get_delta_weight(adapter).to(weight.dtype)
+        with ExitStack() as stack:
+            for factor in self.factors():
+                stack.enter_context(loaded(factor))
+            for adapter in layer.active_adapters:
+                if adapter in layer.lora_A:
+                    weight = weight + layer.get_delta_weight(adapter).to(weight.dtype)
         return weight
+
+    @override
+    def bias(self) -> Tensor | None:
+        return self.base.bias()
 
     @override
     def to_matrix(self, weight: Tensor) -> Tensor:

@@ -15,6 +15,9 @@ from gramscope.errors import LayerError
 from gramscope.layers.batches import tensors_in
 from gramscope.layers.kinds import AttentionProjection, Layer, sum_outer
 
+#: why a layer has no D where a derivative is a part of the output or of the loss (force fields, gradient penalties)
+DIFFERENTIATED = "no gradients: the model or its loss differentiates through this layer, so D is more than Σ δhᵀ"
+
 
 class Call:
     """One call of a model and its number of samples.
@@ -33,11 +36,11 @@ class Call:
         self._ranked: set[bool] = set()  # whether layers that know the rank of their inputs saw a batch axis
         self._vectors: set[bool] = set()  # whether the others saw single vectors
         self._attention: dict[str, tuple[int, int, bool]] = {}
-        self._over = False
+        self.over = False
 
     def applied(self, layer: Layer, x: Tensor) -> None:
         """A layer was applied to the native input ``x``."""
-        if self._over:
+        if self.over:
             return
         unbatched = layer.is_unbatched(x)
         (self._ranked if layer.fixed_rank else self._vectors).add(unbatched)
@@ -48,7 +51,7 @@ class Call:
     def returned(self, output: object) -> None:
         """The model returned ``output``."""
         self._outputs = set(self._sizes(output))
-        self._over = True
+        self.over = True
 
     @property
     def arguments(self) -> bool:
@@ -152,6 +155,8 @@ class LayerRecord:
         self._factor_of_call = factor
         self._call_was_reached = reached
         self.applications: list[Application] = []
+        #: whether a backward pass that is itself differentiated went through the layer before the one of the loss
+        self.differentiated = False
         self._weight: Tensor | None = None
 
     @property
@@ -188,6 +193,8 @@ class LayerRecord:
     @property
     def D(self) -> Tensor:
         """``D = Σ_i δ_i h_iᵀ``, the weight gradient of the summed loss, ``[k, d]``."""
+        if self.differentiated:
+            raise LayerError(f"layer {self.name!r} has {DIFFERENTIATED}")
         terms = []
         for a in self._seen():
             a.check_unchanged()

@@ -270,6 +270,7 @@ class Tape(Watcher):
             if gradient is not None:
                 a.dz = gradient.detach() if a.dz is None else a.dz + gradient.detach()
         reached = {a.layer.name for a in self.applications() if a.dz is not None}
+        reached |= {record.name for record in self if record.differentiated}  # through its weight
         self.note_reached("no gradient", reached, "the loss does not reach it")
 
     def forget_gradients(self) -> None:
@@ -301,6 +302,11 @@ class Tape(Watcher):
     def _reached(self, call: int) -> bool:
         """Whether a gradient has come back to forward number ``call``."""
         return any(a.dz is not None for a in self.applications() if a.call == call)
+
+    @property
+    def _forward_runs(self) -> bool:
+        """Whether the model has been called and has not returned yet."""
+        return bool(self.calls) and not self.calls[-1].over
 
     def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The model is called: a new batch begins."""
@@ -383,9 +389,13 @@ class Tape(Watcher):
 
         def receive(gradient: Tensor) -> None:
             tape, application = tape_alive(), application_alive()
-            if tape is not None and application is not None and tape._accepting:
+            if tape is None or application is None:
+                return
+            if tape._accepting and not tape._forward_runs:
                 known = application.dz
                 application.dz = gradient.detach() if known is None else known + gradient.detach()
+            elif torch.is_grad_enabled():  # this backward pass will be differentiated itself
+                tape.records[application.layer.name].differentiated = True
 
         z.register_hook(receive)  # type: ignore[no-untyped-call]
 
@@ -421,10 +431,10 @@ def is_linear_map(layer: Layer, x: Tensor, z: Tensor) -> bool:
     try:
         h = layer.inputs(x.detach())[..., :1, :, :].double()
         output = layer.outputs(z.detach())[..., :1, :, :].double()
-        bias = getattr(layer.module, "bias", None)
+        bias = layer.bias()
         expected = (h.flatten(-3, -2) @ layer.weight().double().mT).reshape(output.shape)
         if bias is not None:
-            expected = expected + bias.detach().double().reshape(layer.groups, 1, 1, -1).squeeze(0)
+            expected = expected + bias.double().reshape(layer.groups, 1, 1, -1).squeeze(0)
     except RuntimeError:  # shapes that do not fit
         return False
     eps = max(torch.finfo(z.dtype).eps, torch.finfo(x.dtype).eps if x.is_floating_point() else 0.0)

@@ -38,7 +38,7 @@ from gramscope.layers.model_call import (
     select_output,
 )
 from gramscope.layers.modules import unwrap
-from gramscope.layers.record import LayerRecord
+from gramscope.layers.record import DIFFERENTIATED, LayerRecord
 from gramscope.layers.select import matched_layers, select_layers, select_modules
 from gramscope.layers.tape import Observer, Tape
 from gramscope.linalg.budget import trim_malloc
@@ -216,9 +216,12 @@ class _Run:
             raise NumericalError(
                 f"the model's output is NaN or infinite in batch {index}; look at its inputs and weights"
             )
-        self._find_structure(result, random, self.loss is not None or own_loss(returned) is not None)
+        with tape.paused():  # the loss may differentiate too
+            losses = self._losses(result, returned, inputs, given, index)
+        self._find_structure(
+            result, random, losses is not None
+        )  # after the loss, which may read what the forward left behind
         trim_malloc()  # what the forward has freed
-        losses = self._losses(result, returned, inputs, given, index)
         if losses is not None:
             self._backward(result, losses, index)
         labels = result.target
@@ -294,6 +297,10 @@ class _Run:
             plan.notes.remark("(positions)", PER_POSITION)
         if not plan.needs_gradients:
             return
+        for record in tape:
+            for kind in plan.sums if record.differentiated else ():
+                if "delta" in kind.needs:
+                    plan.notes.leave_out(record.name, kind, DIFFERENTIATED)
         if plan.residuals or "parameter_gradient" in plan.needs:
             with tape.paused():
                 self._add_other_gradients(result, total)

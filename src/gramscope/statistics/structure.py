@@ -189,7 +189,8 @@ def depends_on_batch(
         return False
     if parts.shape != again.reshape(-1).shape:
         parts, again = parts.sum(), again.sum()
-    return not torch.allclose(parts, again.reshape(parts.shape), rtol=1e-3, atol=1e-5 * float(again.abs().max()))
+    rtol = min(1e-3, _ROUNDING * torch.finfo(again.dtype).eps)
+    return not torch.allclose(parts, again.reshape(parts.shape), rtol=rtol, atol=rtol * float(again.abs().mean()))
 
 
 def _changed(
