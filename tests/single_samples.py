@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reference import target_linearity
+from reference import scatter_ratio, target_linearity
 
 RIDGE, GAMMA = 0.5, 0.05
 #: the label of a whole sample stands here in place of a position
@@ -67,67 +67,66 @@ def zeros_added(modules: dict[str, nn.Module]) -> Iterator[Zeros]:
 
 
 class Oracle:
-    """Sums over samples, and the measures that follow from them.
+    """Sums over samples, and the columns that follow from them by their dense formulas.
 
     Args:
-        run: from a sample to its scores ``[positions, classes]`` or ``[classes]``, with zeros added to its layers.
-        samples: without padding, each as a batch of one.
-        labels: ``(position, label)`` of every sample, position −1 for the whole.
         weights: by layer, ``[k, d]`` or ``[groups, k, d]``.
+        targets: of the rows of features, centred where they stand for classes; one-hot labels if ``labels`` are given.
+        labels: of the rows.
     """
 
-    def __init__(
-        self,
-        run: Callable[[Any], tuple[Tensor, Zeros]],
-        samples: Sequence[Any],
-        labels: Sequence[Sequence[tuple[int, int]]],
-        weights: dict[str, Tensor],
-    ) -> None:
-        self.n, self.terms, self.correct, self.loss = len(samples), sum(map(len, labels)), 0, 0.0
+    def __init__(self, weights: dict[str, Tensor], targets: Tensor | None = None, labels: Tensor | None = None) -> None:
         self.weights = {name: (W if W.dim() == 3 else W[None]).detach() for name, W in weights.items()}
         self.D = {name: torch.zeros_like(W) for name, W in self.weights.items()}
         self.Sigma = {name: W.new_zeros(W.shape[0], W.shape[1], W.shape[1]) for name, W in self.weights.items()}
         self.JtJ = {name: part.clone() for name, part in self.Sigma.items()}
         self.rows: dict[str, list[Tensor]] = {name: [] for name in self.weights}
-        self.labels = torch.tensor([label for sample in labels for _, label in sample])
-        for sample, labelled in zip(samples, labels, strict=True):
-            self._add(*run(sample), labelled)
+        self.places: dict[str, list[int]] = {name: [] for name in self.weights}
+        self.n, self.terms, self.correct, self.loss, self.labels = 0, 1, 0, 0.0, labels
+        if labels is not None:
+            targets = (labels[:, None] == labels.unique()).double()
+            targets = targets - targets.mean(0)
+        self.targets = targets
 
-    def _add(self, scores: Tensor, zeros: Zeros, labelled: Sequence[tuple[int, int]]) -> None:
-        loss = torch.zeros((), dtype=scores.dtype)
-        for position, label in labelled:
-            row = scores if position == WHOLE else scores[position]
-            loss = loss - row.log_softmax(0)[label]
-            self.correct += int(row.argmax() == label)
+    def add_loss(self, loss: Tensor, zeros: Zeros) -> None:
+        """D and Σ of a loss that is summed."""
         self.loss += float(loss.detach())
-        added = [zero for _, _, _, zero, _ in zeros.seen]
-        for f in (loss, *scores.flatten()):
-            gradients = torch.autograd.grad(f, added, retain_graph=True, allow_unused=True)
-            for (name, group, h, _, rows), gradient in zip(zeros.seen, gradients, strict=True):
-                if gradient is None:
-                    continue
-                delta = rows(gradient)
-                if f is loss:
-                    self.D[name][group] += delta.T @ h
-                    self.Sigma[name][group] += delta.T @ delta
-                else:
-                    self.JtJ[name][group] += delta.T @ delta
-        self._add_rows(len(scores) if scores.dim() > 1 else 0, zeros, labelled)
+        for name, group, h, delta in self._gradients(loss, zeros):
+            self.D[name][group] += delta.T @ h
+            self.Sigma[name][group] += delta.T @ delta
 
-    def _add_rows(self, positions: int, zeros: Zeros, labelled: Sequence[tuple[int, int]]) -> None:
+    def add_outputs(self, outputs: Tensor, zeros: Zeros) -> None:
+        """JᵀJ of one sample."""
+        self.n += 1
+        for f in outputs.flatten():
+            for name, group, _, delta in self._gradients(f, zeros):
+                self.JtJ[name][group] += delta.T @ delta
+
+    def add_rows(self, zeros: Zeros, places: Sequence[int], first: int, positions: int = 0) -> None:
+        """The features of one sample: their mean, or those at ``places`` of as many positions as labels."""
         for name in self.weights:
             parts = [h for seen, _, h, _, _ in zeros.seen if seen == name]
+            if not parts:
+                continue
             groups = self.weights[name].shape[0]
             # groups are joined, further applications are further sites; the features of an embedding are its outputs
             h = torch.cat(parts, 1) if groups > 1 else torch.cat(parts)
             h = zeros.outputs.get(name, h)
-            if labelled[0][0] == WHOLE:
-                self.rows[name].append(h.mean(0))
-            elif len(h) == positions:
-                self.rows[name] += [h[position] for position, _ in labelled]
+            if not positions or len(h) == positions:
+                self.rows[name] += [h[place] for place in places] if positions else [h.mean(0)]
+                self.places[name] += range(first, first + max(len(places), 1))
+
+    def _gradients(self, f: Tensor, zeros: Zeros) -> Iterator[tuple[str, int, Tensor, Tensor]]:
+        if not f.requires_grad:
+            return
+        added = [zero for _, _, _, zero, _ in zeros.seen]
+        gradients = torch.autograd.grad(f, added, retain_graph=True, allow_unused=True)
+        for (name, group, h, _, rows), gradient in zip(zeros.seen, gradients, strict=True):
+            if gradient is not None:
+                yield name, group, h, rows(gradient)
 
     def measures(self, name: str) -> dict[str, float]:
-        """The columns of one layer, by their dense formulas; groups are diagonal blocks."""
+        """The columns of one layer; groups are diagonal blocks."""
         W, D, Sigma, K = (torch.block_diag(*x[name]) for x in (self.weights, self.D, self.Sigma, self.JtJ))
         G, F_, step = W.T @ (K / self.n) @ W, W.T @ W, GAMMA / self.terms
         actual = (W - step * D).T @ (W - step * D) - F_
@@ -141,29 +140,58 @@ class Oracle:
             "fact": _cosine(F_, -W.T @ D),
             "crh_outputs_gw": _cosine(Sigma, W @ W.T),
         }
-        if len(self.rows[name]) == len(self.labels):
-            found |= self._of_features(torch.stack(self.rows[name]))
+        if self.targets is not None and self.places[name]:
+            found |= self._of_features(torch.stack(self.rows[name]), torch.tensor(self.places[name]))
         return {key: float(value) for key, value in found.items()}
 
-    def _of_features(self, H: Tensor) -> dict[str, Any]:
+    def _of_features(self, H: Tensor, places: Tensor) -> dict[str, Any]:
         if float((H - H.mean(0)).norm()) <= 1e-12 * float(H.norm()):  # constant: types of tokens
             return {}
-        classes = self.labels.unique()
-        Y = (self.labels[:, None] == classes).double()
-        Y = Y - Y.mean(0)
+        assert self.targets is not None
+        Y = self.targets[places]
+        Y = Y if self.labels is None else Y - Y.mean(0)
         s = torch.linalg.svdvals(H - H.mean(0))
         p = s[s > 1e-10 * s[0]] / s.sum()
-        means = torch.stack([H[self.labels == c].mean(0) for c in classes])
-        inside = H - means[torch.searchsorted(classes, self.labels)]
-        between = (means - H.mean(0)).T @ (means - H.mean(0)) / len(classes)
-        within = inside.T @ inside / len(H)
-        pinv = torch.linalg.pinv(between, rtol=1e-9, hermitian=True)
-        return {
+        found = {
             "target_linearity": target_linearity(H, Y, RIDGE, False),
             "surrogate": (H.T @ Y).square().sum(),
             "feature_rank": torch.exp(-(p * p.log()).sum()),
-            "nc1": torch.trace(within @ pinv) / len(classes),
         }
+        return found if self.labels is None else found | {"nc1": scatter_ratio(H, self.labels[places])[0]}
+
+
+def of_single_samples(
+    run: Callable[[Any], tuple[Tensor, Zeros]],
+    samples: Sequence[Any],
+    labels: Sequence[Sequence[tuple[int, int]]],
+    weights: dict[str, Tensor],
+) -> Oracle:
+    """The sums under cross-entropy, from a sample to its scores ``[positions, classes]`` or ``[classes]``.
+
+    Args:
+        run: adds zeros to the layers of one sample, without padding, as a batch of one.
+        samples: of the data.
+        labels: ``(position, label)`` of every sample, position −1 for the whole.
+        weights: by layer.
+    """
+    oracle = Oracle(weights, labels=torch.tensor([label for sample in labels for _, label in sample]))
+    oracle.terms, first = sum(map(len, labels)), 0
+    for sample, labelled in zip(samples, labels, strict=True):
+        scores, zeros = run(sample)
+        loss = torch.zeros((), dtype=scores.dtype)
+        for position, label in labelled:
+            row = scores if position == WHOLE else scores[position]
+            loss = loss - row.log_softmax(0)[label]
+            oracle.correct += int(row.argmax() == label)
+        oracle.add_loss(loss, zeros)
+        oracle.add_outputs(scores, zeros)
+        positions = [position for position, _ in labelled]
+        oracle.add_rows(zeros, positions, first, 0 if positions[0] == WHOLE else len(scores))
+        first += len(labelled)
+    for places in oracle.places.values():  # an encoder may have as many positions as some labels by chance
+        if len(places) < first:
+            places.clear()
+    return oracle
 
 
 def _cosine(A: Tensor, B: Tensor) -> Tensor:

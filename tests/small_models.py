@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from single_samples import WHOLE, Oracle, Zeros, zeros_added
+from single_samples import WHOLE, Oracle, Zeros, of_single_samples, zeros_added
 
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
@@ -143,7 +143,7 @@ def subject(name: str) -> Subject:
         scores = returned if isinstance(returned, Tensor) else returned.logits
         return (scores[0].flatten(1).T if name == "U-Net" else scores[0]), zeros
 
-    return Subject(model, samples, labels, Oracle(run, samples, labels, weights))
+    return Subject(model, samples, labels, of_single_samples(run, samples, labels, weights))
 
 
 def _data(name: str) -> tuple[list[Batch], list[list[tuple[int, int]]]]:

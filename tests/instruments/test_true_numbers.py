@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gramscope as gs
+from cases import Around
 from gramscope.errors import InputError
 
 N, CLASSES = 23, 4
@@ -109,148 +110,47 @@ def test_order_and_readout_come_from_all_layers_that_ran() -> None:
             assert dict(some[layer]) == pytest.approx(dict(whole[layer]), nan_ok=True)
 
 
-def test_real_targets_of_a_loss_of_classification_are_centred_as_labels_are() -> None:
-    x = draw(60, 5)
-    y = (draw(60, seed=4) < 0.8).long()
-    model = mlp(1)
-    names = ["target_linearity", "surrogate"]
-    found = measure(model, x, y[:, None].double(), 13, nn.BCEWithLogitsLoss(), names)
-    classes = gs.measure_features({"0": x}, y, measures="target_linearity")
-    assert found["0"]["target_linearity"] == pytest.approx(classes["0"]["target_linearity"], rel=1e-10)
-    soft = draw(60, CLASSES, seed=3).softmax(1)
-    centred = soft - soft.mean(0)
-    residual = centred - x @ torch.linalg.lstsq(x, centred).solution
-    found = measure(mlp(), x, soft, 13, nn.CrossEntropyLoss(), names)
-    assert found["0"]["target_linearity"] == pytest.approx(1 - float(residual.square().sum() / centred.square().sum()))
-    assert found["0"]["surrogate"] == pytest.approx(float((x.mT @ centred).square().sum()))
-    far = measure(mlp(), x, soft + 5, 13, nn.MSELoss(), names)
-    assert far["0"]["target_linearity"] < 0
-    assert "intercept=True" in str(far.notes["0.target_linearity"])
+def test_a_negative_linearity_asks_for_an_intercept() -> None:
+    table = measure(mlp(), draw(N, 5), draw(N, CLASSES, seed=3) + 5, 13, nn.MSELoss(), "target_linearity")
+    assert table["0"]["target_linearity"] < 0
+    assert "intercept=True" in str(table.notes["0.target_linearity"])
 
 
-class Gate(nn.Module):
-    """A layer that runs for batches with a large first number alone."""
+def test_a_tenth_of_the_samples_and_four_rows_for_each_feature_are_enough() -> None:
+    def gate(m: Any, x: Tensor) -> Tensor:
+        h = m.first(x).tanh()
+        return m.last(m.gated(h).tanh() if x[0, 0] > 5 else h)
 
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.gated, self.last = nn.Linear(5, 7), nn.Linear(7, 7), nn.Linear(7, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x).tanh()
-        return self.last(self.gated(h).tanh() if x[0, 0] > 5 else h)
-
-
-@pytest.mark.parametrize(("batches", "doubtful"), [(1, True), (20, False)])
-def test_a_layer_that_few_samples_reach_says_so(batches: int, doubtful: bool) -> None:
-    x, y = draw(400, 5), labels(400)
-    x[: 10 * batches : 10, 0] = 9
-    table = measure(Gate().double(), x, y, 10, nn.CrossEntropyLoss(), ["target_linearity", "nfa"])
-    assert f"{10 * batches} of 400 samples reach it" in str(table.notes["gated"])
-    assert "first" not in table.notes
-    note = table.notes.get("gated.target_linearity")
-    assert (note is not None and note.kind == "doubtful") == doubtful
-    line = next(line for line in str(table).splitlines() if line.startswith("gated"))
-    assert ("*" in line.split()[1]) == doubtful
+    model = Around(gate, first=nn.Linear(5, 7), gated=nn.Linear(7, 7), last=nn.Linear(7, CLASSES))
+    x = draw(400, 5)
+    x[:200:10, 0] = 9
+    table = measure(model, x, labels(400), 10, nn.CrossEntropyLoss(), "target_linearity")
+    assert "200 of 400 samples reach it" in str(table.notes["gated"])
+    assert table.notes.keys().isdisjoint({"first", "gated.target_linearity"})
 
 
-class Several(nn.Module):
-    """A model that returns two outputs, by name or by place."""
-
-    def __init__(self, by_name: bool) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.second, self.by_name = nn.Linear(5, CLASSES), nn.Linear(CLASSES, 2), by_name
-
-    def forward(self, x: Tensor) -> Any:
-        h = self.first(x)
-        outputs = h, self.second(h.tanh())
-        return dict(zip("ab", outputs, strict=True)) if self.by_name else outputs
-
-
-@pytest.mark.parametrize("by_name", [True, False])
-def test_columns_of_gradients_need_no_output(by_name: bool) -> None:
-    model, x, y = Several(by_name).double(), draw(N, 5), labels(N)
-
-    def loss(returned: Any, batch: Any) -> Tensor:
-        first, second = returned.values() if by_name else returned
-        return F.cross_entropy(first, batch[1], reduction="none") + second.square().sum(1)
-
-    table = measure(model, x, y, 6, loss, None)
-    value = loss(model(x), (x, y)).mean()
-    assert table.network["loss"] == pytest.approx(value.item(), rel=1e-12)
-    assert table["first"]["gradient_norm"] == pytest.approx(own_gradient(model, value, "first.weight"), rel=1e-10)
-    assert table["first"]["nfa"] is None
-    assert "output=" in str(table.notes["(output)"])
+def test_a_criterion_needs_one_output_and_gradients_a_loss() -> None:
+    several = Around(lambda m, x: (m.layer(x), x), layer=nn.Linear(5, CLASSES))
     with pytest.raises(InputError, match="output="):
-        measure(model, x, y, 6, nn.CrossEntropyLoss(), None)
-
-
-class OwnLoss(nn.Module):
-    """An autoencoder that returns its own loss and takes no labels."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.encoder, self.decoder = nn.Linear(5, 3), nn.Linear(3, 5)
-
-    def forward(self, pixels: Tensor) -> dict[str, Tensor]:
-        decoded = self.decoder(self.encoder(pixels).tanh())
-        return {"loss": (decoded - pixels).square().mean(), "logits": decoded}
-
-
-def test_a_model_that_returns_its_loss_without_labels_has_gradients() -> None:
-    model, x = OwnLoss().double(), draw(24, 5)
-    table = gs.measure(model, [{"pixels": part} for part in x.split(6)], progress=False)
-    value = model(x)["loss"]
-    assert table.network["loss"] == pytest.approx(value.item(), rel=1e-12)
-    expected = own_gradient(model, value, "encoder.weight")
-    assert table["encoder"]["gradient_norm"] == pytest.approx(expected, rel=1e-10)
+        measure(several, draw(N, 5), labels(N), 6, nn.CrossEntropyLoss(), None)
     assert "gradient_norm" not in gs.measure(mlp(), draw(24, 5), progress=False).columns
 
 
-def contrastive(output: Tensor, target: Tensor) -> Tensor:
-    """Each sample against all others of the batch."""
-    scores = F.normalize(output, dim=1) @ F.normalize(output, dim=1).mT
-    return F.cross_entropy(scores / 0.5, torch.arange(len(output)).roll(1), reduction="none")
-
-
 @pytest.mark.parametrize(
-    ("loss", "options", "coupled"),
+    ("loss", "options"),
     [
-        (contrastive, {}, True),
-        (lambda o, t: contrastive(o, t).mean(), {"reduction": "mean"}, True),
-        (lambda o, t: F.cross_entropy(o, t, reduction="none"), {}, False),
-        (lambda o, t: F.cross_entropy(o, t), {"reduction": "mean"}, False),
-        (lambda returned, batch: F.cross_entropy(returned, batch[1], reduction="none"), {}, False),
-        (lambda o, t: F.cross_entropy(o + torch.randn_like(o), t, reduction="none"), {}, False),
+        (lambda o, t: F.cross_entropy(o, t, reduction="none"), {}),
+        (lambda o, t: F.cross_entropy(o, t), {"reduction": "mean"}),
+        (lambda returned, batch: F.cross_entropy(returned, batch[1], reduction="none"), {}),
+        (lambda o, t: F.cross_entropy(o + torch.randn_like(o), t, reduction="none"), {}),
     ],
 )
-def test_losses_that_couple_samples_are_noted(loss: Any, options: dict[str, Any], coupled: bool) -> None:
-    table = measure(mlp(), draw(N, 5), labels(N), N, loss, None, **options)
-    assert ("other samples of its batch" in str(table.notes.get("(loss)"))) == coupled
-
-
-class Inside(nn.Module):
-    """A layer inside torch.func.jvp, and one outside."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.inside, self.outside = nn.Linear(5, 3), nn.Linear(3, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h, tangent = torch.func.jvp(lambda v: self.inside(v).tanh(), (x,), (torch.ones_like(x),))
-        return self.outside(h + tangent)
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch loads its rules of forward mode with it
-def test_a_forward_that_differentiates_by_torch_func_ends_no_table() -> None:
-    model, x, y = Inside().double(), draw(N, 5), labels(N)
-    table = measure(model, x, y, 6, nn.CrossEntropyLoss(), None)
-    value = F.cross_entropy(model(x), y)
-    assert table["outside"]["gradient_norm"] == pytest.approx(own_gradient(model, value, "outside.weight"), rel=1e-10)
-    assert "torch.func" in str(table.notes["inside"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_losses_of_single_samples_are_not_called_coupled(
+    loss: Any, options: dict[str, Any], dtype: torch.dtype
+) -> None:
+    table = measure(mlp().to(dtype), draw(N, 5).to(dtype), labels(N), N, loss, "gradient_norm", **options)
+    assert "(loss)" not in table.notes
 
 
 def test_estimates_show_their_errors_wherever_a_table_is_shown() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -184,29 +183,6 @@ def test_no_remedy_for_types_that_have_nothing_to_do_with_the_inputs() -> None:
 
     with pytest.raises(RuntimeError, match="overflow$"):
         call_model(Overflowing(), torch.arange(4))
-
-
-def offloaded(model: nn.Module, way: str, folder: Path) -> nn.Module:
-    accelerate = pytest.importorskip("accelerate")
-    if way == "disk":
-        return accelerate.disk_offload(model, folder, execution_device="cpu")  # type: ignore[no-any-return]
-    return accelerate.cpu_offload(model, execution_device="cpu")  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize("way", ["cpu", "disk"])
-def test_offloaded_weights_are_read_inside_their_hooks(way: str, tmp_path: Path) -> None:
-    model = nn.Sequential(nn.Embedding(7, 5), nn.Flatten(), nn.Linear(10, 6), nn.Tanh(), nn.Linear(6, 3))
-    reference, data = copy.deepcopy(model), (torch.arange(40).reshape(20, 2) % 7, torch.arange(20) % 3)
-    with torch.no_grad():
-        model[4].weight.mul_(1.5)
-    options: dict[str, Any] = {"measures": "all", "reference": reference}
-    expected = gs.measure(model, data, nn.CrossEntropyLoss(), **options)
-    hooked = offloaded(copy.deepcopy(model), way, tmp_path)
-    found = gs.measure(hooked, data, nn.CrossEntropyLoss(), **options)
-    for layer, row in expected.rows.items():
-        row["fle_residual"] = None  # autograd has no gradient of a parameter that was away
-        assert found[layer] == {c: None if v is None else pytest.approx(v, nan_ok=True) for c, v in row.items()}
-    assert all(p.is_meta for p in hooked.parameters())
 
 
 def test_weights_without_data_are_named() -> None:
