@@ -72,8 +72,8 @@ def check_kept(path: Path, reported: list[dict[str, Any]]) -> None:
         read_checkpoint(step)
 
 
-def check_resumed(path: Path, config: TrainConfig, data: DataSet, whole: list[Any]) -> None:
+def check_resumed(path: Path, config: TrainConfig, data: DataSet | None, whole: list[Any]) -> None:
     """The run can be taken up again, gives the bits of an undisturbed one, and leaves nothing behind."""
-    train(config, path, data=data, resume=RunDirectory(path).exists(), parallel="1")
+    train(config, path, data=data, resume=RunDirectory(path).exists(), parallel="2" if data is None else "1")
     assert outcome(path) == whole, "the resumed run differs"
     assert stale(path) == []

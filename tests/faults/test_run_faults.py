@@ -1,110 +1,48 @@
-"""Every file operation of a run fails once; nothing that was reported is lost, and the run can be resumed.
+"""Every file operation of a run, and of a sweep, fails once; nothing that was reported is lost, and it can be resumed.
 
-``runs/files.py`` calls the system through one name. Here a stand-in counts the calls of an undisturbed run, and then the
-run is made again for each of them, which fails in one of several ways. Operations that are added later are found too.
+A stand-in for the system counts the operations of an undisturbed run, and then the run is made again for each of them, which
+fails in one of several ways. Operations that are added later are found too.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from faults.faulty_disk import CRASHES, ERRORS, Crash, FaultyDisk
 from faults.small_run import Reported, check_kept, check_resumed, configuration, outcome, small_data, stale
 from gramscope.errors import GramscopeError, InputError, ResultWarning
 from gramscope_lab.data import DataSet
 from gramscope_lab.runs import files
 from gramscope_lab.runs.directory import RunDirectory
+from gramscope_lab.training import job, sweep
 from gramscope_lab.training import train as train_module
 from gramscope_lab.training.config import TrainConfig
 from gramscope_lab.training.train import train
 from gramscope_lab.training.trainer import Trainer
 
-ERRORS = {"full disk": errno.ENOSPC, "broken disk": errno.EIO, "no permission": errno.EACCES}
-#: operations that change the disk
-WRITES = ("write", "fsync", "replace", "mkdir", "ftruncate", "unlink")
-#: one run, and two runs in one group
-SEEDS = {"run": [0], "group": [0, 1]}
-#: faults that are tried at least
-LEAST = {"run": 300, "group": 150}
+FAULTS = (*ERRORS, "short write", *CRASHES)
+#: one run, and a sweep of two; the faults that are tried at least
+LEAST = {"run": 450, "sweep": 200}
 
 
-class Crash(BaseException):
-    """The process is gone: nothing after it happens, not even cleaning up."""
+class Here(Executor):
+    """Runs what it is given at once, in this process."""
 
-
-class FaultySystem:
-    """Stands in for ``os``: counts the calls and lets call number ``at`` fail."""
-
-    def __init__(self, at: int = -1, fault: str = "") -> None:
-        self.at, self.fault = at, fault
-        self.calls: list[str] = []
-        self.renamed: list[Path] = []
-        self.handles: set[int] = set()
-        self.dead = False
-
-    def __getattr__(self, name: str) -> Any:
-        function = getattr(os, name)
-        return (lambda *arguments: self._call(name, function, *arguments)) if callable(function) else function
-
-    def _call(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        if self.dead:
-            raise Crash
-        self.calls.append(name)
-        if len(self.calls) - 1 == self.at:
-            return self._fail(name, function, *arguments)
-        return self._do(name, function, *arguments)
-
-    def _do(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        if name == "fsync":  # the system itself does not crash here
-            return None
-        result = function(*arguments)
-        if name == "open":
-            self.handles.add(result)
-        elif name == "close":
-            self.handles.discard(arguments[0])
-        elif name == "replace":
-            self.renamed.append(Path(arguments[1]))
-        return result
-
-    def _fail(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        if self.fault in ERRORS:
-            if name == "close":
-                self._do(name, function, *arguments)
-            elif name == "write":
-                function(arguments[0], arguments[1][: len(arguments[1]) // 2])
-            raise OSError(ERRORS[self.fault], os.strerror(ERRORS[self.fault]), str(arguments[0]))
-        if self.fault == "short write":
-            shorter = (arguments[0], arguments[1][:1]) if name == "write" else arguments
-            return self._do(name, function, *shorter)
-        if self.fault == "crash after":
-            self._do(name, function, *arguments)
-        elif name == "write":
-            function(arguments[0], arguments[1][: len(arguments[1]) // 2])
-        self.dead = True
-        raise Crash
-
-    def leave(self) -> None:
-        """The system closes what a dead process had open."""
-        for handle in self.handles:
-            with suppress(OSError):
-                os.close(handle)
-
-
-@contextmanager
-def faulty(monkeypatch: pytest.MonkeyPatch, system: FaultySystem) -> Iterator[None]:
-    with monkeypatch.context() as patch:
-        patch.setattr(files, "system", system)
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
         try:
-            yield
-        finally:
-            system.leave()
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
 
 
 @pytest.fixture(scope="module")
@@ -117,51 +55,67 @@ def known_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train_module, "describe_environment", lambda device: {"torch": "2", "device": device})
 
 
-def check_fault(
-    path: Path, config: TrainConfig, data: DataSet, system: FaultySystem, monkeypatch: Any, whole: Any
-) -> None:
-    reported = Reported()
-    with faulty(monkeypatch, system):
-        try:
-            train(config, path, data=data, reporter=reported, parallel="1")
-        except (GramscopeError, Crash):
-            pass
-        except OSError:
-            assert system.calls[system.at] not in WRITES, "an error of the system is not explained"
+@pytest.fixture
+def saved(monkeypatch: pytest.MonkeyPatch) -> dict[Path, int]:
+    """The last step of each run whose checkpoint was written, as far as the run knows."""
+    steps: dict[Path, int] = {}
+    save = RunDirectory.save_checkpoint
+
+    def noted(run: RunDirectory, step: int, *rest: Any) -> Path:
+        path = save(run, step, *rest)
+        steps[run.path] = step
+        return path
+
+    monkeypatch.setattr(RunDirectory, "save_checkpoint", noted)
+    return steps
+
+
+def check_fault(folder: Path, config: TrainConfig, disk: FaultyDisk, saved: dict[Path, int], whole: Any) -> None:
+    path, reported = folder / "run", Reported()
+    saved.clear()
+    with disk.installed(), suppress(GramscopeError, Crash):
+        train(config, path, reporter=reported, parallel="2")
+    disk.cut_power()
     for lock in path.rglob("lock.json"):  # of a process that is gone
         lock.write_text(lock.read_text().replace('"started": "', '"started": "before '))
     check_kept(path, reported.found)
-    for done in {step.parent for step in system.renamed if step.name.startswith("step-")}:
-        assert any(step.name.startswith("step-") for step in done.iterdir()), (
-            "a checkpoint was written and none is there"
+    for run, step in saved.items():
+        assert max(RunDirectory(run).checkpoint_steps(), default=-1) >= step, (
+            "a checkpoint was written and is not there"
         )
-    with faulty(monkeypatch, FaultySystem()):
-        check_resumed(path, config, data, whole)
+    with FaultyDisk(folder).installed():
+        check_resumed(path, config, None, whole)
 
 
-@pytest.mark.parametrize("kind", SEEDS)
+@pytest.mark.parametrize("kind", LEAST)
 def test_every_file_operation_may_fail(
-    kind: str, tmp_path: Path, data: DataSet, monkeypatch: pytest.MonkeyPatch, record_property: Any
+    kind: str,
+    tmp_path: Path,
+    data: DataSet,
+    monkeypatch: pytest.MonkeyPatch,
+    saved: dict[Path, int],
+    record_property: Any,
 ) -> None:
-    config = configuration(SEEDS[kind])
-    counter = FaultySystem()
-    with faulty(monkeypatch, counter):
-        train(config, tmp_path / "whole", data=data, parallel="1")
+    monkeypatch.setattr(job, "load_data", lambda *_: data)
+    monkeypatch.setattr(sweep, "local_executor", lambda *_: Here())
+    config = configuration([0] if kind == "run" else [0, 1])
+    counter = FaultyDisk(tmp_path)
+    with counter.installed():
+        train(config, tmp_path / "whole", parallel="2")
     whole = outcome(tmp_path / "whole")
     assert stale(tmp_path) == []
-    faults = [*ERRORS, "short write", "crash before", "crash after"]
     tried: Counter[str] = Counter()
     lost: Counter[str] = Counter()
     wrong: list[str] = []
     for at, name in enumerate(counter.calls):
-        chosen = faults if name in (*WRITES, "open", "read", "close") and kind == "run" else [faults[at % len(faults)]]
-        for fault in chosen:
+        for fault in FAULTS if kind == "run" else [FAULTS[at % len(FAULTS)]]:
             if fault == "short write" and name != "write":
                 continue
             tried[fault] += 1
-            path = tmp_path / f"{at}-{fault.replace(' ', '-')}"
+            folder = tmp_path / f"{at}-{fault.replace(' ', '-')}"
+            folder.mkdir()
             try:
-                check_fault(path, config, data, FaultySystem(at, fault), monkeypatch, whole)
+                check_fault(folder, config, FaultyDisk(folder, at, fault), saved, whole)
             except Exception as error:
                 lost[fault] += 1
                 wrong.append(f"operation {at} ({name}), {fault}: {type(error).__name__}: {error}")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from gramscope.errors import InputError, MissingExtraError, Note
+from gramscope.errors import InputError, MissingExtraError, Note, StorageError
 from gramscope.measures.table import Table, with_errors
 
 #: the entry of a Parquet file's metadata that holds what is not in its rows
@@ -90,8 +91,13 @@ def write_whole(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
+    except OSError as error:
+        raise StorageError(
+            f"cannot write {path}: {error.strerror or error}; what was there before is intact"
+        ) from error
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
 
 
 def _pyarrow() -> tuple[Any, Any]:

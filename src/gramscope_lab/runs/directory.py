@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gramscope
-from gramscope.errors import DamagedCheckpointError, InputError, ResultWarning
+from gramscope.errors import DamagedCheckpointError, InputError, ResultWarning, StorageError
 from gramscope_lab.runs import files
 from gramscope_lab.runs.checkpoints import (
     Checkpoint,
@@ -76,9 +76,11 @@ class RunDirectory:
         run = cls(path)
         run.check_free(force=force)
         try:
-            run.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"cannot write a run to {run.path}: {error}; choose another directory") from error
+            files.make_folder(run.path)
+        except StorageError as error:
+            raise InputError(
+                f"cannot write a run to {run.path}: {error.__cause__}; choose another directory"
+            ) from error
         run.lock.acquire(force=force)
         try:
             run.check_free(force=force)  # again, now that no other process can start a run here

@@ -1,7 +1,4 @@
-"""Reading and writing files of a run: whole or not at all, and never outside its directory.
-
-Every call that changes the disk goes through ``system``, the module ``os``: a test replaces it to let any of them fail.
-"""
+"""Reading and writing files of a run: whole or not at all, and never outside its directory."""
 
 from __future__ import annotations
 
@@ -32,8 +29,6 @@ STOP = ".stop"
 #: first line of a configuration that gramscope stored
 MARK = b"# a run of gramscope\n"
 
-#: what changes the disk
-system = os
 #: what to do when a run could not write its records or checkpoints
 RESUME = "continue with --resume"
 #: names that start with this are unfinished; a later writer removes them
@@ -134,19 +129,19 @@ def as_storage_errors(what: str, then: str = "run the command again") -> Iterato
 @contextmanager
 def opened(path: Path, flags: int) -> Iterator[int]:
     """A descriptor for writing, closed at the end; the last part of ``path`` may be no link."""
-    handle = system.open(path, flags | _SAFE, 0o666)
+    handle = os.open(path, flags | _SAFE, 0o666)
     try:
         yield handle
     finally:
-        system.close(handle)
+        os.close(handle)
 
 
 def write_all(handle: int, content: bytes) -> None:
     """Write all of ``content`` and flush it to disk; the system may take a part of it at a time."""
     view = memoryview(content)
     while view:
-        view = view[system.write(handle, view) :]
-    system.fsync(handle)
+        view = view[os.write(handle, view) :]
+    os.fsync(handle)
 
 
 def write_file(path: Path, content: bytes, then: str = "run the command again") -> None:
@@ -156,10 +151,10 @@ def write_file(path: Path, content: bytes, then: str = "run the command again") 
         try:
             with opened(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as handle:
                 write_all(handle, content)
-            system.replace(temporary, path)
+            temporary.replace(path)
         except BaseException:
             with suppress(OSError):
-                system.unlink(temporary)
+                temporary.unlink()
             raise
         sync_folder(path.parent)
 
@@ -167,18 +162,20 @@ def write_file(path: Path, content: bytes, then: str = "run the command again") 
 def sync_folder(path: Path) -> None:
     """Flush a folder's entries to disk (a rename is durable only after that); not needed on Windows."""
     if os.name != "nt":
-        handle = system.open(path, os.O_RDONLY)
+        handle = os.open(path, os.O_RDONLY)
         try:
-            system.fsync(handle)
+            os.fsync(handle)
         finally:
-            system.close(handle)
+            os.close(handle)
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, unless it is there."""
+    """Make a folder and those it is in, unless they are there."""
     if not path.is_dir():
+        make_folder(path.parent)
         with as_storage_errors(str(path)):
-            system.mkdir(path)
+            path.mkdir(exist_ok=True)
+            sync_folder(path.parent)
 
 
 def remove(path: Path) -> None:
@@ -187,7 +184,7 @@ def remove(path: Path) -> None:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         elif path.exists() or path.is_symlink():
-            system.unlink(path)
+            path.unlink()
 
 
 def remove_stale(folder: Path) -> None:

@@ -87,9 +87,9 @@ class Lock:
         if self._count == 1 and self._lock is not None:
             try:
                 with suppress(OSError):  # a file that stays behind names a process that is no longer there
-                    files.system.unlink(self._says())
+                    self._says().unlink()
                     if not isinstance(self._lock, SoftFileLock):  # while it is held: nobody can hold it under this name
-                        files.system.unlink(self.folder / LOCKED)
+                        (self.folder / LOCKED).unlink()
             finally:
                 self._lock.release()
                 self._count = 0
@@ -146,7 +146,7 @@ def _has_locks(folder: Path) -> bool:
                 raise
             return False
         finally:
-            files.system.unlink(path)
+            path.unlink()
     return True
 
 

@@ -28,12 +28,14 @@ def append_records(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     with files.as_storage_errors(str(path), files.RESUME):
         _end_last_line(path)
         with files.opened(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) as handle:
-            end = files.system.fstat(handle).st_size
+            end = os.fstat(handle).st_size
             try:
                 files.write_all(handle, content)
+                if end == 0:  # the file may be new
+                    files.sync_folder(path.parent)
             except BaseException:
                 with suppress(OSError):
-                    files.system.ftruncate(handle, end)
+                    os.ftruncate(handle, end)
                 raise
 
 
@@ -107,14 +109,13 @@ def truncate_records(path: Path, end: Any) -> None:
     if end == 0 and not path.exists():
         return
     with files.as_storage_errors(str(path)), files.opened(path, os.O_RDWR) as handle:
-        size = files.system.fstat(handle).st_size
+        size = os.fstat(handle).st_size
         if size < end or (end and os.pread(handle, 1, end - 1) != b"\n"):
             raise InputError(
                 f"{path} does not have the {end} bytes of records that its checkpoint was written after: records are "
                 "missing, or the file was edited; restore it, or start again with --force"
             )
-        files.system.ftruncate(handle, end)
-        files.system.fsync(handle)
+        os.ftruncate(handle, end)
 
 
 def _end_last_line(path: Path) -> None:
@@ -122,6 +123,6 @@ def _end_last_line(path: Path) -> None:
     if records_end(path) == 0:
         return
     with files.opened(path, os.O_RDWR) as handle:
-        size = files.system.fstat(handle).st_size
+        size = os.fstat(handle).st_size
         if size and os.pread(handle, 1, size - 1) != b"\n":
-            files.system.ftruncate(handle, path.read_bytes().rfind(b"\n") + 1)
+            os.ftruncate(handle, path.read_bytes().rfind(b"\n") + 1)

@@ -19,6 +19,7 @@ from typing import Any
 from typing_extensions import override
 
 from gramscope.errors import GramscopeError, InputError, MissingExtraError
+from gramscope_lab.runs import files
 from gramscope_lab.runs.directory import RunDirectory
 from gramscope_lab.runs.files import RECORDS, STOP
 from gramscope_lab.runs.records import iter_records, records_end
@@ -181,7 +182,7 @@ def run_members(tasks: Sequence[MemberTask], executor: Callable[[], Executor], r
     root = tasks[0].path.parent
     watched = _Progress(tasks, reporter)
     waiting, failure, restarts, saved = list(tasks), "", 0, _saved(tasks)
-    (root / STOP).unlink(missing_ok=True)
+    files.remove(root / STOP)
     try:
         while waiting and not failure:
             pool = executor()
@@ -200,7 +201,7 @@ def run_members(tasks: Sequence[MemberTask], executor: Callable[[], Executor], r
                 else:
                     reporter.note("a process died; its runs start again from their last checkpoints")
     finally:
-        (root / STOP).unlink(missing_ok=True)
+        files.remove(root / STOP)
         reporter.finish()
     if failure:
         raise GramscopeError(failure)
@@ -230,7 +231,7 @@ def _wait(
             except Exception as error:
                 failure = failure or f"{task.name}: {type(error).__name__}: {error}"
         if stop.asked or failure:
-            (root / STOP).touch()
+            files.write_file(root / STOP, b"")
     return lost, failure
 
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from gramscope.errors import InputError, StorageError
-from gramscope_lab.runs import files
 from gramscope_lab.runs.files import (
     TEMPORARY,
     from_toml,
@@ -32,7 +31,7 @@ def test_write_file_replaces_or_leaves_the_old_content(tmp_path: Path, monkeypat
     def fails(*_: object) -> None:
         raise OSError(errno.ENOSPC, "disk full")
 
-    monkeypatch.setattr(files.system, "replace", fails)
+    monkeypatch.setattr(os, "replace", fails)
     with pytest.raises(StorageError, match="cannot write .*a.txt: disk full; .* run the command again"):
         write_file(path, b"newer")
     assert path.read_bytes() == b"new"
