@@ -8,16 +8,58 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from gramscope.errors import InputError, LayerError, Note
+from gramscope.layers.kinds import LinearLayer
 from gramscope.layers.record import Application
 from gramscope.layers.tape import Tape, batch_dependence
+from gramscope.linalg.arrays import row_gram
 from gramscope.linalg.budget import MEMORY, Budget
+from gramscope.linalg.psd import psd_power
+
+
+@dataclass(frozen=True)
+class Readout:
+    """The linear layer ``f = W h + b`` whose output is the network's own: its Jacobians are the identity.
+
+    Random signs r of all outputs pull back ``Wᵀr`` to h, whose covariance is ``WᵀW``. So do fewer signs times a factor of it.
+
+    Args:
+        application: of the layer.
+        edge: of its input.
+        factor: ``F [m, d]`` with ``FᵀF = WᵀW``: W, or the square root of ``WᵀW`` where this has fewer rows.
+    """
+
+    application: Application
+    edge: GradientEdge
+    factor: Tensor
+
+    @classmethod
+    def find(cls, tape: Tape, output: Tensor, factors: dict[str, Tensor]) -> Readout | None:
+        """The readout, if there is one that is applied once, to something that other layers gave.
+
+        Args:
+            tape: a capture that has seen exactly one forward of the model.
+            output: the model's output of that forward.
+            factors: those that are known, by layer.
+        """
+        edge = get_gradient_edge(output)
+        for record in tape:
+            a, layer = record.applications[0], record.layer
+            here = len(record.applications) == 1 and a.edge is not None and a.edge[:2] == edge[:2]
+            if here and a.x_edge is not None and isinstance(layer, LinearLayer):
+                if layer.name not in factors:
+                    W = layer.weight()
+                    small = psd_power(row_gram(W), 0.5) if W.shape[0] > W.shape[1] else W
+                    factors[layer.name] = small.to(a.x.device, a.x.dtype)
+                return cls(a, a.x_edge, factors[layer.name])
+        return None
 
 
 def jacobian_chunks(
@@ -27,6 +69,7 @@ def jacobian_chunks(
     sketch: int | None = None,
     memory: int = MEMORY,
     generator: torch.Generator | None = None,
+    readout: Readout | None = None,
 ) -> Iterator[dict[str, Tensor]]:
     """Yield ``{layer: J [m, batch, sites, k]}`` for chunks of m outputs, until all c outputs are covered.
 
@@ -39,10 +82,14 @@ def jacobian_chunks(
             least one output is taken at a time; if that is too much, give smaller batches. On the CPU chunks take 4 MiB at
             most, unless a single output takes more.
         generator: source of the signs (required with ``sketch``).
+        readout: the layer that gives the output, which is left out; random combinations of its inputs take the place of
+            those of the outputs.
 
     Grouped layers have a leading axis more, ``[m, groups, batch, sites, k]``.
     """
-    applications = _seen_by_autograd(tape)
+    applications = [a for a in _seen_by_autograd(tape) if readout is None or a is not readout.application]
+    if not applications:
+        return
     if not output.requires_grad:
         raise LayerError("the output does not depend on any captured layer")
     output = _samples_first(tape, output)
@@ -50,7 +97,12 @@ def jacobian_chunks(
     if sketch is not None and (sketch < 1 or generator is None):
         raise InputError(f"sketch={sketch} with generator={generator}: give a positive number and a torch.Generator")
     total = count if sketch is None else sketch
-    chunk = _chunk_size(applications, output, total, memory)
+    root: Tensor | GradientEdge = output
+    shape, start_of_way, elsewhere = output.shape, output, set[str]()
+    if readout is not None:
+        root, start_of_way, elsewhere = readout.edge, readout.application.x, {readout.application.layer.name}
+        shape = torch.Size((*start_of_way.shape[:-1], len(readout.factor)))
+    chunk = _chunk_size(applications, start_of_way, total, memory)
     batched = True
     with tape.paused():
         for start in range(0, total, chunk):
@@ -60,13 +112,15 @@ def jacobian_chunks(
                 directions.diagonal(start, 0, 2).fill_(1)  # [n, m], the entries [i, :, start + i]
             else:
                 directions = torch.randint(
-                    2, (m, n, count), generator=generator, device=generator.device, dtype=output.dtype
+                    2, (m, *shape), generator=generator, device=generator.device, dtype=start_of_way.dtype
                 )
                 directions = directions.mul_(2).sub_(1).div_(total**0.5).to(output.device)
-            directions = directions.reshape(m, *output.shape)
-            gradients, batched = _pull_back(output, [a.edge for a in applications if a.edge], directions, batched)
+                if readout is not None:
+                    directions = directions @ readout.factor
+            directions = directions.reshape(m, *start_of_way.shape)
+            gradients, batched = _pull_back(root, [a.edge for a in applications if a.edge], directions, batched)
             del directions
-            jacobians = _by_layer(tape, applications, gradients, m)
+            jacobians = _by_layer(tape, applications, gradients, m, elsewhere)
             del gradients
             yield jacobians
             del jacobians  # a caller that drops the chunk too frees it before the next one is made
@@ -157,7 +211,7 @@ def _chunk_size(applications: Sequence[Application], output: Tensor, total: int,
 
 
 def _pull_back(
-    output: Tensor, edges: Sequence[GradientEdge], directions: Tensor, batched: bool
+    output: Tensor | GradientEdge, edges: Sequence[GradientEdge], directions: Tensor, batched: bool
 ) -> tuple[list[Tensor | None], bool]:
     """Vector-Jacobian products of all directions at once, or one by one where an operation cannot be batched."""
     gradients_of = partial(torch.autograd.grad, output, edges, retain_graph=True, allow_unused=True)
@@ -180,17 +234,18 @@ def _pull_back(
 
 
 def _by_layer(
-    tape: Tape, applications: Sequence[Application], gradients: Sequence[Tensor | None], m: int
+    tape: Tape, applications: Sequence[Application], gradients: Sequence[Tensor | None], m: int, elsewhere: set[str]
 ) -> dict[str, Tensor]:
     """Normal form ``[m, …, batch, sites, k]``; applications of one layer are joined along the sites.
 
-    Those that the output does not depend on are zero, and layers of which that holds for all are left out.
+    Those that the output does not depend on are zero, and layers of which that holds for all are left out, with a note unless
+    they are in ``elsewhere``.
     """
     by_name: dict[str, list[Tensor]] = {}
     watched = [a for a in applications if a.edge is not None]
     known = {id(a): g for a, g in zip(watched, gradients, strict=True) if g is not None}
     reached = {a.layer.name for a in watched if id(a) in known}
-    tape.note_reached("no Jacobians", reached, "the output does not depend on it")
+    tape.note_reached("no Jacobians", reached | elsewhere, "the output does not depend on it")
     for a in applications:
         if a.layer.name not in reached:
             continue

@@ -125,6 +125,7 @@ class Application:
     edge: GradientEdge | None = None
     dz: Tensor | None = None
     version: int = -1
+    x_edge: GradientEdge | None = None
 
     @property
     def z_bytes(self) -> int:

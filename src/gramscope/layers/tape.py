@@ -358,9 +358,10 @@ class Tape(Watcher):
             self.applied_layers.add(layer.name)
             if self._copy_weights:
                 _ = record.weight
+        x_edge = get_gradient_edge(x) if x.requires_grad else None
         x = x.detach()
         version = -1 if x.is_inference() else x._version
-        a = Application(layer, x, z.shape, z.dtype, call=max(len(self.calls) - 1, 0), version=version)
+        a = Application(layer, x, z.shape, z.dtype, max(len(self.calls) - 1, 0), version=version, x_edge=x_edge)
         record.applications.append(a)
         if not self._gradients or not torch.is_grad_enabled() or z.is_inference():
             return None

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
+from functools import reduce
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -353,6 +354,22 @@ def row_norm(A: Tensor, B: Tensor | None = None) -> Tensor:
         block = to_double(rows[i:j])
         total += (block if others is None else block - to_double(others[i:j])).square().sum()
     return total.sqrt()
+
+
+def row_gram(A: Tensor, B: Tensor | None = None) -> Tensor:
+    """``AᵀA``, or ``AᵀB``, in float64 for ``A [..., k, d]`` of any floating dtype, converted in blocks of rows.
+
+    >>> row_gram(torch.tensor([[1.0, 2.0]]))
+    tensor([[1., 2.],
+            [2., 4.]], dtype=torch.float64)
+    """
+
+    def part(i: int, j: int) -> Tensor:
+        block = to_double(A[..., i:j, :])
+        return block.mT @ (block if B is None else to_double(B[..., i:j, :]))
+
+    width = A.shape[:-2].numel() * A.shape[-1]
+    return reduce(torch.Tensor.add_, (part(i, j) for i, j in spans(A.shape[-2], width, least=A.shape[-1])))
 
 
 def row_product(A: Tensor, B: Tensor) -> Tensor:

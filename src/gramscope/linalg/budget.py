@@ -54,15 +54,14 @@ class Budget:
         """Random probes of length d, of which eight float64 matrices fit; at least 64."""
         return min(max(self.memory // (64 * d) // GROUPS * GROUPS, FEWEST), MOST)
 
-    def is_large(self, shape: Sequence[int], each: int = 16) -> bool:
+    def is_large(self, shape: Sequence[int]) -> bool:
         """Whether exact measures of a weight ``[..., k, d]`` take more, and products with probes less.
 
-        They need k×k or d×d matrices of ``each`` bytes an entry, and the weight and its gradient in float64.
+        They need k×k or d×d matrices, whichever are smaller, three at a time.
         """
         *stack, k, d = shape
         side = min(k, d)
-        needed = math.prod(stack) * max(side**2 * each, 16 * k * d)
-        return needed > self.memory and k * self.probes(d) < side**2
+        return math.prod(stack) * 24 * side**2 > self.memory and k * self.probes(d) < side**2
 
     def keeps_square(self, shape: Sequence[int], each: int) -> bool:
         """Whether k×k sums of a weight ``[..., k, d]`` are kept: they are no larger than it, or fit."""

@@ -24,7 +24,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from gramscope.errors import InputError
-from gramscope.linalg.arrays import LIMIT, check_size, row_product, spans, to_double
+from gramscope.linalg.arrays import LIMIT, check_size, row_gram, row_product, spans, to_double
 from gramscope.linalg.budget import GROUPS
 from gramscope.linalg.measured import Measured, combine, jackknife
 
@@ -150,7 +150,7 @@ class Factor:
         if other not in self._products:
             if self in other._products:
                 return other._products[self].mT
-            self._products[other] = to_double(self.rows) @ to_double(other.rows).mT
+            self._products[other] = row_gram(self.rows.mT, other.rows.mT)
         return self._products[other]
 
     def times(self, X: Tensor) -> Tensor:
@@ -159,9 +159,7 @@ class Factor:
 
     def transposed_times(self, X: Tensor) -> Tensor:
         """``Aᵀ X`` in float64, read in blocks of rows."""
-        width = self.rows.shape[:-2].numel() * self.rows.shape[-1]
-        blocks = spans(self.rows.shape[-2], width)
-        return reduce(torch.add, (to_double(self.rows[..., i:j, :]).mT @ X[..., i:j, :] for i, j in blocks))
+        return row_gram(self.rows, X)
 
     def dot(self, other: Factor) -> Tensor:
         """``tr A Bᵀ``, read in blocks of rows."""
@@ -236,8 +234,8 @@ class Factored(Gram):
     def _dense_parts(self) -> Tensor:
         terms = []
         for factor, A, K, B in self.terms:
-            right = to_double(B.rows)[None]
-            terms.append(factor * (to_double(A.rows).mT @ (right if K is None else K @ right)))
+            right = B.rows[None] if K is None else K @ to_double(B.rows)
+            terms.append(factor * A.transposed_times(right))
         return _sum(terms)
 
     @override

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gramscope.errors import InputError, NumericalError, RescueWarning
-from gramscope.linalg.arrays import to_double, without_autocast
+from gramscope.linalg.arrays import row_gram, to_double, without_autocast
 
 EPS = torch.finfo(torch.float64).eps
 #: eigenvalues above this share of the largest are precise enough for their roots
@@ -47,17 +47,17 @@ def svd(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def svdvals(A: Tensor) -> Tensor:
-    """Singular values (descending) of ``A [..., m, n]`` in float64, to ``1e-9`` of the largest or better.
+    """Singular values (descending) of ``A [..., m, n]``, in float64, to ``1e-9`` of the largest or better.
 
     They are the roots of the eigenvalues of ``AᵀA`` where all of these are clear of rounding, several times faster than by a
     decomposition of A.
     """
     tall = A if A.shape[-2] >= A.shape[-1] else A.mT
-    squares = eigvalsh(tall.mT @ tall)
+    squares = eigvalsh(row_gram(tall))
     if bool((squares > CLEAR * squares.amax(-1, keepdim=True)).all()):
         return squares.sqrt().flip(-1)
     with _explained(A, "singular values"):
-        values: Tensor = torch.linalg.svdvals(A)
+        values: Tensor = torch.linalg.svdvals(to_double(A))
     return values
 
 

@@ -223,7 +223,7 @@ class LayerGrams:
     @cached_property
     def factor(self) -> Factor:
         """W."""
-        return Factor(self.layer.weight if self.large else to_double(self.layer.weight))
+        return Factor(self.layer.weight)
 
     def of(self, left: Factor, right: Factor | None = None, core: Tensor | None = None) -> Gram:
         """``AᵀKB`` as the layer's size allows."""

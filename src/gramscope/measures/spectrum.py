@@ -67,7 +67,7 @@ def weight_spectrum(W: Array) -> Spectrum:
     >>> spectrum.rank, round(spectrum.effective_rank, 9), spectrum.stable_rank, spectrum.participation_ratio
     (2, 2.0, 2.0, 2.0)
     """
-    weight = to_double(as_weight(W))
+    weight = as_weight(W)
     return summarise(svdvals(weight).reshape(-1), max(weight.shape[-2:]) * EPS)
 
 

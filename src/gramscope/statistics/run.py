@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gramscope.errors import InputError, LayerError, Note, NumericalError
 from gramscope.layers.batches import batches, check_target, first_tensor, flattened, label_key
 from gramscope.layers.capture import capture
-from gramscope.layers.jacobians import check_samples_are_independent, jacobian_chunks
+from gramscope.layers.jacobians import Readout, check_samples_are_independent, jacobian_chunks
 from gramscope.layers.kinds import Layer, check_weights_have_data, shares_parameter
 from gramscope.layers.labels import LabelReader
 from gramscope.layers.losses import (
@@ -186,6 +186,7 @@ class _Run:
         self._current = Structure()
         self._generator = plan.generator or torch.Generator(device="cpu").manual_seed(0)
         self._weights: dict[str, Any] = {}
+        self._factors: dict[str, Tensor] = {}
         self._tied: set[str] = set()
         self._without_sites: dict[str, str] = {}
 
@@ -453,7 +454,17 @@ class _Run:
             plan.notes.remark(OUTPUT, text)
         memory = plan.budget.memory if reference is None else max(plan.budget.memory // 2, 1)  # J and J⁰
         copy = generator.clone_state()  # both networks must see the same random signs
-        mine = jacobian_chunks(self.tape, output, sketch=sketch, memory=memory, generator=generator)
+        readout = None
+        if sketch is not None and reference is None and not positions.masks and output.requires_grad:
+            readout = Readout.find(self.tape, output, self._factors)
+        if readout is not None:
+            last = readout.application
+            name, shape = last.layer.name, last.layer.outputs(last.zero(), self.tape.batch_dim).shape
+            seen = Seen(name, self._weights[name], result, positions, sketch=sketch, is_output=True)
+            seen.J = output.new_empty(0, *shape)
+            yield seen
+            del seen
+        mine = jacobian_chunks(self.tape, output, sketch=sketch, memory=memory, generator=generator, readout=readout)
         theirs = None
         if reference is not None:
             other, value = reference

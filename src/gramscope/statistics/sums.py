@@ -92,6 +92,8 @@ class Seen:
         reference_weight: ``W₀`` of the reference network.
         first: number of the block's first output.
         sketch: how many random combinations of outputs there are in all; ``None`` for the outputs themselves.
+        is_output: whether the layer's output is the network's own, so that J is the identity at every site; then ``J`` has
+            its shape, of no outputs.
         rows: feature rows ``[n, d]``.
         target: their labels or values, ``None`` for none.
         residual: ``E = −∂L/∂f`` where rows are samples.
@@ -110,6 +112,7 @@ class Seen:
     reference_weight: Tensor | None = None
     first: int = 0
     sketch: int | None = None
+    is_output: bool = False
     rows: Tensor | None = None
     target: Tensor | None = None
     residual: Tensor | None = None
@@ -331,7 +334,7 @@ class Plan:
 
     def is_estimated(self, weight: Tensor) -> bool:
         """Whether products with random probes take the place of this layer's k×k sums."""
-        return self.estimates and self.budget.is_large(weight.shape, self.entry_bytes(weight))
+        return self.estimates and self.budget.is_large(weight.shape)
 
     def to_dict(self) -> dict[str, Any]:
         """The options that must agree for statistics to be merged."""
