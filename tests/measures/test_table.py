@@ -78,7 +78,7 @@ def test_layers_are_rows_and_lines_fit_the_page() -> None:
             *(f"…{i}.mlp.fc" for i in range(20)),
             "head",
         ]
-    assert "0.9500* ± 0.01" in text
+    assert "0.95* ± 0.01" in text
     shown = " ".join(block.split("…0.mlp.fc")[0] for block in blocks)  # headings in several lines, nothing left out
     assert all(part in shown for name in COLUMNS for part in name.split("_"))
 
@@ -86,8 +86,8 @@ def test_layers_are_rows_and_lines_fit_the_page() -> None:
 def test_errors_and_marks_are_everywhere() -> None:
     table = deep_table()
     assert table.errors == {"head": {"nfa": 0.012}}
-    assert "0.9500* ± 0.01" in table._repr_html_()
-    assert "0.9500* ± 0.01" in str(table.by_block("nfa"))
+    assert "0.95* ± 0.01" in table._repr_html_()
+    assert "0.95* ± 0.01" in str(table.by_block("nfa"))
     frame = table.to_pandas(errors=True)
     assert frame.loc["head", "nfa ±"] == 0.012
     assert table.column("nfa")["head"] == pytest.approx(0.95)

@@ -19,6 +19,8 @@ from gramscope.text_table import text_table
 
 #: columns of a page, and of a terminal that does not tell
 WIDTH = 100
+#: columns of notes: those of a block of code on a page
+NOTES = 88
 #: columns of the lines of :meth:`Table.by_block`
 NARROW = 80
 #: the line of the blocks' own outputs
@@ -36,9 +38,9 @@ class Table:
         notes: why something is missing or may mislead, by layer or ``layer.measure``.
 
     >>> Table({"fc1": {"nfa": 0.5, "nc1": 12.0}, "fc2": {"nfa": Measured(0.25, 0.01), "nc1": None}})
-    layer          nfa  nc1
-    fc1         0.5000   12
-    fc2    0.2500 ± 0.01    -
+    layer          nfa      nc1
+    fc1         0.5000  12.0000
+    fc2    0.25 ± 0.01        -
     """
 
     rows: dict[str, dict[str, float | None]]
@@ -176,7 +178,9 @@ class Table:
         width = shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else WIDTH
         names, lines = _short(list(self.rows))
         columns = [[name, *(format_cell(row.get(name)) for row in self.rows.values())] for name in self.columns]
-        return "\n".join(["\n\n".join(_tables(["layer", *names], columns, width)), *lines, *self.remarks(width)])
+        return "\n".join(
+            ["\n\n".join(_tables(["layer", *names], columns, width)), *lines, *self.remarks(min(width, NOTES))]
+        )
 
     __repr__ = __str__
 
@@ -224,7 +228,7 @@ class BlockView:
 
     def __str__(self) -> str:
         blocks = "\n\n".join(self._text(measure, kinds) for measure, kinds in self.values.items())
-        return "\n".join([blocks, *Table({}, notes=self.notes).remarks(WIDTH)])
+        return "\n".join([blocks, *Table({}, notes=self.notes).remarks(NOTES)])
 
     __repr__ = __str__
 
@@ -260,28 +264,34 @@ def with_errors(
 def format_value(value: float | None) -> str:
     """A number in at most nine characters.
 
-    >>> [format_value(v) for v in (0.5, 12, 1234567.0, 1e-7, None)]
-    ['0.5000', '12', '1.235e+06', '1.000e-07', '-']
+    >>> [format_value(v) for v in (0.5, 1.0, 12, 0.0003147, 1234567.0, 1e-7, None)]
+    ['0.5000', '1.0000', '12', '0.0003147', '1.235e+06', '1.000e-07', '-']
     """
     if value is None:
         return "-"
-    if isinstance(value, int) or (math.isfinite(value) and value == int(value) and abs(value) < 1e6):
-        return str(int(value))
-    if value and not 1e-3 <= abs(value) < 1e5:
+    if isinstance(value, int):
+        return str(value)
+    if value and not 1e-4 <= abs(value) < 1e5:
         return f"{value:.3e}"
+    if 0 < abs(value) < 1e-3:
+        return f"{value:.4g}"
     return f"{value:.4f}" if abs(value) < 100 else f"{value:.1f}"
 
 
 def format_cell(value: float | None) -> str:
-    """A number with its error, and a star where it says little.
+    """A number with its error, to the digit of the error, and a star where it says little.
 
     >>> format_cell(Measured(0.5, 0.012)), format_cell(Measured(0.95, remark="trivial: random eigenvectors too"))
-    ('0.5000 ± 0.01', '0.9500*')
+    ('0.50 ± 0.01', '0.9500*')
     """
     if not isinstance(value, Measured):
         return format_value(value)
     star = "*" if value.remark.startswith(("trivial", "doubtful")) else ""
-    return format_value(value) + star + ("" if value.error is None else f" ± {value.error:.1g}")
+    if value.error is None:
+        return format_value(value) + star
+    digits = max(0, -math.floor(math.log10(value.error))) if 1e-4 <= value.error < 100 else None
+    shown = format_value(value) if digits is None else f"{value:.{digits}f}"
+    return f"{shown}{star} ± {value.error:.1g}"
 
 
 def _tables(first: list[str], columns: Sequence[list[str]], width: int) -> list[str]:

@@ -23,6 +23,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from gramscope.errors import InputError
+from gramscope.linalg.measured import Measured
+from gramscope.measures.table import format_cell
 from gramscope_lab.cli import app
 from gramscope_lab.runs.directory import RunDirectory
 from gramscope_lab.training.layer_measures import load_weights
@@ -114,7 +116,7 @@ def test_train_measure_runs_resume(gramscope: Command) -> None:
     several = gramscope("measure", "runs/x", "--measures", "weight_norm", "--samples", "200").out
     norms = [table["layers"]["readout"]["weight_norm"] for table in tables_of(gramscope, "weight_norm")]
     assert "2 seeds, mean ± σ, step 46 (epoch 2)" in several
-    assert f"{statistics.fmean(norms):.4f} ± {statistics.stdev(norms):.1g}" in several
+    assert format_cell(Measured(statistics.fmean(norms), statistics.stdev(norms))) in several
     assert "seed-1, step 46" in gramscope("measure", "runs/x", "--per-seed", "--samples", "200").out
     assert "nfa_ptk" in tables_of(gramscope, "all")[0]["layers"]["readout"]
     checkpoint = next(Path("runs/x/seed-1/checkpoints").iterdir())
