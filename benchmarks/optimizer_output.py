@@ -145,42 +145,46 @@ def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in ruled)
 
 
+#: methods in the picture: more lines than these cannot be told apart
+PICTURED = (OURS, "NadamW", "Muon", "AdamW", "SGD, momentum", "ScheduleFreeAdamW", "Prodigy")
+
+
 def draw(trials: Sequence[Trial], path: Path, methods: Sequence[Competitor] | None = None) -> None:
-    """Draw for each task the test score over the seconds of training, a line for each method.
+    """Draw for each task the test score over the seconds of training, a line for each method of ``PICTURED`` (or of those run).
 
     Args:
         trials: runs of :func:`~benchmarks.optimizers.compare_optimizers`.
         path: of the picture; its ending gives the format.
-        methods: those to draw; all by default.
+        methods: those to choose from; all by default.
     """
     try:
         import matplotlib.pyplot as plt
     except ImportError as error:
         raise InputError("the picture needs matplotlib: pip install 'gramscope[lab]'") from error
     found = lines(trials, methods)
+    names = list(dict.fromkeys(line.method for line in found))
+    names = [name for name in PICTURED if name in names] or names
     tasks = list(dict.fromkeys((line.net, line.data) for line in found))
     columns = min(3, len(tasks))
     rows = -(-len(tasks) // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(3.6 * columns, 2.8 * rows + 0.8), squeeze=False)
-    names = list(dict.fromkeys(line.method for line in found))
+    figure, axes = plt.subplots(rows, columns, figsize=(3 * columns, 2.4 * rows + 0.6), squeeze=False)
     tuned = {line.method for line in found if line.rate is not None}
     for axis, task in zip(axes.flat, tasks, strict=False):
         for name in names:
             own = sorted((x for x in found if (x.net, x.data, x.method) == (*task, name)), key=lambda x: x.steps)
-            alike = [other for other in names if (other in tuned) == (name in tuned)]
-            style: dict[str, Any] = {"color": f"C{alike.index(name) % 10}", "linestyle": "--" if name in tuned else "-"}
-            style |= {"color": "black", "linewidth": 2.4} if name == OURS else {}
+            style: dict[str, Any] = {"color": f"C{names.index(name)}", "linestyle": "--" if name in tuned else "-"}
+            style |= {"color": "black", "linewidth": 2.4, "zorder": 3} if name == OURS else {}
             pace = min((x.seconds / x.steps for x in own), default=0.0)
             axis.plot([pace * x.steps for x in own], [x.score for x in own], marker=".", label=name, **style)
         axis.set_xscale("log")
-        axis.set_title(f"{task[0]}, {task[1]}", fontsize=8)
-        axis.tick_params(labelsize=7)
+        axis.set_title(f"{task[0]}, {task[1]}", fontsize=10)
+        axis.tick_params(labelsize=8)
     for axis in list(axes.flat)[len(tasks) :]:
         axis.set_visible(False)
-    handles = {label: h for axis in axes.flat for h, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles, ncols=5, loc="lower center", fontsize=7, frameon=False)
-    figure.supylabel("accuracy or 100 R² (%), or minus the loss", fontsize=8)
-    figure.supxlabel("seconds of training (dashed: with a rate that validation chose)", fontsize=8, y=0.09)
-    figure.tight_layout(rect=(0.01, 0.1, 1, 1))
-    figure.savefig(path, dpi=110)
+    figure.supylabel("accuracy or 100 R² (%), or minus the loss", fontsize=10)
+    figure.supxlabel("seconds of training (dashed: with a rate that validation chose)", fontsize=10)
+    figure.tight_layout()
+    handles, labels = axes.flat[0].get_legend_handles_labels()
+    figure.legend(handles, labels, ncols=4, loc="upper center", bbox_to_anchor=(0.5, 0), fontsize=10, frameon=False)
+    figure.savefig(path, dpi=110, bbox_inches="tight")
     plt.close(figure)
