@@ -71,7 +71,7 @@ def verdicts(found: dict[str, Any], paper: str) -> str:
     for name, value in own.items():
         for claim in value["claims"]:
             if claim.get("main"):
-                verdict = HOLDS[claim["holds"]] + (f": {claim['reason']}" if claim["reason"] else "")
+                verdict = f"**{HOLDS[claim['holds']]}**" + (f": {claim['reason']}" if claim["reason"] else "")
                 lines.append(f"| {name} | {claim['claim']} | {claim['published']} | {claim['measured']} | {verdict} |")
     lines += ["", "| figure | all its claims | command |", "|---|---|---|"]
     for name, value in own.items():

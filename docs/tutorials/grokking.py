@@ -51,11 +51,9 @@ runs = {decay: train(decay) for decay in (2.0, 0.0)}
 for decay, (accuracies, linearity) in runs.items():
     readout = linearity["4"]
     at = next(25 * i for i, (known, _) in enumerate(accuracies) if known == 1)
-    print(
-        f"weight decay {decay:g}: memorised at step {at}, target linearity of the",
-        f"last layer {readout[at]:.2f}; at the end {readout[1000]:.2f},",
-        f"test accuracy {accuracies[-1][1]:.2f}",
-    )
+    print(f"weight decay {decay:g}: test accuracy {accuracies[-1][1]:.2f} at the end;")
+    print(f"  all memorised at step {at}, target linearity of layer 4")
+    print(f"  {readout[at]:.2f} then, {readout[1000]:.2f} at the end")
 
 # %% [markdown]
 # ## What the layers do meanwhile
