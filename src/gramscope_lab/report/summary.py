@@ -39,7 +39,7 @@ def sentences(runs: Runs) -> list[str]:
         found = [f"Of {plural(len(runs.claims), 'claim')} {held} {'holds' if held == 1 else 'hold'}."]
     else:
         found = [f"{plural(len(runs.all) + len(runs.others), 'run')} without evaluations of a net."]
-    return [*found, *_linearity(runs)]
+    return [*found, *_linearity(runs), *_alignment(runs)]
 
 
 def _ends(curves: Mapping[str, Curve], key: str, clock: str) -> list[str]:
@@ -73,8 +73,28 @@ def _linearity(runs: Runs) -> list[str]:
     rose = all(end > start for start, end in ends.values())
     course = _several([f"{start:.2f} to {end:.2f} with {name}" for name, (start, end) in ends.items()])
     beside = f"; targets that are noise would give {max(nulls):.2f}" if nulls else ""
-    what = "the task became more linear: its" if rose else "the task's"
-    return [f"Seen from {layer}, {what} target linearity went from {course}{beside}."]
+    what = (
+        "became easier to read by a linear map" if rose else "did not everywhere become easier to read by a linear map"
+    )
+    return [f"At the inputs of {layer} the targets {what}: target linearity went from {course}{beside}."]
+
+
+def _alignment(runs: Runs) -> list[str]:
+    """The layer of every setting whose alignment (NFA) ended farthest above its null."""
+    most = []
+    for setting in runs.settings:
+        above: dict[str, tuple[float, float]] = {}
+        for layer in runs.measures.get("nfa_null", []):
+            nfa, null = (setting.curve(key, layer, runs.clock) for key in ("nfa", "nfa_null"))
+            if nfa and null:
+                above[layer] = nfa.values[0].mean - null.values[0].mean, nfa.values[-1].mean - null.values[-1].mean
+        if above:
+            layer = max(above, key=lambda name: above[name][1])
+            most.append("{2} with {3} ({0:.2f} to {1:.2f})".format(*above[layer], layer, setting.name))
+    if not most:
+        return []
+    told = f"How far weights point where the output is sensitive, above chance, ended highest in {_several(most)}."
+    return [told, "These numbers describe layers, they do not grade nets."]
 
 
 def _several(parts: Sequence[str]) -> str:

@@ -37,12 +37,14 @@ def test_the_story_of_two_methods(runs: Runs) -> None:
 def test_the_story_of_the_layers(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "mine", {})
     for step, linear in ((0, 0.69), (9, 0.9)):
-        row = {"target_linearity": linear, "target_linearity_null": 0.12}
-        run.append({"step": step, "layers": {"a": {**row, "target_linearity": 0.4}, "b": row}})
-    assert sentences(read_runs([run.path]))[-1] == (
-        "Seen from b, the task became more linear: its target linearity went from 0.69 to 0.90 with mine; targets "
-        "that are noise would give 0.12."
-    )
+        row = {"target_linearity": linear, "target_linearity_null": 0.12, "nfa": linear, "nfa_null": 0.65}
+        run.append({"step": step, "layers": {"a": {**row, "target_linearity": 0.4}, "b": {**row, "nfa": 0.5}}})
+    assert sentences(read_runs([run.path]))[-3:] == [
+        "At the inputs of b the targets became easier to read by a linear map: target linearity went from 0.69 to 0.90 "
+        "with mine; targets that are noise would give 0.12.",
+        "How far weights point where the output is sensitive, above chance, ended highest in a with mine (0.04 to 0.25).",
+        "These numbers describe layers, they do not grade nets.",
+    ]
 
 
 def test_nobody_is_called_better_within_the_spread(tmp_path: Path) -> None:
