@@ -108,8 +108,8 @@ def _spectra(runs: Runs, stored: Sequence[_Stored]) -> Panel:
     axes = {"title.text": "index"}, {"type": "log", "nticks": 6, "matches": True}
     views, note = [], _seeds(stored)
     sentence = (
-        "Singular values of each layer's weight, the largest first, at the moment the slider shows. Feature learning pulls "
-        "a few of them out of the bulk."
+        "Singular values of each layer's weight, the largest first, at the moment the slider shows; on the logarithmic axis "
+        "zeros are left out."
     )
     if layout is None:
         shown = thin(layers, LAYERS)
@@ -182,8 +182,8 @@ def _diagonals(runs: Runs, stored: Sequence[_Stored]) -> Panel:
     view = View("", facets, titles, hidden, {**hidden, "autorange": "reversed", "scaleanchor": "x"})
     return Panel(
         "diagonals", _SECTION, "What the first layer looks at",
-        "Diagonals of matrices at the input as images: bright pixels are those the net has learned to use. ρ is the Pearson "
-        "correlation with the diagonal of WᵀW at the end.",
+        "Diagonals of matrices at the input as images: the brighter a pixel, the more it counts; red and blue are positive "
+        "and negative. ρ is the Pearson correlation with the diagonal of WᵀW at the end.",
         [view], _moments(runs, stored, steps), width=105, height=190, columns=len(QUANTITIES),
         terms=list(QUANTITIES.values()),
         note=f"{_seeds(stored)} Colour channels are summed.".strip(),
