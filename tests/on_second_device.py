@@ -164,7 +164,7 @@ LINALG: dict[str, Callable[[Any], Any]] = {
     "large spectrum": lambda on: float(gs.large_weight_spectrum(on(A), top=3).effective_rank),
     "polar": lambda on: (gs.polar(on(A)), gs.polar(on(A), method="svd")),
     "nearest": lambda on: procrustes.nearest_with_gram(on(A), on(A.sin())),
-    "orthogonalised": lambda on: orthogonalise.quintic_polar(on(A.float())),
+    "orthogonalised": lambda on: orthogonalise.orthogonalised(on(A.float())),
     "similarity": lambda on: float(gs.linear_cka(on(A), on(A.cos()))),
     "probes": lambda on: stochastic.gram_times(on(A), stochastic.probes(7, 3, on(A))),
     "onto columns": lambda on: stochastic.onto_columns(on(A), on(A.cos())),

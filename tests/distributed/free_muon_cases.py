@@ -17,7 +17,7 @@ from vcl_cases import assert_same_bits, error, global_batches, mine, network, tr
 
 import gramscope as gs
 from gramscope.errors import LayerError
-from gramscope.optim import free_muon
+from gramscope.optim import directions
 
 
 def case_free_muon_equals_one_process(folder: Path) -> None:
@@ -26,18 +26,18 @@ def case_free_muon_equals_one_process(folder: Path) -> None:
     parallel = DistributedDataParallel(model)
     optimizer, mirror = gs.FreeMuon(parallel), gs.FreeMuon(alone, process_group=False)
     counts = {"own": 0}
-    whole = free_muon.orthogonalised
+    whole = directions.orthogonalise_
 
     def counted(D: torch.Tensor) -> torch.Tensor:
         counts["own"] += len(D)
         return whole(D)
 
     batches = global_batches(12)
-    free_muon.orthogonalised = counted  # type: ignore[assignment]
+    directions.orthogonalise_ = counted  # type: ignore[assignment]
     try:
         train(parallel, optimizer, [[mine(*batch)] for batch in batches[:6]])  # type: ignore[misc]
     finally:
-        free_muon.orthogonalised = whole
+        directions.orthogonalise_ = whole
     train(alone, mirror, [[batch] for batch in batches[:6]])
     total = torch.tensor(float(counts["own"]))
     dist.all_reduce(total)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,8 +14,9 @@ from torch import nn
 
 import gramscope as gs
 from gramscope.errors import InputError, LayerError, NumericalError
-from gramscope.optim import free_muon
+from gramscope.optim import directions, free_muon, orthogonalise
 from gramscope.optim.orthogonalise import COEFFICIENTS
+from live_bytes import LiveBytes
 from optim.nets import KINDS, data, mlp, net, same, train
 
 
@@ -343,26 +345,44 @@ def test_weights_on_the_meta_device_are_refused():
         gs.FreeMuon(model)
 
 
-def test_a_step_needs_no_more_memory_than_half_the_weights():
-    """Matrices are orthogonalised in chunks; the same steps are those of one chunk."""
-    models = [mlp(*[16] * 14, 3) for _ in range(2)]
-    optimizers = [gs.FreeMuon(model) for model in models]
+def test_matrices_are_orthogonalised_in_chunks_and_large_ones_in_pieces(monkeypatch: pytest.MonkeyPatch):
+    """The steps are those of one chunk and of whole matrices."""
+    models = [mlp(*[16] * 12, 70, 3) for _ in range(2)]
     sizes: list[int] = []
-    whole = free_muon.orthogonalised
+    whole = directions.orthogonalise_
 
-    def seen(D: torch.Tensor) -> torch.Tensor:
-        sizes.append(D.numel())
-        return whole(D)
+    def seen(X: torch.Tensor) -> torch.Tensor:
+        sizes.append(X.numel())
+        return whole(X)
 
     x, y = data(16)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(free_muon, "orthogonalised", seen)
-        train(models[0], optimizers[0], x, y, 3)
-        assert max(sizes) <= sum(p.numel() for p in models[0].parameters()) / 12
-        patch.setattr(free_muon, "_CHUNK", 1.0)
-        train(models[1], optimizers[1], x, y, 3)
-        assert max(sizes) == 13 * 16 * 16
+    monkeypatch.setattr(directions, "orthogonalise_", seen)
+    train(models[0], gs.FreeMuon(models[0]), x, y, 3)
+    assert max(sizes) == 11 * 16 * 16
+    sizes.clear()
+    monkeypatch.setattr(free_muon, "_ENTRIES", 1)
+    monkeypatch.setattr(orthogonalise, "_LARGE", 100)
+    train(models[1], gs.FreeMuon(models[1]), x, y, 3)
+    assert max(sizes) == 16 * 70  # a single one
     same(*models, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("sizes", [(600, 200, 3), (200, 600, 3), (256, 256, 3), [160] * 14])
+def test_a_step_needs_no_more_memory_than_half_the_weights_or_the_largest_matrix(
+    sizes: Sequence[int], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(free_muon, "_ENTRIES", 1)
+    monkeypatch.setattr(orthogonalise, "_LARGE", 10_000)
+    monkeypatch.setattr(orthogonalise, "has_bfloat16", lambda device: True)
+    model = mlp(*sizes, dtype=torch.float32)
+    optimizer = gs.FreeMuon(model)
+    x, y = data(sizes[0], dtype=torch.float32)
+    train(model, optimizer, x, y, 2)
+    F.cross_entropy(model(x), y).backward()
+    weights = [4 * p.numel() for p in model.parameters()]
+    with LiveBytes() as live:
+        optimizer.step()
+    assert live.peak < 1.2 * max(0.5 * sum(weights), max(weights))
 
 
 def test_a_gradient_that_is_rounding_alone_moves_its_parameter_little() -> None:

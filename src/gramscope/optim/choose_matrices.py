@@ -17,8 +17,8 @@ from gramscope.layers.kinds import AttentionProjection, EmbeddingLayer, Layer
 from gramscope.layers.modules import public_name, unwrap
 from gramscope.layers.recurrent import RecurrentLayer
 from gramscope.layers.select import LayerSelector, select_layers
+from gramscope.optim.processes import why_not_sharded
 from gramscope.optim.weight_matrix import WeightMatrix
-from gramscope.optim.whitening_processes import why_not_sharded
 from gramscope.text_table import text_table
 
 

@@ -40,7 +40,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from gramscope.distributed.exchange import Exchange, Group, balanced, find_exchange
+from gramscope.distributed.exchange import Exchange, Group, find_exchange
 from gramscope.errors import InputError, LayerError, ResultWarning
 from gramscope.layers.kinds import EmbeddingLayer
 from gramscope.layers.modules import outside_graphs, unwrap
@@ -49,7 +49,8 @@ from gramscope.linalg.arrays import without_autocast
 from gramscope.optim.averaging import Averaging
 from gramscope.optim.checks import check_gradients, check_owners, keep_dtypes, refuse_arguments, with_numbers
 from gramscope.optim.choose_matrices import choose_trained
-from gramscope.optim.orthogonalise import orthogonalised
+from gramscope.optim.directions import directions
+from gramscope.optim.orthogonalise import in_pieces
 from gramscope.optim.weight_matrix import WeightMatrix
 
 #: the largest singular value of the first steps, for matrices with at least as many inputs as outputs
@@ -63,8 +64,8 @@ POWER = 8
 _BETAS = (0.9, 0.99)
 #: gradients of Adam's parameters count as rounding up to this many ε of the largest
 _NOISE = 8.0
-#: matrices are orthogonalised together up to this share of all weights
-_CHUNK = 1 / 12
+#: matrices are orthogonalised together up to this share of all weights, or so many entries
+_CHUNK, _ENTRIES = 1 / 12, 1 << 18
 _INSTEAD = {
     "lr": "its step lengths are built in; optimizer.param_groups[i]['lr'] multiplies them, 1 by default",
     "weight_decay": "weights decay by a built-in share of each step (docs/free-muon.md)",
@@ -272,7 +273,7 @@ class FreeMuon(Optimizer):
 
     def _chunks(self, parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
         """Parameters of a share of all weights, or a single one: what a step needs memory for at a time."""
-        most = _CHUNK * sum(p.numel() for p in self._choice.names)
+        most = max(_CHUNK * sum(p.numel() for p in self._choice.names), _ENTRIES)
         chunk: list[Tensor] = []
         for p in sorted(parameters, key=lambda p: tuple(p.shape)):
             if chunk and sum(other.numel() for other in chunk) + p.numel() > most:
@@ -292,45 +293,20 @@ class FreeMuon(Optimizer):
         c, before = guards.unbind(1)
         now = torch.stack([_inner(grad, state["last"]) for grad, state in zip(grads, states, strict=True)])
         c = torch.where(now < -before / 2, 0.7 * c, (1.1 * c).clamp_max(1.0))
-        directions = self._directions(parameters, grads)
-        slopes = torch.stack([_inner(grad, directions[p]) for p, grad in zip(parameters, grads, strict=True)])
+        # as Nesterov: the newest gradient counts once more
+        betas = [mean_weight(state["step"]) for state in states]
+        leads = {p: (g, s["mean"], beta) for p, g, s, beta in zip(parameters, grads, states, betas, strict=True)}
+        found = directions(leads, self._matrices, self._exchange)
+        slopes = torch.stack([_inner(grad, O) for grad, O in zip(grads, found, strict=True)])
         torch._foreach_copy_([state["guard"] for state in states], list(torch.stack([c, slopes], 1).unbind()))
-        for p, state, share in zip(parameters, states, c.unbind(), strict=True):
+        for p, state, O, share in zip(parameters, states, found, c.unbind(), strict=True):
             f = falling(state["step"])
             length = lr * STEP * f * share
             decay = length * DECAY * (1 - f)
-            lead, O = state["lead"], directions[p]  # z = p + lead
-            lead.mul_(1 - decay).addcmul_(p.to(lead.dtype), decay, value=-1)
-            lead.addcmul_(O, length, value=-_scale(self._matrices[p][0]))
             state["last"].copy_(O)
-
-    def _directions(self, parameters: Sequence[Tensor], grads: Sequence[Tensor]) -> dict[Tensor, Tensor]:
-        """O of each parameter. Processes with the same gradients orthogonalise a share of them each."""
-        exchange, alike = self._exchange, defaultdict(list)
-        owners = [0] * len(parameters)
-        if exchange is not None:
-            owners = balanced(
-                [p.numel() * float(min(self._matrices[p][0].shape[-2:])) for p in parameters], exchange.size
-            )
-        found = {}
-        for p, grad, owner in zip(parameters, grads, owners, strict=True):
-            state, found[p] = self.state[p], torch.empty_like(grad, memory_format=torch.contiguous_format)
-            if exchange is None or owner == exchange.rank:
-                # as Nesterov: the newest gradient counts once more
-                torch.lerp(grad, state["mean"], mean_weight(state["step"]), out=found[p])
-                for matrix in self._matrices[p]:
-                    alike[matrix.shape, grad.dtype, grad.device].append(matrix)
-        for members in alike.values():
-            leads = [matrix.view(found[matrix.parameter]) for matrix in members]
-            stack = torch.stack(leads) if len(leads) > 1 else leads[0].unsqueeze(0)
-            for matrix, O in zip(members, orthogonalised(stack), strict=True):
-                if O.dim() == 3:  # an expert without tokens takes no step
-                    O = O * matrix.view(_gradient(matrix.parameter)).any(-1).any(-1)[:, None, None]
-                matrix.assign(O, found[matrix.parameter])
-        if exchange is not None:
-            for p, owner in zip(parameters, owners, strict=True):
-                exchange.send_from(owner, found[p])
-        return found
+            for lead, x, o in in_pieces(state["lead"], p, O):  # z = p + lead
+                lead.mul_(1 - decay).addcmul_(x.to(lead.dtype), decay, value=-1)
+                lead.addcmul_(o.to(lead.dtype), length, value=-_scale(self._matrices[p][0]))
 
     def _step_rest(self, parameters: Sequence[Tensor], group: dict[str, Any]) -> None:
         """Adam's steps of z with a falling rate; parameters with equally many steps together."""
@@ -413,7 +389,7 @@ def _gradient(p: Tensor) -> Tensor:
 
 
 def _inner(A: Tensor, B: Tensor) -> Tensor:
-    return torch.dot(A.flatten(), B.to(A.dtype).flatten())
+    return sum(torch.dot(a.flatten(), b.to(a.dtype).flatten()) for a, b in in_pieces(A, B))  # type: ignore[return-value]
 
 
 def _scale(matrix: WeightMatrix) -> float:

@@ -22,9 +22,9 @@ from gramscope.linalg.arrays import without_autocast
 from gramscope.optim.checks import check_gradients
 from gramscope.optim.choose_matrices import choose_matrices
 from gramscope.optim.polar import PolarMethod
+from gramscope.optim.processes import divided, local, sharded, shards
 from gramscope.optim.procrustes import nearest_with_gram
 from gramscope.optim.weight_matrix import WeightMatrix
-from gramscope.optim.whitening_processes import divided, local, sharded, shards
 from gramscope.optim.wrapper import OptimizerWrapper
 
 #: equal-shaped matrices are worked on together up to this many entries
@@ -237,7 +237,7 @@ class GramWhitened(_GramUpdate):
             is small (:func:`~gramscope.optim.procrustes.nearest_with_gram`). ``"svd"`` computes the polar factor itself.
         process_group: processes that hold the same weights and divide the corrections among them, by default those of a
             ``DistributedDataParallel`` model; ``False``: every process corrects all. Parameters sharded by ``fully_shard`` or
-            as other DTensors are corrected by the processes that hold them (:mod:`gramscope.optim.whitening_processes`).
+            as other DTensors are corrected by the processes that hold them (:mod:`gramscope.optim.processes`).
 
     Example:
         >>> import torch, gramscope as gs

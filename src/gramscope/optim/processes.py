@@ -1,10 +1,10 @@
-"""Whitened updates in several processes: whole matrices divided among them, and matrices that are sharded over them.
+"""Steps in several processes: whole matrices divided among them, and matrices that are sharded over them.
 
 whole (DistributedDataParallel)   the owner corrects a matrix and sends it to all: k·d numbers
 sharded                           the parts before and after the step are gathered on an owner, which corrects the matrix and
                                   sends each process its part back: 3·k·d numbers, also in the owner's memory
 
-Owners are balanced by cost.
+So are the directions of FreeMuon, for which the mean of gradients is gathered in place of the two. Owners are balanced by cost.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _gathered(
         turn = [(rank, queue[number]) for rank, queue in enumerate(queues) if number < len(queue)]
         stacks: list[Tensor] = []
         for owner, matrix in turn:
-            parts = [_gather(x, owner, exchange) for x in (before[matrix.parameter], matrix.parameter)]
+            parts = [gather(local(x), x, owner, exchange) for x in (before[matrix.parameter], matrix.parameter)]
             stacks += [_stack(matrix, part) for part in parts if part is not None]
         new: Tensor | None = None
         error: Exception | None = None
@@ -126,7 +126,7 @@ def _gathered(
         for owner, matrix in turn:
             own = new if owner == exchange.rank else None
             native = None if own is None else matrix.native(own.reshape(matrix.shape))
-            found.append(_write(matrix, _scatter(native, matrix.parameter, owner, exchange)))
+            found.append(_write(matrix, scatter(native, matrix.parameter, owner, exchange)))
     return found
 
 
@@ -136,10 +136,10 @@ def _stack(matrix: WeightMatrix, whole: Tensor) -> Tensor:
     return values.unsqueeze(0) if values.ndim == 2 else values
 
 
-def _gather(tensor: Any, owner: int, exchange: Exchange) -> Tensor | None:
-    """The whole of a sharded tensor on ``owner``, None elsewhere."""
-    axis, part = shards(tensor)[1], local(tensor)
-    n = tensor.shape[axis]
+def gather(part: Tensor, like: Any, owner: int, exchange: Exchange) -> Tensor | None:
+    """The whole tensor on ``owner``, None elsewhere, from every process's part of it, sharded as ``like``."""
+    axis = shards(like)[1]
+    n = like.shape[axis]
     rows = part.movedim(axis, 0)
     length = -(-n // exchange.size)  # DTensor gives the last processes fewer rows, or none
     padded = rows.new_zeros(length, *rows.shape[1:])
@@ -152,16 +152,18 @@ def _gather(tensor: Any, owner: int, exchange: Exchange) -> Tensor | None:
     return whole[:n].movedim(0, axis)
 
 
-def _scatter(whole: Tensor | None, like: Any, owner: int, exchange: Exchange) -> Tensor:
-    """This process's part of a tensor that ``owner`` has, sharded as ``like``."""
+def scatter(
+    whole: Tensor | None, like: Any, owner: int, exchange: Exchange, dtype: torch.dtype | None = None
+) -> Tensor:
+    """This process's part of a tensor that ``owner`` has, sharded as ``like`` and of its dtype unless given."""
     axis, part = shards(like)[1], local(like)
     n = like.shape[axis]
     length = -(-n // exchange.size)
     rows = part.movedim(axis, 0)
-    mine = rows.new_empty(length, *rows.shape[1:])
+    mine = rows.new_empty(length, *rows.shape[1:], dtype=dtype)
     pieces = None
     if whole is not None:
-        padded = rows.new_zeros(exchange.size * length, *rows.shape[1:])
+        padded = rows.new_zeros(exchange.size * length, *rows.shape[1:], dtype=dtype)
         padded[:n] = whole.movedim(axis, 0)
         pieces = torch.split(padded, length)
     exchange.scatter_from(owner, mine, pieces)
