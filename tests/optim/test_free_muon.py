@@ -35,6 +35,7 @@ class Formulas:
     def __init__(self, W: torch.Tensor, scale: float) -> None:
         self.z, self.x, self.scale = W.detach().clone(), W.detach().clone(), scale
         self.mean, self.n, self.c, self.last, self.shortened = torch.zeros_like(self.z), 0, 1.0, None, 0
+        self.before, self.u, self.v = 0.0, 0.0, 0.0
 
     def step(self, D: torch.Tensor, lr: float = 1.0) -> None:
         self.n += 1
@@ -42,12 +43,15 @@ class Formulas:
         beta = min(0.95, n / (n + 20))
         self.mean = beta * self.mean + (1 - beta) * D
         O = orthogonalised(beta * self.mean + (1 - beta) * D)
-        if self.last is not None and float((D * self.last).sum()) < -self.before / 2:
+        if self.last is not None:
+            self.u = beta * self.u + (1 - beta) * float((D * self.last).sum())
+            self.v = beta * self.v + (1 - beta) * self.before
+        if self.u < -self.v / 2:
             self.c, self.shortened = 0.7 * self.c, self.shortened + 1
         else:
             self.c = min(1, 1.1 * self.c)
         self.last, self.before = O, float((D * O).sum())
-        self.z = self.z - self.c * lr * 0.18 * f * (self.scale * O + 0.2 * (1 - f) * self.z)
+        self.z = self.z - self.c * lr * 0.18 * f * (self.scale * O + 0.15 * (1 - f) * self.z)
         self.x = self.x + 9 / (n + 8) * (self.z - self.x)
 
 

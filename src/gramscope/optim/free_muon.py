@@ -4,17 +4,18 @@ A matrix z takes steps along O, the orthogonalised mean of recent gradients, and
 step n, with s the scale of :func:`_scale` and ``f = min(1, (8/n)^0.7)``:
 
     O = orthogonalised Nesterov mean of the gradients at z, β = min(0.95, n/(n + 20))
-    c = 0.7 c  where ⟨gₙ, Oₙ₋₁⟩ < −½ ⟨gₙ₋₁, Oₙ₋₁⟩,  else min(1, 1.1 c);  1 at first
-    z = z − c · 0.18 f · (s O + 0.2 (1 − f) z)
+    u, v = the running means, with the same β, of ⟨gₙ, Oₙ₋₁⟩ and ⟨gₙ₋₁, Oₙ₋₁⟩
+    c = 0.7 c  where u < −½ v,  else min(1, 1.1 c);  1 at first
+    z = z − c · 0.18 f · (s O + 0.15 (1 − f) z)
     x = x + 9/(n + 8) · (z − x)
 
 - The mean of gradients reaches back over about 1 + n/20 steps, at most 20: early gradients come from weights that are soon far
   away. Orthogonalised steps are those of Muon (Jordan et al. 2024).
 - x is the polynomial-decay average of Shamir and Zhang (2013): the weights of its terms grow like n⁸, so that it covers about
   the last ninth of all steps, however many there are. It does what a schedule that falls to 0 would do at a known end.
-- c shortens the steps of a weight whose last step went too far: the loss fell along it before and rises along it now, by more
-  than half as fast.
-- Weights decay by the share 0.036 c f (1 − f) of a step, so that short runs are not slowed and long ones forget what early
+- c shortens the steps of a weight whose steps go too far: the loss fell along each before and rises along it after, by more
+  than half as fast. Means of these slopes tell, since single ones change sign with every batch.
+- Weights decay by the share 0.027 c f (1 − f) of a step, so that short runs are not slowed and long ones forget what early
   gradients wrote.
 
 An embedding is the matrix ``[width, entries]`` that multiplies one-hot vectors. These have length 1, where the inputs of other
@@ -56,7 +57,7 @@ from gramscope.optim.weight_matrix import WeightMatrix
 #: the largest singular value of the first steps, for matrices with at least as many inputs as outputs
 STEP = 0.18
 #: λ of late steps
-DECAY = 0.2
+DECAY = 0.15
 #: Adam's rate in the first steps
 RATE = 0.02
 #: the power of the average
@@ -267,8 +268,8 @@ class FreeMuon(Optimizer):
                 state["remainder"] = torch.zeros_like(p, dtype=dtype, memory_format=torch.contiguous_format)
             if p in self._matrices:
                 state["last"] = torch.zeros_like(p, dtype=torch.bfloat16, memory_format=torch.contiguous_format)
-                # c, and the slope ⟨g, O⟩ of the last step
-                state["guard"] = torch.tensor([1.0, 0.0], dtype=dtype, device=p.device)
+                # c, the slope ⟨g, O⟩ before the last step, and the means u and v of slopes after and before steps
+                state["guard"] = torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=dtype, device=p.device)
         state["step"] += 1
 
     def _chunks(self, parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
@@ -289,16 +290,18 @@ class FreeMuon(Optimizer):
         grads = [_gradient(p) for p in parameters]
         for grad, state in zip(grads, states, strict=True):
             state["mean"].lerp_(grad, 1 - mean_weight(state["step"]))
-        guards = torch.stack([state["guard"] for state in states])
-        c, before = guards.unbind(1)
-        now = torch.stack([_inner(grad, state["last"]) for grad, state in zip(grads, states, strict=True)])
-        c = torch.where(now < -before / 2, 0.7 * c, (1.1 * c).clamp_max(1.0))
-        # as Nesterov: the newest gradient counts once more
         betas = [mean_weight(state["step"]) for state in states]
+        c, before, after_mean, before_mean = torch.stack([state["guard"] for state in states]).unbind(1)
+        after = torch.stack([_inner(grad, state["last"]) for grad, state in zip(grads, states, strict=True)])
+        newest = 1 - torch.tensor(betas, dtype=after.dtype, device=after.device)
+        after_mean, before_mean = after_mean.lerp(after, newest), before_mean.lerp(before, newest)
+        c = torch.where(after_mean < -before_mean / 2, 0.7 * c, (1.1 * c).clamp_max(1.0))
+        # as Nesterov: the newest gradient counts once more
         leads = {p: (g, s["mean"], beta) for p, g, s, beta in zip(parameters, grads, states, betas, strict=True)}
         found = directions(leads, self._matrices, self._exchange)
         slopes = torch.stack([_inner(grad, O) for grad, O in zip(grads, found, strict=True)])
-        torch._foreach_copy_([state["guard"] for state in states], list(torch.stack([c, slopes], 1).unbind()))
+        guards = torch.stack([c, slopes, after_mean, before_mean], 1)
+        torch._foreach_copy_([state["guard"] for state in states], list(guards.unbind()))
         for p, state, O, share in zip(parameters, states, found, c.unbind(), strict=True):
             f = falling(state["step"])
             length = lr * STEP * f * share
