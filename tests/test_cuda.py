@@ -55,3 +55,15 @@ def test_monitor_capture_and_public_functions_on_cuda() -> None:
     K = gs.tangent_kernel(model, x)["0"]
     assert float(gs.nfa(record.weight, K)) == pytest.approx(float(gs.nfa(record.weight.cpu(), K.cpu())))
     assert gs.neural_collapse(record.h[:, 0], y.cuda()).nc1 > 0
+
+
+@pytest.mark.parametrize(
+    "make", [gs.FreeMuon, gs.VCL, lambda model: gs.GramWhitened(torch.optim.SGD(model.parameters(), lr=0.1), model)]
+)
+def test_steps_inside_a_cuda_graph_are_refused(make) -> None:
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).cuda()
+    optimizer, x = make(model), torch.randn(6, 4, device="cuda")
+    model(x).square().mean().backward()
+    optimizer.step()
+    with pytest.raises(gs.InputError, match="CUDA graph"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        optimizer.step()

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from types import CodeType
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from gramscope.errors import LayerError
+from gramscope.errors import InputError, LayerError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -21,10 +21,21 @@ def outside_graphs(function: Function) -> Function:
     """Have a compiled function call this one as it is, with all it calls, between two graphs.
 
     Tracing a step of an optimizer or a measurement would give dozens of small graphs, and minutes of compiling.
-    ``torch.compiler.disable`` does the same but loads the compiler as soon as it decorates, which takes a second.
+    ``torch.compiler.disable`` does the same but loads the compiler as soon as it decorates, which takes a second. While a CUDA
+    graph is recorded the function raises an InputError.
     """
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            raise InputError(
+                f"{function.__qualname__} decides by numbers that a CUDA graph cannot record: record forward and backward "
+                "passes alone, and call it after each replay()"
+            )
+        return function(*args, **kwargs)
+
     disable: Any = torch._disable_dynamo  # type: ignore[attr-defined]
-    return disable(function)  # type: ignore[no-any-return]
+    return disable(checked)  # type: ignore[no-any-return]
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -127,7 +138,7 @@ def names_in_code(module_type: type[nn.Module], method: str | None = None) -> fr
     return _names_in_code(module_type, method)  # type: ignore[arg-type]
 
 
-@cache
+@functools.cache
 def _names_in_code(module_type: Any, method: str | None) -> frozenset[str]:
     names: set[str] = set()
     for owner in module_type.__mro__:

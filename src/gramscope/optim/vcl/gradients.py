@@ -207,7 +207,8 @@ def unseen_gradient(name: str) -> str:
     return (
         f"{name} has a gradient but was not seen in a forward pass. VCL must be made before the model runs (under "
         "torch.compile: before its first call), the layer must be called, or its weight used by F.linear, a product or a "
-        "convolution, and gradients must come from backward(). Or leave it out of layers="
+        "convolution, and gradients must come from backward(), not from a CUDA graph, whose replay calls no hooks. Or leave it "
+        "out of layers="
     )
 
 
