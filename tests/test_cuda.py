@@ -10,6 +10,7 @@ from torch import nn
 
 import gramscope as gs
 from cases import BY_NAME, sample_losses
+from gramscope.errors import InputError
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -65,5 +66,5 @@ def test_steps_inside_a_cuda_graph_are_refused(make) -> None:
     optimizer, x = make(model), torch.randn(6, 4, device="cuda")
     model(x).square().mean().backward()
     optimizer.step()
-    with pytest.raises(gs.InputError, match="CUDA graph"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+    with pytest.raises(InputError, match="CUDA graph"), torch.cuda.graph(torch.cuda.CUDAGraph()):
         optimizer.step()

@@ -27,7 +27,7 @@ def outside_graphs(function: Function) -> Function:
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
             raise InputError(
                 f"{function.__qualname__} decides by numbers that a CUDA graph cannot record: record forward and backward "
                 "passes alone, and call it after each replay()"
