@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import gramscope as gs
 
-#: exceptions for each kind of call
-TIMES = 13
+#: exceptions for each kind of call; in a capture at each of its lines
+TIMES, ALL = 30, 1000
 X = torch.randn(12, 6, generator=torch.Generator().manual_seed(1))
 Y = torch.arange(12) % 3
 
@@ -49,18 +49,19 @@ def condition(model: nn.Module) -> dict[str, Any]:
     }
 
 
-def lines_of(call: Callable[[], object], stop: int | None = None) -> int:
-    """Run ``call``, raise at line number ``stop`` of gramscope's own code, and count the lines that ran."""
-    count = 0
+def lines_of(call: Callable[[], object], stop: int | None = None) -> list[int]:
+    """Run ``call`` and raise when the ``stop``-th line of gramscope's own code runs; at which counts each line ran first."""
+    count, first = 0, dict[tuple[str, int], int]()
 
     def trace(frame: Any, event: str, argument: object) -> Any:
         nonlocal count
         name = frame.f_code.co_filename
         if "gramscope" not in name or "tests" in name:
             return None
-        leaving = linecache.getline(name, frame.f_lineno).lstrip().startswith("with ")
+        leaving = linecache.getline(name, frame.f_lineno).lstrip().startswith(LEAVING)
         if event == "line" and frame.f_code.co_name not in CLEANING and not leaving:
             count += 1
+            first.setdefault((name, frame.f_lineno), count)
             if count == stop:
                 raise Interrupted
         return trace
@@ -71,11 +72,16 @@ def lines_of(call: Callable[[], object], stop: int | None = None) -> int:
         call()
     finally:
         sys.settrace(before)
-    return count
+    return list(first.values())
 
 
-#: functions that run while a block is left: an exception in the middle of cleaning up is not made good. Python also comes back
-#: to the line of a ``with`` before it leaves the block; an exception there would come before any cleaning.
+def some(lines: list[int], seed: int, times: int = TIMES) -> list[int]:
+    return random.Random(seed).sample(lines, min(times, len(lines)))
+
+
+#: functions and lines that run while a block is left: an exception in the middle of cleaning up is not made good. Python also
+#: comes back to the line of a ``with`` before it leaves the block; an exception there would come before any cleaning.
+LEAVING = ("with ", "self.detach()")
 CLEANING = ("__exit__", "detach", "remove", "close", "restore", "_restore", "in_eval_mode", "evaluating", "__del__")
 
 
@@ -123,16 +129,18 @@ def test_lines_that_raise(name: str, record_property: Any) -> None:
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     call(model)
-    total = lines_of(lambda: call(model))
+    lines = lines_of(lambda: call(model))
     before = condition(model)
-    chosen = random.Random(0).sample(range(1, total + 1), TIMES)
+    chosen = some(lines, 0, ALL if name == "capture" else TIMES)
     for stop in chosen:
         with pytest.raises(Interrupted):
             lines_of(lambda: call(model), stop)
         after = condition(model)
         for what, value in before.items():
-            assert after[what] == value, f"{what} after an exception at line {stop} of {total}"
-    record_property("side effect", f"exceptions in {name}|{len(chosen)}|at random of {total} lines, all as before")
+            assert after[what] == value, f"{what} after an exception at line {stop}"
+    record_property(
+        "side effect", f"exceptions in {name}|{len(chosen)}|at random of its {len(lines)} lines, all as before"
+    )
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -153,13 +161,15 @@ def test_forward_passes_that_raise(name: str, after: int, record_property: Any) 
 def test_steps_of_a_monitor_that_raise(record_property: Any) -> None:
     model = network()
     monitor = gs.Monitor(model, (X, Y), F.cross_entropy, measures=["target_linearity"], every=1)
-    total = lines_of(monitor.step)
+    lines = lines_of(monitor.step)
     before = condition(model)
-    for stop in random.Random(1).sample(range(1, total + 1), TIMES):
+    for stop in some(lines, 1):
         with pytest.raises(Interrupted):
             lines_of(monitor.step, stop)
-        assert condition(model) == before, f"after an exception at line {stop} of {total}"
-    record_property("side effect", f"exceptions in a monitor|{TIMES}|at random of {total} lines, all as before")
+        assert condition(model) == before, f"after an exception when line {stop} ran"
+    record_property(
+        "side effect", f"exceptions in a monitor|{TIMES}|at random of its {len(lines)} lines, all as before"
+    )
 
 
 @pytest.mark.parametrize("solver", ["exact", "recursive"])
@@ -176,12 +186,12 @@ def test_steps_of_virtual_covariance_learning_that_raise(solver: str, record_pro
         optimizer.step()
     gradients()
     weights = {n: p.detach().clone() for n, p in model.named_parameters()}
-    total = lines_of(optimizer.step)
+    lines = lines_of(optimizer.step)
     with torch.no_grad():
         for n, p in model.named_parameters():
             p.copy_(weights[n])
     kept = 0
-    for stop in random.Random(2).sample(range(1, total + 1), TIMES):
+    for stop in some(lines, 2):
         gradients()
         before = condition(model)
         with pytest.raises(Interrupted):
@@ -193,5 +203,5 @@ def test_steps_of_virtual_covariance_learning_that_raise(solver: str, record_pro
         gradients()
         optimizer.step()  # goes on
     assert kept > 0
-    what = f"at random of {total} lines, weights as before in {kept}, finite in all"
+    what = f"at random of its {len(lines)} lines, weights as before in {kept}, finite in all"
     record_property("side effect", f"exceptions in a step of VCL, {solver}|{TIMES}|{what}")

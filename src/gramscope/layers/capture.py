@@ -82,7 +82,7 @@ def capture(
         stack.callback(root.register_forward_hook(ModuleHook(tape.returned)).remove)
         for name, module in wanted.items():
             stack.callback(module.register_forward_hook(ModuleHook(partial(tape.keep_output, name))).remove)
-        stack.enter_context(Observer(selection, tape.applied))
+        stack.enter_context(Observer(selection, tape.applied).attached())
         yield tape
     check_seen(tape)
 

@@ -111,16 +111,14 @@ class Observer:
             self._hooks.close()
         self._hooks = None
 
-    def __enter__(self) -> Observer:
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Attached inside this block."""
         try:
             self.attach()
-        except BaseException:
+            yield
+        finally:
             self.detach()
-            raise
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.detach()
 
 
 def own_node(z: Tensor) -> Tensor | None:

@@ -147,7 +147,7 @@ def _captures(
         order = tape.order
         if plan.layers is not None:
             order = []
-            stack.enter_context(Observer(select_layers(root), partial(_note_order, tape, order)))
+            stack.enter_context(Observer(select_layers(root), partial(_note_order, tape, order)).attached())
         if reference is not None:
             stack.enter_context(evaluating(unwrap(reference), plan.eval_mode))
             pairs = matched_layers(root, reference, plan.layers)
