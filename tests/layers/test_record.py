@@ -160,3 +160,21 @@ def test_no_trainable_leaf_weight_at_all() -> None:
     found = gs.collect(model.requires_grad_(False), (normal(6, 4), Y), CE, autograd=True, residuals=True)
     torch.testing.assert_close(found["0"].D, expected["0"].D)
     assert gs.measure(model, (normal(6, 4), Y), CE, measures="all")["0"]["gradient_norm"] is not None
+
+
+class Queried(nn.Module):
+    """The loss of a batch, for a query that all samples share, given first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of_query, self.of_samples = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, query: Tensor, x: Tensor) -> Tensor:
+        return (self.of_query(query) * self.of_samples(x)).sum()
+
+
+def test_an_input_that_all_samples_share_does_not_count_them() -> None:
+    model = Queried().double()
+    with gs.capture(model) as tape:
+        tape.backward(model(normal(1, 4), normal(6, 4)))
+    assert tape.calls[-1].samples == 6

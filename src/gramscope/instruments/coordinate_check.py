@@ -148,7 +148,7 @@ def _sizes(
                 counts[layer.name] = counts.get(layer.name, 0) + z.numel()
 
         by_step = []
-        with Observer(select_layers(model, layers), add):
+        with Observer(select_layers(model, layers), add).attached():
             for step in range(steps + 1):
                 sums.clear()
                 counts.clear()

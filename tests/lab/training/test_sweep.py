@@ -17,7 +17,9 @@ import torch
 from gramscope.errors import GramscopeError
 from gramscope_lab.data import DataSet
 from gramscope_lab.runs.directory import RunDirectory
+from gramscope_lab.runs.files import STOP
 from gramscope_lab.training import job, sweep
+from gramscope_lab.training.config import TrainConfig
 from gramscope_lab.training.job import build_model, load_data
 from gramscope_lab.training.reporter import Interrupted
 from gramscope_lab.training.train import Parallel, resume_run, train
@@ -26,21 +28,36 @@ from refusals import assert_refused
 
 
 class Events(Notes):
-    """Keeps what was told, and calls ``act`` once, after the first evaluation of a member past step ``step``."""
+    """Keeps what was told, and calls ``act`` with its name once a member, or so many, have trained an epoch."""
 
-    def __init__(self, step: int = 10**9, act: Callable[[str], object] | None = None) -> None:
+    def __init__(self, act: Callable[[str], object], members: int = 1) -> None:
         super().__init__()
-        self._step, self._act = step, act
+        self._act, self._members, self._seen = act, members, set[str]()
 
     def records(self, records: Any, label: str = "") -> None:
-        if self._act is not None and records[0]["step"] >= self._step:
-            act, self._act = self._act, None
-            act(label)
+        if records[0]["step"] and len(self._seen) < self._members:
+            self._seen.add(label)
+            if len(self._seen) == self._members:
+                self._act(label)
 
 
-def killer(out: Path) -> Callable[[str], None]:
-    """Kills the process that trains a member."""
-    return lambda name: os.kill(RunDirectory(out).member(name).lock.holder()["pid"], signal.SIGKILL)
+def kill(out: Path, name: str) -> None:
+    """Kill the process that trains a member."""
+    os.kill(RunDirectory(out).member(name).lock.holder()["pid"], signal.SIGKILL)
+
+
+@pytest.fixture
+def gated(tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
+    """Three epochs of four steps; training waits in the second one until the file ``gate`` is there, or the request to stop."""
+    monkeypatch.setattr(sweep, "LOOK_EVERY", 0.05)
+    gates = [str(tmp_path / "gate"), str(tmp_path / "run" / STOP)]
+    return config(
+        "adamw",
+        data={"name": "digits", "samples": 64},
+        model={"name": "lab.training.gated:build", "gates": gates, "parent": os.getpid()},
+        seeds=[0, 1],
+        checkpoint_every=1,
+    )
 
 
 @pytest.mark.parametrize(
@@ -65,11 +82,14 @@ def test_objects_cannot_be_sent_to_processes(tmp_path: Path, config: Config, blo
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL")
-def test_a_killed_process_is_replaced(tmp_path: Path, config: Config) -> None:
-    settings = config("adamw", seeds=[0, 1], epochs=8, checkpoint_every=0.5)
-    reporter = Events(100, killer(tmp_path / "run"))
-    found = train(settings, tmp_path / "run", reporter=reporter, parallel="2")
-    whole = train(settings, parallel="1")
+def test_a_killed_process_is_replaced(tmp_path: Path, gated: TrainConfig) -> None:
+    def act(name: str) -> None:
+        kill(tmp_path / "run", name)
+        (tmp_path / "gate").touch()
+
+    reporter = Events(act)
+    found = train(gated, tmp_path / "run", reporter=reporter, parallel="2")
+    whole = train(gated, parallel="1")
     assert reporter.notes[0] == "2 runs in processes, as asked"
     assert reporter.notes[1:] == ["a process died; its runs start again from their last checkpoints"]
     assert torch.equal(weights(found), weights(whole))
@@ -77,16 +97,16 @@ def test_a_killed_process_is_replaced(tmp_path: Path, config: Config) -> None:
 
 
 @pytest.mark.slow
-def test_an_interrupt_saves_all_and_a_failure_names_its_member(tmp_path: Path, config: Config) -> None:
-    settings = config("adamw", seeds=[0, 1], epochs=40)
-    interrupt = Events(0, lambda name: signal.raise_signal(signal.SIGINT))
+def test_an_interrupt_saves_all_and_a_failure_names_its_member(tmp_path: Path, gated: TrainConfig) -> None:
+    interrupt = Events(lambda name: signal.raise_signal(signal.SIGINT), 2)
     with pytest.raises(Interrupted, match="stopped and saved; continue with: gramscope train --resume"):
-        train(settings, tmp_path / "run", reporter=interrupt, parallel="2")
+        train(gated, tmp_path / "run", reporter=interrupt, parallel="2")
     assert RunDirectory.open(tmp_path / "run").status() == "stopped"
-    assert not (tmp_path / "run" / ".stop").exists()
+    assert not (tmp_path / "run" / STOP).exists()
+    (tmp_path / "gate").touch()
     (tmp_path / "run" / "seed-1" / "records.jsonl").write_text("{}\n{}\n")
     with pytest.raises(GramscopeError, match="seed-1: .*records"):
-        resume_run(tmp_path / "run", parallel="2")
+        resume_run(tmp_path / "run", parallel="2", trust=True)
 
 
 def test_it_is_given_up_without_new_checkpoints(tmp_path: Path, config: Config) -> None:
@@ -145,7 +165,13 @@ def cluster() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    soon = {
+        "health_check_initial_delay_ms": 0,
+        "health_check_period_ms": 200,
+    }  # a dead node; a slow one has 10 s to answer
+    made = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, "_system_config": soon}
+    )
     made.add_node(num_cpus=1)
     yield made
     ray.shutdown()
@@ -156,23 +182,28 @@ ray_test = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:::ray"), pytest
 
 
 @pytest.mark.parametrize("fault", [pytest.param(name, marks=ray_test) for name in ("worker", "driver", "node")])
-def test_faults_on_a_cluster_change_no_bit(tmp_path: Path, config: Config, cluster: Any, fault: str) -> None:
-    settings = config("adamw", seeds=[0, 1, 2], epochs=30, checkpoint_every=0.5)
-    local = train(settings, parallel="1")
-    parallel, out = Parallel(f"ray:{cluster.address}"), tmp_path / "run"
-    nodes = list(cluster.worker_nodes)
-    act = {
-        "worker": killer(out),
-        "driver": lambda name: signal.raise_signal(signal.SIGINT),
-        "node": lambda name: cluster.remove_node(nodes[0], allow_graceful=False),
-    }[fault]
+def test_faults_on_a_cluster_change_no_bit(tmp_path: Path, gated: TrainConfig, cluster: Any, fault: str) -> None:
+    parallel, out, gate = Parallel(f"ray:{cluster.address}"), tmp_path / "run", tmp_path / "gate"
+
+    def act(name: str) -> None:
+        if fault == "driver":
+            signal.raise_signal(signal.SIGINT)
+        elif fault == "worker":
+            kill(out, name)
+        else:
+            cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
+        if fault != "driver":
+            gate.touch()
+
     if fault == "driver":
         with pytest.raises(Interrupted, match="stopped and saved"):
-            train(settings, out, parallel=parallel, reporter=Events(50, act))
+            train(gated, out, parallel=parallel, reporter=Events(act))
         assert RunDirectory.open(out).status() == "stopped"
-        found = resume_run(out, parallel=parallel)
+        gate.touch()
+        found = resume_run(out, parallel=parallel, trust=True)
     else:
-        found = train(settings, out, parallel=parallel, reporter=Events(50, act))
+        found = train(gated, out, parallel=parallel, reporter=Events(act))
+    local = train(gated, parallel="1")
     assert torch.equal(weights(found), weights(local))
     assert without_time(found.records) == without_time(local.records)
 
