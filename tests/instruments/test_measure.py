@@ -147,6 +147,8 @@ def test_held_out_linearity_matches_a_fit_on_arrays() -> None:
     refused(gs.measure, model, train, measures="target_linearity_held_out", match="needs held_out=")
     wrong = gs.measure(model, (x[:50], y[:50].clamp(max=1)), held_out=(x[50:], y[50:]))
     assert "classes [2] that the training data lack" in wrong.notes["0.target_linearity_held_out"].text
+    mixed = gs.measure(model, train, held_out=(x[50:], normal(30, 3)), measures=["target_linearity_held_out"])
+    assert "has labels, the other real targets" in mixed.notes["0.target_linearity_held_out"].text
 
 
 def test_prediction_of_theorem_3_is_exact_at_the_readout_to_first_order() -> None:

@@ -153,6 +153,12 @@ def test_the_best_power(shape: tuple[int, int]) -> None:
     assert math.isnan(agop_spectrum(W, 0 * K).best_power())
 
 
+@pytest.mark.parametrize("power", [1 / 32, 3.9])
+def test_powers_near_the_ends_of_the_search_are_found(power: float) -> None:
+    s = torch.linspace(0.9, 1.1, 5, dtype=torch.float64)
+    assert agop_spectrum(s.diag(), (s ** (2 / power - 2)).diag()).best_power() == pytest.approx(power, rel=1e-4)
+
+
 def test_balanced_linear_nets_have_power_one_over_depth() -> None:
     """With W₃W₂W₁ balanced, the AGOP below layer ℓ is (W_ℓᵀW_ℓ)^(4−ℓ)."""
     bases = [random_orthogonal(5, torch.Generator().manual_seed(i)) for i in range(4)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -138,6 +140,21 @@ def test_what_is_a_reflection_for_scipy_costs_little_as_a_rotation(generator: to
     assert gram_error(X, W2) < 2e-7
     assert (X - W1).norm() <= 1.001 * (W2 - W1).norm()
     assert (reference.nearest_with_gram(W1, W2) - W1).norm() < 1e-6
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_entries_too_large_for_the_type_raise(method: str) -> None:
+    """Two columns of length 65,600 are turned to the axes; the largest number is 65,504."""
+    along, across = 64900.0, math.sqrt(65600.0**2 - 64900.0**2)
+    W = torch.tensor([[along, -across], [across, along]], dtype=torch.float16)
+    target = torch.tensor([[65000.0, 0.0], [0.0, 65000.0]], dtype=torch.float16)
+    refused(nearest_with_gram, target, W, method, match="too large for torch.float16", error=NumericalError)
+
+
+def test_a_rotation_that_is_not_orthogonal_is_left_to_the_polar_factor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gramscope.optim.rotation.MOST_POLISHES", 1)
+    W1, W2 = pair(12, 30, 0, 0.15, 0)
+    assert gram_error(nearest_with_gram(W1, W2), W2) < 2e-7
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

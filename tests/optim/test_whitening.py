@@ -120,6 +120,32 @@ def test_parameters_without_gradient_are_not_touched() -> None:
         assert torch.equal(model[0].weight, before)
 
 
+class Unusual(torch.optim.SGD):
+    """Writes past autograd, which counts no change then, or drops the gradients in its step."""
+
+    def __init__(self, parameters: object, how: str) -> None:
+        super().__init__(parameters, lr=0.1)  # type: ignore[arg-type]
+        self.how = how
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for p in self.param_groups[0]["params"]:
+            if self.how == "past autograd":
+                p.data.sub_(0.1 * p.grad)
+            else:
+                with torch.no_grad():
+                    p.sub_(0.1 * p.grad)
+                p.grad = None
+
+
+@pytest.mark.parametrize("how", ["past autograd", "no gradients left"])
+def test_what_any_optimizer_changes_is_corrected(how: str) -> None:
+    models = [nn.Linear(20, 8), nn.Linear(20, 8)]
+    for model, inner in zip(models, (torch.optim.SGD(models[0].parameters(), lr=0.1), None), strict=True):
+        fill(model)
+        gs.GramWhitened(inner or Unusual(model.parameters(), how), model).step()
+    torch.testing.assert_close(*(model.weight for model in models))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_other_precisions(dtype: torch.dtype) -> None:
     model = nn.Sequential(nn.Linear(16, 8), nn.Linear(8, 8)).to(dtype)

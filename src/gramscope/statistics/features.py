@@ -116,7 +116,7 @@ class Features(Sum):
             rows, target, residual = rows[kept], target[kept], None if residual is None else residual[kept]
         if rows.shape[0] == 0:
             return
-        self.eps = max(self.eps, torch.finfo(rows.dtype).eps)
+        self.eps = torch.finfo(rows.dtype).eps
         self._add_residual(rows, residual)
         if self._waiting and self._waiting[0][0].shape[1] != rows.shape[1]:
             self._flush()
