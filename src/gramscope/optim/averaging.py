@@ -26,6 +26,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from gramscope.optim.processes import local
+
 
 class Averaging:
     """The parameters of a model that have an average, and where they are.
@@ -40,6 +42,7 @@ class Averaging:
         self._leads: list[Tensor] = []
         self._remainders: list[Tensor | None] = []
         self._handles: list[RemovableHandle] = []
+        self._sharded = [m for m in model.modules() if hasattr(m, "reshard") and hasattr(m, "unshard")]
         own = set(managed)
         for module in model.modules():
             if not any(p in own for p in module.parameters()):
@@ -64,18 +67,25 @@ class Averaging:
     def rest(self) -> None:
         """Let the parameters be x."""
         if self.in_step:
-            self.add(self._parameters, self._leads, self._remainders, -1.0)
+            self._move(-1.0)
             self.in_step = False
+
+    def _move(self, factor: float) -> None:
+        for module in self._sharded:
+            module.reshard()  # type: ignore[operator]  # the weights that it gathered are those before the move
+        self.add(self._parameters, self._leads, self._remainders, factor)
 
     @staticmethod
     @torch.no_grad()
     def add(parameters: list[Tensor], changes: list[Tensor], remainders: list[Tensor | None], factor: float) -> None:
         """Add ``factor`` times the changes to the parameters, with the digits of float32."""
+        parameters, changes = [local(p) for p in parameters], [local(change) for change in changes]
         whole = [i for i, remainder in enumerate(remainders) if remainder is None]
         if whole:
             torch._foreach_add_([parameters[i] for i in whole], [changes[i] for i in whole], alpha=factor)
         for p, change, remainder in zip(parameters, changes, remainders, strict=True):
             if remainder is not None:
+                remainder = local(remainder)
                 remainder.add_(p).add_(change, alpha=factor)
                 p.copy_(remainder)
                 remainder.sub_(p)
@@ -84,7 +94,7 @@ class Averaging:
         # the flag behind torch.compiler.is_exporting(), which torch 2.11 compiles as true
         if self.in_step or not module.training or not torch.is_grad_enabled() or torch.compiler._is_exporting_flag:
             return
-        self.add(self._parameters, self._leads, self._remainders, 1.0)
+        self._move(1.0)
         self.in_step = True
 
     def _saved(self, module: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: Any) -> None:

@@ -185,8 +185,10 @@ def _untrainable(matrix: WeightMatrix, by_gradient: bool) -> str:
         return layer.not_for_vcl
     if not p.requires_grad:
         return "is frozen (requires_grad=False)"
-    if is_sharded(p):
-        return "is sharded over processes: use DistributedDataParallel, or gs.GramWhitened, which works on shards"
+    if is_sharded(p) and not by_gradient:
+        return "is sharded over processes: use DistributedDataParallel, or gs.FreeMuon, which works on shards"
+    if is_sharded(p) and why_not_sharded(matrix):
+        return why_not_sharded(matrix)
     if p.is_meta:
         return "is on the meta device: load its weights first"
     if p.numel() == 0:
@@ -263,7 +265,7 @@ def _refusal(matrix: WeightMatrix, known: dict[int, Tensor]) -> str | None:
     p = matrix.parameter
     if id(p) not in known:
         return "is not in the optimizer"
-    if is_sharded(p) and why_not_sharded(matrix) is not None:
+    if is_sharded(p) and why_not_sharded(matrix):
         return why_not_sharded(matrix)
     if p.dim() < 2:
         return f"has shape {tuple(p.shape)}, which is not that of a matrix"

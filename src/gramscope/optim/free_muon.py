@@ -41,17 +41,18 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from gramscope.distributed.exchange import Exchange, Group, find_exchange
+from gramscope.distributed.exchange import Exchange, Group, find_exchange, is_sharded
 from gramscope.errors import InputError, LayerError, ResultWarning
 from gramscope.layers.kinds import EmbeddingLayer
 from gramscope.layers.modules import outside_graphs, unwrap
 from gramscope.layers.select import LayerSelector
 from gramscope.linalg.arrays import without_autocast
 from gramscope.optim.averaging import Averaging
-from gramscope.optim.checks import check_gradients, check_owners, keep_dtypes, refuse_arguments, with_numbers
+from gramscope.optim.checks import check_owners, keep_dtypes, refuse_arguments, with_numbers
 from gramscope.optim.choose_matrices import choose_trained
 from gramscope.optim.directions import directions
 from gramscope.optim.orthogonalise import in_pieces
+from gramscope.optim.processes import check_together, local, over_shards, shards
 from gramscope.optim.weight_matrix import WeightMatrix
 
 #: the largest singular value of the first steps, for matrices with at least as many inputs as outputs
@@ -151,7 +152,10 @@ class FreeMuon(Optimizer):
         self._arguments: dict[str, Any] = {"layers": layers, "process_group": process_group}
         self.model, self._root = model, unwrap(model)
         self._choice = choose_trained(model, layers, by_gradient=True)
-        self._exchange = find_exchange(process_group, model)
+        sharded = [p for p in self._choice.names if is_sharded(p)]
+        #: processes that hold parts of the same parameters
+        self._holders = list({e.group.group_name: e for p in sharded if (e := shards(p)[0])}.values())
+        self._exchange = None if sharded else find_exchange(process_group, model)
         self._compared = False
         #: the matrices of each parameter; several for packed projections of attention
         self._matrices: dict[Tensor, list[WeightMatrix]] = defaultdict(list)
@@ -196,11 +200,13 @@ class FreeMuon(Optimizer):
         if self._skipped():
             return loss
         with without_autocast(self._choice.matrices[0].parameter.device):
-            moved = self._moved(self._gradient_norms())
+            norms = self._gradient_norms()
+            moved = self._moved(norms)
             self._averaging.rest()
             known = len(self.state)
-            for p in moved:
-                self._begin(p)
+            for p, name in self._choice.names.items():
+                if name in norms:
+                    self._begin(p)["step"] += p in moved
             matrices, *rest = self.param_groups
             mine = [p for p in matrices["params"] if p in moved]
             for chunk in self._chunks(mine):
@@ -221,7 +227,7 @@ class FreeMuon(Optimizer):
         if scale is not None:
             for p in self._choice.names:
                 if p.grad is not None:
-                    p.grad.div_(scale)
+                    local(p.grad).div_(scale)
         return False
 
     def _gradient_norms(self) -> dict[str, float]:
@@ -232,7 +238,11 @@ class FreeMuon(Optimizer):
         """
         names = self._choice.names
         check_owners(self._root, names, "FreeMuon")
-        norms = check_gradients((name, p.grad) for p, name in names.items() if p.grad is not None)
+        norms = check_together(names, self._holders, next(iter(names)).device)
+        if self._holders and norms:
+            present = [p for p, name in names.items() if name in norms]
+            sizes = torch.tensor(list(norms.values()), dtype=torch.float64, device=present[0].device)
+            norms = dict(zip(norms, over_shards(sizes, present, Exchange.largest).tolist(), strict=True))
         if not any(names[p] in norms for p in self._matrices):
             raise LayerError(
                 f"{self._choice.matrices[0].name} has no gradient, and no other matrix has: run backward() of a loss that "
@@ -240,7 +250,7 @@ class FreeMuon(Optimizer):
             )
         if self._exchange is not None and not self._compared:
             _compare(norms, self._exchange, next(iter(names)).device)
-            self._compared = True
+            self._compared = any(norms.values())
         return norms
 
     def _moved(self, norms: Mapping[str, float]) -> dict[Tensor, None]:
@@ -256,9 +266,9 @@ class FreeMuon(Optimizer):
             )
         return dict.fromkeys(found)
 
-    def _begin(self, p: Tensor) -> None:
-        """Count a step of a parameter, whose state begins with zeros."""
-        state = self.state[p]
+    def _begin(self, p: Tensor) -> dict[str, Any]:
+        """The state of a parameter, which begins with zeros."""
+        state: dict[str, Any] = self.state[p]
         if not state:
             dtype = torch.promote_types(p.dtype, torch.float32)
             state["step"] = 0
@@ -270,7 +280,7 @@ class FreeMuon(Optimizer):
                 state["last"] = torch.zeros_like(p, dtype=torch.bfloat16, memory_format=torch.contiguous_format)
                 # c, the slope ⟨g, O⟩ before the last step, and the means u and v of slopes after and before steps
                 state["guard"] = torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=dtype, device=p.device)
-        state["step"] += 1
+        return state
 
     def _chunks(self, parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
         """Parameters of a share of all weights, or a single one: what a step needs memory for at a time."""
@@ -289,25 +299,27 @@ class FreeMuon(Optimizer):
         states = [self.state[p] for p in parameters]
         grads = [_gradient(p) for p in parameters]
         for grad, state in zip(grads, states, strict=True):
-            state["mean"].lerp_(grad, 1 - mean_weight(state["step"]))
+            local(state["mean"]).lerp_(grad, 1 - mean_weight(state["step"]))
         betas = [mean_weight(state["step"]) for state in states]
         c, before, after_mean, before_mean = torch.stack([state["guard"] for state in states]).unbind(1)
-        after = torch.stack([_inner(grad, state["last"]) for grad, state in zip(grads, states, strict=True)])
+        after = torch.stack([_inner(grad, local(state["last"])) for grad, state in zip(grads, states, strict=True)])
+        after = over_shards(after, parameters)
         newest = 1 - torch.tensor(betas, dtype=after.dtype, device=after.device)
         after_mean, before_mean = after_mean.lerp(after, newest), before_mean.lerp(before, newest)
         c = torch.where(after_mean < -before_mean / 2, 0.7 * c, (1.1 * c).clamp_max(1.0))
         # as Nesterov: the newest gradient counts once more
-        leads = {p: (g, s["mean"], beta) for p, g, s, beta in zip(parameters, grads, states, betas, strict=True)}
+        leads = {p: (g, local(s["mean"]), beta) for p, g, s, beta in zip(parameters, grads, states, betas, strict=True)}
         found = directions(leads, self._matrices, self._exchange)
         slopes = torch.stack([_inner(grad, O) for grad, O in zip(grads, found, strict=True)])
+        slopes = over_shards(slopes, parameters)
         guards = torch.stack([c, slopes, after_mean, before_mean], 1)
         torch._foreach_copy_([state["guard"] for state in states], list(guards.unbind()))
         for p, state, O, share in zip(parameters, states, found, c.unbind(), strict=True):
             f = falling(state["step"])
             length = lr * STEP * f * share
             decay = length * DECAY * (1 - f)
-            state["last"].copy_(O)
-            for lead, x, o in in_pieces(state["lead"], p, O):  # z = p + lead
+            local(state["last"]).copy_(O)
+            for lead, x, o in in_pieces(local(state["lead"]), local(p), O):  # z = p + lead
                 lead.mul_(1 - decay).addcmul_(x.to(lead.dtype), decay, value=-1)
                 lead.addcmul_(o.to(lead.dtype), length, value=-_scale(self._matrices[p][0]))
 
@@ -319,14 +331,19 @@ class FreeMuon(Optimizer):
         first, second = group["betas"]
         for n, members in alike.items():
             grads = [_gradient(p) for p in members]
-            means, squares, leads = ([self.state[p][key] for p in members] for key in ("exp_avg", "exp_avg_sq", "lead"))
+            means, squares, leads = (
+                [local(self.state[p][key]) for p in members] for key in ("exp_avg", "exp_avg_sq", "lead")
+            )
             torch._foreach_lerp_(means, grads, 1 - first)
             torch._foreach_mul_(squares, second)
             torch._foreach_addcmul_(squares, grads, grads, 1 - second)
             sizes = torch._foreach_sqrt(squares)
             # Instead of Adam's eps, which is a scale of gradients: sizes below the rounding of the largest count as that, so
             # that a gradient that is zero up to rounding (of a bias of attention's keys) moves little. 0/0 is 0.
-            largest = torch.stack([norm.to(sizes[0]) for norm in torch._foreach_norm(sizes, math.inf)]).amax()
+            filled = [size for size in sizes if size.numel()] or [sizes[0].new_zeros(1)]
+            largest = torch.stack([norm.to(sizes[0]) for norm in torch._foreach_norm(filled, math.inf)]).amax()
+            for exchange in self._holders:
+                exchange.largest(largest)
             for size in sizes:
                 size.clamp_min_((_NOISE * torch.finfo(size.dtype).eps * largest).to(size))
             torch._foreach_clamp_min_(sizes, math.sqrt(torch.finfo(sizes[0].dtype).tiny))
@@ -340,7 +357,7 @@ class FreeMuon(Optimizer):
             alike[self.state[p]["step"]].append(p)
         for n, members in alike.items():
             share = (POWER + 1) / (n + POWER)
-            leads = [self.state[p]["lead"] for p in members]
+            leads = [local(self.state[p]["lead"]) for p in members]
             Averaging.add(members, leads, [self.state[p].get("remainder") for p in members], share)
             torch._foreach_mul_(leads, 1 - share)
 
@@ -387,8 +404,7 @@ class FreeMuon(Optimizer):
 
 def _gradient(p: Tensor) -> Tensor:
     """The gradient of a parameter, at least in float32."""
-    assert p.grad is not None
-    return p.grad.to(torch.promote_types(p.dtype, torch.float32))
+    return local(p.grad).to(torch.promote_types(p.dtype, torch.float32))
 
 
 def _inner(A: Tensor, B: Tensor) -> Tensor:

@@ -10,25 +10,26 @@ So are the directions of FreeMuon, for which the mean of gradients is gathered i
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gramscope.distributed.exchange import Exchange, balanced, is_sharded
-from gramscope.errors import NumericalError
+from gramscope.errors import GramscopeError, InputError, NumericalError
+from gramscope.optim.checks import check_gradients
 from gramscope.optim.weight_matrix import WeightMatrix
 
 
-def why_not_sharded(matrix: WeightMatrix) -> str | None:
-    """Why the matrix of a sharded parameter cannot be corrected, or None."""
+def why_not_sharded(matrix: WeightMatrix) -> str:
+    """Why the matrix of a sharded parameter cannot be worked on; empty where it can."""
     placements: Sequence[Any] = matrix.parameter.placements  # type: ignore[attr-defined]
     if matrix.part:
         return "is a projection of attention whose parameter is sharded; its rows belong to several matrices"
     if sum(p.is_shard() for p in placements) > 1 or any(p.is_partial() for p in placements):
         return f"is sharded as {placements}; one sharded dimension is supported, Shard(0) or Shard(1), beside replicas"
-    return None
+    return ""
 
 
 def shards(parameter: Any) -> tuple[Exchange | None, int]:
@@ -42,8 +43,48 @@ def shards(parameter: Any) -> tuple[Exchange | None, int]:
 
 def local(tensor: Any) -> Tensor:
     """This process's part of a tensor, without a copy."""
-    found: Tensor = tensor.to_local() if is_sharded(tensor) else tensor
-    return found.detach()
+    found: Tensor = tensor.to_local().detach() if is_sharded(tensor) else tensor
+    return found
+
+
+def over_shards(
+    values: Tensor, parameters: Sequence[Tensor], reduce: Callable[[Exchange, Tensor], None] = Exchange.add
+) -> Tensor:
+    """One value per parameter, reduced over the processes that hold parts of it."""
+    groups: dict[str, tuple[Exchange, list[int]]] = {}
+    for i, p in enumerate(parameters):
+        exchange = shards(p)[0] if is_sharded(p) else None
+        if exchange is not None:
+            groups.setdefault(exchange.group.group_name, (exchange, []))[1].append(i)
+    for exchange, places in groups.values():
+        index = torch.tensor(places, dtype=torch.int64, device=values.device)
+        part = values[index]
+        reduce(exchange, part)
+        values = values.index_copy(0, index, part)
+    return values
+
+
+def check_together(
+    gradients: Mapping[Tensor, str], exchanges: Sequence[Exchange], device: torch.device
+) -> dict[str, float]:
+    """The norms of this process's parts of gradients, by name; an error in one process is raised in all.
+
+    Args:
+        gradients: the names of parameters, those without a gradient too.
+        exchanges: the groups of processes.
+        device: of what they send.
+    """
+    norms: dict[str, float] = {}
+    error: GramscopeError | None = None
+    try:
+        norms = check_gradients((name, local(p.grad)) for p, name in gradients.items() if p.grad is not None)
+    except (NumericalError, InputError) as raised:
+        error = raised
+    for exchange in exchanges:
+        exchange.raise_together(error, device)
+    if error is not None:
+        raise error
+    return norms
 
 
 def divided(

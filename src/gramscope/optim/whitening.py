@@ -19,10 +19,9 @@ from gramscope.errors import InputError, NumericalError
 from gramscope.layers.modules import outside_graphs
 from gramscope.layers.select import LayerSelector
 from gramscope.linalg.arrays import without_autocast
-from gramscope.optim.checks import check_gradients
 from gramscope.optim.choose_matrices import choose_matrices
 from gramscope.optim.polar import PolarMethod
-from gramscope.optim.processes import divided, local, sharded, shards
+from gramscope.optim.processes import check_together, divided, sharded, shards
 from gramscope.optim.procrustes import nearest_with_gram
 from gramscope.optim.weight_matrix import WeightMatrix
 from gramscope.optim.wrapper import OptimizerWrapper
@@ -146,20 +145,12 @@ class _GramUpdate(OptimizerWrapper):
     @torch.no_grad()
     def _check_gradients(self) -> None:
         """Raise if a gradient is not finite; nothing has been changed yet."""
-        found = {p: p.grad for p in self._parameters() if p.grad is not None and not p.grad.is_sparse}
+        dense = [p for p in self._parameters() if p.grad is not None and not p.grad.is_sparse]
         groups = {} if self._exchange is None else {self._exchange.group.group_name: self._exchange}
         if self._shards:
-            groups |= {e.group.group_name: e for p in found if is_sharded(p) and (e := shards(p)[0])}
-            found = {p: local(grad) for p, grad in found.items()}
-        error: NumericalError | None = None
-        try:
-            check_gradients((self._choice.names[p], grad) for p, grad in found.items())
-        except NumericalError as raised:
-            error = raised
-        for exchange in groups.values():
-            exchange.raise_together(error, self._choice.matrices[0].parameter.device)
-        if error is not None:
-            raise error
+            groups |= {e.group.group_name: e for p in dense if is_sharded(p) and (e := shards(p)[0])}
+        device = self._choice.matrices[0].parameter.device
+        check_together({p: self._choice.names[p] for p in dense}, list(groups.values()), device)
 
     def _snapshot(self, parameter: Tensor) -> Tensor:
         """A copy of the parameter; on the CPU in memory kept from the last step, as new memory costs more than the copy."""
