@@ -4,7 +4,6 @@ import copy
 import json
 from functools import partial
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
@@ -219,15 +218,13 @@ def test_many_outputs_are_sketched(width: int) -> None:
     assert "4 random combinations of the 300 outputs" in gs.measure(model, data, measures=names).notes["(output)"].text
 
 
-@pytest.mark.parametrize("memory", [2**28, 2**12])
-@pytest.mark.parametrize("shape", [(300, 320), (320, 300)])
-def test_the_readout_is_not_sketched(shape: tuple[int, int], memory: int) -> None:
-    d, k = shape
-    model = nn.Sequential(nn.Linear(3, d), nn.Tanh(), nn.Linear(d, k)).double()
+def test_the_readout_is_not_sketched() -> None:
+    model = nn.Sequential(nn.Linear(3, 200), nn.Tanh(), nn.Linear(200, 220)).double()
     data = [(normal(3, 2, 3), torch.arange(6).reshape(3, 2)), (normal(3, 3, 3), torch.arange(9).reshape(3, 3))]
-    options: dict[str, Any] = {"measures": ["nfa", "agop_trace", "kernel_spread"], "layers": "2", "memory": memory}
-    found, expected = (gs.measure(model, data, jacobians=kind, **options) for kind in ("auto", True))
-    assert found["2"] == pytest.approx(expected["2"], nan_ok=True)
+    measure = partial(gs.measure, model, data, measures=["nfa", "agop_trace"], layers="2")
+    found, expected = (measure(jacobians=kind) for kind in ("auto", True))
+    assert not found.errors
+    assert found["2"] == pytest.approx(expected["2"])
     assert found["2"]["nfa"] == pytest.approx(1.0)
 
 

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor, nn
 
 import gramscope as gs
-from cases import BY_NAME, SEEN, Case, refused
+from cases import BY_NAME, SEEN, Case, normal, refused
 from gramscope.errors import LayerError
-from gramscope.layers.jacobians import check_samples_are_independent, jacobian_chunks
+from gramscope.layers.jacobians import at_own_inputs, check_samples_are_independent, jacobian_chunks
 from gramscope.layers.kinds import AttentionProjection
+from gramscope.linalg.budget import Budget
 from live_bytes import LiveBytes
 from reference import output_jacobian
 
@@ -103,3 +104,33 @@ def test_the_peak_stays_near_the_budget(kind: str) -> None:
     with LiveBytes() as live:
         gs.collect(model, x, features=False, jacobians=True, memory=budget, **options)  # type: ignore[arg-type]
     assert 0.2 * budget < live.peak - before.peak < 1.1 * budget
+
+
+class Reused(nn.Module):
+    """The input of ``shared`` goes elsewhere too, those of ``own`` and ``readout`` do not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.shared, self.narrow = nn.Linear(3, 4), nn.Linear(4, 6), nn.Linear(6, 4)
+        self.own, self.readout = nn.Linear(4, 5), nn.Linear(5, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x))
+        h = h + self.narrow(torch.relu(self.shared(h)))
+        return self.readout(torch.tanh(self.own(torch.sin(h))).mean(1))  # type: ignore[no-any-return]
+
+
+def test_jacobians_at_the_inputs_of_layers_that_alone_read_them() -> None:
+    model, x = Reused().double(), normal(6, 2, 3)
+    with gs.capture(model) as tape:
+        output = model(x)
+        assert at_own_inputs(tape, output, Budget()).keys() == {"own", "readout"}
+        (plain,) = jacobian_chunks(tape, output)
+        (inside,) = jacobian_chunks(tape, output, at_inputs=["own", "readout"])
+    for name in ("own", "readout"):
+        torch.testing.assert_close(inside.pop(name), plain.pop(name) @ model.get_submodule(name).weight)
+    assert all(torch.equal(J, plain[name]) for name, J in inside.items())
+    names = ["nfa", "agop_trace"]  # with kernel_spread K itself is kept
+    found, expected = (gs.measure(model, x, measures=m) for m in (names, [*names, "kernel_spread"]))
+    for name, row in found.rows.items():
+        assert row == pytest.approx({column: expected[name][column] for column in names}), name

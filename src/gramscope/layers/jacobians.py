@@ -1,13 +1,15 @@
 """Jacobians of the outputs with respect to pre-activations, ``J_i = ∂f(x_i)/∂z_i ∈ R^{c×k}`` at every site.
 
-Inputs never enter: the average gradient outer product at a layer's input is ``Wᵀ K W`` with ``K = (1/n) Σ_i J_iᵀJ_i``,
-so ``k``-sized Jacobians suffice where the naive way needs ``d``-sized ones.
+The average gradient outer product at a layer's input is ``Wᵀ K W`` with ``K = (1/n) Σ_i J_iᵀJ_i``, so ``k``-sized Jacobians
+suffice where the naive way needs ``d``-sized ones. Where a layer has fewer inputs than outputs and alone reads them, the
+smaller ``J W`` is what the backward pass gives there anyway.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,42 +26,61 @@ from gramscope.linalg.budget import MEMORY, Budget
 from gramscope.linalg.psd import psd_power
 
 
+def at_own_inputs(tape: Tape, output: Tensor, budget: Budget) -> dict[str, Application]:
+    """Linear layers with fewer inputs than outputs, whose gradient at the inputs is the one that passes through them, ``Wᵀδ``.
+
+    It is that where the input goes nowhere else. Layers whose sums do not fit the budget are left out.
+    """
+    uses, nodes, waiting = (
+        Counter[GradientEdge](),
+        set(),
+        [get_gradient_edge(output).node] if output.requires_grad else [],
+    )
+    while waiting:
+        node = waiting.pop()
+        if node not in nodes:
+            nodes.add(node)
+            edges = [GradientEdge(*edge) for edge in node.next_functions if edge[0] is not None]
+            uses.update(edges)
+            waiting += [edge.node for edge in edges]
+    single = [record.applications[0] for record in tape if len(record.applications) == 1]
+    found = {}
+    for a in single:
+        linear = isinstance(a.layer, LinearLayer) and a.layer.parameter is not None
+        if linear and a.edge and a.x_edge and uses[GradientEdge(*a.x_edge[:2])] == 1:
+            k, d = a.z_shape[-1], a.x.shape[-1]
+            if k > d and not budget.is_large((k, d)):
+                found[a.layer.name] = a
+    return found
+
+
 @dataclass(frozen=True)
 class Readout:
     """The linear layer ``f = W h + b`` whose output is the network's own: its Jacobians are the identity.
 
-    Random signs r of all outputs pull back ``Wᵀr`` to h, whose covariance is ``WᵀW``. So do fewer signs times a factor of it.
+    Random signs of all outputs pull back to h with covariance ``WᵀW``. So do as many signs as inputs, times its square root.
 
     Args:
         application: of the layer.
-        edge: of its input.
-        factor: ``F [m, d]`` with ``FᵀF = WᵀW``: W, or the square root of ``WᵀW`` where this has fewer rows.
+        root: the square root of ``WᵀW [d, d]``, in float64.
     """
 
     application: Application
-    edge: GradientEdge
-    factor: Tensor
+    root: Tensor
 
     @classmethod
-    def find(cls, tape: Tape, output: Tensor, factors: dict[str, Tensor]) -> Readout | None:
-        """The readout, if there is one that is applied once, to something that other layers gave.
-
-        Args:
-            tape: a capture that has seen exactly one forward of the model.
-            output: the model's output of that forward.
-            factors: those that are known, by layer.
-        """
-        edge = get_gradient_edge(output)
-        for record in tape:
-            a, layer = record.applications[0], record.layer
-            here = len(record.applications) == 1 and a.edge is not None and a.edge[:2] == edge[:2]
-            if here and a.x_edge is not None and isinstance(layer, LinearLayer):
-                if layer.name not in factors:
-                    W = layer.weight()
-                    small = psd_power(row_gram(W), 0.5) if W.shape[0] > W.shape[1] else W
-                    factors[layer.name] = small.to(a.x.device, a.x.dtype)
-                return cls(a, a.x_edge, factors[layer.name])
+    def find(cls, found: Mapping[str, Application], output: Tensor, roots: dict[str, Tensor]) -> Readout | None:
+        """The readout, if it is one of the layers that :func:`at_own_inputs` found; ``roots`` are those that are known."""
+        for name, a in found.items():
+            if a.edge == get_gradient_edge(output):
+                if name not in roots:
+                    roots[name] = psd_power(row_gram(a.layer.weight()), 0.5)
+                return cls(a, roots[name])
         return None
+
+    def jacobians(self) -> Tensor:
+        """Rows ``[1, 1, d, d]`` with the Gram matrix of ``J W`` over all samples and sites."""
+        return self.application.z_shape[:-1].numel() ** 0.5 * self.root[None, None]
 
 
 def jacobian_chunks(
@@ -70,6 +91,7 @@ def jacobian_chunks(
     memory: int = MEMORY,
     generator: torch.Generator | None = None,
     readout: Readout | None = None,
+    at_inputs: Collection[str] = (),
 ) -> Iterator[dict[str, Tensor]]:
     """Yield ``{layer: J [m, batch, sites, k]}`` for chunks of m outputs, until all c outputs are covered.
 
@@ -84,6 +106,7 @@ def jacobian_chunks(
         generator: source of the signs (required with ``sketch``).
         readout: the layer that gives the output, which is left out; random combinations of its inputs take the place of
             those of the outputs.
+        at_inputs: layers of which ``J W [m, batch, sites, d]`` is wanted, among those of :func:`at_own_inputs`.
 
     Grouped layers have a leading axis more, ``[m, groups, batch, sites, k]``.
     """
@@ -97,11 +120,13 @@ def jacobian_chunks(
     if sketch is not None and (sketch < 1 or generator is None):
         raise InputError(f"sketch={sketch} with generator={generator}: give a positive number and a torch.Generator")
     total = count if sketch is None else sketch
-    root: Tensor | GradientEdge = output
-    shape, start_of_way, elsewhere = output.shape, output, set[str]()
+    root: Tensor | GradientEdge | None = output
+    start_of_way, elsewhere = output, set[str]()
     if readout is not None:
-        root, start_of_way, elsewhere = readout.edge, readout.application.x, {readout.application.layer.name}
-        shape = torch.Size((*start_of_way.shape[:-1], len(readout.factor)))
+        root, start_of_way = readout.application.x_edge, readout.application.x
+        elsewhere = {readout.application.layer.name}
+    assert root is not None
+    edges = {id(a): a.x_edge if a.layer.name in at_inputs else a.edge for a in applications}
     chunk = _chunk_size(applications, start_of_way, total, memory)
     batched = True
     with tape.paused():
@@ -112,15 +137,15 @@ def jacobian_chunks(
                 directions.diagonal(start, 0, 2).fill_(1)  # [n, m], the entries [i, :, start + i]
             else:
                 directions = torch.randint(
-                    2, (m, *shape), generator=generator, device=generator.device, dtype=start_of_way.dtype
+                    2, (m, *start_of_way.shape), generator=generator, device=generator.device, dtype=start_of_way.dtype
                 )
                 directions = directions.mul_(2).sub_(1).div_(total**0.5).to(output.device)
                 if readout is not None:
-                    directions = directions @ readout.factor
+                    directions = directions @ readout.root.to(directions.dtype)
             directions = directions.reshape(m, *start_of_way.shape)
-            gradients, batched = _pull_back(root, [a.edge for a in applications if a.edge], directions, batched)
+            gradients, batched = _pull_back(root, [edge for edge in edges.values() if edge], directions, batched)
             del directions
-            jacobians = _by_layer(tape, applications, gradients, m, elsewhere)
+            jacobians = _by_layer(tape, applications, gradients, m, elsewhere, at_inputs)
             del gradients
             yield jacobians
             del jacobians  # a caller that drops the chunk too frees it before the next one is made
@@ -234,7 +259,12 @@ def _pull_back(
 
 
 def _by_layer(
-    tape: Tape, applications: Sequence[Application], gradients: Sequence[Tensor | None], m: int, elsewhere: set[str]
+    tape: Tape,
+    applications: Sequence[Application],
+    gradients: Sequence[Tensor | None],
+    m: int,
+    elsewhere: set[str],
+    at_inputs: Collection[str],
 ) -> dict[str, Tensor]:
     """Normal form ``[m, …, batch, sites, k]``; applications of one layer are joined along the sites.
 
@@ -250,6 +280,7 @@ def _by_layer(
         if a.layer.name not in reached:
             continue
         gradient = known[id(a)] if id(a) in known else a.zero().expand(m, *a.z_shape)
-        rows = torch.vmap(partial(a.layer.outputs, batch_dim=tape.batch_dim))(gradient)  # a view
+        rows_of = a.layer.inputs if a.layer.name in at_inputs else a.layer.outputs
+        rows = torch.vmap(partial(rows_of, batch_dim=tape.batch_dim))(gradient)  # a view
         by_name.setdefault(a.layer.name, []).append(rows)
     return {name: torch.cat(values, dim=-2) if len(values) > 1 else values[0] for name, values in by_name.items()}

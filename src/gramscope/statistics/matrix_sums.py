@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from gramscope.linalg.arrays import spans, to_double
 from gramscope.linalg.budget import FEWEST, Budget
 from gramscope.linalg.gram import Dense, Estimated, Factor, Factored, Gram
 from gramscope.linalg.psd import SymmetricSum
@@ -161,7 +160,7 @@ class SquareSum(Sum):
     def add_rows(self, seen: Seen, rows: Tensor, part: int = 0, parts: int = 1) -> None:
         """Add ``rowsᵀrows`` of ``rows [..., m, k]`` to one of the parts; one part of all counts as equal shares of several."""
         if self.estimated:
-            self._add_products(gram_times(rows, self._thin_of(seen)), part, parts)
+            self._add_products(seen, rows, part, parts)
         else:
             self.add_gram(self.in_basis(rows), part, parts)
 
@@ -182,12 +181,10 @@ class SquareSum(Sum):
         for i in [part] if parts > 1 else range(kept):
             self.sum.add_gram(rows, i)
 
-    def _thin_of(self, seen: Seen) -> Tensor:
+    def _add_products(self, seen: Seen, rows: Tensor, part: int, parts: int) -> None:
         if self._thin is None:
             self._thin = self.thin(seen)
-        return self._thin
-
-    def _add_products(self, product: Tensor, part: int, parts: int) -> None:
+        product = gram_times(rows, self._thin)
         if self.products is None:
             device = "cpu" if product.device.type == "mps" else product.device
             self.products = product.new_zeros(1, *product.shape, dtype=self._dtype, device=device)
@@ -301,37 +298,18 @@ class Kernel(SquareSum):
     needs: ClassVar[frozenset[str]] = frozenset({"J"})
     symbol: ClassVar[str] = "K"
     ask: ClassVar[str] = "jacobians=True"
-    #: sites where J is the identity, because the layer's output is the network's own
-    _identities = 0
 
     @override
     def add(self, seen: Seen) -> None:
-        if seen.is_output:
-            assert seen.J is not None
-            self._thin = self._thin_of(seen) if self.estimated else None
-            self._identities += seen.J.shape[-3] * seen.J.shape[-2]
-            return
         J = self.jacobians(seen)
         parts = 1 if seen.sketch is None else min(seen.sketch, PARTS)
         for part in range(parts):  # combinations go to parts in turn
             chosen = J[(part - seen.first) % parts :: parts]
-            if chosen.shape[0]:  # outputs, samples and sites are rows
-                self.add_rows(seen, chosen.movedim(0, -2).flatten(-4, -2), part, parts)
-
-    @override
-    def finish(self) -> None:
-        if self._identities and self._thin is not None:
-            self._add_products(self._identities * to_double(self._thin), 0, 1)
-        elif self._identities:
-            W = self.weight
-            rows = (
-                W
-                if self.at_inputs
-                else torch.eye(W.shape[-2], dtype=W.dtype, device=W.device).expand(*W.shape[:-1], -1)
-            )
-            for i, j in spans(rows.shape[-2], rows.shape[-1], least=rows.shape[-1]):
-                self.add_gram(self._identities**0.5 * to_double(rows[..., i:j, :]))
-        super().finish()
+            rows = chosen.movedim(0, -2).flatten(-4, -2)  # outputs, samples and sites
+            if chosen.shape[0] and seen.at_inputs:
+                self.add_gram(rows, part, parts)
+            elif chosen.shape[0]:
+                self.add_rows(seen, rows, part, parts)
 
     def jacobians(self, seen: Seen) -> Tensor:
         """What is summed, ``[m, ..., batch, sites, k]``."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gramscope.errors import InputError, LayerError, Note, NumericalError
 from gramscope.layers.batches import batches, check_target, first_tensor, flattened, label_key
 from gramscope.layers.capture import capture
-from gramscope.layers.jacobians import Readout, check_samples_are_independent, jacobian_chunks
+from gramscope.layers.jacobians import Readout, at_own_inputs, check_samples_are_independent, jacobian_chunks
 from gramscope.layers.kinds import Layer, check_weights_have_data, shares_parameter
 from gramscope.layers.labels import LabelReader
 from gramscope.layers.losses import (
@@ -38,7 +38,7 @@ from gramscope.layers.model_call import (
     select_output,
 )
 from gramscope.layers.modules import unwrap
-from gramscope.layers.record import DIFFERENTIATED, LayerRecord
+from gramscope.layers.record import DIFFERENTIATED, Application, LayerRecord
 from gramscope.layers.select import matched_layers, select_layers, select_modules
 from gramscope.layers.tape import Observer, Tape
 from gramscope.linalg.budget import trim_malloc
@@ -186,7 +186,7 @@ class _Run:
         self._current = Structure()
         self._generator = plan.generator or torch.Generator(device="cpu").manual_seed(0)
         self._weights: dict[str, Any] = {}
-        self._factors: dict[str, Tensor] = {}
+        self._roots: dict[str, Tensor] = {}
         self._tied: set[str] = set()
         self._without_sites: dict[str, str] = {}
 
@@ -454,17 +454,16 @@ class _Run:
             plan.notes.remark(OUTPUT, text)
         memory = plan.budget.memory if reference is None else max(plan.budget.memory // 2, 1)  # J and J⁰
         copy = generator.clone_state()  # both networks must see the same random signs
-        readout = None
-        if sketch is not None and reference is None and not positions.masks and output.requires_grad:
-            readout = Readout.find(self.tape, output, self._factors)
+        inside: dict[str, Application] = {}
+        if reference is None and all(kind in plan.at_inputs for kind in plan.sums if "J" in kind.needs):
+            inside = at_own_inputs(self.tape, output, plan.budget)
+        readout = None if sketch is None else Readout.find(inside, output, self._roots)
         if readout is not None:
-            last = readout.application
-            name, shape = last.layer.name, last.layer.outputs(last.zero(), self.tape.batch_dim).shape
-            seen = Seen(name, self._weights[name], result, positions, sketch=sketch, is_output=True)
-            seen.J = output.new_empty(0, *shape)
-            yield seen
-            del seen
-        mine = jacobian_chunks(self.tape, output, sketch=sketch, memory=memory, generator=generator, readout=readout)
+            name = readout.application.layer.name
+            yield Seen(name, self._weights[name], result, positions, J=readout.jacobians(), at_inputs=True)
+        mine = jacobian_chunks(
+            self.tape, output, sketch=sketch, memory=memory, generator=generator, readout=readout, at_inputs=inside
+        )
         theirs = None
         if reference is not None:
             other, value = reference
@@ -476,7 +475,9 @@ class _Run:
             size = next(iter(chunk.values())).shape[0] if chunk else 0
             while chunk:  # a layer's Jacobians are dropped as soon as they are summed
                 name, J = chunk.popitem()
-                seen = Seen(name, self._weights[name], result, positions, first=first, sketch=sketch)
+                seen = Seen(
+                    name, self._weights[name], result, positions, first=first, sketch=sketch, at_inputs=name in inside
+                )
                 if reference is not None:
                     J0 = blocks.pop(names.get(name, ""), None)
                     if J0 is None or J0.shape != J.shape:

@@ -92,8 +92,7 @@ class Seen:
         reference_weight: ``W₀`` of the reference network.
         first: number of the block's first output.
         sketch: how many random combinations of outputs there are in all; ``None`` for the outputs themselves.
-        is_output: whether the layer's output is the network's own, so that J is the identity at every site; then ``J`` has
-            its shape, of no outputs.
+        at_inputs: whether ``J`` is that of the layer's inputs, ``J W``.
         rows: feature rows ``[n, d]``.
         target: their labels or values, ``None`` for none.
         residual: ``E = −∂L/∂f`` where rows are samples.
@@ -112,7 +111,7 @@ class Seen:
     reference_weight: Tensor | None = None
     first: int = 0
     sketch: int | None = None
-    is_output: bool = False
+    at_inputs: bool = False
     rows: Tensor | None = None
     target: Tensor | None = None
     residual: Tensor | None = None
