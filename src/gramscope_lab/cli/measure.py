@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -138,7 +139,9 @@ def measure_folder(
 
     batches = read_sequences(text, arrays, folder, samples=min(samples, 256), length=length)
     table = measure(open_model(folder), batches, measures=columns, layers=layers)
-    typer.echo("\n\n".join([str(table.by_block()), *table.remarks(NARROW)]))
+    view = table.by_block()
+    others = replace(table, notes={name: note for name, note in table.notes.items() if name not in view.notes})
+    typer.echo("\n".join([str(view), *others.remarks(NARROW)]))
     place = Path(f"{folder.resolve().name}-measured") if out is None else out
     place.mkdir(parents=True, exist_ok=True)
     table.save(place / "table.json")

@@ -62,6 +62,8 @@ def test_measure_prints_stores_and_draws(folder: Path, tmp_path: Path) -> None:
     printed = invoke("measure", folder / "step0", "--text", folder / "text.txt", "--length", 12, "--out", out)
     assert "nfa_above" in printed
     table = gs.Table.load(out / "table.json")
+    texts = {note.text[:30] for note in table.notes.values()}
+    assert [text for text in texts if " ".join(printed.split()).count(text) != 1] == []
     batches = read_sequences(folder / "text.txt", None, folder / "step0", samples=256, length=12)
     model = transformers.GPT2LMHeadModel.from_pretrained(folder / "step0")
     assert table.rows == gs.measure(model, batches).rows
