@@ -248,7 +248,7 @@ def fuzzing(found: Found) -> Iterator[str]:
         "",
     )
     tests = {name: int(count) for name, count in found.counts["fuzz"]}
-    yield from table(("reader", "inputs"), [*tests.items(), ("all", sum(tests.values()))])
+    yield from (f"{sum(tests.values())} inputs for {len(tests)} readers: {', '.join(tests)}.", "")
 
 
 def side_effects(found: Found) -> Iterator[str]:
