@@ -248,7 +248,8 @@ def fuzzing(found: Found) -> Iterator[str]:
         "",
     )
     tests = {name: int(count) for name, count in found.counts["fuzz"]}
-    yield from (f"{sum(tests.values())} inputs for {len(tests)} readers: {', '.join(tests)}.", "")
+    kinds = "data files, weights, configurations, flags, run directories and reports"
+    yield from (f"{sum(tests.values())} inputs for {len(tests)} readers of {kinds}.", "")
 
 
 def side_effects(found: Found) -> Iterator[str]:
