@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import torch
@@ -16,11 +18,17 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from gramscope.layers.kinds import NamedWeightLayer, sum_outer
+from gramscope.layers.quantised import from_mxfp4, has_mxfp4
 
 #: ``(name of the weight, where rows go, x [rows, d], z [rows, k]) -> z``, the output to continue with
 Report: TypeAlias = Callable[[str, "Routing", Tensor, Tensor], Tensor]
 
 _NAMES = ("gate_up_proj", "up_proj", "down_proj")
+
+
+def is_quantised(module: nn.Module) -> bool:
+    """Whether a module holds fused experts in MXFP4 (gpt-oss)."""
+    return has_mxfp4(module, "down_proj")
 
 
 class Routing:
@@ -60,11 +68,13 @@ class ExpertsLayer(NamedWeightLayer):
     @override
     @classmethod
     def weights(cls, module: nn.Module) -> tuple[str, ...]:
-        return tuple(name for name in _NAMES if name in module._parameters)
+        return tuple(name for name in _NAMES if name in module._parameters or has_mxfp4(module, name))
 
     @override
     @classmethod
     def matches(cls, module: nn.Module) -> bool:
+        if is_quantised(module):
+            return True
         known = all(hasattr(module, name) for name in ("is_transposed", "has_gate", "_apply_gate", "config"))
         weights = [module._parameters[name] for name in cls.weights(module)]
         return known and bool(weights) and all(p is not None and p.dim() == 3 for p in weights)
@@ -72,11 +82,20 @@ class ExpertsLayer(NamedWeightLayer):
     @property
     @override
     def groups(self) -> int:
-        return int(self.module._parameters[self.weight_name].shape[0])  # type: ignore[union-attr]
+        return int(self.module.num_experts if self.parameter is None else self.parameter.shape[0])  # type: ignore[arg-type]
+
+    @property
+    @override
+    def remark(self) -> str:
+        return "weights in MXFP4 format, dequantised one layer at a time" if is_quantised(self.module) else ""
+
+    @override
+    def stored_weight(self) -> Tensor:
+        return from_mxfp4(self.module, self.weight_name) if is_quantised(self.module) else super().stored_weight()
 
     @override
     def to_matrix(self, weight: Tensor) -> Tensor:
-        return weight.mT if self.module.is_transposed else weight
+        return weight.mT if getattr(self.module, "is_transposed", False) else weight
 
     @override
     def from_matrix(self, matrix: Tensor, shape: Any) -> Tensor:
@@ -113,6 +132,23 @@ class ExpertsLayer(NamedWeightLayer):
         return self.routing
 
 
+class _Dequantising(torch.autograd.Function):
+    """Rows times the weights of their experts, which are read again on the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, counts: list[int], read: Callable[[], Tensor]) -> Tensor:
+        ctx.counts, ctx.read = counts, read
+        return _by_expert(rows, read().to(rows.dtype).mT, counts)
+
+    @staticmethod
+    def backward(ctx: Any, dz: Tensor) -> Any:  # type: ignore[override]
+        return _by_expert(dz, ctx.read().to(dz.dtype), ctx.counts), None, None
+
+
+def _by_expert(rows: Tensor, weight: Tensor, counts: list[int]) -> Tensor:
+    return torch.cat([own @ weight[e] for e, own in enumerate(torch.split(rows, counts))])
+
+
 @contextmanager
 def watched(module: Any, report: Report) -> Iterator[None]:
     """Let :func:`run_experts` compute a module's experts inside this block, and tell ``report`` about it."""
@@ -121,6 +157,16 @@ def watched(module: Any, report: Report) -> Iterator[None]:
     def run(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         return run_experts(module, hidden_states, top_k_index, top_k_weights, report)
 
+    if is_quantised(module):
+        before = dict(vars(module))
+        module.forward, module._is_hooked = partial(run, module), True  # so that transformers' block calls it
+        try:
+            yield
+        finally:
+            for name in ("forward", "_is_hooked"):
+                del vars(module)[name]
+            vars(module).update({name: before[name] for name in before.keys() & {"forward", "_is_hooked"}})
+        return
     choice = f"gramscope-{id(module)}"
     before = module.config._experts_implementation
     ALL_EXPERTS_FUNCTIONS.register(choice, run)
@@ -142,19 +188,31 @@ def run_experts(module: Any, x: Tensor, chosen: Tensor, shares: Tensor, report: 
         shares: their weights, ``[tokens, choices]``.
         report: called for both products.
     """
-    first = "gate_up_proj" if module.has_gate else "up_proj"
-    routing = Routing(chosen, getattr(module, first).shape[0])
+    told = _as_gpt_oss(module) if is_quantised(module) else module
+    first = "gate_up_proj" if told.has_gate else "up_proj"
+    routing = Routing(chosen, module.num_experts if told is not module else getattr(module, first).shape[0])
 
     def project(name: str, rows: Tensor) -> Tensor:
-        weight = getattr(module, name) if module.is_transposed else getattr(module, name).mT
-        z = torch.cat([own @ weight[e] for e, own in enumerate(torch.split(rows, routing.counts))])
-        if module.has_bias:
+        if told is not module:
+            z: Tensor = _Dequantising.apply(rows, routing.counts, partial(from_mxfp4, module, name))
+        else:
+            weight = getattr(module, name) if module.is_transposed else getattr(module, name).mT
+            z = _by_expert(rows, weight, routing.counts)
+        if told.has_bias:
             z = z + getattr(module, f"{name}_bias")[routing.expert]
         return report(name, routing, rows, z)
 
     z = project(first, x[routing.token])
-    z = project("down_proj", module._apply_gate(z) if module.has_gate else module.act_fn(z))
-    if getattr(module, "has_post_expert_norm", False):
+    z = project("down_proj", told._apply_gate(z) if told.has_gate else module.act_fn(z))
+    if told.has_post_expert_norm:
         z = module.post_expert_norm(z)
     z = z * shares.reshape(-1)[routing.order].unsqueeze(-1)
     return torch.zeros_like(x).index_add(0, routing.token, z.to(x.dtype))
+
+
+def _as_gpt_oss(module: nn.Module) -> SimpleNamespace:
+    """What MXFP4 experts, which are those of gpt-oss, do not say of themselves."""
+    from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
+
+    gate = partial(GptOssExperts._apply_gate, module)
+    return SimpleNamespace(has_gate=True, has_bias=True, has_post_expert_norm=False, _apply_gate=gate)

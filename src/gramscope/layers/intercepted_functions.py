@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from gramscope.layers.convolution import ConvLayer
-from gramscope.layers.experts import ExpertsLayer, Routing, watched
+from gramscope.layers.experts import ExpertsLayer, Routing, is_quantised, watched
 from gramscope.layers.kinds import AttentionProjection, EmbeddingLayer, Layer, LinearLayer, TransposedLinearLayer
 from gramscope.layers.modules import ModuleHook
 from gramscope.layers.recurrent import SEQUENCES, STEPS, run_sequence, run_step
@@ -68,9 +68,9 @@ class Taps:
 
     def append(self, tap: Tap) -> None:
         """Begin to report to a tap."""
-        if not self.taps:
-            self._register()
         self.taps.append(tap)
+        if len(self.taps) == 1:
+            self._register()
 
     def remove(self, tap: Tap) -> None:
         """Stop reporting to a tap."""
@@ -85,6 +85,10 @@ class Taps:
 
     def _register(self) -> None:
         contexts, taps = self._contexts, self.taps
+        if is_quantised(self._module):  # transformers calls them in its own way unless told otherwise
+            contexts.append(_interception(self._module, (), taps))
+            contexts[0].__enter__()
+            return
 
         def enter(module: nn.Module, args: tuple[Any, ...]) -> None:
             context = _interception(module, args, taps)

@@ -1,8 +1,8 @@
 """Linear layers whose weight is computed: LoRA adapters, and weights kept in a few bits.
 
-These are weights of bitsandbytes and torchao, and modules with packed weights (GPTQ, AWQ). ``W`` is what the module multiplies
-by. It is read whenever it is asked for and never kept, so that one layer at a time takes the memory of full numbers. D, Σ and K
-come from inputs and gradients as for other layers.
+These are weights of bitsandbytes and torchao, modules with packed weights (GPTQ, AWQ), and experts in MXFP4 (gpt-oss). ``W``
+is what the module multiplies by. It is read whenever it is asked for and never kept, so that one layer at a time takes the
+memory of full numbers. D, Σ and K come from inputs and gradients as for other layers.
 """
 
 from __future__ import annotations
@@ -134,6 +134,29 @@ def quantised_format(module: nn.Module) -> str | None:
     packed = [name for name, t in stored.items() if t is not None and t.dim() == 2 and not t.is_floating_point()]
     whole = any(t is not None and t.dim() > 1 and t.is_floating_point() for t in module._parameters.values())
     return f"{type(module).__name__} ({', '.join(packed)})" if packed and not whole else None
+
+
+#: the numbers of four bits in MXFP4
+_FOUR_BITS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+
+
+def has_mxfp4(module: nn.Module, name: str) -> bool:
+    """Whether a fused weight of experts is stored in MXFP4, as blocks and scales or as tensors of transformers' kernels."""
+    return hasattr(module, f"{name}_blocks") or getattr(module, f"{name}_precision_config", None) is not None
+
+
+@torch.no_grad()
+def from_mxfp4(module: Any, name: str) -> Tensor:
+    """The weight ``[experts, k, d]``: two codes in a byte, the first in its lower half, and a power of 2 for each 32 inputs."""
+    if hasattr(module, f"{name}_blocks"):
+        blocks, scales = getattr(module, f"{name}_blocks"), getattr(module, f"{name}_scales")
+    else:
+        weight, scales = getattr(module, name), getattr(module, f"{name}_precision_config").weight_scale
+        weight, scales = (t.storage.layout.unswizzle_data(t.storage.data).mT for t in (weight, scales))
+        blocks = weight.reshape(*scales.shape, -1)
+    numbers = torch.tensor(_FOUR_BITS, dtype=torch.float32, device=blocks.device)
+    values = numbers[torch.stack([blocks & 15, blocks >> 4], -1).long()].flatten(-2)
+    return torch.ldexp(values, scales.int().unsqueeze(-1) - 127).flatten(-2)
 
 
 def dequantised(module: Any) -> Tensor:
