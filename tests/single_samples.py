@@ -140,23 +140,20 @@ class Oracle:
             "fact": _cosine(F_, -W.T @ D),
             "crh_outputs_gw": _cosine(Sigma, W @ W.T),
         }
-        if self.targets is not None and self.places[name]:
+        if self.places[name]:
             found |= self._of_features(torch.stack(self.rows[name]), torch.tensor(self.places[name]))
         return {key: float(value) for key, value in found.items()}
 
     def _of_features(self, H: Tensor, places: Tensor) -> dict[str, Any]:
         if float((H - H.mean(0)).norm()) <= 1e-12 * float(H.norm()):  # constant: types of tokens
             return {}
-        assert self.targets is not None
-        Y = self.targets[places]
-        Y = Y if self.labels is None else Y - Y.mean(0)
         s = torch.linalg.svdvals(H - H.mean(0))
         p = s[s > 1e-10 * s[0]] / s.sum()
-        found = {
-            "target_linearity": target_linearity(H, Y, RIDGE, False),
-            "surrogate": (H.T @ Y).square().sum(),
-            "feature_rank": torch.exp(-(p * p.log()).sum()),
-        }
+        found = {"feature_rank": torch.exp(-(p * p.log()).sum())}
+        if self.targets is not None:
+            Y = self.targets[places]
+            Y = Y if self.labels is None else Y - Y.mean(0)
+            found |= {"target_linearity": target_linearity(H, Y, RIDGE, False), "surrogate": (H.T @ Y).square().sum()}
         return found if self.labels is None else found | {"nc1": scatter_ratio(H, self.labels[places])[0]}
 
 

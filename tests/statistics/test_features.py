@@ -109,6 +109,7 @@ def test_one_label_per_pixel() -> None:
     assert table["out"]["gradient_norm"] is not None
     assert table["out"]["nfa"] is not None
     assert table["out"]["target_linearity"] is None
+    assert table["out"]["feature_rank"] is not None
     assert "the target has one label per position, (8, 4, 6); tokens='each'" in table.notes["out"].text
     assert table.network["accuracy"] == pytest.approx(float((model(x).argmax(1) == y).double().mean()))
     each = gs.collect(model, (x, y), tokens="each")
@@ -116,7 +117,7 @@ def test_one_label_per_pixel() -> None:
         model(x)
     rows, onehot = tape["out"].h.flatten(0, 1), F.one_hot(y.flatten()).double()
     torch.testing.assert_close(each["out"].features.joint.HtY, rows.T @ onehot)
-    assert each["down"].features is None
+    assert each["down"].features.joint.C_hy.shape == (1 * 9, 0)
     assert "do not give one label to each of 48 rows" in each.notes["down"][0].text
 
 
@@ -154,8 +155,11 @@ def test_a_data_loader_and_integer_targets_of_other_shapes() -> None:
     data = DataLoader(TensorDataset(x, y), batch_size=4)
     assert_same(gs.collect(model, (x, y), F.cross_entropy), gs.collect(model, data, F.cross_entropy))
     stats = gs.collect(model, (x, torch.ones(6, 2, dtype=torch.long)))
-    assert stats["0"].features is None
-    assert "integer targets of shape (6, 2) do not give one label to each of 6 rows" in joined(stats.notes["0"]).text
+    torch.testing.assert_close(stats["0"].features.joint.mean_h, x.mean(0))
+    assert (
+        "no targets: integer targets of shape (6, 2) do not give one label to each of 6 rows"
+        in joined(stats.notes["0"]).text
+    )
     refused(gs.collect, model, (x, y), "mse", match="loss='mse' is not callable")
 
 

@@ -27,7 +27,7 @@ def _joint(layer: LayerStatistics, gram: bool) -> Moments:
     part = features_of(layer)
     joint = part.joint
     if joint.C_hy.shape[-1] == 0:
-        raise Missing("the loader gave no targets")
+        raise part.no_targets
     if gram and joint.C_hh is None and part.rows is None:
         raise _no_gram(joint)
     return joint.with_centred_targets() if part.centred else joint
@@ -158,7 +158,7 @@ def _collapse(what: str) -> Callable[[LayerView], Value]:
         if part.labels:
             raise Missing(f"{part.labels:,} labels are too many for a mean each; targets= gives labels of your own")
         if classes is None:
-            raise Missing("neural collapse needs class labels")
+            raise part.no_targets if part.unpaired else Missing("neural collapse needs class labels")
         if classes.n > 2 and int((classes.mean_y > 0).sum()) == classes.n:
             raise Missing(
                 f"each of the {classes.n} rows has a class of its own; numbers to regress on are floating-point"

@@ -171,7 +171,7 @@ def _alpha_req(view: LayerView) -> Tensor | float:
 def _kernel_target(view: LayerView) -> Tensor | float:
     joint, part = _moments(view), features_of(view.layer)
     if joint.C_hy.shape[-1] == 0:
-        raise InputError("the loader gave no targets")
+        raise part.no_targets
     if part.labels:
         raise InputError("it needs all labels, and they are too many; targets= gives targets of your own")
     return kernel_target_alignment(joint, labels=part.classes is not None)
@@ -182,7 +182,7 @@ def _regression(view: LayerView) -> Moments:
     if features_of(view.layer).labelled:
         raise InputError("it is defined for targets to regress on; the columns nc1 to nc4 are for labels")
     if joint.C_hy.shape[-1] == 0:
-        raise InputError("the loader gave no targets")
+        raise features_of(view.layer).no_targets
     return joint
 
 

@@ -219,6 +219,8 @@ def _of_one_process(
         kept[name] = {kind: total for kind, total in sums.items() if not _is_left_out(name, kind, plan)}
         for total in kept[name].values():
             total.finish()
+            if isinstance(total, Features) and total.unpaired:
+                plan.notes.left_out(name, f"no targets: {total.unpaired}")
     n, terms = network.n, network.terms
     layers = {
         name: LayerStatistics(name, weights[name], n, kept.pop(name), terms, reached[name])

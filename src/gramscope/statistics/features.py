@@ -24,7 +24,7 @@ from gramscope.linalg.budget import Budget
 from gramscope.linalg.moments import Moments, between, block_moments, label_moments
 from gramscope.linalg.psd import SymmetricSum, kept_entries
 from gramscope.statistics.structure import Unpaired
-from gramscope.statistics.sums import LeftOut, Plan, Seen, Sum
+from gramscope.statistics.sums import NotCollected, Plan, Seen, Sum
 
 #: label values up to which every class has a column of its own
 CLASSES = 1024
@@ -74,6 +74,7 @@ class Features(Sum):
         labelled: whether the targets are labels, projected or not.
         probabilities: whether real targets stand for classes, as those of a loss of classification do.
         labels: number of label values behind projected targets, 0 for targets that are not projected.
+        unpaired: why there are no targets although the loader gave some; empty where it does not matter.
         rows: the rows ``[n, d]`` themselves in place of ``HᵀH``, where they are few.
         row_targets: their labels ``[n]`` or real targets ``[n, c]``.
         of_outputs: whether the rows are the layer's outputs and not its inputs, as those of an embedding are.
@@ -94,6 +95,7 @@ class Features(Sum):
         self._no_residuals = False  # True once a batch had none
         self.eps, self.labels = 0.0, 0
         self.labelled = self.probabilities = self.of_outputs = False
+        self.unpaired = ""
         self.rows: Tensor | None = None
         self.row_targets: Tensor | None = None
 
@@ -101,17 +103,19 @@ class Features(Sum):
     def add(self, seen: Seen) -> None:
         assert seen.rows is not None
         self.of_outputs = seen.record is not None and isinstance(seen.record.layer, EmbeddingLayer)
-        try:
-            self._add(seen.rows.detach(), seen.target, seen.residual)
-        except Unpaired as reason:
-            raise LeftOut(f"no features: {reason}") from reason
+        self._add(seen.rows.detach(), seen.target, seen.residual)
 
     def _add(self, rows: Tensor, target: Tensor | None, residual: Tensor | None) -> None:
         if rows.shape[0] == 0:
             return
-        if target is None:
+        kept = None
+        try:
+            if target is not None and not self.unpaired:
+                target, kept = _checked(target, rows.shape[0], self._ignored)
+        except Unpaired as reason:
+            self._drop_targets(str(reason))
+        if target is None or self.unpaired:
             target = rows.new_zeros(rows.shape[0], 0)
-        target, kept = _checked(target, rows.shape[0], self._ignored)
         if kept is not None:
             rows, target, residual = rows[kept], target[kept], None if residual is None else residual[kept]
         if rows.shape[0] == 0:
@@ -129,6 +133,13 @@ class Features(Sum):
             self._flush()
         else:
             self._waiting[-1] = (rows.clone(), target)
+
+    def _drop_targets(self, reason: str) -> None:
+        """Keep the features alone: targets that do not fit in one batch are dropped for all."""
+        self.unpaired, self.labelled, self.labels, self.row_targets = reason, False, 0, None
+        self._waiting = [(rows, rows.new_zeros(rows.shape[0], 0)) for rows, _ in self._waiting]
+        if self._moments is not None:
+            self._moments = self._moments.with_targets(torch.zeros_like(self._moments.mean_y, dtype=torch.bool))
 
     def _add_residual(self, rows: Tensor, residual: Tensor | None) -> None:
         """Add to ``HᵀE``; without a residual in one batch there is none at all."""
@@ -235,6 +246,11 @@ class Features(Sum):
         return self.moments if self.labelled and not self.labels else None
 
     @property
+    def no_targets(self) -> InputError:
+        """Why the targets have no columns."""
+        return NotCollected(self.unpaired) if self.unpaired else InputError("the loader gave no targets")
+
+    @property
     def centred(self) -> bool:
         """Whether measures take the targets less their mean, as they do where these stand for classes."""
         return self.labelled or self.probabilities
@@ -273,7 +289,12 @@ class Features(Sum):
     def merge(self, other: Self) -> Self:
         if self.n == 0 or other.n == 0:
             return other if self.n == 0 else self
-        a, b = self.whole().coded_alike(other.whole())
+        mine, theirs = self.whole(), other.whole()
+        if self.unpaired or other.unpaired:
+            mine, theirs = copy.copy(mine), copy.copy(theirs)
+            for part in (mine, theirs):
+                part._drop_targets(self.unpaired or other.unpaired)
+        a, b = mine.coded_alike(theirs)
         a, b = _rows_alike(a, b)  # type: ignore[assignment]
         rows = targets = None
         if a.rows is not None and b.rows is not None and a.row_targets is not None and b.row_targets is not None:
@@ -319,6 +340,11 @@ def _checked(target: Tensor, m: int, ignored: int) -> tuple[Tensor, Tensor | Non
                 f"the target has {target.shape[1]} columns, more than {TARGET_LIMIT}; choose some with targets="
             )
         return target, None
+    if target.dim() > 2:
+        raise Unpaired(
+            f"the target has one label per position, {tuple(target.shape)}; tokens='each' pairs them with the layers that have "
+            "as many sites, targets= gives one label per sample"
+        )
     labels = target[:, 0] if target.dim() == 2 and target.shape[1] == 1 else target
     if labels.dim() != 1:
         raise Unpaired(

@@ -403,12 +403,7 @@ def rows_and_targets(
             f"layer {name!r} has inputs for {batch} rows but the target has {target.shape[0]}; if the batch is not the "
             "first axis pass batch_dim=, if samples are folded together choose other layers"
         )
-    if target is not None and target.dim() > 2 and not target.is_floating_point():
-        if tokens == "auto":
-            raise Unpaired(
-                f"the target has one label per position, {tuple(target.shape)}; tokens='each' pairs them with the layers "
-                "that have as many sites, targets= gives one label per sample"
-            )
+    if target is not None and target.dim() > 2 and not target.is_floating_point() and tokens != "auto":
         target = target.flatten(1)
     per_token = target is not None and target.dim() == 2 and not target.is_floating_point() and target.shape[1] == sites
     if tokens == "auto":
