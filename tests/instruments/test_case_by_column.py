@@ -31,6 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 OF_LOSS = ("gradient_norm", "vcs_cosine", "vcs_residual", "fact", "crh_outputs_gw")
 OF_JACOBIANS = ("nfa", "agop_trace")
 OF_FEATURES = ("target_linearity", "surrogate", "feature_rank", "nc1")
+WITH_TARGETS = ("target_linearity", "surrogate", "nc1")
 OF_WEIGHTS = ("weight_norm", "effective_rank", "weight_change")
 COLUMNS = ("loss", *OF_LOSS, *OF_JACOBIANS, *OF_FEATURES, *OF_WEIGHTS)
 FOLDER = TemporaryDirectory()
@@ -203,7 +204,7 @@ def _() -> Case:
     def total(exact: nn.Module) -> Tensor:
         return loss(exact(X), y).sum() / (y != 255).sum()
 
-    missing = {column: "one label to each" for column in OF_FEATURES if column != "feature_rank"}
+    missing = dict.fromkeys(WITH_TARGETS, "one label to each")
     return usual(model, loss, y, total=total, options={"ignore_index": 255}, missing=missing)
 
 
@@ -272,8 +273,32 @@ def _() -> Case:
         return F.ctc_loss(steps, target, torch.full((len(output),), 6), torch.full((len(output),), 2))
 
     total = lambda exact: loss(exact(X), y)  # noqa: E731
-    missing = {column: "one label to each" for column in OF_FEATURES if column != "feature_rank"}
+    missing = dict.fromkeys(WITH_TARGETS, "one label to each")
     return usual(model, loss, y, total=total, options={"reduction": "mean"}, missing=missing)
+
+
+@case("CTC, summed by the model")
+def _() -> Case:
+    y = torch.arange(2 * N).reshape(N, 2) * 5 % 3 + 1
+
+    def forward(m: Any, x: Tensor, labels: Tensor | None = None) -> dict[str, Any]:
+        logits = m.b(m.a(x).tanh()).unflatten(1, (6, 4))
+        if labels is None:
+            return {"logits": logits}
+        lengths = torch.full((len(x),), 6), torch.full((len(x),), 2)
+        steps = logits.log_softmax(-1).transpose(0, 1)
+        return {"logits": logits, "loss": F.ctc_loss(steps, labels, *lengths, reduction="sum")}
+
+    class Model(Around):
+        def forward(self, x: Tensor, labels: Tensor | None = None) -> Any:
+            return forward(self, x, labels)
+
+    model = seeded(lambda: Model(forward, a=nn.Linear(5, 7), b=nn.Linear(7, 24)))
+    data = [[{"x": x, "labels": labels} for x, labels in split(X, y, size)] for size in (N, 7, 1)]
+    return Case(
+        model, data, lambda exact: exact(X, y)["loss"] / N, samples=X.split(1), output=lambda exact, x: exact(x)["logits"],
+        missing=dict.fromkeys(WITH_TARGETS, "one label to each"), said={"(loss)": "the model itself returns"},
+    )  # fmt: skip
 
 
 def several(by_name: bool) -> Case:
@@ -499,9 +524,7 @@ def test_a_column_of_a_case(name: str, column: str) -> None:
             why = own.missing.get(f"{layer}.{column}", own.missing.get(column))
             if why is not None:
                 assert table[row][column] is None
-                assert why in str(
-                    [note for key, note in table.notes.items() if key in (row, f"{row}.{column}", "(output)")]
-                )
+                assert why in str([note for key, note in table.notes.items() if key in (row, f"{row}.{column}")])
             elif column in expected and column in table.columns:
                 value = table[row][column]
                 error = 5 * table.errors.get(row, {}).get(column, 0)  # of an estimate, which no batches change

@@ -121,12 +121,19 @@ def test_a_tenth_of_the_samples_and_four_rows_for_each_feature_are_enough() -> N
         h = m.first(x).tanh()
         return m.last(m.gated(h).tanh() if x[0, 0] > 5 else h)
 
-    model = Around(gate, first=nn.Linear(5, 7), gated=nn.Linear(7, 7), last=nn.Linear(7, CLASSES))
+    layers = {
+        "first": nn.Linear(5, 7),
+        "gated": nn.Linear(7, 7),
+        "last": nn.Linear(7, CLASSES),
+        "unused": nn.Linear(2, 3),
+    }
+    model = Around(gate, **layers)
     x = draw(400, 5)
     x[:200:10, 0] = 9
     table = measure(model, x, labels(400), 10, nn.CrossEntropyLoss(), "target_linearity")
     assert "200 of 400 samples reach it" in str(table.notes["gated"])
     assert table.notes.keys().isdisjoint({"first", "gated.target_linearity"})
+    assert "the forward did not call it" in str(table.notes["unused"])
 
 
 def test_a_criterion_needs_one_output_and_gradients_a_loss() -> None:

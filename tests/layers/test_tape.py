@@ -100,7 +100,7 @@ def test_an_unused_layer_is_named() -> None:
     model, x = Around(lambda m, x: m.used(x), used=nn.Linear(3, 3), unused=nn.Linear(3, 3)), normal(2, 3)
     with gs.capture(model) as tape:
         model(x)
-    assert tape.unsupported == {"unused": ("not applied", "not reached by the forward")}
+    assert tape.unsupported == {"unused": ("not applied", "the forward did not call it")}
     with pytest.raises(LayerError, match="never applied: unused"), gs.capture(model, ["used", "unused"]):
         model(x)
 

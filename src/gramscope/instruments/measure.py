@@ -275,7 +275,8 @@ def evaluate(column: Column, view: LayerView, notes: dict[str, Note], doubtful: 
             value = column.compute(view)
             found = value if isinstance(value, Measured) else Measured(float(value))
         except (Missing, InputError, NumericalError) as reason:
-            why = view.context.statistics.notes.get(view.layer.name) if isinstance(reason, NotCollected) else None
+            known = view.context.statistics.notes if isinstance(reason, NotCollected) else {}
+            why = known.get(view.layer.name) or [note for note in known.get(OUTPUT, ()) if note.kind == "left out"]
             notes[key] = joined(why) if why else Note("undefined", str(reason).removeprefix(prefix))
             return None
     remarks = [Note("remark", found.remark)] if found.remark else []

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from gramscope.errors import LayerError, Note, ResultWarning, checks_names
+from gramscope.errors import LayerError, ResultWarning, checks_names
 from gramscope.layers.modules import ModuleHook, is_compiled, unwrap
 from gramscope.layers.select import LayerSelector, Selection, select_layers, select_modules
 from gramscope.layers.tape import Observer, Reduction, Tape
@@ -107,8 +107,7 @@ def check_seen(tape: Tape) -> None:
             f"the model ran but these layers were never applied: {', '.join(unseen)}. Either the forward does not use them, "
             "or it uses their weights without calling the layers"
         )
-    for name in unseen:
-        tape.unsupported.setdefault(name, Note("not applied", "not reached by the forward"))
+    tape.note_unapplied()
     idle = {name: why for name, why in tape.unsupported.items() if why.kind == "no gradient"}
     without = {name: why for name, why in tape.unsupported.items() if why.kind == "no Jacobians"} | idle
     if without and (tape.explicit or len(idle) == len(tape.applied_layers)):

@@ -8,7 +8,9 @@ shifts. Targets that are given apart from the inputs, as a pair ``(x, y)`` or by
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +19,7 @@ from torch import Tensor, nn
 
 from gramscope.errors import Note
 from gramscope.layers.batches import LABEL_KEYS, Positions, head, label_key, positions_in
-from gramscope.layers.model_call import call_model, forward_arguments, own_loss, unused_inputs
+from gramscope.layers.model_call import call_model, forward_arguments, model_dtype, own_loss, unused_inputs
 
 #: the label that models of transformers leave out of their own loss
 IGNORED = -100
@@ -173,3 +175,36 @@ def _padding_notes(inputs: Any) -> dict[str, Note]:
     if not isinstance(mask, Tensor) or mask.dim() != 2 or "position_ids" in inputs or bool(mask[:, 0].all()):
         return {}
     return {"(padding)": LEFT_PADDED}
+
+
+@torch.no_grad()
+def reduction_of_own_loss(model: nn.Module, inputs: Any, terms: Sequence[int]) -> str | None:
+    """How a model's own loss joins samples: ``"mean"``, ``"sum"``, or ``"coupled"`` where it does neither.
+
+    Two samples are run alone and together; a random loss is taken for a mean. ``None`` for a single sample.
+
+    Args:
+        model: in eval mode.
+        inputs: the keyword arguments of a batch.
+        terms: for each sample, what a mean over it divides by (:mod:`gramscope.layers.losses`).
+    """
+    n = len(terms)
+    if n < 2 or not isinstance(inputs, Mapping):
+        return None
+
+    def loss(start: int, stop: int) -> float:
+        of_all = {k: v for k, v in inputs.items() if len(v if isinstance(v, list) else getattr(v, "shape", ())) == n}
+        found = own_loss(call_model(model, {**inputs, **{k: v[start:stop] for k, v in of_all.items()}}))
+        return math.nan if found is None else float(found)
+
+    try:
+        with torch.random.fork_rng(devices=[]):
+            first, second, both, again = loss(0, 1), loss(1, 2), loss(0, 2), loss(0, 2)
+    except (RuntimeError, ValueError, TypeError, IndexError, KeyError):
+        return "mean"  # it accepts whole batches only
+    if both != again or not math.isfinite(first + second):
+        return "mean"
+    tolerance = 3e-2 if model_dtype(model) in (torch.bfloat16, torch.float16) else 1e-3
+    close = partial(math.isclose, rel_tol=tolerance, abs_tol=1e-6 * max(abs(first), abs(second)))
+    mean = (first * terms[0] + second * terms[1]) / max(sum(terms[:2]), 1)
+    return "mean" if close(both, mean) else "sum" if close(both, first + second) else "coupled"

@@ -28,7 +28,7 @@ import copy
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -176,16 +176,23 @@ def ignored_label(loss: Any) -> int:
     return int(option_of(loss, "ignore_index", -100))
 
 
-def own_losses(value: Tensor, output: Tensor, target: Any, n: int, ignore_index: int) -> Losses:
-    """The summed losses of a batch from the mean that a model computed itself.
+def own_losses(value: Tensor, terms: Sequence[int], output: Tensor, summed: bool = False) -> Losses:
+    """The summed losses of a batch from the mean (or sum) that a model computed itself, and :func:`own_terms`."""
+    if summed:
+        return Losses(value, len(terms))
+    total = sum(terms)
+    return Losses(value * total if total else output.sum() * 0, total)  # the mean of no labels is NaN
+
+
+def own_terms(output: Tensor, target: Any, n: int, ignore_index: int) -> list[int]:
+    """What a model's own mean divides by, for each of n samples.
 
     Models of transformers average over the labels that count. Labels of another shape than the scores count as one per
     sample.
     """
-    labelled = isinstance(target, Tensor) and output.shape[:-1] == target.shape
-    counted = _counted(target, ignore_index) if labelled else None
-    terms = n if counted is None else counted[1]
-    return Losses(value * terms if terms else output.sum() * 0, terms)  # the mean of no labels is NaN
+    if not isinstance(target, Tensor) or target.is_floating_point() or output.shape[:-1] != target.shape:
+        return [1] * n
+    return (target != ignore_index).reshape(n, -1).sum(1).tolist()  # type: ignore[no-any-return]
 
 
 #: for losses of several heads, or without a target

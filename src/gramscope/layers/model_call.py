@@ -19,7 +19,7 @@ from gramscope.layers.tape import Tape, unseen
 #: where the output tensor is: a key, an index, or a function of what the model returns
 OutputSelector: TypeAlias = str | int | Callable[[Any], Tensor] | None
 
-_OUTPUT_KEYS = ("logits", "output", "prediction", "predictions", "out", "last_hidden_state")
+_OUTPUT_KEYS = ("logits", "output", "prediction", "predictions", "out", "prediction_outputs", "last_hidden_state")
 
 
 def call_model(model: nn.Module, inputs: Any, synchronise: bool = False) -> Any:

@@ -146,7 +146,7 @@ def _reporter(layer: Layer, sink: Sink, tap: Tap | None) -> Callable[..., Tensor
             return None
         x = args[0] if args and isinstance(args[0], Tensor) else first_tensor((args, kwargs))
         if x is not None and isinstance(output, Tensor):
-            return sink(layer, x, output)
+            return sink(layer, x.to(output.device), output)  # accelerate moves inputs inside the module
         if layer.scope is module:
             return None
         raise LayerError(f"layer {layer.name!r} was called without a tensor or did not return one")
@@ -296,6 +296,12 @@ class Tape(Watcher):
                 self.unsupported.setdefault(record.layer.name, Note(missing, f"{missing}: {reason}"))
             elif record.layer.name in self.unsupported and self.unsupported[record.layer.name].kind == missing:
                 del self.unsupported[record.layer.name]
+
+    def note_unapplied(self) -> None:
+        """Note the layers that never ran."""
+        for name in self.records:
+            if name not in self.applied_layers:
+                self.unsupported.setdefault(name, Note("not applied", "the forward did not call it"))
 
     def _reached(self, call: int) -> bool:
         """Whether a gradient has come back to forward number ``call``."""

@@ -16,7 +16,7 @@ from gramscope.layers.batches import batches, check_target, first_tensor, flatte
 from gramscope.layers.capture import capture
 from gramscope.layers.jacobians import Readout, at_own_inputs, check_samples_are_independent, jacobian_chunks
 from gramscope.layers.kinds import Layer, check_weights_have_data, shares_parameter
-from gramscope.layers.labels import LabelReader
+from gramscope.layers.labels import LabelReader, reduction_of_own_loss
 from gramscope.layers.losses import (
     WHOLE_BATCH,
     Loss,
@@ -25,6 +25,7 @@ from gramscope.layers.losses import (
     is_torch_criterion,
     losses_and_terms,
     own_losses,
+    own_terms,
     reduction_of,
     takes_batch,
 )
@@ -67,6 +68,7 @@ COUPLED_LOSS = (
     "the loss of a sample depends on the other samples of its batch: loss, gradients, steps and Σ are those of the batches as "
     "they came; K, AGOP, NFA and everything of features are of single samples as ever"
 )
+OWN_REDUCTIONS = {"sum": "the model sums it over samples; the table gives means over samples", "coupled": COUPLED_LOSS}
 PER_POSITION = (
     "per position: loss, accuracy, gradient norms and steps are means over all positions (tokens, pixels) that count, as the "
     "criterion gives them on all data at once; per sample: K, AGOP and NFA, summed over the positions of a sample"
@@ -121,6 +123,7 @@ def run(
             del result, pair  # their graphs, before the next batch makes others
             trim_malloc()
             advance()
+        tape.note_unapplied()
         for name, note in tape.unsupported.items():
             plan.notes.add(name, note)
         state.check_sites()
@@ -181,6 +184,7 @@ class _Run:
         self._of_batch = loss is not None and takes_batch(loss)
         self._regresses = isinstance(loss, REGRESSION) or loss in REGRESSION_FUNCTIONS
         self._reader = LabelReader(model, plan.ignore_index, own_loss=loss is None or self._of_batch)
+        self._own_reduction: str | None = None
         self._without_output = False
         self._structure: Structure | None = None  # of batches with several samples
         self._current = Structure()
@@ -264,7 +268,13 @@ class _Run:
             if own is None:
                 return None
             plan.notes.remark("(loss)", OWN_LOSS)
-            return own_losses(own, result.output, result.target, result.n, plan.ignore_index)
+            terms = own_terms(result.output, result.target, result.n, plan.ignore_index)
+            if self._own_reduction is None:
+                with self.tape.ignoring_calls():
+                    self._own_reduction = reduction_of_own_loss(self.model, result.inputs, terms)
+            if self._own_reduction in OWN_REDUCTIONS:
+                plan.notes.remark("(loss)", OWN_REDUCTIONS[self._own_reduction])
+            return own_losses(own, terms, result.output, self._own_reduction == "sum")
         output: Any = result.output
         if self._of_batch:
             output, target = returned, inputs if label_key(inputs) is not None or given is None else (inputs, given)
