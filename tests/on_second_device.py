@@ -101,24 +101,16 @@ def test_a_default_device_changes_nothing() -> None:
 
 
 def test_sums_live_where_their_layer_is() -> None:
-    class Split(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.last = nn.Linear(6, 5), module_moved(nn.Linear(5, 3))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.last(self.first(x).relu().to(DEVICE)).to("cpu")  # type: ignore[no-any-return]
-
-    model, whole = Split(), nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
-    whole.load_state_dict(
-        {f"{2 * (k[0] == 'l')}.{k.split('.')[1]}": moved(v, "cpu") for k, v in model.state_dict().items()}
-    )
+    accelerate = pytest.importorskip("accelerate")
+    whole = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    places = {"0": "cpu", "1": "cpu", "2": "second:0"}
+    model = accelerate.dispatch_model(copy.deepcopy(whole), places, main_device="cpu")
     data, loss = (calls.X, calls.Y), nn.CrossEntropyLoss()
     found, expected = (gs.measure(m, data, loss, measures="all") for m in (model, whole))
-    for layer, twin in (("first", "0"), ("last", "2")):
-        assert_close(found[layer], expected[twin])
+    for layer in ("0", "2"):
+        assert_close(found[layer], expected[layer])
     statistics = gs.collect(model, data, loss)
-    assert [statistics[name].D.device.type for name in ("first", "last")] == ["cpu", DEVICE]
+    assert [statistics[name].D.device.type for name in ("0", "2")] == ["cpu", "second"]
 
 
 def assert_close(found: Any, expected: Any) -> None:
