@@ -82,6 +82,8 @@ class Oracle:
         self.JtJ = {name: part.clone() for name, part in self.Sigma.items()}
         self.rows: dict[str, list[Tensor]] = {name: [] for name in self.weights}
         self.places: dict[str, list[int]] = {name: [] for name in self.weights}
+        self.unlabelled: dict[str, list[Tensor]] = {name: [] for name in self.weights}
+        self.every_site = False
         self.n, self.terms, self.correct, self.loss, self.labels = 0, 1, 0, 0.0, labels
         if labels is not None:
             targets = (labels[:, None] == labels.unique()).double()
@@ -112,6 +114,7 @@ class Oracle:
             # groups are joined, further applications are further sites; the features of an embedding are its outputs
             h = torch.cat(parts, 1) if groups > 1 else torch.cat(parts)
             h = zeros.outputs.get(name, h)
+            self.unlabelled[name].append(h if self.every_site else h.mean(0, keepdim=True))
             if not positions or len(h) == positions:
                 self.rows[name] += [h[place] for place in places] if positions else [h.mean(0)]
                 self.places[name] += range(first, first + max(len(places), 1))
@@ -140,16 +143,16 @@ class Oracle:
             "fact": _cosine(F_, -W.T @ D),
             "crh_outputs_gw": _cosine(Sigma, W @ W.T),
         }
-        if self.places[name]:
+        if not self.places[name] and self.unlabelled[name]:
+            found |= {"feature_rank": _rank(torch.cat(self.unlabelled[name]))}
+        elif self.places[name]:
             found |= self._of_features(torch.stack(self.rows[name]), torch.tensor(self.places[name]))
         return {key: float(value) for key, value in found.items()}
 
     def _of_features(self, H: Tensor, places: Tensor) -> dict[str, Any]:
         if float((H - H.mean(0)).norm()) <= 1e-12 * float(H.norm()):  # constant: types of tokens
             return {}
-        s = torch.linalg.svdvals(H - H.mean(0))
-        p = s[s > 1e-10 * s[0]] / s.sum()
-        found = {"feature_rank": torch.exp(-(p * p.log()).sum())}
+        found = {"feature_rank": _rank(H)}
         if self.targets is not None:
             Y = self.targets[places]
             Y = Y if self.labels is None else Y - Y.mean(0)
@@ -162,6 +165,7 @@ def of_single_samples(
     samples: Sequence[Any],
     labels: Sequence[Sequence[tuple[int, int]]],
     weights: dict[str, Tensor],
+    every_site: bool = False,
 ) -> Oracle:
     """The sums under cross-entropy, from a sample to its scores ``[positions, classes]`` or ``[classes]``.
 
@@ -170,9 +174,10 @@ def of_single_samples(
         samples: of the data.
         labels: ``(position, label)`` of every sample, position −1 for the whole.
         weights: by layer.
+        every_site: of layers without labels at their positions take every row, and not the mean of a sample.
     """
     oracle = Oracle(weights, labels=torch.tensor([label for sample in labels for _, label in sample]))
-    oracle.terms, first = sum(map(len, labels)), 0
+    oracle.terms, oracle.every_site, first = sum(map(len, labels)), every_site, 0
     for sample, labelled in zip(samples, labels, strict=True):
         scores, zeros = run(sample)
         loss = torch.zeros((), dtype=scores.dtype)
@@ -185,10 +190,16 @@ def of_single_samples(
         positions = [position for position, _ in labelled]
         oracle.add_rows(zeros, positions, first, 0 if positions[0] == WHOLE else len(scores))
         first += len(labelled)
-    for places in oracle.places.values():  # an encoder may have as many positions as some labels by chance
-        if len(places) < first:
+    for places in oracle.places.values():
+        if len(places) < first:  # an encoder may have as many positions as some labels by chance
             places.clear()
     return oracle
+
+
+def _rank(H: Tensor) -> Tensor:
+    s = torch.linalg.svdvals(H - H.mean(0))
+    p = s[s > 1e-10 * s[0]] / s.sum()
+    return torch.exp(-(p * p.log()).sum())
 
 
 def _cosine(A: Tensor, B: Tensor) -> Tensor:

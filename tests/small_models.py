@@ -143,7 +143,7 @@ def subject(name: str) -> Subject:
         scores = returned if isinstance(returned, Tensor) else returned.logits
         return (scores[0].flatten(1).T if name == "U-Net" else scores[0]), zeros
 
-    return Subject(model, samples, labels, of_single_samples(run, samples, labels, weights))
+    return Subject(model, samples, labels, of_single_samples(run, samples, labels, weights, name == "U-Net"))
 
 
 def _data(name: str) -> tuple[list[Batch], list[list[tuple[int, int]]]]:

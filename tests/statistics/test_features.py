@@ -160,6 +160,11 @@ def test_a_data_loader_and_integer_targets_of_other_shapes() -> None:
         "no targets: integer targets of shape (6, 2) do not give one label to each of 6 rows"
         in joined(stats.notes["0"]).text
     )
+    some = gs.collect(model, [(x, torch.ones(6, 2, dtype=torch.long)), (x, y)])  # nor are rows of two kinds mixed
+    assert some["0"].features is None
+    assert "in a part of the batches integer targets" in joined(some.notes["0"]).text
+    with pytest.raises(InputError, match=r"'0': integer targets.*in the other part of the data they fit"):
+        stats.merge(gs.collect(model, (x, y)))
     refused(gs.collect, model, (x, y), "mse", match="loss='mse' is not callable")
 
 

@@ -24,7 +24,7 @@ from gramscope.linalg.budget import Budget
 from gramscope.linalg.moments import Moments, between, block_moments, label_moments
 from gramscope.linalg.psd import SymmetricSum, kept_entries
 from gramscope.statistics.structure import Unpaired
-from gramscope.statistics.sums import NotCollected, Plan, Seen, Sum
+from gramscope.statistics.sums import LeftOut, NotCollected, Plan, Seen, Sum
 
 #: label values up to which every class has a column of its own
 CLASSES = 1024
@@ -108,13 +108,16 @@ class Features(Sum):
     def _add(self, rows: Tensor, target: Tensor | None, residual: Tensor | None) -> None:
         if rows.shape[0] == 0:
             return
-        kept = None
+        kept, problem = None, ""
         try:
-            if target is not None and not self.unpaired:
+            if target is not None:
                 target, kept = _checked(target, rows.shape[0], self._ignored)
         except Unpaired as reason:
-            self._drop_targets(str(reason))
-        if target is None or self.unpaired:
+            target, problem = None, str(reason)
+        if bool(problem) != bool(self.unpaired) and (self._waiting or self._moments is not None):
+            raise LeftOut(f"no features: in a part of the batches {problem or self.unpaired}")
+        self.unpaired = problem
+        if target is None:
             target = rows.new_zeros(rows.shape[0], 0)
         if kept is not None:
             rows, target, residual = rows[kept], target[kept], None if residual is None else residual[kept]
@@ -133,13 +136,6 @@ class Features(Sum):
             self._flush()
         else:
             self._waiting[-1] = (rows.clone(), target)
-
-    def _drop_targets(self, reason: str) -> None:
-        """Keep the features alone: targets that do not fit in one batch are dropped for all."""
-        self.unpaired, self.labelled, self.labels, self.row_targets = reason, False, 0, None
-        self._waiting = [(rows, rows.new_zeros(rows.shape[0], 0)) for rows, _ in self._waiting]
-        if self._moments is not None:
-            self._moments = self._moments.with_targets(torch.zeros_like(self._moments.mean_y, dtype=torch.bool))
 
     def _add_residual(self, rows: Tensor, residual: Tensor | None) -> None:
         """Add to ``HᵀE``; without a residual in one batch there is none at all."""
@@ -289,12 +285,11 @@ class Features(Sum):
     def merge(self, other: Self) -> Self:
         if self.n == 0 or other.n == 0:
             return other if self.n == 0 else self
-        mine, theirs = self.whole(), other.whole()
-        if self.unpaired or other.unpaired:
-            mine, theirs = copy.copy(mine), copy.copy(theirs)
-            for part in (mine, theirs):
-                part._drop_targets(self.unpaired or other.unpaired)
-        a, b = mine.coded_alike(theirs)
+        if bool(self.unpaired) != bool(other.unpaired):
+            raise InputError(
+                f"{self.layer!r}: {self.unpaired or other.unpaired}; in the other part of the data they fit"
+            )
+        a, b = self.whole().coded_alike(other.whole())
         a, b = _rows_alike(a, b)  # type: ignore[assignment]
         rows = targets = None
         if a.rows is not None and b.rows is not None and a.row_targets is not None and b.row_targets is not None:
