@@ -375,6 +375,17 @@ def _() -> Case:
     )  # fmt: skip
 
 
+@case("positions before samples")
+def _() -> Case:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        return m.head(m.hidden(m.words(x.T)).tanh().mean(0))
+
+    parts = {"words": nn.Embedding(7, 5), "hidden": nn.Linear(5, 6), "head": nn.Linear(6, 4)}
+    missing = {f"words.{column}": "cannot be paired" for column in OF_FEATURES}
+    x = torch.arange(3 * N).reshape(N, 3) * 5 % 7
+    return usual(seeded(lambda: Around(forward, **parts)), nn.CrossEntropyLoss(), x=x, missing=missing)
+
+
 @case("layers= a part")
 def _() -> Case:
     return usual(net(), nn.CrossEntropyLoss(), options={"layers": ["2"]}, exact=net())

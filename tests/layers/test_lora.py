@@ -66,26 +66,12 @@ def test_a_plain_base_is_the_reference_of_an_adapted_model() -> None:
     base = transformers.GPT2LMHeadModel(config).double().eval()
     lora = peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True, init_lora_weights=False)
     model = peft.get_peft_model(copy.deepcopy(base), lora).double().eval()
-    ids = torch.arange(12).reshape(2, 6)
-    table = gs.measure(
-        model,
-        [{"input_ids": ids, "labels": ids}],
-        reference=base,
-        measures=["weight_change", "nfa_ptk"],
-        jacobians=True,
-    )
-    layer = next(layer for layer in select_layers(model) if layer.name.endswith("c_attn"))
-    W, W0 = layer.weight(), base.transformer.h[0].attn.c_attn.weight.detach().mT
-    assert table[layer.name]["weight_change"] == pytest.approx(float((W - W0).norm() / W0.norm()))
-    assert table[layer.name]["nfa_ptk"] is not None
-    assert {row["weight_change"] for name, row in table.rows.items() if name != layer.name} == {0}
+    data = [{"input_ids": torch.arange(12).reshape(2, 6)}]
+    table = gs.measure(model, data, reference=base, measures=["weight_change", "nfa_ptk"], jacobians=True)
+    (changed,) = (row for row in table.rows.values() if row["weight_change"])
+    assert changed["nfa_ptk"] is not None
     with pytest.raises(LayerError, match=r"0 of \d+ names match: one model has .*wte.*, the other 0"):
-        gs.measure(
-            model,
-            [{"input_ids": ids, "labels": ids}],
-            reference=nn.Sequential(nn.Linear(2, 3)),
-            measures=["weight_change"],
-        )
+        gs.measure(model, data, reference=nn.Sequential(nn.Linear(2, 3)), measures=["weight_change"])
 
 
 def test_a_base_before_tokens_were_added_is_compared_where_both_have_them() -> None:

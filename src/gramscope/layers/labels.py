@@ -193,8 +193,9 @@ def reduction_of_own_loss(model: nn.Module, inputs: Any, terms: Sequence[int]) -
         return None
 
     def loss(start: int, stop: int) -> float:
-        of_all = {k: v for k, v in inputs.items() if len(v if isinstance(v, list) else getattr(v, "shape", ())) == n}
-        found = own_loss(call_model(model, {**inputs, **{k: v[start:stop] for k, v in of_all.items()}}))
+        lengths = {k: len(v) for k, v in inputs.items() if isinstance(v, list) or (isinstance(v, Tensor) and v.dim())}
+        some = {k: v[start:stop] if lengths.get(k) == n else v for k, v in inputs.items()}
+        found = own_loss(call_model(model, some))
         return math.nan if found is None else float(found)
 
     try:

@@ -381,8 +381,9 @@ class Tape(Watcher):
             return f"{type(layer.module).__name__} overrides its forward, and its output is not W h + b of its inputs"
         if self.calls and isinstance(layer, EmbeddingLayer):
             rows, n = layer.samples(x, self.batch_dim), self.calls[-1].samples
-            several = x.dim() > 1 and rows > n  # choices side by side
-            if n and rows != n and not (several and rows % n == 0):
+            several = x.dim() > 1 and rows > n and rows % n == 0  # choices side by side
+            transposed = x.dim() > 1 and x.shape[1] == n and rows > 1  # positions first, as in XLNet
+            if n and rows != n and not several and not transposed:
                 return f"the same {rows} rows of indices serve all {n} samples (positions), so no sample has its own gradient"
         return None
 
