@@ -7,6 +7,7 @@ smaller ``J W`` is what the backward pass gives there anyway.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from gramscope.errors import InputError, LayerError, Note
 from gramscope.layers.kinds import LinearLayer
@@ -31,23 +32,19 @@ def at_own_inputs(tape: Tape, output: Tensor, budget: Budget) -> dict[str, Appli
 
     It is that where the input goes nowhere else. Layers whose sums do not fit the budget are left out.
     """
-    uses, nodes, waiting = (
-        Counter[GradientEdge](),
-        set(),
-        [get_gradient_edge(output).node] if output.requires_grad else [],
-    )
+    uses, nodes = Counter[tuple[Node, int]](), set[Node]()
+    waiting = [get_gradient_edge(output).node] if output.requires_grad else []
     while waiting:
         node = waiting.pop()
         if node not in nodes:
             nodes.add(node)
-            edges = [GradientEdge(*edge) for edge in node.next_functions if edge[0] is not None]
+            edges = [(before, number) for before, number in node.next_functions if before is not None]
             uses.update(edges)
-            waiting += [edge.node for edge in edges]
-    single = [record.applications[0] for record in tape if len(record.applications) == 1]
+            waiting += [before for before, _ in edges]
     found = {}
-    for a in single:
+    for a in [record.applications[0] for record in tape if len(record.applications) == 1]:
         linear = isinstance(a.layer, LinearLayer) and a.layer.parameter is not None
-        if linear and a.edge and a.x_edge and uses[GradientEdge(*a.x_edge[:2])] == 1:
+        if linear and a.edge and a.x_edge and uses[a.x_edge.node, a.x_edge.output_nr] == 1:
             k, d = a.z_shape[-1], a.x.shape[-1]
             if k > d and not budget.is_large((k, d)):
                 found[a.layer.name] = a
@@ -80,7 +77,8 @@ class Readout:
 
     def jacobians(self) -> Tensor:
         """Rows ``[1, 1, d, d]`` with the Gram matrix of ``J W`` over all samples and sites."""
-        return self.application.z_shape[:-1].numel() ** 0.5 * self.root[None, None]
+        rows = self.application.z_shape[:-1].numel()
+        return math.sqrt(rows) * self.root[None, None]
 
 
 def jacobian_chunks(
