@@ -61,6 +61,16 @@ def test_only_a_forward_pass_in_training_mode_with_gradients_leaves_the_average(
     assert close(weights(model), z)
 
 
+def test_hooks_that_were_there_before_see_the_weights_of_the_pass():
+    model, seen = mlp(9, 6, 3), []
+    model.register_forward_pre_hook(lambda model, _: seen.append(weights(model)))
+    optimizer = gs.FreeMuon(model)
+    train(model, optimizer, X, Y, 12)
+    z = newest(model, optimizer)
+    model(X)
+    assert close(seen[-1], z)
+
+
 def test_several_passes_before_a_step_share_one_point():
     whole, parts = mlp(9, 6, 3), mlp(9, 6, 3)
     optimizers = [gs.FreeMuon(model) for model in (whole, parts)]

@@ -165,13 +165,10 @@ def cluster() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    soon = {
-        "health_check_initial_delay_ms": 0,
-        "health_check_period_ms": 200,
-    }  # a dead node; a slow one has 10 s to answer
-    made = Cluster(
-        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, "_system_config": soon}
-    )
+    # a dead node is noticed soon, while a slow one has 10 s to answer; workers get as much of a loaded machine as others
+    settings = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 200, "worker_niceness": 0}
+    head = {"num_cpus": 1, "include_dashboard": False, "_system_config": settings}
+    made = Cluster(initialize_head=True, head_node_args=head)
     made.add_node(num_cpus=1)
     yield made
     ray.shutdown()
