@@ -23,6 +23,11 @@ if not torch.cuda.is_available():
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_runtest_setup() -> None:
+    """Weights and samples that a test draws without a generator do not depend on the tests before it."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """The folder with MNIST and CIFAR-10 in official layouts; the test is skipped where it is absent."""

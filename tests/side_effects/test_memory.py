@@ -76,14 +76,3 @@ def test_steps_of_a_monitor(model: nn.Module, record_property: Any) -> None:
         monitor.records.clear()  # records are kept on purpose
 
     stays_flat(once, STEPS, "steps of a monitor", record_property)
-
-
-def test_steps_of_virtual_covariance_learning(model: nn.Module, record_property: Any) -> None:
-    optimizer = gs.VCL(model, 0.01)
-
-    def once() -> None:
-        optimizer.zero_grad()
-        F.cross_entropy(model(X), Y).backward()
-        optimizer.step()
-
-    stays_flat(once, CAPTURES, "steps of VCL", record_property)
