@@ -243,7 +243,7 @@ def lipschitz_constant(activation: Activation | str) -> float:
 
 def _slope(function: Activation, z: Tensor) -> Tensor:
     with torch.enable_grad():
-        leaf = z.detach().clone().requires_grad_()
+        leaf = z.detach().requires_grad_()
         value = function(leaf)
         if value.shape != leaf.shape:
             raise InputError(f"activation must act entry by entry, but {tuple(z.shape)} became {tuple(value.shape)}")

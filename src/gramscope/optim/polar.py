@@ -99,7 +99,7 @@ def _completed(A: Tensor, Q: Tensor, rank: Tensor, toward: Tensor | None) -> Ten
     T = torch.eye(m, n, dtype=A.dtype, device=A.device) if toward is None else toward.to(A.dtype)
     T = T.expand_as(A).reshape(-1, m, n)
     matrices, ranks = A.reshape(-1, m, n), rank.reshape(-1).tolist()
-    completed = Q.reshape(-1, m, n).clone()
+    completed = Q.reshape(-1, m, n)
     for index, r in enumerate(ranks):
         if r == n:
             continue
