@@ -39,5 +39,7 @@ class Net(pl.LightningModule):
             optimizer = gs.VCL(self, gamma=0.1, reduction=lambda n: self.accumulated * n)
         elif self.kind == "whitened":
             optimizer = gs.GramWhitened(optimizer, self)
+        elif self.kind == "free":
+            return gs.FreeMuon(self)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
         return {"optimizer": optimizer, "lr_scheduler": schedule}

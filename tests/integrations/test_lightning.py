@@ -177,3 +177,44 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
         InputError, match="no forward of its own; name the module to measure with module=, one of 'net'"
     ):
         fit(NoForward("sgd"), tmp_path, [GramscopeCallback(HELD)])
+
+
+class Validated(Net):
+    """Keeps the weights and the step at each validation batch."""
+
+    def __init__(self) -> None:
+        super().__init__("free")
+        self.seen: dict[int, list[torch.Tensor]] = {}
+
+    def validation_step(self, batch: Any, index: int) -> None:
+        self(batch[0])
+        self.seen[self.global_step] = [p.detach().clone() for p in self.parameters()]
+
+
+def test_free_muon_validates_and_saves_the_average_inside_an_epoch(tmp_path: Path) -> None:
+    net, alone = Validated(), Net("free")
+    optimizer = alone.configure_optimizers()
+    averages = {0: [p.detach().clone() for p in alone.parameters()]}
+    batches = [(x, y) for x, y in DataLoader(TensorDataset(X, Y), batch_size=8)]
+    for step, batch in enumerate(2 * batches, 1):
+        optimizer.zero_grad()
+        alone.training_step(batch, 0).backward()
+        optimizer.step()
+        averages[step] = [p.detach().clone() for p in alone.parameters()]
+    saving = pl.callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=3, save_top_k=-1, filename="{step}")
+    options: dict[str, Any] = {"max_epochs": 2, "accelerator": "cpu", "logger": False, "enable_progress_bar": False,
+                               "enable_model_summary": False}  # fmt: skip
+    trainer = pl.Trainer(val_check_interval=2, callbacks=[saving], **options)
+    held = DataLoader(TensorDataset(*HELD), batch_size=24)
+    trainer.fit(net, DataLoader(TensorDataset(X, Y), batch_size=8), held)
+    assert sorted(net.seen) == [0, 2, 4, 6, 8, 10, 12]
+    for step, weights in net.seen.items():
+        torch.testing.assert_close(weights, averages[step], rtol=0, atol=1e-6)
+    for step in (3, 6):
+        stored = torch.load(tmp_path / f"step={step}.ckpt", weights_only=True)
+        torch.testing.assert_close(list(stored["state_dict"].values()), averages[step], rtol=0, atol=1e-6)
+    resumed = Validated()
+    pl.Trainer(enable_checkpointing=False, num_sanity_val_steps=0, **options).fit(
+        resumed, DataLoader(TensorDataset(X, Y), batch_size=8), held, ckpt_path=tmp_path / "step=6.ckpt"
+    )
+    torch.testing.assert_close([p.detach() for p in resumed.parameters()], averages[12], rtol=0, atol=1e-5)

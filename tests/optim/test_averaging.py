@@ -228,6 +228,45 @@ def test_two_networks_that_train_against_each_other():
     assert all(p.isfinite().all() for net in (one, two) for p in net.parameters())
 
 
+@pytest.mark.parametrize("target_first", [False, True])
+def test_a_target_network_that_follows_the_average(target_first: bool):
+    """As in BYOL: the target's passes, and the model's own in eval mode, are between the pass of training and its backward."""
+    views = X, X.roll(1, 0)
+    model, plain = mlp(9, 6, 6, 3), mlp(9, 6, 6, 3)
+    target = copy.deepcopy(model)
+    optimizers = gs.FreeMuon(model), gs.FreeMuon(plain)
+    followed = copy.deepcopy(target)
+    for _ in range(5):
+        optimizers[0].zero_grad()
+        aims, outputs = [], []
+        for step in ("target", "online") if target_first else ("online", "target"):
+            if step == "online":
+                outputs = [model(view) for view in views]
+            else:
+                here = weights(model)
+                target.eval()
+                model.eval()
+                with torch.no_grad():
+                    aims = [target(view) for view in reversed(views)]
+                    model(X)
+                model.train()
+                assert close(weights(model), here)
+        sum(F.mse_loss(output, aim) for output, aim in zip(outputs, aims, strict=True)).backward()
+        optimizers[0].step()
+        optimizers[1].zero_grad()
+        sum(
+            F.mse_loss(plain(view), followed(other).detach()) for view, other in zip(views, views[::-1], strict=True)
+        ).backward()
+        optimizers[1].step()
+        with torch.no_grad():
+            for slow, online in ((target, model), (followed, plain)):
+                for p, q in zip(slow.parameters(), online.parameters(), strict=True):
+                    p.lerp_(q, 0.1)
+    same(model, plain, atol=1e-14, rtol=0)
+    same(target, followed, atol=1e-14, rtol=0)
+    assert not close(weights(target), weights(mlp(9, 6, 6, 3)))
+
+
 def test_a_step_skipped_by_a_scaler_comes_back_to_the_average():
     model, optimizer = trained(dtype=torch.float32)
     plain, other = trained(dtype=torch.float32)

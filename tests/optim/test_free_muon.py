@@ -312,6 +312,7 @@ def test_closures_hooks_and_cycles():
 @pytest.mark.parametrize(
     ("given", "words"),
     [({"lr": 0.1}, "lr.*param_groups"), ({"weight_decay": 0.0}, "built-in share"), ({"alpha": 0.1}, r"gs\.VCL"),
+     ({"reduction": "sum"}, "do not depend on the scale of the loss"),
      ({"layer": ["0"]}, "did you mean 'layers'")],
 )  # fmt: skip
 def test_arguments_of_other_optimizers_say_what_to_use(given: dict[str, Any], words: str):
