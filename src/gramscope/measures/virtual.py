@@ -211,7 +211,7 @@ def virtual_against_actual(
     rounding = 8 * torch.finfo(torch.float64).eps * (before.abs() + 1e-300)
     size = torch.where(actual.abs() <= rounding, 0.0, actual.abs())
     holds = size <= limit * (1 + 1e-12) + rounding
-    agrees = (size == 0) | (virtual == 0) | (actual.sign() == virtual.sign())
+    agrees = (size == 0) | (actual.sign() == virtual.sign())
     ratio = torch.where(limit > 0, size / torch.where(limit > 0, limit, 1.0), 0.0)
     return VirtualAgreement(
         float(holds.double().mean()), float(agrees.double().mean()), constant, float(ratio.max()), actual.numel()

@@ -47,7 +47,7 @@ def singular_values(eigenvalues: Tensor, alpha: float, size: int) -> Tensor:
     ``2·eps·√size`` times the largest are rounding and count as zero.
     """
     positive = eigenvalues > cutoff(eigenvalues.dtype, size) * eigenvalues[..., :1].clamp_min(0)
-    return torch.where(positive, torch.where(positive, eigenvalues, 1.0).pow(alpha), 0.0)
+    return torch.where(positive, eigenvalues.pow(alpha), 0.0)
 
 
 def cutoff(dtype: torch.dtype, size: int) -> float:
