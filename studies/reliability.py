@@ -214,12 +214,12 @@ def faults(found: Found) -> Iterator[str]:
     yield from (
         "## Faults",
         "",
-        "Each operation on files (open, read, write, flush, rename, remove, make a folder …) of a small run, of a group, of a "
-        "sweep, of a report, of a download and of saving a table fails once in each way, or in one of the ways in turn; the "
-        "operations are counted in an undisturbed call, not listed. A *crash* ends the process there; a *power cut* also takes "
-        "from the disk what was not flushed, names in folders too: all of it, or a random part. Signals come at random lines. "
-        "The workers of the sweep run in the process of the test; Ray and processes that die are tried elsewhere, without "
-        "faults of the disk.",
+        "Whatever opens, writes, flushes, closes, renames, removes or makes a file or a folder in a small run, a sweep, a report, "
+        "a download or the saving of a table fails once: in a sweep in one way, else in each. "
+        " These operations are counted in an undisturbed call, not listed. A *crash* ends the process there; a "
+        "*power cut* also takes from the disk what was not flushed, names in folders too: all of it, or a random part. Signals "
+        "come at random lines of a run and of a group. The workers of the sweep run in the process of the test; that processes "
+        "and nodes of Ray die is tried elsewhere, without faults of the disk.",
         "",
         "*Lost*: a reported record or a written checkpoint is missing or damaged, the resumed run differs in a bit, an earlier "
         "report, data file or table is damaged, something unfinished stays, or the error does not say what could not be done.",
@@ -257,7 +257,7 @@ def side_effects(found: Found) -> Iterator[str]:
     yield from (
         "## Side effects and leaks",
         "",
-        "The user's model is as it was after an exception anywhere; many calls leave no memory behind.",
+        "The user's model is as it was after an exception at each of these lines; many calls leave no memory behind.",
         "",
     )
     rows: dict[str, list[Any]] = {}
