@@ -214,9 +214,9 @@ def faults(found: Found) -> Iterator[str]:
     yield from (
         "## Faults",
         "",
-        "Whatever opens, writes, flushes, closes, renames, removes or makes a file or a folder in a small run, a sweep, a report, "
-        "a download or the saving of a table fails once: in a sweep in one way, else in each. "
-        " These operations are counted in an undisturbed call, not listed. A *crash* ends the process there; a "
+        "Whatever opens, writes, flushes, closes, renames, removes or makes a file or a folder in a small run, a sweep, a "
+        "report, a download or the saving of a table fails once in each of the ways counted below, in a sweep in one of them "
+        "in turn. The operations are counted in an undisturbed call, not listed. A *crash* ends the process there; a "
         "*power cut* also takes from the disk what was not flushed, names in folders too: all of it, or a random part. Signals "
         "come at random lines of a run and of a group. The workers of the sweep run in the process of the test; that processes "
         "and nodes of Ray die is tried elsewhere, without faults of the disk.",
