@@ -48,6 +48,7 @@ def test_compiled_models(backend: str):
     same(model, mirror, atol=1e-5, rtol=0)
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.:DeprecationWarning")
 def test_a_model_that_ran_compiled_before_is_refused():
     torch.compiler.reset()  # what other models left behind can make torch compile anew, with the hooks
     x, y = data(30, dtype=torch.float32)
