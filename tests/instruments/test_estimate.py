@@ -39,6 +39,13 @@ def test_sums_take_no_more_than_estimated(hidden: int, memory: int) -> None:
     assert "in all" in str(found)
 
 
+def test_features_of_many_targets_take_no_more_than_estimated() -> None:
+    model, names, data = nn.Linear(6, 64), ["target_linearity"], (torch.randn(300, 6), torch.randn(300, 64))
+    found = gs.estimate(model, nn.MSELoss(), measures=names).sums["(model)"]
+    stats = collected(model, data, nn.MSELoss(), plan_of(columns_of(names, given_by(model, nn.MSELoss()))))
+    assert sum(held_bytes(total) for total in stats["(model)"].sums.values()) <= sum(found.values()) + 4096
+
+
 def test_unknown_names_are_refused() -> None:
     assert_refused("no measure 'size'", gs.estimate, problem(8)[0], LOSS, measures="size")
     with pytest.raises(TypeError, match="did you mean 'measures'"):
