@@ -206,7 +206,6 @@ class VCL(Optimizer):
             own = {matrix.part: state} if matrix.part else state
             self.state[matrix.parameter].update(own)
             self._diagnostics[matrix.name] = found
-        self._hooks.clear()
         return loss
 
     def _batches(self) -> dict[WeightMatrix, Batch]:
