@@ -13,7 +13,7 @@ import gramscope as gs
 from cases import Around, refused
 from gramscope.errors import GramscopeError, InputError, LayerError
 from gramscope.instruments.agop import dual_tangent_kernel
-from gramscope.layers.model_call import call_model
+from gramscope.layers.model_call import call_model, select_output
 
 X, Y = torch.arange(12.0).reshape(6, 2), torch.arange(6) % 3
 
@@ -101,6 +101,7 @@ class Result(NamedTuple):
 def test_parts_of_named_tuples() -> None:
     model, x = Around(lambda m, x: Result(m.layer(x), x), layer=nn.Linear(2, 3)), X.double()
     assert gs.agop(model, x, output="logits")["layer"].shape == gs.agop(model, x, output=0)["layer"].shape == (2, 2)
+    assert select_output({"loss": x.sum(), "prediction_outputs": x}) is x  # of PatchTST
     refused(gs.agop, model, x, output="scores", match="output='scores' is not in what the model returned: a Result")
     refused(gs.agop, model, x, match=r"the model returned a Result, not a tensor; say which item with output= \(an ind")
 

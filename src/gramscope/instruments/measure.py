@@ -276,7 +276,8 @@ def evaluate(column: Column, view: LayerView, notes: dict[str, Note], doubtful: 
             found = value if isinstance(value, Measured) else Measured(float(value))
         except (Missing, InputError, NumericalError) as reason:
             known = view.context.statistics.notes if isinstance(reason, NotCollected) else {}
-            why = known.get(view.layer.name) or [note for note in known.get(OUTPUT, ()) if note.kind == "left out"]
+            causes = ([n for n in known.get(name, ()) if n.kind != "remark"] for name in (view.layer.name, OUTPUT))
+            why = next(filter(None, causes), None)
             notes[key] = joined(why) if why else Note("undefined", str(reason).removeprefix(prefix))
             return None
     remarks = [Note("remark", found.remark)] if found.remark else []

@@ -141,7 +141,7 @@ class _Dequantising(torch.autograd.Function):
         return _by_expert(rows, read().to(rows.dtype).mT, counts)
 
     @staticmethod
-    def backward(ctx: Any, dz: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, dz: Tensor) -> Any:
         return _by_expert(dz, ctx.read().to(dz.dtype), ctx.counts), None, None
 
 
@@ -194,7 +194,7 @@ def run_experts(module: Any, x: Tensor, chosen: Tensor, shares: Tensor, report: 
 
     def project(name: str, rows: Tensor) -> Tensor:
         if told is not module:
-            z: Tensor = _Dequantising.apply(rows, routing.counts, partial(from_mxfp4, module, name))
+            z: Tensor = _Dequantising.apply(rows, routing.counts, partial(from_mxfp4, module, name))  # type: ignore[no-untyped-call]
         else:
             weight = getattr(module, name) if module.is_transposed else getattr(module, name).mT
             z = _by_expert(rows, weight, routing.counts)
