@@ -441,7 +441,8 @@ def elsewhere(way: str, lora: bool = False) -> Case:
     elif way == "disk":
         model = accelerate.disk_offload(model, folder, execution_device="cpu")
     elif way == "dispatched":
-        places = {name: "cpu" if i == 0 else "disk" for i, (name, _) in enumerate(model.named_children())}
+        leaves = [name for name, module in model.named_modules() if module._parameters]
+        places = {name: "disk" if i % 2 else "cpu" for i, name in enumerate(leaves)}
         model = accelerate.dispatch_model(model, places, main_device="cpu", offload_dir=folder, force_hooks=True)
     x = torch.arange(2 * N).reshape(N, 2) * 5 % 7
     return usual(
