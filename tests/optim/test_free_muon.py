@@ -37,12 +37,12 @@ class Formulas:
         self.mean, self.n, self.c, self.last, self.shortened = torch.zeros_like(self.z), 0, 1.0, None, 0
         self.before, self.u, self.v = 0.0, 0.0, 0.0
 
-    def step(self, D: torch.Tensor, lr: float = 1.0) -> None:
+    def step(self, D: torch.Tensor, lr: float = 1.0, blocks: int = 1) -> None:
         self.n += 1
         n, f = self.n, min(1, (8 / self.n) ** 0.7)
         beta = min(0.95, n / (n + 20))
         self.mean = beta * self.mean + (1 - beta) * D
-        O = orthogonalised(beta * self.mean + (1 - beta) * D)
+        O = torch.cat([orthogonalised(part) for part in (beta * self.mean + (1 - beta) * D).chunk(blocks)])
         if self.last is not None:
             self.u = beta * self.u + (1 - beta) * float((D * self.last).sum())
             self.v = beta * self.v + (1 - beta) * self.before
@@ -55,29 +55,30 @@ class Formulas:
         self.x = self.x + 9 / (n + 8) * (self.z - self.x)
 
 
+@pytest.mark.parametrize("blocks", [1, 3])
 @pytest.mark.parametrize("sizes", [(12, 6, 3), (30, 6, 3), (5, 9, 3)])
-def test_steps_are_those_of_the_formulas_under_a_schedule(sizes: tuple[int, ...]):
+def test_steps_are_those_of_the_formulas_under_a_schedule(sizes: tuple[int, ...], blocks: int):
     model, mirror = mlp(*sizes), mlp(*sizes)  # the mirror has the weights z
     x, y = data(sizes[0])
-    optimizer = gs.FreeMuon(model)
+    optimizer = gs.FreeMuon(model, split={"0": blocks})
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, 40)
     rest = [mirror[0].bias, *mirror[2].parameters()]
     averages = [p.detach().clone() for p in rest]
     adam = torch.optim.AdamW(rest, lr=0.02, betas=(0.9, 0.99), weight_decay=0.0, eps=1e-100)
-    own = Formulas(mirror[0].weight, math.sqrt(max(1, sizes[1] / sizes[0])))
+    own = Formulas(mirror[0].weight, math.sqrt(max(1, sizes[1] / blocks / sizes[0])))
     for n in range(1, 40):
         lr, share = 1 - (n - 1) / 40, min(1, (8 / n) ** 0.7)
         adam.param_groups[0]["lr"] = lr * 0.02 * share
         y = y.roll(n // 6)  # so that some steps overshoot
         train(mirror, adam, x, y)
-        own.step(mirror[0].weight.grad, lr)
+        own.step(mirror[0].weight.grad, lr, blocks)
         mirror[0].weight.data, mirror[0].weight.grad = own.z.clone(), None
         averages = [a.lerp(p.detach(), 9 / (n + 8)) for a, p in zip(averages, rest, strict=True)]
         train(model, optimizer, x, y)
         schedule.step()
         for p, q in zip(model.parameters(), [own.x, *averages], strict=True):
             torch.testing.assert_close(p.detach(), q, atol=1e-10, rtol=0)
-    assert own.shortened
+    assert own.shortened or blocks > 1
     model(x)
     same(model, mirror, atol=1e-10, rtol=0)
 
@@ -179,6 +180,65 @@ def test_recurrent_and_transposed_layers_and_embeddings_count_in_the_choice():
     decoder = nn.Sequential(nn.Conv1d(2, 4, 2), nn.ConvTranspose1d(4, 3, 2), nn.ConvTranspose1d(3, 2, 2))
     assert chosen(gs.FreeMuon(decoder)) == ["0.weight", "1.weight"]
     assert gs.VCL(nn.Sequential(table, gru, linear)).matrices[0].name == "2.weight"  # it sees no others' inputs
+
+
+def test_fused_projections_and_experts_are_matrices_of_their_own():
+    """The first step of each query, key and value, of each head, and of each expert that has tokens."""
+    sizes = {
+        "hidden_size": 8,
+        "intermediate_size": 12,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+    }
+    transformers = pytest.importorskip("transformers")
+    mixtral = transformers.MixtralConfig(**sizes, vocab_size=11, num_local_experts=6)
+    gpt = transformers.GPT2Config(n_embd=8, n_head=2, n_layer=1, n_positions=9, vocab_size=11)
+    heads = 3 * gpt.num_attention_heads
+    for model, split, name, blocks in (
+        (transformers.MixtralForCausalLM(mixtral), {}, "model.layers.0.mlp.experts.gate_up_proj", 6),
+        (transformers.GPT2LMHeadModel(gpt), {"*.c_attn": 3}, "transformer.h.0.attn.c_attn.weight", 3),
+        (transformers.GPT2LMHeadModel(gpt), {"*.c_attn": heads}, "transformer.h.0.attn.c_attn.weight", heads),
+    ):
+        model.double()
+        optimizer = gs.FreeMuon(model, split=split)
+        weight = model.get_parameter(name)
+        before = weight.detach().clone()
+        for p in model.parameters():
+            p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(0), dtype=p.dtype)
+        if weight.dim() == 3:
+            weight.grad[:1] = 0  # no tokens
+        gradient = weight.grad
+        optimizer.step()
+        steps = weight.detach() - before
+        if weight.dim() == 2:
+            steps, gradient = (x.T.unflatten(0, (blocks, -1)) for x in (steps, gradient))
+        assert len(steps) == blocks
+        scale = 0.18 * math.sqrt(max(1, steps.shape[1] / steps.shape[2]))
+        for step, D in zip(steps, gradient, strict=True):
+            expected = -scale * orthogonalised(D) if D.any() else 0 * D
+            torch.testing.assert_close(step, expected, atol=1e-8, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("split", "error", "words"),
+    [({"0": 4}, InputError, r"0\.weight of shape \(6, 7\) has no 4 equal blocks"), ({"0": 0}, InputError, "no 0 equal blocks"),
+     ({"qkv": 3}, LayerError, "'qkv'")],
+)  # fmt: skip
+def test_splits_that_do_not_fit_are_refused(split: dict[str, int], error: type[Exception], words: str):
+    with pytest.raises(error, match=words):
+        gs.FreeMuon(mlp(7, 6, 3), split=split)
+
+
+def test_equal_shapes_are_orthogonalised_in_one_product(monkeypatch: pytest.MonkeyPatch):
+    model = nn.Sequential(*(nn.Conv1d(4, 6, 3, groups=2) if i % 2 else nn.Conv1d(6, 4, 3, groups=2) for i in range(6)))
+    shapes: list[torch.Size] = []
+    whole = directions.orthogonalise_
+    monkeypatch.setattr(directions, "orthogonalise_", lambda X: (shapes.append(X.shape), whole(X))[1])
+    optimizer = gs.FreeMuon(model)
+    model(torch.randn(2, 6, 20)).square().sum().backward()
+    optimizer.step()
+    assert shapes == [(6, 2, 9), (4, 3, 6)]  # of three and two layers with two groups each
 
 
 def test_matrices_of_a_stack_without_a_gradient_take_no_step():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -102,14 +102,18 @@ def _choice(
     return Choice(tuple(matrices), others, {p: names[id(p)] for p in parameters}, head)
 
 
-def choose_trained(model: nn.Module, layers: LayerSelector, *, by_gradient: bool) -> Choice:
+def choose_trained(
+    model: nn.Module, layers: LayerSelector, *, by_gradient: bool, split: Mapping[str, int] | None = None
+) -> Choice:
     """The matrices that an optimizer with steps of its own trains.
 
     With ``layers=None`` these are the weights of all linear-like layers, except for the head where there are others
     (:func:`head_layers`). An optimizer that needs gradients alone (``by_gradient``) also trains weights whose layer has inputs
     that are not seen, such as those of recurrent modules and fused experts, and lookup tables that nothing else uses.
+    ``split`` gives the number of equal blocks of a layer's outputs that are matrices of their own.
 
     Raises:
+        InputError: a layer does not have so many blocks.
         LayerError: a layer asked for by ``layers`` cannot be trained, or none can.
     """
     root = unwrap(model)
@@ -117,6 +121,9 @@ def choose_trained(model: nn.Module, layers: LayerSelector, *, by_gradient: bool
     trained = [p for p in root.parameters() if p.requires_grad]
     names = _names([{"params": trained}], root)
     candidates, others = _layer_matrices(root, names)
+    for pattern, blocks in (split or {}).items():
+        found = {layer.name for layer in select_layers(root, pattern, factors=True)}
+        candidates = [_split(m, blocks) if found & {layer.name for layer in m.layers} else m for m in candidates]
     if by_gradient and layers is None:
         tables = _own_tables(root, names)
         others = {name: reason for name, reason in others.items() if name not in {table.name for table in tables}}
@@ -150,6 +157,14 @@ def choose_trained(model: nn.Module, layers: LayerSelector, *, by_gradient: bool
     for matrix in matrices:
         _check_packed(matrix, matrices)
     return _choice(matrices, others, trained, names, head)
+
+
+def _split(matrix: WeightMatrix, blocks: int) -> WeightMatrix:
+    if len(matrix.shape) != 2 or not isinstance(blocks, int) or blocks < 1 or matrix.shape[0] % blocks:
+        raise InputError(
+            f"split: {matrix.name} of shape {tuple(matrix.shape)} has no {blocks!r} equal blocks of outputs"
+        )
+    return replace(matrix, blocks=blocks)
 
 
 def head_layers(model: nn.Module) -> tuple[Layer, ...]:

@@ -114,6 +114,8 @@ class FreeMuon(Optimizer):
         layers: names, globs or module types of the layers whose weights take Muon's steps. ``None``: every linear-like layer
             but the head, and embeddings whose weight is not tied. The head is what a Hugging Face model names in
             ``get_output_embeddings()``, else the layer registered last. :meth:`summary` shows the choice.
+        split: names or globs of layers, each with the number of equal blocks of its outputs that are matrices of their own: 3
+            for query, key and value of a fused layer, 3 × ``config.num_attention_heads`` for their heads.
         process_group: the processes that have the same gradients, which divide the work: by default those of a
             ``DistributedDataParallel`` model, else the default group of ``torch.distributed``; ``False`` where every process
             trains a model of its own.
@@ -145,13 +147,14 @@ class FreeMuon(Optimizer):
         self,
         model: nn.Module,
         layers: LayerSelector = None,
+        split: Mapping[str, int] | None = None,
         process_group: Group = None,
         **unknown: Any,
     ) -> None:
-        refuse_arguments("FreeMuon", unknown, "model layers process_group", _INSTEAD)
-        self._arguments: dict[str, Any] = {"layers": layers, "process_group": process_group}
+        refuse_arguments("FreeMuon", unknown, "model layers split process_group", _INSTEAD)
+        self._arguments: dict[str, Any] = {"layers": layers, "split": split, "process_group": process_group}
         self.model, self._root = model, unwrap(model)
-        self._choice = choose_trained(model, layers, by_gradient=True)
+        self._choice = choose_trained(model, layers, by_gradient=True, split=split)
         sharded = [p for p in self._choice.names if is_sharded(p)]
         #: processes that hold parts of the same parameters
         self._holders = list({e.group.group_name: e for p in sharded if (e := shards(p)[0])}.values())

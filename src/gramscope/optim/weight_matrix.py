@@ -19,16 +19,18 @@ class WeightMatrix:
         name: for messages.
         parameter: the tensor.
         layers: the linear-like layers that apply it; without any the tensor is read as ``[shape[0], -1]``.
+        blocks: of equally many rows, each of which is a matrix of its own, such as query, key and value of a fused layer.
     """
 
     name: str
     parameter: Tensor = field(repr=False)
     layers: tuple[Layer, ...] = field(default=(), repr=False)
+    blocks: int = 1
 
     @cached_property
     def shape(self) -> torch.Size:
         """``[k, d]`` or ``[groups, k, d]``."""
-        return self.read().shape
+        return self.view(torch.empty(self.parameter.shape, dtype=self.parameter.dtype, device="meta")).shape
 
     @property
     def part(self) -> str:
@@ -38,7 +40,8 @@ class WeightMatrix:
 
     def view(self, tensor: Tensor) -> Tensor:
         """A tensor of the parameter's shape in matrix form."""
-        return self.layers[0].to_matrix(tensor) if self.layers else tensor.flatten(1)
+        matrix = self.layers[0].to_matrix(tensor) if self.layers else tensor.flatten(1)
+        return matrix if self.blocks == 1 else torch.unflatten(matrix, 0, (self.blocks, -1))
 
     def read(self) -> Tensor:
         """The weights, detached."""
@@ -62,4 +65,5 @@ class WeightMatrix:
     def native(self, matrix: Tensor) -> Tensor:
         """A matrix of :attr:`shape` in the parameter's own form."""
         shape = self.parameter.shape
+        matrix = matrix if self.blocks == 1 else matrix.flatten(0, 1)
         return self.layers[0].from_matrix(matrix, shape) if self.layers else matrix.reshape(shape)
