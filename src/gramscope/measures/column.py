@@ -416,8 +416,9 @@ def _on_column_space(gram: Tensor, agop: Tensor) -> Tensor:
         half = psd_power(gram, -0.5)
         return half @ agop @ half
     R, scale = factor
-    once = torch.linalg.solve_triangular(R.mT, agop / torch.outer(scale, scale), upper=False)
-    return torch.linalg.solve_triangular(R, once, upper=True, left=False)
+    once: Tensor = torch.linalg.solve_triangular(R.mT, agop / torch.outer(scale, scale), upper=False)
+    twice: Tensor = torch.linalg.solve_triangular(R, once, upper=True, left=False)
+    return twice
 
 
 def estimated_ansatz(W: Tensor, products: Tensor) -> Ansatz:

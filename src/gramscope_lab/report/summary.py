@@ -90,7 +90,8 @@ def _alignment(runs: Runs) -> list[str]:
                 above[layer] = nfa.values[0].mean - null.values[0].mean, nfa.values[-1].mean - null.values[-1].mean
         if above:
             layer = max(above, key=lambda name: above[name][1])
-            most.append("{2} with {3} ({0:.2f} to {1:.2f})".format(*above[layer], layer, setting.name))
+            start, end = above[layer]
+            most.append(f"{layer} with {setting.name} ({start:.2f} to {end:.2f})")
     if not most:
         return []
     told = f"How far weights point where the output is sensitive, above chance, ended highest in {_several(most)}."
