@@ -168,3 +168,8 @@ def test_figures_show_kinds_by_block_or_a_line_with_its_null(backend: str) -> No
     else:
         assert figures[0].axes[0].images[0].get_array().tolist() == [[1, 2, 3], [2, 3, 4]]
         assert [line.get_label() for line in figures[1].axes[0].lines] == ["nfa", "nfa_null"]
+
+
+def test_a_column_without_numbers_can_be_drawn() -> None:
+    pytest.importorskip("matplotlib")
+    assert Table({"block.0.fc": {"nc1": None}, "block.1.fc": {"nc1": None}}).plot("nc1") is not None

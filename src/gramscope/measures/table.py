@@ -323,8 +323,8 @@ def _rows(first: list[str], columns: list[list[str]]) -> list[list[str]]:
 def heading_lines(name: str, width: int) -> list[str]:
     """A name in lines about as wide as its column, broken at underscores.
 
-    >>> heading_lines("target_linearity_null", 6), heading_lines("nc1", 6)
-    (['target', 'linearity', 'null'], ['nc1'])
+    >>> heading_lines("target_linearity_null", 15), heading_lines("target_linearity_null", 16)
+    (['target', 'linearity_null'], ['target_linearity', 'null'])
     """
     lines: list[str] = []
     for part in name.split("_"):
