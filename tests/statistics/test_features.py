@@ -82,8 +82,10 @@ def test_the_label_to_ignore() -> None:
     stats = gs.collect(model, (x, y), nn.CrossEntropyLoss(ignore_index=255))
     assert stats["0"].features.n == 5
     assert stats.network.counted == 5
-    table = gs.measure(model, (x, y), nn.CrossEntropyLoss(ignore_index=255), measures="surrogate")
-    assert table["0"]["surrogate"] is not None
+    name, loss = "surrogate_change_predicted", nn.CrossEntropyLoss(ignore_index=255, reduction="sum")
+    table = gs.measure(model, (x, y), loss, measures=[name])
+    without = gs.measure(model, (x[y != 255], y[y != 255]), loss, measures=[name])
+    assert table["0"][name] * 6 / 5 == pytest.approx(without["0"][name])  # the step is that of a mean over all samples
 
 
 def test_labels_of_minus_one_and_one() -> None:
