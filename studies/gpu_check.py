@@ -122,8 +122,8 @@ def cost(given: argparse.Namespace) -> None:
         passes()
     model.zero_grad(set_to_none=True)
     print(f"forward and backward {plain.seconds:.2f} s, {plain.gib:.1f} GiB", flush=True)
-    for memory in (2**24, None):
-        profile, options = cProfile.Profile(), {} if memory is None else {"memory": memory}
+    for memory in given.memory:
+        profile, options = cProfile.Profile(), {"memory": memory} if memory else {}
         ended = ""
         signal.alarm(given.limit)
         try:
@@ -320,6 +320,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--limit", type=int, default=45, help="seconds after which a table is given up")
+    parser.add_argument("--memory", type=int, nargs="+", default=[0, 2**24], help="budgets of tables; 0 is the default")
     parser.add_argument("--parts", default=",".join(PARTS))
     given = parser.parse_args()
     warnings.simplefilter("ignore")
