@@ -105,14 +105,14 @@ def test_a_default_device_changes_nothing() -> None:
 def test_sums_live_where_their_layer_is() -> None:
     accelerate = pytest.importorskip("accelerate")
     whole = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
-    places = {"0": "cpu", "1": "cpu", "2": "second:0"}
+    places = {"0": "cpu", "1": "cpu", "2": f"{DEVICE}:0"}
     model = accelerate.dispatch_model(copy.deepcopy(whole), places, main_device="cpu")
     data, loss = (calls.X, calls.Y), nn.CrossEntropyLoss()
     found, expected = (gs.measure(m, data, loss, measures="all") for m in (model, whole))
     for layer in ("0", "2"):
         assert_close(found[layer], expected[layer])
     statistics = gs.collect(model, data, loss)
-    assert [statistics[name].D.device.type for name in ("0", "2")] == ["cpu", "second"]
+    assert [statistics[name].D.device.type for name in ("0", "2")] == ["cpu", DEVICE]
 
 
 def assert_close(found: Any, expected: Any) -> None:

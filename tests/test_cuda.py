@@ -58,6 +58,7 @@ def test_monitor_capture_and_public_functions_on_cuda() -> None:
     assert gs.neural_collapse(record.h[:, 0], y.cuda()).nc1 > 0
 
 
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
 @pytest.mark.parametrize(
     "make", [gs.FreeMuon, gs.VCL, lambda model: gs.GramWhitened(torch.optim.SGD(model.parameters(), lr=0.1), model)]
 )

@@ -17,6 +17,7 @@ transformers = pytest.importorskip("transformers")
 
 def test_an_expert_without_tokens_has_no_gradient() -> None:
     model, x, y = BY_NAME["experts"].make(n=1)
+    vars(model.get_submodule("block.experts")).pop("has_post_expert_norm", None)  # transformers up to 5.17 has it not
     with gs.capture(model) as tape:
         tape.backward(sample_losses(model(x[:1, :1]), y[:1]))
     record = tape["block.experts.gate_up_proj"]

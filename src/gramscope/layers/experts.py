@@ -204,7 +204,7 @@ def run_experts(module: Any, x: Tensor, chosen: Tensor, shares: Tensor, report: 
 
     z = project(first, x[routing.token])
     z = project("down_proj", told._apply_gate(z) if told.has_gate else module.act_fn(z))
-    if told.has_post_expert_norm:
+    if getattr(told, "has_post_expert_norm", False):
         z = module.post_expert_norm(z)
     z = z * shares.reshape(-1)[routing.order].unsqueeze(-1)
     return torch.zeros_like(x).index_add(0, routing.token, z.to(x.dtype))
