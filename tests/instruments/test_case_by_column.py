@@ -172,6 +172,84 @@ def derived(layer: Any, x: Tensor) -> Tensor:
     return h + (1 - h.square()) * (layer(torch.ones_like(x)) - layer(torch.zeros_like(x)))
 
 
+# --- weights whose gradient is not Σ δhᵀ ----------------------------------------------------------------------------------
+
+ANOTHER_WAY = {f"a.{column}": "the weight gets gradients another way" for column in OF_LOSS}
+
+
+class Doubled(torch.autograd.Function):
+    """The identity, whose backward doubles."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return 2 * gradient
+
+
+class DoublesItsGradient(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, Doubled.apply(self.weight), self.bias)
+
+
+def recomputed(m: Any, x: Tensor) -> Tensor:
+    """A layer whose inputs are twice as large when its activations are computed again."""
+    inside = lambda x: m.a(x * (2 if torch._C._current_graph_task_id() >= 0 else 1))  # noqa: E731
+    return m.b(torch.utils.checkpoint.checkpoint(inside, x, use_reentrant=False).tanh())
+
+
+def another_way(forward: Callable[[Any, Tensor], Tensor], kind: type[nn.Linear] = nn.Linear, **more: Any) -> Case:
+    model = seeded(lambda: Around(forward, a=kind(5, 7), b=nn.Linear(7, 4)))
+    return usual(model, more.pop("loss", nn.CrossEntropyLoss()), missing=ANOTHER_WAY, **more)
+
+
+CASES["second use"] = lambda: another_way(lambda m, x: m.b(m.a(x).tanh() + F.linear(x, m.a.weight)))
+CASES["own backward"] = lambda: another_way(lambda m, x: m.b(m.a(x).tanh()), DoublesItsGradient)
+CASES["recomputed with other values"] = lambda: another_way(recomputed)
+
+
+@case("penalty on a weight")
+def _() -> Case:
+    def loss(returned: Any, batch: Any) -> Tensor:
+        return F.cross_entropy(returned, batch[1], reduction="none") + 0.01 * own.model.a.weight.square().sum()
+
+    own = another_way(
+        lambda m, x: m.b(m.a(x).tanh()), loss=loss, total=lambda exact: loss(exact(X), (X, LABELS)).mean()
+    )
+    return own
+
+
+@case("hook on a weight")
+def _() -> Case:
+    own = another_way(lambda m, x: m.b(m.a(x).tanh()))
+    own.model.a.weight.register_hook(lambda gradient: gradient.clamp(max=0))
+    return own
+
+
+def test_the_first_batch_with_gradients_is_compared_and_the_model_stays_as_it_was() -> None:
+    model = CASES["second use"]().model
+    model.b.weight.requires_grad_(False)
+    data = [(X, torch.full_like(LABELS, -100)), (X, LABELS)]
+    table = gs.measure(model, data, nn.CrossEntropyLoss(), measures=["gradient_norm"], progress=False)
+    assert table["a"]["gradient_norm"] is None
+    assert table["b"]["gradient_norm"] is not None
+    assert [(p.grad, bool(p._backward_hooks), p.requires_grad) for p in model.parameters()] == [
+        (None, False, name != "b.weight") for name, _ in model.named_parameters()
+    ]
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_gradient_of_rounding_errors_is_not_taken_for_another(autocast: bool) -> None:
+    x, y = normal(4096, 5), normal(4096, 3, seed=1)
+    model = nn.Linear(5, 3, bias=False, dtype=torch.float32)
+    model.weight.data = torch.linalg.lstsq(x, y).solution.T.float()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        table = gs.measure(model, (x.float(), y.float()), nn.MSELoss(), measures=["gradient_norm"], progress=False)
+    assert table["(model)"]["gradient_norm"] is not None
+
+
 # --- losses -------------------------------------------------------------------------------------------------------------
 
 

@@ -14,9 +14,19 @@ from torch.autograd.graph import GradientEdge
 from gramscope.errors import LayerError
 from gramscope.layers.batches import tensors_in
 from gramscope.layers.kinds import AttentionProjection, Layer, sum_outer
+from gramscope.linalg.arrays import without_autocast
+from gramscope.linalg.stochastic import probes
 
 #: why a layer has no D where a derivative is a part of the output or of the loss (force fields, gradient penalties)
 DIFFERENTIATED = "no gradients: the model or its loss differentiates through this layer, so D is more than Σ δhᵀ"
+#: why a layer has no D where autograd's gradient of the weight is another
+OTHER_GRADIENT = (
+    "no gradients: D = Σ δhᵀ differs from autograd's gradient of the weight, on the first batch and in such layers by up to "
+    "{:.2g} % of its size, so the weight gets gradients another way: a second use, a hook, a function with its own backward, "
+    "or activations computed again with other values"
+)
+#: random signs by which two gradients of a weight are compared
+PROBES = 8
 
 
 class Call:
@@ -156,8 +166,8 @@ class LayerRecord:
         self._factor_of_call = factor
         self._call_was_reached = reached
         self.applications: list[Application] = []
-        #: whether a backward pass that is itself differentiated went through the layer before the one of the loss
-        self.differentiated = False
+        #: why the layer has no D and no Σ: :data:`DIFFERENTIATED` or :data:`OTHER_GRADIENT`; empty where it has
+        self.problem = ""
         self._weight: Tensor | None = None
 
     @property
@@ -194,8 +204,8 @@ class LayerRecord:
     @property
     def D(self) -> Tensor:
         """``D = Σ_i δ_i h_iᵀ``, the weight gradient of the summed loss, ``[k, d]``."""
-        if self.differentiated:
-            raise LayerError(f"layer {self.name!r} has {DIFFERENTIATED}")
+        if self.problem:
+            raise LayerError(f"layer {self.name!r} has {self.problem}")
         terms = []
         for a in self._seen():
             a.check_unchanged()
@@ -216,6 +226,28 @@ class LayerRecord:
         for a in self._seen():
             a.check_unchanged()
             a.layer.add_weight_gradient(a.x, self._received(a), total)
+
+    def of_gradient(self, gradient: Tensor) -> Tensor:
+        """What is kept of autograd's gradient of the weight: its product with random signs, ``[…, k, PROBES]``."""
+        matrix = self.layer.to_matrix(gradient)
+        return _times_signs(matrix.to(torch.promote_types(matrix.dtype, torch.float32)))
+
+    def gradient_error(self, kept: Tensor) -> float:
+        """How far D is from autograd's gradient, relative to the larger of both; 0 where rounding explains it.
+
+        Args:
+            kept: of :meth:`of_gradient`.
+        """
+        D = _times_signs(self.D).to(kept.dtype) if self.reached else torch.zeros_like(kept)
+        error, size = float((kept - D).norm()), float(torch.maximum(kept.norm(), D.norm()))
+        known = {kept.device.type} | {a.z_dtype for a in self.applications}
+        exact = known <= {"cpu", torch.float32, torch.float64} and self.layer.native_weight().itemsize > 2
+        relative, of_terms = (1e-3, 2e-6) if exact else (3e-2, 1e-2)
+        if not error > relative * size:
+            return 0.0
+        seen = [a for a in self.applications if a.dz is not None]
+        terms = [a.layer.weight_gradient(a.x.abs(), a.dz.abs()).norm() for a in seen if a.dz is not None]
+        return error / size if error > of_terms * PROBES**0.5 * float(sum(terms)) else 0.0  # terms may cancel
 
     def forget(self) -> None:
         """Drop everything seen."""
@@ -266,3 +298,8 @@ class LayerRecord:
                 f"the applications of layer {self.name!r} have shapes {shapes}, which do not join into one "
                 "[batch, sites, features]; use .D and .Sigma, or look at .applications"
             ) from error
+
+
+def _times_signs(matrix: Tensor) -> Tensor:
+    with without_autocast(matrix.device):
+        return matrix @ probes(matrix.shape[-1], PROBES, matrix)

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, TypeAlias
 from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from gramscope.errors import Kind, LayerError, Note, ResultWarning
 from gramscope.layers.batches import first_tensor
@@ -25,7 +27,7 @@ from gramscope.layers.intercepted_functions import Sink, Tap, taps_of
 from gramscope.layers.kinds import EmbeddingLayer, Layer, NamedWeightLayer
 from gramscope.layers.losses import check_reduction
 from gramscope.layers.modules import ModuleHook
-from gramscope.layers.record import Application, Call, LayerRecord
+from gramscope.layers.record import DIFFERENTIATED, OTHER_GRADIENT, Application, Call, LayerRecord
 from gramscope.layers.select import Selection
 
 _WATCHERS: WeakSet[Watcher] = WeakSet()
@@ -189,6 +191,8 @@ class Tape(Watcher):
         self._copy_weights = copy_weights
         self._per_sample = False
         self._accepting = True
+        #: whether the next backward pass compares D with autograd's gradients of the weights
+        self.compares = False
         self.explicit = False
         self.ran = False
         self.applied_layers: set[str] = set()
@@ -262,14 +266,43 @@ class Tape(Watcher):
             refused = "; ".join(f"{name}: {self.unsupported[name]}" for name in sorted(self._refused))
             reason = "all of them ran without a gradient graph" if blind else refused or "none was applied"
             raise LayerError(f"the loss does not depend on any captured layer: {reason}")
-        with self.paused():
-            gradients = torch.autograd.grad(losses, edges, retain_graph=retain_graph, allow_unused=True)
-        for a, gradient in zip(waiting, gradients, strict=True):
+        kept: dict[str, Tensor] = {}
+        with self.paused(), self._keeping(kept) as weights:
+            gradients = torch.autograd.grad(losses, [*edges, *weights], retain_graph=retain_graph, allow_unused=True)
+        for a, gradient in zip(waiting, gradients, strict=False):
             if gradient is not None:
                 a.dz = gradient.detach() if a.dz is None else a.dz + gradient.detach()
+        self._compare(kept)
         reached = {a.layer.name for a in self.applications() if a.dz is not None}
-        reached |= {record.name for record in self if record.differentiated}  # through its weight
+        reached |= {record.name for record in self if record.problem}  # through its weight
         self.note_reached("no gradient", reached, "the loss does not reach it")
+
+    @contextmanager
+    def _keeping(self, kept: dict[str, Tensor]) -> Iterator[list[GradientEdge]]:
+        """Weights of single layers whose gradients, asked for in this block, are dropped once a little of them is ``kept``."""
+        modules = self.model.modules() if self.compares else ()
+        uses = Counter(p for module in modules for p in module._parameters.values() if p is not None)
+        owners: dict[nn.Parameter, list[LayerRecord]] = {}
+        for record in self:
+            p = record.layer.parameter
+            if p is not None and p.requires_grad and uses[p] == 1:
+                owners.setdefault(p, []).append(record)  # several where it holds queries, keys and values
+
+        def keep(records: list[LayerRecord], gradient: Tensor) -> Tensor | None:
+            kept.update({record.name: record.of_gradient(gradient) for record in records})
+            return None if gradient.is_sparse else gradient.new_zeros(()).expand_as(gradient)
+
+        with ExitStack() as hooks:
+            for p, records in owners.items():
+                hooks.callback(p.register_hook(partial(keep, records)).remove)  # type: ignore[no-untyped-call]
+            yield [get_gradient_edge(p) for p in owners]
+
+    def _compare(self, kept: dict[str, Tensor]) -> None:
+        """Note the layers whose D is not autograd's gradient of the weight."""
+        errors = {name: self[name].gradient_error(value) for name, value in kept.items() if not self[name].problem}
+        for name in [name for name, error in errors.items() if error]:
+            self[name].problem = OTHER_GRADIENT.format(100 * max(errors.values()))
+        self.compares = self.compares and not any(value.any() for value in kept.values())
 
     def forget_gradients(self) -> None:
         """Drop the gradients that have come back."""
@@ -401,7 +434,7 @@ class Tape(Watcher):
                 known = application.dz
                 application.dz = gradient.detach() if known is None else known + gradient.detach()
             elif torch.is_grad_enabled():  # this backward pass will be differentiated itself
-                tape.records[application.layer.name].differentiated = True
+                tape.records[application.layer.name].problem = DIFFERENTIATED
 
         z.register_hook(receive)  # type: ignore[no-untyped-call]
 

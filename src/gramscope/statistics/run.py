@@ -39,7 +39,7 @@ from gramscope.layers.model_call import (
     select_output,
 )
 from gramscope.layers.modules import unwrap
-from gramscope.layers.record import DIFFERENTIATED, Application, LayerRecord
+from gramscope.layers.record import Application, LayerRecord
 from gramscope.layers.select import matched_layers, select_layers, select_modules
 from gramscope.layers.tape import Observer, Tape
 from gramscope.linalg.budget import trim_malloc
@@ -176,6 +176,7 @@ class _Run:
 
     def __init__(self, model: nn.Module, loss: Loss | None, plan: Plan, tape: Tape, order: list[str]) -> None:
         self.model, self.loss, self.plan, self.tape, self.order = model, loss, plan, tape, order
+        tape.compares = "delta" in plan.needs
         root = unwrap(model)
         modules = select_modules(root, plan.outputs) if plan.outputs else {}
         inferred = plan.channels == "auto"
@@ -308,14 +309,14 @@ class _Run:
             plan.notes.remark("(positions)", PER_POSITION)
         if not plan.needs_gradients:
             return
-        for record in tape:
-            for kind in plan.sums if record.differentiated else ():
-                if "delta" in kind.needs:
-                    plan.notes.leave_out(record.name, kind, DIFFERENTIATED)
         if plan.residuals or "parameter_gradient" in plan.needs:
             with tape.paused():
                 self._add_other_gradients(result, total)
         tape.backward(total, retain_graph="J" in plan.needs)
+        for record in tape:
+            for kind in plan.sums if record.problem else ():
+                if "delta" in kind.needs:
+                    plan.notes.leave_out(record.name, kind, record.problem)
 
     def _add_other_gradients(self, result: BatchResult, total: Tensor) -> None:
         """``E = −∂L/∂f`` and the parameters' own gradients, as far as they are wanted."""
