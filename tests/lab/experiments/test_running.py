@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -164,20 +162,6 @@ def test_the_records_are_enough_to_judge(done: Callable[[str], Reproduction]) ->
     before = (found.path / "sgd-two-layer-digits").stat().st_mtime_ns
     assert reproduce("vcl-fig2", found.options, values=SMALL["vcl-fig2"], out=found.path).claims == found.claims
     assert (found.path / "sgd-two-layer-digits").stat().st_mtime_ns == before  # nothing was trained again
-
-
-def test_the_documented_experiment_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (Path(__file__).parents[3] / "docs/howto/extend.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"^```python\n(from __future__.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
-    (tmp_path / "documented.py").write_text(code)
-    monkeypatch.syspath_prepend(tmp_path)
-    experiment = importlib.import_module("documented").EXPERIMENT
-    entry = MadeEntry("documented", "[VCL]", "of the page", "", lambda: experiment)
-    monkeypatch.setattr(running, "find", lambda name: entry)
-    found = reproduce("documented", Options(device="cpu"), values={"seeds": (0, 1)}, out=tmp_path / "x")
-    (claim,) = found.claims
-    assert claim.claim == "test accuracy above 90 % (digits)"
-    assert found.figures[0].is_file()
 
 
 # -- parts and claims ---------------------------------------------------------------------------------------------
