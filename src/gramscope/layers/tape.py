@@ -148,7 +148,8 @@ def _reporter(layer: Layer, sink: Sink, tap: Tap | None) -> Callable[..., Tensor
             return None
         x = args[0] if args and isinstance(args[0], Tensor) else first_tensor((args, kwargs))
         if x is not None and isinstance(output, Tensor):
-            return sink(layer, x.to(output.device), output)  # accelerate moves inputs inside the module
+            # accelerate moves inputs inside the module
+            return sink(layer, x if x.device == output.device else x.to(output.device), output)
         if layer.scope is module:
             return None
         raise LayerError(f"layer {layer.name!r} was called without a tensor or did not return one")

@@ -164,15 +164,17 @@ def cluster() -> Iterator[Any]:
     ray = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     # a dead node is noticed soon, while a slow one has 10 s to answer; workers get as much of a loaded machine as others
     settings = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 200, "worker_niceness": 0}
     head = {"num_cpus": 1, "include_dashboard": False, "_system_config": settings}
-    made = Cluster(initialize_head=True, head_node_args=head)
-    made.add_node(num_cpus=1)
-    yield made
-    ray.shutdown()
-    made.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # workers import the gated net
+        made = Cluster(initialize_head=True, head_node_args=head)
+        made.add_node(num_cpus=1)
+        yield made
+        ray.shutdown()
+        made.shutdown()
 
 
 ray_test = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:::ray"), pytest.mark.xdist_group("ray")]
