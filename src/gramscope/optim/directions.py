@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gramscope.distributed.exchange import Exchange, balanced, is_sharded
 from gramscope.optim.orthogonalise import in_pieces, orthogonalise_, working_dtype
-from gramscope.optim.processes import cost, gather, scatter, shards
+from gramscope.optim.processes import by_processes, cost, gather, scatter, shards
 from gramscope.optim.weight_matrix import WeightMatrix
 
 #: gradient, mean and the weight of the mean: ``torch.lerp`` of the three is to be orthogonalised
@@ -56,11 +56,7 @@ def directions(leads: Mapping[Tensor, Lead], matrices: Matrices, exchange: Excha
 
 def _owners(exchanges: Mapping[Tensor, Exchange | None], matrices: Matrices) -> Iterator[tuple[Tensor, int]]:
     """The process that orthogonalises each parameter."""
-    groups: dict[str, tuple[Exchange, list[Tensor]]] = {}
-    for p, exchange in exchanges.items():
-        if exchange is not None:
-            groups.setdefault(exchange.group.group_name, (exchange, []))[1].append(p)
-    for exchange, members in groups.values():
+    for exchange, members in by_processes(exchanges.items()):
         costs = [sum(map(cost, matrices[p])) for p in members]
         yield from zip(members, balanced(costs, exchange.size), strict=True)
 

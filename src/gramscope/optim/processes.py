@@ -10,8 +10,8 @@ So are the directions of FreeMuon, for which the mean of gradients is gathered i
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ from gramscope.distributed.exchange import Exchange, balanced, is_sharded
 from gramscope.errors import GramscopeError, InputError, NumericalError
 from gramscope.optim.checks import check_gradients
 from gramscope.optim.weight_matrix import WeightMatrix
+
+Item = TypeVar("Item")
 
 
 def why_not_sharded(matrix: WeightMatrix) -> str:
@@ -47,16 +49,21 @@ def local(tensor: Any) -> Tensor:
     return found
 
 
+def by_processes(exchanges: Iterable[tuple[Item, Exchange | None]]) -> list[tuple[Exchange, list[Item]]]:
+    """The items of each group of processes; those without one are left out."""
+    groups: dict[str, tuple[Exchange, list[Item]]] = {}
+    for item, exchange in exchanges:
+        if exchange is not None:
+            groups.setdefault(exchange.group.group_name, (exchange, []))[1].append(item)
+    return list(groups.values())
+
+
 def over_shards(
     values: Tensor, parameters: Sequence[Tensor], reduce: Callable[[Exchange, Tensor], None] = Exchange.add
 ) -> Tensor:
     """One value per parameter, reduced over the processes that hold parts of it."""
-    groups: dict[str, tuple[Exchange, list[int]]] = {}
-    for i, p in enumerate(parameters):
-        exchange = shards(p)[0] if is_sharded(p) else None
-        if exchange is not None:
-            groups.setdefault(exchange.group.group_name, (exchange, []))[1].append(i)
-    for exchange, places in groups.values():
+    found = ((i, shards(p)[0] if is_sharded(p) else None) for i, p in enumerate(parameters))
+    for exchange, places in by_processes(found):
         index = torch.tensor(places, dtype=torch.int64, device=values.device)
         part = values[index]
         reduce(exchange, part)
@@ -119,15 +126,12 @@ def sharded(
 ) -> list[Callable[[], object]]:
     """Functions that write the corrections of matrices whose parameters are sharded."""
     found: list[Callable[[], object]] = []
-    groups: dict[str, tuple[Exchange, list[WeightMatrix]]] = {}
-    for matrix in matrices:
-        exchange = shards(matrix.parameter)[0]
+    exchanges = [(matrix, shards(matrix.parameter)[0]) for matrix in matrices]
+    for matrix, exchange in exchanges:
         if exchange is None:
             stacks = [_stack(matrix, local(x)) for x in (before[matrix.parameter], matrix.parameter)]
             found.append(_write(matrix, matrix.native(solve(*stacks).reshape(matrix.shape))))
-        else:
-            groups.setdefault(exchange.group.group_name, (exchange, []))[1].append(matrix)
-    for exchange, members in groups.values():
+    for exchange, members in by_processes(exchanges):
         found += _gathered(members, before, solve, exchange)
     return found
 
